@@ -1,0 +1,16 @@
+"""In: every problem found in what the user gave. Out: one exception that the command line prints whole, exit code 2.
+Does not print, does not exit, and is never raised for a fault of our own."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """What the user gave cannot be used: every problem at once, where it is, and what would be right.
+
+    Args:
+        problems: one sentence each; at least one.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        self.problems: tuple[str, ...] = problems
+        super().__init__("\n".join(problems))

@@ -1,0 +1,100 @@
+"""In: mesh, work, tensors, schedule, traffic. Out: the Plan, frozen data that is read twice, and its JSON form.
+Does not compute prices and does not refuse anything: `build` refuses, `cost` prices, `train` executes."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from codescent.plan.mesh import Mesh
+from codescent.plan.schedule import Schedule
+from codescent.plan.shard import TensorPlan
+from codescent.plan.traffic import Traffic
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step computes: the model's sizes and the batch arithmetic.
+
+    global_batch_size = dp * microbatch_size * num_microbatches, in samples of `seq_len` tokens each.
+    """
+
+    kind: str
+    num_layers: int
+    hidden_dim: int
+    num_heads: int
+    head_dim: int
+    vocab_size: int
+    seq_len: int
+    global_batch_size: int
+    microbatch_size: int
+    num_microbatches: int
+    precision: str
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens of one step over all the ranks: what the summed loss is divided by."""
+        return self.global_batch_size * self.seq_len
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is decided before a run starts."""
+
+    mesh: Mesh
+    work: Work
+    tensors: tuple[TensorPlan, ...]
+    schedule: Schedule
+    traffic: tuple[Traffic, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model, each counted once."""
+        return sum(tensor.parameter.numel for tensor in self.tensors)
+
+    def to_json(self) -> dict[str, Any]:
+        """Nested dicts, lists, strings and numbers; `from_json` gives an equal plan back."""
+        encoded = _encode(self)
+        assert isinstance(encoded, dict)
+        return encoded
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError where the data is not a plan."""
+        plan = _decode(cls, data)
+        assert isinstance(plan, cls)
+        return plan
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: _encode(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_encode(item) for item in value]
+    return value
+
+
+def _decode(kind: Any, data: Any) -> Any:
+    """Rebuild a value of the annotated type `kind`; the annotations of the dataclasses are the only schema."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        return kind(**{field.name: _decode(hints[field.name], data[field.name]) for field in dataclasses.fields(kind)})
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind(data)
+    if origin is tuple:
+        return tuple(_decode(arguments[0], item) for item in data)
+    if origin is Mapping or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        return {key: _decode(arguments[1], item) for key, item in data.items()}
+    if origin in (typing.Union, types.UnionType):
+        return None if data is None else _decode(next(a for a in arguments if a is not type(None)), data)
+    return kind(data)

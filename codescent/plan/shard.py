@@ -1,0 +1,98 @@
+"""In: a tensor's name, shape and role. Out: where it lives on the mesh and how many bytes of it a rank holds.
+Does not decide a placement (strategies do) and holds no tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from codescent.plan.mesh import Mesh
+
+DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2}
+
+
+class Role(StrEnum):
+    """What a parameter does in its model: all that a strategy may know of it."""
+
+    COLUMN = "column"  # the output dim of a matrix may be split (attn.qkv, mlp.up)
+    ROW = "row"  # the input dim of a matrix may be split (attn.out, mlp.down)
+    VOCAB = "vocab"  # the vocabulary dim of an embedding or head may be split
+    POSITION = "position"  # an embedding of positions
+    NORM = "norm"  # scale or shift of a norm
+    BIAS_COLUMN = "bias_column"  # bias of a COLUMN matrix: split with its output
+    BIAS_ROW = "bias_row"  # bias of a ROW matrix: added once, after the sum
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter as its model declares it.
+
+    `std` is the standard deviation of its initial values; `mean` their mean (a constant where std is 0).
+    `decay` says whether weight decay applies (matrices only).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    std: float = 0.0
+    mean: float = 0.0
+
+    @property
+    def decay(self) -> bool:
+        """Weight decay applies to matrices and embeddings, not to biases and norms."""
+        return len(self.shape) >= 2
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a tensor lives: `shards[axis] = dim` splits that dim over the axis; it is replicated over all the others."""
+
+    shards: Mapping[str, int] = field(default_factory=dict)
+
+    def numel(self, shape: tuple[int, ...], mesh: Mesh) -> int:
+        """Elements that the fullest rank holds: uneven splits are rounded up, as torch.chunk does."""
+        sizes = list(shape)
+        for axis, dim in self.shards.items():
+            sizes[dim] = -(-sizes[dim] // mesh.degree(axis))
+        return math.prod(sizes)
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """One parameter with its gradient and optimizer state: dtypes, placements, and the number of state tensors.
+
+    `optimizer` counts the per-element state tensors of the optimizer (Adam: 2), in `optimizer_dtype`;
+    `master_dtype` is that of the master copy, or "" where the weights themselves are updated.
+    """
+
+    parameter: Parameter
+    weight_dtype: str
+    gradient_dtype: str
+    optimizer_dtype: str
+    master_dtype: str
+    optimizer_tensors: int
+    weights: Placement = Placement()
+    gradients: Placement = Placement()
+    optimizer: Placement = Placement()
+
+    def weights_bytes(self, mesh: Mesh) -> int:
+        """Bytes of the weights that forward and backward read, on the fullest rank."""
+        return self.weights.numel(self.parameter.shape, mesh) * DTYPE_BYTES[self.weight_dtype]
+
+    def gradients_bytes(self, mesh: Mesh) -> int:
+        """Bytes of the gradients, on the fullest rank."""
+        return self.gradients.numel(self.parameter.shape, mesh) * DTYPE_BYTES[self.gradient_dtype]
+
+    def optimizer_bytes(self, mesh: Mesh) -> int:
+        """Bytes of the optimizer's state and of the master copy, on the fullest rank."""
+        per_element = self.optimizer_tensors * DTYPE_BYTES[self.optimizer_dtype]
+        if self.master_dtype:
+            per_element += DTYPE_BYTES[self.master_dtype]
+        return self.optimizer.numel(self.parameter.shape, mesh) * per_element

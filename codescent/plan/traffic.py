@@ -1,0 +1,47 @@
+"""In: what a strategy says it will send. Out: one record per collective of a step, with its bytes on the wire.
+Does not send anything and knows no link's speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from codescent.plan.schedule import Verb
+
+
+class Collective(StrEnum):
+    """Collectives by their MPI and NCCL names."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+    BROADCAST = "broadcast"
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One collective of a step: over which axis, how large, by which instruction, and what it may hide behind.
+
+    `payload_bytes` is the size of the buffer that a rank hands in (for ALL_GATHER: the whole gathered buffer).
+    `during` is the verb whose last instance it may overlap, or None where the ranks wait for it.
+    """
+
+    collective: Collective
+    axis: str
+    payload_bytes: int
+    dtype: str
+    verb: Verb
+    during: Verb | None
+    what: str
+
+    def wire_bytes(self, degree: int) -> float:
+        """Bytes that one rank sends in the ring algorithm (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69).
+
+        All-reduce 2(n-1)/n S; reduce-scatter and all-gather (n-1)/n S; broadcast S from the root.
+        """
+        share = (degree - 1) / degree
+        if self.collective is Collective.ALL_REDUCE:
+            return 2 * share * self.payload_bytes
+        if self.collective is Collective.BROADCAST:
+            return float(self.payload_bytes) if degree > 1 else 0.0
+        return share * self.payload_bytes
