@@ -1,0 +1,20 @@
+"""In: the environment. Out: fixtures that several rooms' tests share.
+Does not make data: real corpora come from CODESCENT_DATA_DIR, and a test that needs an absent one is skipped, saying so."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Folder of real corpora (CODESCENT_DATA_DIR; by default ../shared/data beside the checkout)."""
+    folder = Path(os.environ.get("CODESCENT_DATA_DIR", REPOSITORY.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder}: set CODESCENT_DATA_DIR")
+    return folder
