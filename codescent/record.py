@@ -1,0 +1,379 @@
+"""In: a run's config, plan, metrics and events. Out: the files of its run folder, written and read here alone.
+Does not write checkpoints (train/checkpoint does), does not know ranks: the caller writes on rank 0 alone."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from codescent.errors import UserError
+
+METRICS: tuple[str, ...] = (
+    "step",
+    "train_loss",
+    "val_loss",
+    "learning_rate",
+    "grad_norm",
+    "tokens",
+    "tokens_per_s",
+    "flops_per_s",
+    "mfu",
+    "step_s",
+    "data_s",
+    "compute_s",
+    "exposed_comm_s",
+    "optimizer_s",
+    "peak_memory_bytes",
+)
+INTEGERS = frozenset({"step", "tokens", "peak_memory_bytes"})
+HEADER = ",".join(METRICS) + "\n"
+
+CONFIG = "config.toml"
+PLAN = "plan.json"
+ENVIRONMENT = "environment.json"
+METRICS_CSV = "metrics.csv"
+METRICS_JSONL = "metrics.jsonl"
+EVENTS = "events.jsonl"
+CHECKPOINTS = "checkpoints"
+
+
+class RunFolder:
+    """One run on disk: `config.toml plan.json environment.json metrics.csv metrics.jsonl events.jsonl checkpoints/`.
+
+    Every method that writes raises UserError where the disk is full or may not be written to, naming the path.
+    Rows are appended in one write each, straight to the kernel: a kill -9 loses no row that was written before it.
+    """
+
+    def __init__(self, path: Path, config_text: str, plan: dict[str, Any]) -> None:
+        self._path = path
+        self._config_text = config_text
+        self._plan = plan
+
+    @classmethod
+    def create(cls, path: Path | str, config_toml: str, plan: Mapping[str, Any]) -> RunFolder:
+        """Make the folder of a new run, whole or not at all.
+
+        The files are written into a hidden folder beside `path` which is then renamed to it.
+
+        Raises:
+            UserError: `path` exists with anything in it, or cannot be made.
+        """
+        path = Path(path)
+        if path.is_dir() and any(path.iterdir()):
+            raise UserError(_taken(path))
+        if not path.is_dir() and os.path.lexists(path):
+            raise UserError(f"{path}: is a file, not a folder: choose another run.name or run.folder")
+        with _told(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            making = path.parent / f".{path.name}.{secrets.token_hex(4)}.partial"
+            making.mkdir()
+        try:
+            with _told(path):
+                (making / CHECKPOINTS).mkdir()
+                texts = {CONFIG: config_toml, PLAN: json.dumps(plan, indent=1) + "\n", METRICS_CSV: HEADER}
+                for name, text in {**texts, METRICS_JSONL: "", EVENTS: ""}.items():
+                    _write_synced(making / name, text)
+                sync_folder(making)
+                try:
+                    making.rename(path)
+                except OSError as error:
+                    if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another process made it since we looked
+                        raise UserError(_taken(path)) from error
+                    raise
+                sync_folder(path.parent)
+        except BaseException:
+            shutil.rmtree(making, ignore_errors=True)
+            raise
+        return cls(path, config_toml, json.loads(texts[PLAN]))
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunFolder:
+        """Open the folder of an existing run.
+
+        Raises:
+            UserError: it is not a run folder; every missing or unreadable part is named.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            raise UserError(f"{path}: no such run folder")
+        missing = [name for name in (CONFIG, PLAN) if not (path / name).is_file()]
+        missing += [] if (path / CHECKPOINTS).is_dir() else [f"{CHECKPOINTS}/"]
+        if missing:
+            raise UserError(f"{path}: not a run folder: it has no {', no '.join(missing)}")
+        with _told(path):
+            config_text = (path / CONFIG).read_text("utf-8")
+        return cls(path, config_text, _read_object(path / PLAN))
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the run's checkpoints."""
+        return self._path / CHECKPOINTS
+
+    @property
+    def config_text(self) -> str:
+        """The resolved config with which the run started, as TOML."""
+        return self._config_text
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The plan with which the run started, as JSON data."""
+        return self._plan
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Replace environment.json, atomically: what the machine is and what was chosen for it."""
+        with _told(self._path / ENVIRONMENT):
+            _replace(self._path / ENVIRONMENT, json.dumps(_strict(environment), indent=1, allow_nan=False) + "\n")
+
+    def read_environment(self) -> dict[str, Any]:
+        """What `write_environment` wrote last. Raises UserError where it is absent or unreadable."""
+        return _read_object(self._path / ENVIRONMENT)
+
+    def metrics(self, row: Mapping[str, float | int | None]) -> None:
+        """Append one row to metrics.csv and metrics.jsonl.
+
+        Args:
+            row: values by the names of METRICS, `step` among them; an absent or None one is an empty field (null).
+
+        Raises:
+            ValueError: a name that is no metric, or no step.
+            UserError: the file cannot be written, or it has other columns.
+        """
+        if unknown := sorted(set(row) - set(METRICS)):
+            raise ValueError(f"not metrics: {', '.join(unknown)}")
+        if row.get("step") is None:
+            raise ValueError("a row of metrics needs its step")
+        values = {name: _number(name, row.get(name)) for name in METRICS}
+        with _told(self._path / METRICS_CSV):
+            self._check_columns()
+            _append(self._path / METRICS_CSV, _csv_line(values), HEADER)
+        with _told(self._path / METRICS_JSONL):
+            _append(self._path / METRICS_JSONL, _json_line(values))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Every row of metrics.csv in order, a last line torn by a kill left out.
+
+        Each row has all the names of METRICS: step, tokens and peak_memory_bytes as int, the others as float, None
+        where the field is empty.
+
+        Raises:
+            UserError: a line that is no row; the message has its number.
+        """
+        path = self._path / METRICS_CSV
+        lines = _whole_lines(path)
+        columns = lines[0].split(",") if lines else list(METRICS)
+        rows: list[dict[str, Any]] = []
+        for number, line in enumerate(lines[1:], start=2):
+            fields = line.split(",")
+            try:
+                if len(fields) != len(columns):
+                    raise ValueError(f"{len(fields)} fields")
+                read = {name: _parse(name, field) for name, field in zip(columns, fields)}
+                rows.append({name: read.get(name) for name in METRICS})
+            except ValueError as error:
+                problem = f"{path} line {number}: not a row of {len(columns)} numbers ({error})"
+                raise UserError(problem) from error
+        return rows
+
+    def rewind(self, step: int) -> int:
+        """On resume: drop the metrics of the steps after `step`, each file atomically, and record it as an event.
+
+        Returns:
+            The number of rows dropped. Nothing is rewritten and no event is recorded where both files already agree.
+        """
+        rows = self.read_metrics()
+        kept = [row for row in rows if row["step"] <= step]
+        dropped = len(rows) - len(kept)
+        texts = {
+            METRICS_CSV: HEADER + "".join(_csv_line(row) for row in kept),
+            METRICS_JSONL: "".join(_json_line(row) for row in kept),  # from the csv: a kill may part the two
+        }
+        for name, text in texts.items():
+            path = self._path / name
+            with _told(path):
+                if not path.is_file() or path.read_bytes() != text.encode():
+                    _replace(path, text)
+        if dropped:
+            self.event("rewind", step=step, dropped_rows=dropped)
+        return dropped
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append one event to events.jsonl: its kind, the wall time (UTC, ISO 8601), monotonic_s, and the fields.
+
+        `monotonic_s` is the machine's monotonic clock: for the time between two events of one boot.
+
+        Raises:
+            ValueError: a field named wall_time or monotonic_s.
+        """
+        if taken := {"wall_time", "monotonic_s"} & set(fields):
+            raise ValueError(f"an event's own fields: {', '.join(sorted(taken))}")
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = _json_line({"kind": kind, "wall_time": now, "monotonic_s": round(time.monotonic(), 6), **fields})
+        with _told(self._path / EVENTS):
+            _append(self._path / EVENTS, line)
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """Every event in order, a last line torn by a kill left out. Raises UserError naming a line that is none."""
+        path = self._path / EVENTS
+        events: list[dict[str, Any]] = []
+        for number, line in enumerate(_whole_lines(path), start=1):
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{path} line {number}: not a JSON object ({error})") from error
+            if not isinstance(event, dict):
+                raise UserError(f"{path} line {number}: not a JSON object")
+            events.append(event)
+        return events
+
+    def _check_columns(self) -> None:
+        path = self._path / METRICS_CSV
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            header = file.readline()
+        if header.endswith(b"\n") and header != HEADER.encode():
+            raise UserError(f"{path}: its columns are not those of this version: resume the run, or name a new one")
+
+
+def _taken(path: Path) -> str:
+    return f"{path}: a run is there already: continue it with --resume, or choose a new run.name (or run.folder)"
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses into a UserError that names the path."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(f"{where}: no space left on the disk: free some, then resume the run") from error
+        raise UserError(f"{where}: {error.strerror or error}") from error
+
+
+def _number(name: str, value: Any) -> float | int | None:
+    if value is None:
+        return None
+    return int(value) if name in INTEGERS else float(value)
+
+
+def _parse(name: str, field: str) -> float | int | None:
+    if field == "":
+        if name == "step":
+            raise ValueError("no step")
+        return None
+    return int(field) if name in INTEGERS else float(field)
+
+
+def _csv_line(row: Mapping[str, Any]) -> str:
+    return ",".join("" if row[name] is None else repr(row[name]) for name in METRICS) + "\n"
+
+
+def _json_line(data: Mapping[str, Any]) -> str:
+    return json.dumps(_strict(data), allow_nan=False) + "\n"
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become "nan", "inf" and "-inf", so that any reader can read the line."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_strict(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _append(path: Path, line: str, header: str = "") -> None:
+    """Append a line in one write. A tail torn by a kill is cut off first; a write that fails halfway leaves none."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        size = _without_torn_tail(descriptor)
+        data = (line if size or not header else header + line).encode()
+        try:
+            if os.write(descriptor, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _without_torn_tail(descriptor: int) -> int:
+    """Size of the file after whatever follows its last newline was cut off."""
+    size = end = os.fstat(descriptor).st_size
+    while end > 0:
+        start = max(0, end - 4096)
+        found = os.pread(descriptor, end - start, start).rfind(b"\n")
+        end = start + found + 1 if found >= 0 else start
+        if found >= 0:
+            break
+    if end != size:
+        os.ftruncate(descriptor, end)
+    return end
+
+
+def _whole_lines(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    with _told(path):
+        data = path.read_bytes()
+    try:
+        return data[: data.rfind(b"\n") + 1].decode("utf-8").split("\n")[:-1]
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}") from error
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        with _told(path):
+            data = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a JSON object ({error})") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return data
+
+
+def _replace(path: Path, text: str) -> None:
+    """The old content or the new, never a part: written beside, synced, renamed over."""
+    making = path.with_name(f".{path.name}.partial")
+    try:
+        _write_synced(making, text)
+        making.replace(path)
+    except BaseException:
+        making.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("wb") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder (creations, renames, deletions) survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
