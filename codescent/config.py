@@ -1,0 +1,365 @@
+"""In: the values of a run's keys. Out: the run as typed, frozen models, and what each key is, in words.
+Does not read files (configfile does), knows no torch, and leaves what depends on ranks or presets to build."""
+
+from __future__ import annotations
+
+import os
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import tomli_w
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
+
+AUTO = "auto"
+"""How a file writes None, "let codescent decide": the only way to take back a value that a base file set."""
+
+MAX_SEED = 2**63 - 1
+
+
+def _expand_home(value: object) -> object:
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~") else value  # noqa: PTH111
+
+
+def _check_text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be empty")
+    if any(character < " " or "\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError("must be printable Unicode text")
+    return value
+
+
+def _check_path(value: Path) -> Path:
+    _check_text(str(value))
+    return value
+
+
+def _to_path(value: object) -> object:
+    """A string to a path; strict models would refuse it. An empty string stays one, for Path("") means "."."""
+    return Path(str(_expand_home(value))) if isinstance(value, str) and value.strip() else value
+
+
+def _check_folder_name(value: str) -> str:
+    if _check_text(value) in (".", "..") or "/" in value or "\\" in value or value != value.strip():
+        raise ValueError("must be usable as the name of one folder; for a folder elsewhere set run.folder")
+    return value
+
+
+def _check_tokenizer(value: str) -> str:
+    kind, colon, vocab_size = value.partition(":")
+    if kind == "bpe" and not (colon and vocab_size.isascii() and vocab_size.isdigit()):
+        raise ValueError('a BPE trained on the corpus is written with its vocabulary size, such as "bpe:4096"')
+    return value
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+TextOrPath = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text)]
+FolderName = Annotated[str, AfterValidator(_check_folder_name)]
+Tokenizer = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text), AfterValidator(_check_tokenizer)]
+Folder = Annotated[Path, BeforeValidator(_to_path), AfterValidator(_check_path)]
+
+
+class Section(BaseModel):
+    """One `[section]` of a run's file: frozen, strictly typed, unknown keys refused, numbers finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _auto_is_none(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        optional = {name for name, field in cls.model_fields.items() if field.default is None}
+        return {name: None if name in optional and value == AUTO else value for name, value in values.items()}
+
+
+class Run(Section):
+    """Which run this is."""
+
+    name: FolderName = Field("default", description="name of the run")
+    folder: Folder | None = Field(None, description="run folder; auto: runs/NAME")
+    seed: int = Field(
+        1337, ge=0, le=MAX_SEED, description="seed of the initial weights, of the order of the samples and of dropout"
+    )
+
+
+class Model(Section):
+    """What is trained. A size left at auto is the preset's."""
+
+    kind: Literal["gpt2"] = Field("gpt2", description="family of models")
+    preset: Text | None = Field(
+        None, description="published sizes: gpt2, gpt2-medium, gpt2-large or gpt2-xl; auto: none, sizes are given here"
+    )
+    num_layers: int | None = Field(None, ge=1, description="transformer blocks")
+    num_heads: int | None = Field(None, ge=1, description="attention heads; must divide hidden_dim")
+    hidden_dim: int | None = Field(None, ge=1, description="channels of the residual stream")
+    ffn_dim: int | None = Field(
+        None, ge=1, description="channels inside the MLP; auto without a preset: 4 times hidden_dim"
+    )
+    vocab_size: int | None = Field(
+        None, ge=1, description="rows of the token embedding; auto without a preset: the tokenizer's"
+    )
+    seq_len: int | None = Field(None, ge=1, description="longest sequence in tokens: rows of the position embedding")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of activations dropped while training")
+    bias: bool = Field(True, description="biases in linear layers and norms")
+
+
+class Data(Section):
+    """What it is trained on."""
+
+    corpus: TextOrPath = Field(
+        "python-stdlib",
+        description="python-stdlib, shakespeare or openwebtext; or the path of a text file, a folder, a glob, a JSONL "
+        "file or a folder of token shards",
+    )
+    tokenizer: Tokenizer = Field(
+        "char", description="char, byte, gpt2, bpe:VOCAB (a BPE trained on the corpus) or the path of a tokenizer JSON"
+    )
+    folder: Folder = Field(Path("datasets"), description="folder that prepared corpora are kept in")
+    seq_len: int | None = Field(None, ge=1, description="tokens per sample; auto: model.seq_len")
+    validation_fraction: float = Field(
+        0.1, gt=0, le=0.5, description="share of the corpus, at its end, kept for validation"
+    )
+    text_key: Text = Field("text", description="which key of a JSONL line holds the text")
+    prefetch: int = Field(4, ge=0, description="steps whose batches are read ahead; 0: read when needed")
+
+
+class Train(Section):
+    """How long, in which portions, on what."""
+
+    num_steps: int = Field(1000, ge=1, description="updates of the weights")
+    global_batch_size: int = Field(12, ge=1, description="samples per step, over all ranks")
+    microbatch_size: int | None = Field(
+        None,
+        ge=1,
+        description="samples that a rank computes at once, the rest being accumulated; auto: all of the rank's",
+    )
+    precision: Literal["fp64", "fp32", "bf16"] = Field(
+        "fp32", description="number format of weights and activations; bf16 keeps an fp32 master copy of the weights"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is one, else cpu")
+    compile: Literal["none", "blocks", "model"] = Field(
+        "none", description="what torch.compile is given: nothing, each block by itself, or the whole model"
+    )
+    eval_every: int = Field(250, ge=0, description="steps between validation losses; 0: never")
+    eval_samples: int | None = Field(
+        None, ge=1, description="samples of a validation loss; auto: the whole validation split"
+    )
+    matmul: Literal["auto", "exact", "fast"] = Field(
+        "auto",
+        description="kernels of fp32 matrix products on CPU; auto: tested for speed and error at the start; exact: "
+        "torch's default; fast: the others",
+    )
+    allocator: Literal["auto", "system"] = Field(
+        "auto", description="auto: malloc keeps big blocks for the next step (Linux, glibc); system: malloc as it is"
+    )
+    head_chunk_tokens: int = Field(
+        1024, ge=0, description="tokens whose logits exist at the same time; 0: those of the whole micro-batch"
+    )
+    num_threads: int | None = Field(None, ge=1, description="threads per rank; auto: cores / ranks on this machine")
+    deterministic: bool = Field(False, description="refuse operations whose result varies between identical runs")
+
+
+class Optimizer(Section):
+    """The update rule and its learning rate."""
+
+    kind: Literal["adamw", "adam", "sgd", "adagrad", "adadelta", "rmsprop"] = Field("adamw", description="update rule")
+    learning_rate: float = Field(6e-4, gt=0, description="highest learning rate, reached after the warm-up")
+    min_learning_rate: float = Field(0.0, ge=0, description="learning rate at the end of the decay")
+    weight_decay: float = Field(0.1, ge=0, description="decay of matrices and embeddings; never of biases and norms")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of gradients (adamw, adam)")
+    beta2: float = Field(
+        0.95, ge=0, lt=1, description="decay of the mean of squared gradients (adamw, adam, rmsprop, adadelta)"
+    )
+    eps: float = Field(1e-8, gt=0, description="added to denominators (all but sgd)")
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum (sgd, rmsprop)")
+    fused: bool = Field(True, description="one kernel for the whole update, where torch has it for this rule")
+    max_grad_norm: float = Field(1.0, ge=0, description="global gradient norm is clipped to this; 0: no clipping")
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        "cosine", description="course of the learning rate after the warm-up"
+    )
+    warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises from 0")
+    decay_steps: int | None = Field(
+        None, ge=1, description="step at which min_learning_rate is reached, counted from 0; auto: train.num_steps"
+    )
+    scale_learning_rate: Literal["none", "linear", "sqrt"] = Field(
+        "none", description="multiply both learning rates by the number of data-parallel ranks, or by its square root"
+    )
+
+
+class Parallel(Section):
+    """How the ranks divide the work. World size = pp x dp_replicate x dp_shard x cp x tp."""
+
+    ranks: int = Field(1, ge=1, description="ranks that `codescent train` starts here, unless a launcher started it")
+    dp_replicate: int | None = Field(
+        None, ge=1, description="copies of the model, each on its part of the batch; auto: what is left of the world"
+    )
+    pp: int = Field(1, ge=1, description="pipeline stages")
+    dp_shard: int = Field(1, ge=1, description="ranks that share one copy's weights, each on its part of the batch")
+    cp: int = Field(1, ge=1, description="ranks that share one sequence")
+    tp: int = Field(1, ge=1, description="ranks that share one matrix")
+    bucket_bytes: int = Field(16_777_216, ge=1, description="bytes of gradients that are reduced together")
+    reduce_dtype: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="number format in which gradients are sent; auto: that of the weights"
+    )
+    timeout_s: float = Field(600.0, gt=0, description="seconds that a rank waits for the others in a collective")
+
+
+class Checkpoint(Section):
+    """When the run is saved and what is kept."""
+
+    every: int = Field(250, ge=0, description="steps between checkpoints; 0: only at the end")
+    keep_last: int = Field(2, ge=1, description="newest checkpoints that are kept")
+    keep_best: bool = Field(True, description="keep the one of the lowest validation loss, too")
+
+
+class Log(Section):
+    """What is shown."""
+
+    every: int = Field(10, ge=1, description="steps between printed lines")
+    tensorboard: bool = Field(True, description="write TensorBoard files, where tensorboard is installed")
+
+
+class Config(BaseModel):
+    """A whole run. Raises pydantic's ValidationError on values of the wrong type, out of range, or contradictory."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: Run = Run()
+    model: Model = Model()
+    data: Data = Data()
+    train: Train = Train()
+    optimizer: Optimizer = Optimizer()
+    parallel: Parallel = Parallel()
+    checkpoint: Checkpoint = Checkpoint()
+    log: Log = Log()
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        problems = [f"{contradiction.keys[0]}: {contradiction.problem}" for contradiction in contradictions(self)]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+SECTIONS: dict[str, type[Section]] = {
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+}
+"""Section name to its model, in the order in which files and tables list them."""
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """Values that are each right and together wrong; `keys[0]` is the one to name first."""
+
+    keys: tuple[str, ...]
+    problem: str
+
+
+def contradictions(config: Config) -> Iterator[Contradiction]:
+    """What no world size, preset or corpus could put right; all else is for `build` to refuse."""
+    optimizer, train = config.optimizer, config.train
+    if optimizer.min_learning_rate > optimizer.learning_rate:
+        yield Contradiction(
+            ("optimizer.min_learning_rate", "optimizer.learning_rate"),
+            f"given {optimizer.min_learning_rate}, which is above optimizer.learning_rate ({optimizer.learning_rate}); "
+            "the learning rate decays towards it",
+        )
+    decay_key = "train.num_steps" if optimizer.decay_steps is None else "optimizer.decay_steps"
+    decay_steps = train.num_steps if optimizer.decay_steps is None else optimizer.decay_steps
+    if optimizer.warmup_steps and optimizer.warmup_steps >= decay_steps:
+        yield Contradiction(
+            ("optimizer.warmup_steps", decay_key),
+            f"given {optimizer.warmup_steps}, but the learning rate's course ends after {decay_steps} steps "
+            f"({decay_key}); must be a whole number from 0 to {decay_steps - 1}",
+        )
+    size = train.microbatch_size
+    if size is not None and train.global_batch_size % size:
+        divisors = [n for n in range(1, min(size, train.global_batch_size) + 1) if train.global_batch_size % n == 0]
+        yield Contradiction(
+            ("train.microbatch_size", "train.global_batch_size"),
+            f"given {size}, which does not divide train.global_batch_size ({train.global_batch_size}); "
+            f"the nearest smaller value that does is {divisors[-1]}",
+        )
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key as documentation and error messages speak of it."""
+
+    section: str
+    name: str
+    wanted: str  # what values are right, in words
+    default: str  # as a file would write it
+    description: str
+
+
+def keys() -> tuple[Key, ...]:
+    """Every key, in order, from the models: the source of docs/config.md and of `codescent config --keys`."""
+    return tuple(
+        Key(section, name, _wanted(field), toml_value(field.default), field.description or "")
+        for section, model in SECTIONS.items()
+        for name, field in model.model_fields.items()
+    )
+
+
+def keys_markdown() -> str:
+    """The keys as Markdown: a heading and a table for each section."""
+    lines: list[str] = []
+    for section, model in SECTIONS.items():
+        lines += [
+            f"### `[{section}]`",
+            "",
+            model.__doc__ or "",
+            "",
+            "| key | value | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| `{key.name}` | {key.wanted} | `{key.default}` | {key.description} |"
+            for key in keys()
+            if key.section == section
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def toml_value(value: object) -> str:
+    """A value as a run's file writes it; None, which TOML lacks, as "auto"."""
+    if value is None:
+        return f'"{AUTO}"'
+    return tomli_w.dumps({"v": str(value) if isinstance(value, Path) else value}).removeprefix("v = ").rstrip("\n")
+
+
+def _wanted(field: FieldInfo) -> str:
+    kind, optional = field.annotation, False
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        optional = True
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+    while typing.get_origin(kind) is Annotated:
+        kind = typing.get_args(kind)[0]
+    if typing.get_origin(kind) is Literal:
+        choices = [f'"{choice}"' for choice in typing.get_args(kind)]
+    else:
+        names = {bool: "true or false", int: "whole number", float: "number", str: "string", Path: "path"}
+        choices = [names[typing.cast(type, kind)] + _bounds(field)]
+    if optional:
+        choices.append(f'"{AUTO}"')
+    return " or ".join([*([", ".join(choices[:-1])] if choices[:-1] else []), choices[-1]])
+
+
+def _bounds(field: FieldInfo) -> str:
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    found = [
+        f"{sign} {getattr(item, name)}"
+        for item in field.metadata
+        for name, sign in signs.items()
+        if hasattr(item, name)
+    ]
+    return f" {' and '.join(found)}" if found else ""
