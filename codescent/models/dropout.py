@@ -1,0 +1,68 @@
+"""In: seed, step, site, sample number and position of an activation. Out: the activation, part of it dropped.
+Does not use a random generator: a mask is a pure function of its coordinates, the same on every layout and device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Shapes: B samples, R rows of a sample (positions, or heads x positions), W width of a row.
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+_GOLDEN_32 = -1640531527  # 0x9E3779B9 as a signed 32-bit number
+_MIX_32_1 = -2048144789  # 0x85EBCA6B
+_MIX_32_2 = -1028477387  # 0xC2B2AE35
+
+
+def mix(state: Tensor) -> Tensor:
+    """One round of SplitMix64 (Steele, Lea, Flood 2014) on int64; multiplication wraps, shifts are made logical."""
+    state = state + _GOLDEN
+    state = (state ^ ((state >> 30) & 0x3FFFFFFFF)) * _MIX_1
+    state = (state ^ ((state >> 27) & 0x1FFFFFFFFF)) * _MIX_2
+    return state ^ ((state >> 31) & 0x1FFFFFFFF)
+
+
+def sample_keys(seed: int, step: int, sample_ids_B: Tensor) -> Tensor:
+    """int64 [B]: the key of each sample in this step."""
+    device = sample_ids_B.device
+    run = mix(torch.tensor(seed, dtype=torch.int64, device=device))
+    return mix(mix(run ^ step) ^ sample_ids_B.to(torch.int64))
+
+
+def site_keys(keys_B: Tensor, num_sites: int) -> Tensor:
+    """int64 [num_sites, B]: the key of each sample at each place of the model where something is dropped."""
+    sites = torch.arange(num_sites, dtype=torch.int64, device=keys_B.device)
+    return mix(keys_B[None, :] ^ mix(sites)[:, None])
+
+
+def dropped_rows(keys_B: Tensor, rows: int, width: int, probability: float, first_row: int = 0) -> Tensor:
+    """bool [B, rows, width], True where the element is dropped: one hash of (key, row, column) for each element.
+
+    The row's 64-bit key is mixed once; its two halves enter the 32-bit hash of the column before and between the
+    rounds of murmur3's finaliser (Appleby), so that no two rows walk the same sequence.
+    """
+    row_ids = torch.arange(first_row, first_row + rows, dtype=torch.int64, device=keys_B.device)
+    row_keys = mix(keys_B[:, None] ^ mix(row_ids)[None, :])
+    low, high = _signed_32(row_keys)[..., None], _signed_32(row_keys >> 32)[..., None]
+    columns = torch.arange(width, dtype=torch.int32, device=keys_B.device) * _GOLDEN_32
+    hashed = low + columns
+    hashed ^= (hashed >> 16) & 0xFFFF
+    hashed *= _MIX_32_1
+    hashed ^= high
+    hashed ^= (hashed >> 13) & 0x7FFFF
+    hashed *= _MIX_32_2
+    hashed ^= (hashed >> 16) & 0xFFFF
+    return hashed < round(probability * 2**32) - 2**31
+
+
+def _signed_32(bits: Tensor) -> Tensor:
+    """The low 32 bits of int64, as the int32 that has these bits."""
+    return (((bits & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000).to(torch.int32)
+
+
+def drop(x_BRW: Tensor, keys_B: Tensor, probability: float) -> Tensor:
+    """x with each element zeroed with this probability and the rest scaled by 1 / (1 - probability)."""
+    _, rows, width = x_BRW.shape
+    dropped = dropped_rows(keys_B, rows, width, probability)
+    return x_BRW.masked_fill(dropped, 0.0) * (1.0 / (1.0 - probability))
