@@ -7,7 +7,6 @@ import errno
 import json
 import math
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -75,7 +74,7 @@ class RunFolder:
             raise UserError(f"{path}: is a file, not a folder: choose another run.name or run.folder")
         with _told(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            making = path.parent / f".{path.name}.{secrets.token_hex(4)}.partial"
+            making = path.parent / f".{path.name}.{os.urandom(4).hex()}.partial"
             making.mkdir()
         try:
             with _told(path):
