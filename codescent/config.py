@@ -3,6 +3,7 @@ Does not read files (configfile does), knows no torch, and leaves what depends o
 
 from __future__ import annotations
 
+import math
 import os
 import types
 import typing
@@ -19,6 +20,7 @@ AUTO = "auto"
 """How a file writes None, "let codescent decide": the only way to take back a value that a base file set."""
 
 MAX_SEED = 2**63 - 1
+MAX_SAMPLES = 2**31 - 1
 
 
 def _expand_home(value: object) -> object:
@@ -132,7 +134,7 @@ class Train(Section):
     """How long, in which portions, on what."""
 
     num_steps: int = Field(1000, ge=1, description="updates of the weights")
-    global_batch_size: int = Field(12, ge=1, description="samples per step, over all ranks")
+    global_batch_size: int = Field(12, ge=1, le=MAX_SAMPLES, description="samples per step, over all ranks")
     microbatch_size: int | None = Field(
         None,
         ge=1,
@@ -221,6 +223,7 @@ class Log(Section):
     """What is shown."""
 
     every: int = Field(10, ge=1, description="steps between printed lines")
+    sample_tokens: int = Field(0, ge=0, description="tokens that the model writes at the end of the run")
     tensorboard: bool = Field(True, description="write TensorBoard files, where tensorboard is installed")
 
 
@@ -279,13 +282,13 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             f"given {optimizer.warmup_steps}, but the learning rate's course ends after {decay_steps} steps "
             f"({decay_key}); must be a whole number from 0 to {decay_steps - 1}",
         )
-    size = train.microbatch_size
-    if size is not None and train.global_batch_size % size:
-        divisors = [n for n in range(1, min(size, train.global_batch_size) + 1) if train.global_batch_size % n == 0]
+    size, samples = train.microbatch_size, train.global_batch_size
+    if size is not None and samples % size:
+        divisors = (d for n in range(1, math.isqrt(samples) + 1) if samples % n == 0 for d in (n, samples // n))
         yield Contradiction(
             ("train.microbatch_size", "train.global_batch_size"),
-            f"given {size}, which does not divide train.global_batch_size ({train.global_batch_size}); "
-            f"the nearest smaller value that does is {divisors[-1]}",
+            f"given {size}, which does not divide train.global_batch_size ({samples}); "
+            f"the nearest smaller value that does is {max(d for d in divisors if d <= size)}",
         )
 
 

@@ -68,10 +68,7 @@ class RunFolder:
             UserError: `path` exists with anything in it, or cannot be made.
         """
         path = Path(path)
-        if path.is_dir() and any(path.iterdir()):
-            raise UserError(_taken(path))
-        if not path.is_dir() and os.path.lexists(path):
-            raise UserError(f"{path}: is a file, not a folder: choose another run.name or run.folder")
+        cls.refuse_taken(path)
         with _told(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             making = path.parent / f".{path.name}.{os.urandom(4).hex()}.partial"
@@ -94,6 +91,14 @@ class RunFolder:
             shutil.rmtree(making, ignore_errors=True)
             raise
         return cls(path, config_toml, json.loads(texts[PLAN]))
+
+    @staticmethod
+    def refuse_taken(path: Path) -> None:
+        """Raise UserError where a run could not be created at `path`: a file, or a folder with anything in it."""
+        if path.is_dir() and any(path.iterdir()):
+            raise UserError(_taken(path))
+        if not path.is_dir() and os.path.lexists(path):
+            raise UserError(f"{path}: is a file, not a folder: choose another run.name or run.folder")
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -133,14 +138,23 @@ class RunFolder:
         """The plan with which the run started, as JSON data."""
         return self._plan
 
+    def write_config(self, config_toml: str, plan: Mapping[str, Any]) -> None:
+        """Replace config.toml and plan.json, each atomically: a resumed run may have another layout."""
+        text = json.dumps(plan, indent=1) + "\n"
+        for name, content in ((CONFIG, config_toml), (PLAN, text)):
+            with _told(self._path / name):
+                _replace(self._path / name, content)
+        self._config_text, self._plan = config_toml, json.loads(text)
+
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Replace environment.json, atomically: what the machine is and what was chosen for it."""
         with _told(self._path / ENVIRONMENT):
             _replace(self._path / ENVIRONMENT, json.dumps(_strict(environment), indent=1, allow_nan=False) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
-        """What `write_environment` wrote last. Raises UserError where it is absent or unreadable."""
-        return _read_object(self._path / ENVIRONMENT)
+        """What `write_environment` wrote last; empty where a run was killed before it. Raises UserError: unreadable."""
+        path = self._path / ENVIRONMENT
+        return _read_object(path) if path.is_file() else {}
 
     def metrics(self, row: Mapping[str, float | int | None]) -> None:
         """Append one row to metrics.csv and metrics.jsonl.

@@ -20,6 +20,7 @@ Shape = GPT2Shape
 _SHAPES = {"gpt2": gpt2_shape}
 _MODULES = {"gpt2": ("codescent.models.gpt2", "GPT2")}
 KINDS = tuple(_SHAPES)
+SIZES = gpt2_shape.SIZES
 
 
 def _known(kind: str) -> str:

@@ -8,6 +8,18 @@ from codescent.plan.shard import DTYPE_BYTES, Parameter, Placement, Role, Tensor
 from codescent.plan.traffic import Collective, Traffic
 
 __all__ = [
-    "AXES", "DTYPE_BYTES", "Collective", "Instruction", "Mesh", "Parameter", "Placement", "Plan", "Role", "Schedule",
-    "TensorPlan", "Traffic", "Verb", "Work",
+    "AXES",
+    "DTYPE_BYTES",
+    "Collective",
+    "Instruction",
+    "Mesh",
+    "Parameter",
+    "Placement",
+    "Plan",
+    "Role",
+    "Schedule",
+    "TensorPlan",
+    "Traffic",
+    "Verb",
+    "Work",
 ]

@@ -52,7 +52,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a tensor lives: `shards[axis] = dim` splits that dim over the axis; it is replicated over all the others."""
+    """Where a tensor lives: `shards[axis] = dim` splits that dim over the axis; the others replicate it."""
 
     shards: Mapping[str, int] = field(default_factory=dict)
 

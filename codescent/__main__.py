@@ -1,0 +1,17 @@
+"""In: the command line. Out: the exit code of the verb that it names.
+Does not do anything itself: cli does."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of `codescent` and of `python -m codescent`."""
+    from codescent.cli import run  # after the interpreter is up: a Ctrl-C from here on is answered in one line
+
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

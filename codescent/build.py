@@ -1,0 +1,191 @@
+"""In: a config, the tokenizer's vocabulary, the number of ranks. Out: the Plan; every refusal happens here.
+Does not start a process, allocate a tensor or import torch; what a strategy refuses it says in its own file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from codescent import models
+from codescent.config import Config, Parallel
+from codescent.errors import UserError
+from codescent.plan import AXES, Mesh, Parameter, Placement, Plan, TensorPlan, Work
+from codescent.plan.schedule import accumulate
+from codescent.strategies import ORDER, Ask, Strategy
+
+OPTIMIZER_TENSORS: dict[str, int] = {"adamw": 2, "adam": 2, "sgd": 1, "adagrad": 1, "adadelta": 2, "rmsprop": 2}
+"""Per-element state tensors of torch's optimizers (sgd and rmsprop: one fewer without momentum)."""
+
+
+def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
+    """The plan of a run.
+
+    Args:
+        config: the resolved config.
+        vocab_size: the tokenizer's, or None where the data is not prepared yet and the model names its own.
+        world_size: number of ranks.
+
+    Raises:
+        UserError: everything that stands in the way, at once.
+    """
+    problems: list[str] = []
+    shape = _shape(config, vocab_size, problems)
+    mesh = _mesh(config.parallel, world_size, problems)
+    if shape is None or mesh is None:
+        raise UserError(*problems)
+    seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
+    if seq_len > shape.seq_len:
+        problems.append(f"data.seq_len = {seq_len}: the model has {shape.seq_len} positions (model.seq_len)")
+    microbatch_size, num_microbatches = _batch(config, mesh, problems)
+    work = Work(
+        kind=config.model.kind,
+        num_layers=shape.num_layers,
+        hidden_dim=shape.hidden_dim,
+        num_heads=shape.num_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        seq_len=seq_len,
+        global_batch_size=config.train.global_batch_size,
+        microbatch_size=microbatch_size,
+        num_microbatches=num_microbatches,
+        precision=config.train.precision,
+    )
+    strategies = chosen(config.parallel)
+    problems += [problem for strategy in strategies for problem in strategy.refuse(Ask(mesh, work))]
+    if problems:
+        raise UserError(*problems)
+    tensors = tuple(
+        _placed(_tensor(parameter, config, num_microbatches), strategies)
+        for parameter in models.parameters_of(config.model.kind, shape)
+    )
+    plan = Plan(mesh, work, tensors, accumulate(num_microbatches), traffic=())
+    traffic = tuple(record for strategy in strategies for record in strategy.traffic(plan))
+    return dataclasses.replace(plan, traffic=traffic)
+
+
+def model_shape(config: Config, vocab_size: int | None) -> models.Shape:
+    """The sizes of the config's model, the vocabulary taken from the tokenizer where the config names none.
+
+    Raises:
+        UserError: sizes that are missing or do not fit each other, a vocabulary smaller than the tokenizer's.
+    """
+    problems: list[str] = []
+    shape = _shape(config, vocab_size, problems)
+    if problems or shape is None:
+        raise UserError(*problems)
+    return shape
+
+
+def chosen(parallel: Parallel) -> list[Strategy]:
+    """Every strategy of ORDER with its options from the section [parallel]; a degree of one is not a special case."""
+    return [
+        kind(kind.Options(**{f.name: getattr(parallel, f.name) for f in dataclasses.fields(kind.Options)}))
+        for kind in ORDER
+    ]
+
+
+def _shape(config: Config, vocab_size: int | None, problems: list[str]) -> models.Shape | None:
+    model = config.model
+    sizes = {name: getattr(model, name) for name in models.SIZES}
+    if model.preset is None and model.vocab_size is None:
+        if vocab_size is None:
+            problems.append(
+                f"model.vocab_size: unknown until the data is prepared; run `codescent data {config.data.corpus} "
+                f"--tokenizer {config.data.tokenizer}`, or give model.vocab_size"
+            )
+            return None
+        sizes["vocab_size"] = vocab_size
+    try:
+        shape = models.shape_of(model.kind, sizes, model.preset, bias=model.bias, dropout=model.dropout)
+    except UserError as error:
+        problems += error.problems
+        return None
+    if vocab_size is not None and shape.vocab_size < vocab_size:
+        problems.append(
+            f"model.vocab_size = {shape.vocab_size}: the tokenizer {config.data.tokenizer!r} has {vocab_size} tokens; "
+            f"give at least {vocab_size}, or another data.tokenizer"
+        )
+    return shape
+
+
+def _mesh(parallel: Parallel, world_size: int, problems: list[str]) -> Mesh | None:
+    served = {kind.axis for kind in ORDER}
+    degrees = {axis: getattr(parallel, axis) for axis in AXES}
+    for axis, degree in degrees.items():
+        if axis not in served and degree != 1:
+            problems.append(f"parallel.{axis} = {degree}: no strategy for this axis yet; there is {', '.join(served)}")
+    fixed = math.prod(degree for degree in degrees.values() if degree is not None)
+    if degrees["dp_replicate"] is None:
+        if world_size % fixed:
+            problems.append(
+                f"parallel: the other axes take {fixed} ranks, which does not divide the {world_size} ranks"
+            )
+            return None
+        degrees["dp_replicate"] = world_size // fixed
+    elif fixed != world_size:
+        equation = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
+        problems.append(
+            f"parallel: {equation} = {fixed} ranks, but the run has {world_size}; leave parallel.dp_replicate out to "
+            "take what is left of the ranks"
+        )
+        return None
+    return Mesh(**degrees)
+
+
+def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
+    """(microbatch_size, num_microbatches) from: global_batch_size = dp x microbatch_size x num_microbatches."""
+    size, microbatch = config.train.global_batch_size, config.train.microbatch_size
+    if size % mesh.dp:
+        problems.append(
+            f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks; nearest that would "
+            f"do: {_nearest_multiples(size, mesh.dp)} samples, or {_nearest_divisors(size, mesh.dp)} ranks"
+        )
+        return 1, 1
+    share = size // mesh.dp
+    if microbatch is None:
+        return share, 1
+    if share % microbatch:
+        problems.append(
+            f"train.microbatch_size = {microbatch}: {size} (global_batch_size) = {mesh.dp} (data-parallel ranks) x "
+            f"{microbatch} (microbatch_size) x {share / microbatch:g}, which is no whole number of micro-batches; "
+            f"nearest that would do: {_nearest_divisors(share, microbatch)}"
+        )
+        return 1, 1
+    return microbatch, share // microbatch
+
+
+def _nearest_multiples(value: int, factor: int) -> str:
+    below, above = value // factor * factor, -(-value // factor) * factor
+    return f"{below} or {above}" if below else str(above)
+
+
+def _nearest_divisors(value: int, wanted: int) -> str:
+    """The divisors of `value` next below and next above `wanted`."""
+    divisors = [number for number in range(1, value + 1) if value % number == 0]
+    below = max((number for number in divisors if number < wanted), default=None)
+    above = min((number for number in divisors if number > wanted), default=None)
+    return " or ".join(str(number) for number in (below, above) if number is not None)
+
+
+def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> TensorPlan:
+    """Dtypes before any strategy: bf16 weights have fp32 masters and state, and fp32 sums over micro-batches."""
+    precision, optimizer = config.train.precision, config.optimizer
+    mixed = precision == "bf16"
+    momentum = optimizer.kind not in ("sgd", "rmsprop") or optimizer.momentum > 0
+    return TensorPlan(
+        parameter=parameter,
+        weight_dtype=precision,
+        gradient_dtype="fp32" if mixed and num_microbatches > 1 else precision,
+        optimizer_dtype="fp32" if mixed else precision,
+        master_dtype="fp32" if mixed else "",
+        optimizer_tensors=OPTIMIZER_TENSORS[optimizer.kind] - (not momentum),
+        weights=Placement(),
+        gradients=Placement(),
+        optimizer=Placement(),
+    )
+
+
+def _placed(tensor: TensorPlan, strategies: list[Strategy]) -> TensorPlan:
+    for strategy in strategies:
+        tensor = strategy.place(tensor)
+    return tensor

@@ -1,0 +1,246 @@
+"""In: the words of a command line. Out: a verb done, its exit code: 0 done, 2 what the user gave cannot be used.
+Does not hold logic: each verb is a few calls; what is slow to import (torch, rich) a verb imports when it needs it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codescent import __version__
+from codescent.errors import UserError
+
+if TYPE_CHECKING:
+    from codescent.configfile import Resolved
+    from codescent.launch.environment import RankEnvironment
+
+CONFIG_HELP = "a TOML file, or the name of a shipped config: default, shakespeare_char, gpt2_124m"
+OVERRIDES_HELP = "values that override the file's, such as train.num_steps=100"
+
+
+def run(words: Sequence[str]) -> int:
+    """Run one verb and return the exit code; what the user can mend is told in plain lines, without a traceback."""
+    arguments = _parse(words)
+    verb: Callable[[argparse.Namespace], int] = arguments.verb
+    try:
+        return verb(arguments)
+    except UserError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone (`codescent ... | head`): nothing is wrong, and nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    """argparse takes a verb's `section.key=value` words only before its options; people write them anywhere."""
+    top = parser()
+    arguments, rest = top.parse_known_args(words)
+    if rest and ("overrides" not in arguments or any(word.startswith("-") or "=" not in word for word in rest)):
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
+    return arguments
+
+
+def parser() -> argparse.ArgumentParser:
+    """The verbs and their arguments."""
+    top = argparse.ArgumentParser(
+        prog="codescent",
+        description="Many workers, one descent: train transformers on any number of devices, and know what it costs.",
+    )
+    top.add_argument("--version", action="version", version=f"codescent {__version__}")
+    verbs = top.add_subparsers(metavar="VERB", required=True)
+
+    train = _verb(verbs, "train", _train, "train a model")
+    _config_arguments(train)
+    train.add_argument("--ranks", type=_positive, metavar="N", help="number of ranks to start here (parallel.ranks)")
+    train.add_argument("--resume", action="store_true", help="continue the run from its last checkpoint")
+
+    plan = _verb(verbs, "plan", _plan, "tell what a run will hold, send and compute, without running it")
+    _config_arguments(plan)
+    plan.add_argument("--ranks", type=_positive, metavar="N", help="number of ranks to plan for (parallel.ranks)")
+    plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+    config = _verb(verbs, "config", _config, "show every value of a config and where it comes from")
+    _config_arguments(config, optional=True)
+    config.add_argument("--keys", action="store_true", help="list every key there is, its default and its meaning")
+
+    data = _verb(verbs, "data", _data, "turn text into token shards")
+    data.add_argument(
+        "corpus", help="python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file"
+    )
+    data.add_argument("--tokenizer", help="char (the default), byte, gpt2, bpe:VOCAB or a tokenizer's JSON file")
+    data.add_argument(
+        "--train-bpe", type=_positive, metavar="VOCAB", help="train a BPE of so many tokens on the corpus"
+    )
+    data.add_argument("--folder", type=Path, default=Path("datasets"), help="where prepared corpora lie (data.folder)")
+    data.add_argument("--validation-fraction", type=float, default=0.1, help="share kept for validation")
+    data.add_argument("--text-key", default="text", help="which key of a JSONL line holds the text")
+    data.add_argument("--workers", type=_positive, metavar="N", help="processes; default: one per core")
+
+    sample = _verb(verbs, "sample", _sample, "let a trained model write")
+    sample.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    sample.add_argument("--prompt", action="append", help="text to continue; may be given several times")
+    sample.add_argument("--tokens", type=_positive, default=200, help="tokens to write (default 200)")
+    sample.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token (default 0.8)")
+    sample.add_argument("--top-k", type=_positive, help="draw from the K likeliest tokens only")
+    sample.add_argument("--top-p", type=float, help="draw from the likeliest tokens that make up this probability")
+    sample.add_argument("--seed", type=int, default=0, help="same seed, same text (default 0)")
+    sample.add_argument("--num", type=_positive, default=1, help="texts for each prompt (default 1)")
+    sample.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    return top
+
+
+def _verb(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    function: Callable[[argparse.Namespace], int],
+    text: str,
+) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    verb.set_defaults(verb=function)
+    return verb
+
+
+def _config_arguments(verb: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    verb.add_argument("config", metavar="CONFIG", help=CONFIG_HELP, nargs="?" if optional else None)
+    verb.add_argument("overrides", metavar="section.key=value", nargs="*", help=OVERRIDES_HELP)
+
+
+def _positive(word: str) -> int:
+    value = int(word)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def _load(arguments: argparse.Namespace) -> Resolved:
+    from codescent.configfile import load
+
+    overrides = list(arguments.overrides)
+    if getattr(arguments, "ranks", None) is not None:
+        overrides.append(f"parallel.ranks={arguments.ranks}")
+    return load(arguments.config, overrides)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from codescent.launch.allocator import needs_restart, tuned_environment
+    from codescent.launch.environment import read
+
+    config = _load(arguments).config
+    place = read(os.environ)
+    if place is None and config.parallel.ranks > 1:
+        return _train_on_ranks(arguments, config.parallel.ranks)
+    if config.train.allocator == "auto" and needs_restart(os.environ):
+        # glibc reads its tunables when a process starts: start again, once, as the same process.
+        os.execve(sys.executable, [sys.executable, "-m", "codescent", *sys.argv[1:]], tuned_environment(os.environ))
+    return _train_here(arguments, place)
+
+
+def _train_on_ranks(arguments: argparse.Namespace, ranks: int) -> int:
+    """Everything that can be refused is refused here, and the corpus prepared, before a single rank is started."""
+    from codescent.launch.allocator import tuned_environment
+    from codescent.launch.local import run_ranks
+    from codescent.preflight import check
+
+    resolved = _load(arguments)
+    check(resolved.config, ranks, resume=arguments.resume)
+    command = [sys.executable, "-m", "codescent", "train", arguments.config, *arguments.overrides]
+    if arguments.resume:
+        command.append("--resume")
+    tuned = resolved.config.train.allocator == "auto"
+    environment = tuned_environment(os.environ) if tuned else dict(os.environ)
+    return run_ranks([*command, "--ranks", str(ranks)], ranks, environment)
+
+
+def _train_here(arguments: argparse.Namespace, launched: RankEnvironment | None) -> int:
+    from codescent.train.loop import train
+    from codescent.train.world import Place
+
+    config = _load(arguments).config
+    place = Place() if launched is None else Place(**dataclasses.asdict(launched))
+    outcome = train(config, place, resume=arguments.resume)
+    if place.rank == 0 and outcome.exit_code == 0:
+        _finish(outcome.folder, config.log.sample_tokens, config.run.seed)
+    return outcome.exit_code
+
+
+def _finish(folder: Path, sample_tokens: int, seed: int) -> None:
+    """What a person wants to see at the end: what the model writes, and where the run is."""
+    from codescent.sample import sample_run
+
+    if sample_tokens:
+        print("\nA sample of what it writes now:\n")
+        sample_run(folder, prompts=["\n"], tokens=sample_tokens, temperature=0.8, seed=seed, device="cpu")
+    print(f"\nThe run is in {folder} (metrics.csv, plan.json, checkpoints); more text: codescent sample {folder}")
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    import json
+
+    from codescent.preflight import plan_of
+    from codescent.show import show_plan
+
+    config = _load(arguments).config
+    plan = plan_of(config, config.parallel.ranks)
+    if arguments.json:
+        print(json.dumps(plan.to_json(), indent=1))
+    else:
+        show_plan(plan)
+    return 0
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    from codescent.show import show_config, show_keys
+
+    if arguments.keys:
+        show_keys()
+    if arguments.config is not None:
+        show_config(_load(arguments))
+    elif not arguments.keys:
+        raise UserError("codescent config: give a CONFIG to show, or --keys")
+    return 0
+
+
+def _data(arguments: argparse.Namespace) -> int:
+    from codescent.data.prepare import prepare
+
+    path = prepare(
+        arguments.corpus,
+        arguments.tokenizer,
+        arguments.folder,
+        train_bpe=arguments.train_bpe,
+        validation_fraction=arguments.validation_fraction,
+        text_key=arguments.text_key,
+        num_workers=arguments.workers,
+        progress=True,
+    )
+    print(path)
+    return 0
+
+
+def _sample(arguments: argparse.Namespace) -> int:
+    from codescent.sample import sample_run
+
+    sample_run(
+        arguments.run,
+        prompts=arguments.prompt or ["\n"],
+        tokens=arguments.tokens,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        seed=arguments.seed,
+        num=arguments.num,
+        device=arguments.device,
+    )
+    return 0

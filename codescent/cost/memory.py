@@ -1,0 +1,36 @@
+"""In: a plan. Out: bytes that a rank holds from step to step, and bytes that it sends in one.
+Does not estimate activations and does not measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codescent.plan import Plan
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes on the fullest rank. `optimizer_bytes` includes the fp32 master weights of bf16 training."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All three."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+
+
+def state_bytes(plan: Plan) -> StateBytes:
+    """Weights, gradients and optimizer state of a rank (the ZeRO table of Rajbhandari et al. 2020, figure 1)."""
+    return StateBytes(
+        weights_bytes=sum(tensor.weights_bytes(plan.mesh) for tensor in plan.tensors),
+        gradients_bytes=sum(tensor.gradients_bytes(plan.mesh) for tensor in plan.tensors),
+        optimizer_bytes=sum(tensor.optimizer_bytes(plan.mesh) for tensor in plan.tensors),
+    )
+
+
+def wire_bytes(plan: Plan) -> float:
+    """Bytes that one rank sends in a step, over every axis, in the ring algorithms."""
+    return sum(traffic.wire_bytes(plan.mesh.degree(traffic.axis)) for traffic in plan.traffic)

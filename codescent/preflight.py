@@ -1,0 +1,167 @@
+"""In: a config. Out: its run folder, dataset and plan; every refusal that needs no rank to be running.
+Does not import torch or start anything: `codescent plan` and the parent of local ranks call it before torch is up."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from codescent.build import build
+from codescent.config import Config
+from codescent.data.dataset import GPT2_VOCAB_SIZE, Dataset, locate, open_dataset
+from codescent.data.prepare import prepare
+from codescent.data.tokenizers import ByteTokenizer
+from codescent.errors import UserError
+from codescent.plan import Plan
+from codescent.record import RunFolder
+
+DECIDING: dict[str, tuple[str, ...]] = {
+    "run": ("seed",),
+    "data": ("corpus", "tokenizer", "validation_fraction", "text_key"),
+    "train": ("global_batch_size", "precision"),
+}
+"""Keys that decide the losses of a run's steps; of [model] and [optimizer] all but FREE do."""
+
+FREE: dict[str, tuple[str, ...]] = {"model": (), "optimizer": ("fused", "decay_steps")}
+
+
+def run_folder(config: Config) -> Path:
+    """The run folder: run.folder, or runs/NAME."""
+    return config.run.folder if config.run.folder is not None else Path("runs") / config.run.name
+
+
+def prepare_dataset(config: Config, *, progress: bool) -> Path:
+    """The prepared dataset of a config, prepared now where it is not there yet.
+
+    Raises:
+        UserError: the corpus or the tokenizer cannot be used.
+    """
+    data = config.data
+    return prepare(
+        data.corpus,
+        data.tokenizer,
+        data.folder,
+        validation_fraction=data.validation_fraction,
+        text_key=data.text_key,
+        progress=progress,
+    )
+
+
+def plan_of(config: Config, world_size: int) -> Plan:
+    """The plan of a config. The corpus is prepared for it only where nothing else tells the vocabulary (char).
+
+    Raises:
+        UserError: whatever stands in the way of the run.
+    """
+    data = config.data
+    found = locate(
+        data.corpus,
+        data.tokenizer,
+        data.folder,
+        validation_fraction=data.validation_fraction,
+        text_key=data.text_key,
+    )
+    vocab_size = _known_vocab_size(data.tokenizer) if found is None else open_dataset(found).vocab_size
+    if vocab_size is None and config.model.vocab_size is None and config.model.preset is None:
+        vocab_size = open_dataset(prepare_dataset(config, progress=True)).vocab_size
+    return build(config, vocab_size, world_size)
+
+
+def _known_vocab_size(tokenizer: str) -> int | None:
+    """The vocabulary of a tokenizer that does not depend on the corpus; None of one that does."""
+    kind, _, size = tokenizer.partition(":")
+    if kind == "bpe":
+        return int(size)
+    return {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE}.get(tokenizer)
+
+
+def plan_with(config: Config, dataset: Dataset, world_size: int) -> Plan:
+    """The plan of a config for an open dataset.
+
+    Raises:
+        UserError: whatever stands in the way of the run, and splits that are too short for it.
+    """
+    plan = build(config, dataset.vocab_size, world_size)
+    seq_len, train, validation = plan.work.seq_len, dataset.train, dataset.validation
+    problems: list[str] = []
+    if train.num_samples(seq_len) < config.train.global_batch_size:
+        problems.append(
+            f"{dataset.path}: the training split has {train.num_tokens} tokens, that is {train.num_samples(seq_len)} "
+            f"samples of {seq_len} (+ 1), fewer than train.global_batch_size = {config.train.global_batch_size}; lower "
+            "it or data.seq_len, or use a longer corpus"
+        )
+    if config.train.eval_every and validation.num_samples(seq_len) < 1:
+        problems.append(
+            f"{dataset.path}: the validation split has {validation.num_tokens} tokens, fewer than one sample of "
+            f"{seq_len} (+ 1); raise data.validation_fraction, lower data.seq_len, or set train.eval_every = 0"
+        )
+    if problems:
+        raise UserError(*problems)
+    return plan
+
+
+def check(config: Config, world_size: int, *, resume: bool) -> None:
+    """Prepare the data and refuse what can be refused, before any rank is started.
+
+    Raises:
+        UserError: whatever stands in the way of the run.
+    """
+    path = run_folder(config)
+    if resume:
+        check_same_trajectory(path, RunFolder.open(path).config_text, config)
+    else:
+        RunFolder.refuse_taken(path)
+    plan_with(config, open_dataset(prepare_dataset(config, progress=True)), world_size)
+
+
+def check_same_trajectory(folder: Path, saved_toml: str, now: Config) -> None:
+    """Refuse to continue a run with a config under which the steps so far would have had other losses.
+
+    A change of layout, of what is logged or of what is kept is no hindrance.
+
+    Args:
+        folder: the run folder, for the message.
+        saved_toml: its config.toml.
+        now: the config of the command.
+
+    Raises:
+        UserError: every key that differs, with both values.
+    """
+    try:
+        saved = Config.model_validate(tomllib.loads(saved_toml))
+    except (ValidationError, tomllib.TOMLDecodeError) as error:
+        raise UserError(
+            f"{folder}/config.toml: not a config of this version ({error}); start a new run.name"
+        ) from error
+    before, after = _deciding(saved), _deciding(now)
+    problems = [
+        f"{key}: the run in {folder} has {before[key]!r}, this config {after[key]!r}"
+        for key in before
+        if before[key] != after[key]
+    ]
+    if problems:
+        raise UserError(*problems, f"give the same values to continue {folder}, or start a new run.name")
+
+
+def _deciding(config: Config) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for section, names in DECIDING.items():
+        values |= {f"{section}.{name}": getattr(getattr(config, section), name) for name in names}
+    for section, free in FREE.items():
+        model = getattr(config, section)
+        values |= {f"{section}.{name}": getattr(model, name) for name in type(model).model_fields if name not in free}
+    return values | _derived(config)
+
+
+def _derived(config: Config) -> dict[str, object]:
+    """Keys whose default is another key's value: compared as what they come to."""
+    optimizer = config.optimizer
+    decay_steps = config.train.num_steps if optimizer.decay_steps is None else optimizer.decay_steps
+    workers = None if optimizer.scale_learning_rate == "none" else (config.parallel.ranks, config.parallel.dp_replicate)
+    return {
+        "data.seq_len": config.model.seq_len if config.data.seq_len is None else config.data.seq_len,
+        "optimizer.decay_steps (or train.num_steps)": None if optimizer.schedule == "constant" else decay_steps,
+        "parallel.ranks, which optimizer.scale_learning_rate multiplies by": workers,
+    }

@@ -1,0 +1,36 @@
+"""In: rows of metrics. Out: TensorBoard's event files in the run folder, where tensorboard is installed.
+Does not hold anything that metrics.csv does not."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Board:
+    """Writes a step's numbers under "train/" and the validation loss under "validation/"; nothing where unwanted."""
+
+    def __init__(self, folder: Path, *, wanted: bool) -> None:
+        self.writer: Any = None
+        if wanted and importlib.util.find_spec("tensorboard") is not None:
+            # An optional dependency, slow to import: only where it will be used.
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+
+            self.writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def write(self, row: Mapping[str, float | int | None]) -> None:
+        """One step's row of metrics."""
+        if self.writer is None:
+            return
+        for name, value in row.items():
+            if value is not None and name not in ("step", "val_loss"):
+                self.writer.add_scalar(f"train/{name}", value, row["step"])
+        if row["val_loss"] is not None:
+            self.writer.add_scalar("validation/loss", row["val_loss"], row["step"])
+
+    def close(self) -> None:
+        """Flush and close the files."""
+        if self.writer is not None:
+            self.writer.close()

@@ -1,0 +1,240 @@
+"""In: a config, this rank's place. Out: a run folder with a trained model: the steps in the order in which they happen.
+Does not know how a step is done (execute), or what a strategy, a model or a checkpoint file is."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codescent.config import Config
+from codescent.configfile import to_toml
+from codescent.cost.compute import step_flops
+from codescent.data.dataset import Dataset, open_dataset
+from codescent.errors import UserError
+from codescent.plan import Plan
+from codescent.preflight import check_same_trajectory, plan_with, prepare_dataset, run_folder
+from codescent.record import RunFolder
+from codescent.train import machine
+from codescent.train.assemble import Trainer, assemble
+from codescent.train.board import Board
+from codescent.train.checkpoint import Checkpoints, Saved
+from codescent.train.display import Display
+from codescent.train.execute import StepResult
+from codescent.train.optimize import learning_rate
+from codescent.train.stop import StopRequest
+from codescent.train.validate import validation_loss
+from codescent.train.world import Place, World
+
+SKIPS_ALLOWED = 10
+"""Steps in a row whose gradients are not finite, each skipped by all ranks, before the run gives up."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: its folder, the steps done, and the exit code (0, or 128 + the signal that stopped it)."""
+
+    folder: Path
+    step: int
+    exit_code: int
+
+
+def train(config: Config, place: Place, *, resume: bool) -> Outcome:
+    """Train, as one of the ranks of `place`.
+
+    Raises:
+        UserError: on every rank, before the first step: whatever stands in the way; later: a full disk, a loss that
+            is not finite any more.
+    """
+    world = World(place, config.train.device, config.train.num_threads, config.parallel.timeout_s)
+    try:
+        world.in_turn(lambda: prepare_dataset(config, progress=world.is_first))
+        dataset = open_dataset(prepare_dataset(config, progress=False))
+        plan = plan_with(config, dataset, place.world_size)
+        world.divide(plan.mesh)
+        with StopRequest(alone=place.world_size == 1) as stop:
+            return _Run(config, plan, world, dataset, stop, resume=resume).run()
+    finally:
+        world.close()
+
+
+class _Run:
+    """One rank's run, from opening the folder to the last checkpoint."""
+
+    def __init__(
+        self, config: Config, plan: Plan, world: World, dataset: Dataset, stop: StopRequest, *, resume: bool
+    ) -> None:
+        self.config, self.plan, self.world, self.dataset, self.stop = config, plan, world, dataset, stop
+        self.path = run_folder(config)
+        self.flops = step_flops(plan).total_flops
+        self.skipped = 0
+        self.folder: RunFolder | None = None
+        opened: dict[str, Any] = world.from_first(lambda: self._open(resume))
+        self.machine = self._choose(opened["environment"])
+        self.checkpoints = Checkpoints(
+            self.path / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best
+        )
+        self.saved: Saved | None = self.checkpoints.latest() if resume else None
+        self.first_step = self.saved.step if self.saved else 0
+        self.trainer: Trainer = assemble(config, plan, world, dataset, self.first_step, stop)
+        self.display = Display(shown=world.is_first, num_steps=config.train.num_steps, first_step=self.first_step)
+        self.board = Board(self.path, wanted=config.log.tensorboard and world.is_first)
+
+    def _open(self, resume: bool) -> dict[str, Any]:
+        """Rank 0: make the run folder, or open it and see that it is this run's. Returns what its machine chose."""
+        if not resume:
+            self.folder = RunFolder.create(self.path, to_toml(self.config), self.plan.to_json())
+            return {"environment": {}}
+        self.folder = RunFolder.open(self.path)
+        check_same_trajectory(self.path, self.folder.config_text, self.config)
+        return {"environment": self.folder.read_environment()}
+
+    def _choose(self, before: dict[str, Any]) -> dict[str, Any]:
+        """The machine as it is and the levers used on it; a resumed run keeps the kernels that it began with."""
+        device, precision = self.world.device, self.config.train.precision
+        chosen: dict[str, Any] = self.world.from_first(
+            lambda: before["matmul"] if before else machine.try_matmul(self.config.train.matmul, device)
+        )
+        machine.use_matmul(chosen["choice"])
+        machine.set_deterministic(self.config.train.deterministic)
+        peak = machine.peak_flops_per_s(device, precision)
+        described = machine.describe(device, self.world.num_threads, self.world.place.world_size)
+        return described | {
+            "matmul": chosen,
+            "levers": machine.levers(self.config.train, self.config.optimizer),
+            "peak_flops_per_s": peak,
+            "warning": machine.slow_bf16(device, precision, peak),
+            "dataset": self.dataset.description,
+        }
+
+    def run(self) -> Outcome:
+        """All the steps that are left."""
+        with self.display:
+            try:
+                self._begin()
+                step = self.first_step
+                while step < self.config.train.num_steps:
+                    stopped = self._one_step(step)
+                    step += 1
+                    if stopped:
+                        return self._stopped(step)
+                return self._ended(step)
+            finally:
+                self.trainer.close()
+                self.board.close()
+
+    def _begin(self) -> None:
+        if self.folder is not None:
+            self.folder.write_environment(self.machine)
+        if self.machine["warning"]:
+            self.display.say(f"warning: {self.machine['warning']}")
+        if self.world.is_first:
+            for left in self.checkpoints.incomplete():
+                self.display.say(f"found {left}, a checkpoint that was not finished: removed")
+                self._event("incomplete_checkpoint", path=str(left))
+            self.checkpoints.clean()
+        if self.saved is None:
+            self._event("start", step=0)
+            return
+        state = self.checkpoints.load(self.saved, self.trainer.optimizer.tensors())
+        self._check_data(state)
+        self.trainer.optimizer.loaded()
+        if self.folder is not None:
+            self.folder.rewind(self.first_step)
+            self.folder.write_config(to_toml(self.config), self.plan.to_json())
+        self._event("resume", step=self.first_step, checkpoint=str(self.saved.path))
+        self.display.say(f"resumed from {self.saved.path} at step {self.first_step}")
+
+    def _check_data(self, state: dict[str, Any]) -> None:
+        if state["dataset"] != self.dataset.fingerprint:
+            raise UserError(
+                f"{self.dataset.path}: not the tokens that the run in {self.path} was trained on "
+                f"({state['dataset']}, here {self.dataset.fingerprint}); the order of samples would be another"
+            )
+
+    def _one_step(self, number: int) -> bool:
+        """Step `number` (from 0) and what belongs to it. Returns whether the ranks have agreed to stop."""
+        config = self.config
+        rate = learning_rate(config.optimizer, config.train.num_steps, self.plan.mesh.dp, number)
+        begin = time.perf_counter()
+        result = self.trainer.executor.step(number, rate)
+        step_s = time.perf_counter() - begin
+        step = number + 1
+        last = step == config.train.num_steps
+        self._check_finite(step, result)
+        due = config.train.eval_every and (last or step % config.train.eval_every == 0)
+        val_loss = self._validate() if due and not result.stop else None
+        self._record(step, rate, result, step_s, val_loss)
+        every = config.checkpoint.every
+        if last or result.stop or (every and step % every == 0):
+            self._save(step, val_loss)
+        return result.stop
+
+    def _check_finite(self, step: int, result: StepResult) -> None:
+        if math.isfinite(result.grad_norm):
+            self.skipped = 0
+            return
+        self.skipped += 1
+        self._event("skipped_step", step=step, train_loss=result.train_loss, grad_norm=result.grad_norm)
+        self.display.say(
+            f"step {step}: gradients are not finite (loss {result.train_loss}); weights are left as they were"
+        )
+        if self.skipped >= SKIPS_ALLOWED:
+            raise UserError(
+                f"{self.path}: the gradients of {SKIPS_ALLOWED} steps in a row were not finite; lower "
+                "optimizer.learning_rate, lengthen optimizer.warmup_steps, or set optimizer.max_grad_norm"
+            )
+
+    def _validate(self) -> float:
+        return validation_loss(
+            self.trainer.module, self.dataset.validation, self.plan, self.world, self.config.train.eval_samples
+        )
+
+    def _record(self, step: int, rate: float, result: StepResult, step_s: float, val_loss: float | None) -> None:
+        if self.folder is None:
+            return
+        tokens = self.plan.work.tokens
+        peak = self.machine["peak_flops_per_s"] * self.world.place.world_size
+        row = {
+            "step": step,
+            "train_loss": result.train_loss,
+            "val_loss": val_loss,
+            "learning_rate": rate,
+            "grad_norm": result.grad_norm,
+            "tokens": step * tokens,
+            "tokens_per_s": tokens / step_s,
+            "flops_per_s": self.flops / step_s,
+            "mfu": self.flops / step_s / peak,
+            "step_s": step_s,
+            **result.seconds,
+            "peak_memory_bytes": machine.peak_memory_bytes(self.world.device),
+        }
+        self.folder.metrics(row)
+        self.board.write(row)
+        due = step % self.config.log.every == 0 or step == self.config.train.num_steps
+        self.display.step(step, result.train_loss, tokens / step_s, due=due)
+        if val_loss is not None:
+            self.display.validation(step, val_loss)
+
+    def _save(self, step: int, val_loss: float | None) -> None:
+        state = {"step": step, "tokens": step * self.plan.work.tokens, "dataset": self.dataset.fingerprint}
+        begin = time.perf_counter()
+        path = self.checkpoints.save(step, self.trainer.optimizer.tensors(), state, val_loss)
+        self._event("checkpoint", step=step, path=str(path), seconds=time.perf_counter() - begin)
+
+    def _stopped(self, step: int) -> Outcome:
+        self._event("stop", step=step, exit_code=self.stop.exit_code)
+        self.display.say(f"stopped at step {step}; saved in {self.checkpoints.folder}; continue with --resume")
+        return Outcome(self.path, step, self.stop.exit_code)
+
+    def _ended(self, step: int) -> Outcome:
+        self._event("end", step=step)
+        if step == self.first_step:
+            self.display.say(f"{self.path} has all its {step} steps already; raise train.num_steps to go on")
+        return Outcome(self.path, step, 0)
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        if self.folder is not None:
+            self.folder.event(kind, **fields)

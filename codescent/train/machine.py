@@ -1,0 +1,160 @@
+"""In: a device and a precision. Out: which fp32 matrix kernels to use, the measured peak, a record of the machine.
+Does not time anything but a few small matrix products, and changes one setting of torch: the kernels it has chosen."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import codescent
+from codescent.config import Optimizer as OptimizerConfig
+from codescent.config import Train as TrainConfig
+
+Matmul = Literal["exact", "fast"]
+TORCH_SETTING: dict[Matmul, str] = {"exact": "highest", "fast": "medium"}
+
+TRIAL = 768
+"""Side of the square matrices of the trial: GPT-2's width; a product takes about 5 ms on one core."""
+
+WORTH_IT = 1.15
+"""Other kernels are taken where they are this much faster: less is noise, and a choice must not change on resume."""
+
+ERROR_ALLOWED = 4.0
+"""... and where their error is at most this many times that of the exact ones: real fp32, summed in another order."""
+
+PEAK_SIDE: dict[str, int] = {"cpu": 1024, "cuda": 8192}
+TORCH_DTYPE: dict[str, torch.dtype] = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def try_matmul(wanted: str, device: torch.device) -> dict[str, Any]:
+    """Choose the fp32 matrix kernels of the CPU and switch torch to them.
+
+    torch sends fp32 products to MKL, which leaves AVX-512 unused on processors of another maker. "medium" precision
+    sends them to oneDNN, which uses it; but on a processor with AMX the same setting computes in bf16. So nothing is
+    known by name: both are tried here, for speed and for error against fp64.
+
+    Args:
+        wanted: "auto", "exact" or "fast" (train.matmul).
+        device: "auto" leaves a CUDA device on exact: TF32 is another precision, to be asked for.
+
+    Returns:
+        "choice" ("exact" or "fast") and what was measured.
+    """
+    found: dict[str, Any] = {}
+    choice: Matmul = "fast" if wanted == "fast" else "exact"
+    if wanted == "auto" and device.type == "cpu":
+        found = {kind: _trial(kind) for kind in TORCH_SETTING}
+        exact, fast = found["exact"], found["fast"]
+        quicker = fast["seconds"] * WORTH_IT < exact["seconds"]
+        choice = "fast" if quicker and fast["error"] <= ERROR_ALLOWED * exact["error"] else "exact"
+    use_matmul(choice)
+    return {"choice": choice, "trial": found}
+
+
+def use_matmul(choice: Matmul) -> None:
+    """Switch torch's fp32 matrix products to the chosen kernels."""
+    torch.set_float32_matmul_precision(TORCH_SETTING[choice])
+
+
+def _trial(kind: Matmul) -> dict[str, float]:
+    """Best of seven products in seconds, and the largest error against fp64, relative to the largest result."""
+    use_matmul(kind)
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(TRIAL, TRIAL, generator=generator) for _ in range(2))
+    product = a @ b
+    reference = a.double() @ b.double()
+    error = float((product.double() - reference).abs().max() / reference.abs().max())
+    return {"seconds": _best_seconds(lambda: a @ b, torch.device("cpu"), 7), "error": error}
+
+
+def _best_seconds(work: Any, device: torch.device, repeats: int) -> float:
+    best = float("inf")
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def peak_flops_per_s(device: torch.device, precision: str) -> float:
+    """Matrix product speed of this rank, here and now: best of five of one square product. MFU is relative to it."""
+    side = PEAK_SIDE[device.type]
+    a, b = (torch.randn(side, side, device=device).to(TORCH_DTYPE[precision]) for _ in range(2))
+    torch.mm(a, b)
+    return 2.0 * side**3 / _best_seconds(lambda: torch.mm(a, b), device, 5)
+
+
+def slow_bf16(device: torch.device, precision: str, peak: float) -> str | None:
+    """A warning where bf16 is asked for and its products are slower here than fp32's; None where they are not."""
+    if precision != "bf16" or device.type != "cpu":
+        return None
+    fp32 = peak_flops_per_s(device, "fp32")
+    if peak >= fp32:
+        return None
+    return (
+        f'train.precision = "bf16": bf16 matrix products run at {peak / fp32:.2g} of fp32\'s speed on this processor; '
+        '"fp32" would be faster here'
+    )
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory that this process has held: allocated on a CUDA device, resident set on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def set_deterministic(wanted: bool) -> None:
+    """Make torch refuse operations whose result varies between identical runs (train.deterministic)."""
+    torch.use_deterministic_algorithms(wanted)
+    if wanted:
+        # Without it cuBLAS, too, varies: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def levers(train: TrainConfig, optimizer: OptimizerConfig) -> dict[str, Any]:
+    """What else makes this run fast or slow, for environment.json."""
+    return {
+        "precision": train.precision,
+        "compile": train.compile,
+        "head_chunk_tokens": train.head_chunk_tokens,
+        "fused_optimizer": optimizer.fused,
+        "deterministic": train.deterministic,
+        "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES"),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+    }
+
+
+def describe(device: torch.device, num_threads: int, world_size: int) -> dict[str, Any]:
+    """The machine and the software, as environment.json records them."""
+    return {
+        "codescent": codescent.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "world_size": world_size,
+        "num_threads": num_threads,
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,197 @@
+"""In: weights, their summed gradients, a learning rate. Out: updated weights, the gradient norm, the optimizer's state.
+Does not sum gradients over ranks (strategies do) and does not know at which step it is (`learning_rate` does)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from codescent.config import Optimizer as OptimizerConfig
+
+UNIT_NUMEL = 4 * 2**20
+"""Parameters are updated together in units of about this many elements: large enough to keep every core busy, small
+enough that the fp32 copies of a unit's bf16 gradients stay in cache."""
+
+NORM_CHUNK = 2**19
+"""Elements cast to fp32 at a time for the norm of bf16 gradients: 2 MiB, which stays in cache."""
+
+
+def learning_rate(config: OptimizerConfig, num_steps: int, num_workers: int, step: int) -> float:
+    """Learning rate of the step with number `step` (from 0): linear warm-up, then the schedule, then its minimum.
+
+    cosine: Loshchilov and Hutter 2017, "SGDR", eq. 5, one period. With `scale_learning_rate` the whole curve is
+    multiplied by the number of data-parallel workers ("linear": Goyal et al. 2017, 2.1) or its square root ("sqrt":
+    Krizhevsky 2014, "One weird trick", 3.2); "none" leaves it, since the global batch does not grow with the workers.
+    """
+    scale = {"none": 1.0, "linear": float(num_workers), "sqrt": math.sqrt(num_workers)}[config.scale_learning_rate]
+    peak, lowest = config.learning_rate * scale, config.min_learning_rate * scale
+    if step < config.warmup_steps:
+        return peak * (step + 1) / (config.warmup_steps + 1)
+    decay_steps = num_steps if config.decay_steps is None else config.decay_steps
+    if config.schedule == "constant":
+        return peak
+    if step >= decay_steps:
+        return lowest
+    progress = (step - config.warmup_steps) / max(1, decay_steps - config.warmup_steps)
+    remaining = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return lowest + remaining * (peak - lowest)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A trainable tensor on this rank: its name, the tensor that forward reads, the master copy that the optimizer
+    updates (the same tensor, unless weights are bf16), and whether weight decay applies."""
+
+    name: str
+    tensor: torch.Tensor
+    master: torch.Tensor
+    decay: bool
+
+
+class Optimizer:
+    """One of torch's optimizers over fp32 (fp64) master weights, with global-norm clipping.
+
+    Where the weights are bf16 the master copies are kept here, and each unit of gradients is cast to fp32 just before
+    its update: the full set of fp32 gradients never exists. State is allocated at once, so that memory is known before
+    the first step.
+
+    Args:
+        weights: every trainable tensor, in the plan's order.
+        config: the section [optimizer].
+    """
+
+    def __init__(self, weights: Sequence[Weight], config: OptimizerConfig) -> None:
+        self.weights = list(weights)
+        self.config = config
+        self.masters = [weight.master for weight in self.weights]
+        copied = any(weight.master is not weight.tensor for weight in self.weights)
+        sizes = [master.numel() for master in self.masters]
+        self.units = list(_units(sizes, UNIT_NUMEL if copied else sum(sizes)))
+        decayed = [m for w, m in zip(self.weights, self.masters, strict=True) if w.decay]
+        plain = [m for w, m in zip(self.weights, self.masters, strict=True) if not w.decay]
+        groups = [
+            {"params": params, "weight_decay": decay}
+            for params, decay in ((decayed, config.weight_decay), (plain, 0.0))
+            if params
+        ]
+        self.torch = _torch_optimizer(groups, config)
+        self._allocate_state()
+
+    def _allocate_state(self) -> None:
+        """Make torch create its state now, by a step on zero gradients whose effects on the state are undone.
+
+        With a learning rate of zero the weights stay; every state tensor of the six optimizers starts at zero.
+        """
+        self._set_learning_rate(0.0)
+        for unit in self.units:
+            for index in unit:
+                self.masters[index].grad = torch.zeros_like(self.masters[index])
+            self.torch.step()
+            for index in unit:
+                self.masters[index].grad = None
+        for state in self.torch.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
+
+    def _set_learning_rate(self, rate: float) -> None:
+        for group in self.torch.param_groups:
+            group["lr"] = rate
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[torch.Tensor], rate: float) -> float:
+        """Clip by the global norm, then update master weights and weights.
+
+        Args:
+            gradients: one per weight, summed over the ranks; the same tensors on return, clipped where their dtype is
+                that of the master weights.
+            rate: the learning rate of this step.
+
+        Returns:
+            The norm before clipping. Where it is not finite nothing is updated.
+        """
+        norm = gradient_norm(gradients)
+        if not math.isfinite(norm):
+            return norm
+        self._set_learning_rate(rate)
+        for unit in self.units:
+            self._update(unit, [gradients[index] for index in unit], norm)
+        return norm
+
+    def _update(self, unit: Sequence[int], gradients: list[torch.Tensor], norm: float) -> None:
+        masters = [self.masters[index] for index in unit]
+        for master, gradient in zip(masters, gradients, strict=True):
+            master.grad = gradient.to(master.dtype)
+        if 0 < self.config.max_grad_norm < norm:
+            torch.nn.utils.clip_grads_with_norm_(masters, self.config.max_grad_norm, torch.tensor(norm))
+        self.torch.step()
+        for index, master in zip(unit, masters, strict=True):
+            master.grad = None
+            if master is not self.weights[index].tensor:
+                self.weights[index].tensor.copy_(master)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that a checkpoint holds, by name: "model.NAME" (the master weights), "optimizer.STATE.NAME"."""
+        named: dict[str, torch.Tensor] = {}
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            named[f"model.{weight.name}"] = master.detach()
+            for state, value in self.torch.state[master].items():
+                if isinstance(value, torch.Tensor):
+                    named[f"optimizer.{state}.{weight.name}"] = value
+        return named
+
+    @torch.no_grad()
+    def loaded(self) -> None:
+        """Call after `tensors` were overwritten by a checkpoint: brings the weights up to the master weights."""
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            if master is not weight.tensor:
+                weight.tensor.copy_(master)
+
+
+def _units(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Consecutive indices whose sizes add up to `most` at the most; a larger one is a unit of its own."""
+    unit: list[int] = []
+    filled = 0
+    for index, size in enumerate(sizes):
+        if unit and filled + size > most:
+            yield unit
+            unit, filled = [], 0
+        unit.append(index)
+        filled += size
+    if unit:
+        yield unit
+
+
+def _torch_optimizer(groups: list[dict[str, object]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    rate, betas, fused = config.learning_rate, (config.beta1, config.beta2), config.fused
+    match config.kind:
+        case "adamw":
+            return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=config.eps, fused=fused)
+        case "adam":
+            return torch.optim.Adam(groups, lr=rate, betas=betas, eps=config.eps, fused=fused)
+        case "sgd":
+            return torch.optim.SGD(groups, lr=rate, momentum=config.momentum, fused=fused)
+        case "adagrad":
+            return torch.optim.Adagrad(groups, lr=rate, eps=config.eps)
+        case "adadelta":
+            return torch.optim.Adadelta(groups, lr=rate, rho=config.beta2, eps=config.eps)
+        case "rmsprop":
+            return torch.optim.RMSprop(groups, lr=rate, alpha=config.beta2, momentum=config.momentum, eps=config.eps)
+
+
+def gradient_norm(gradients: Sequence[torch.Tensor]) -> float:
+    """Euclidean norm of all the gradients together, summed in at least fp32 whatever their dtype."""
+    if gradients[0].dtype != torch.bfloat16:
+        return float(torch.nn.utils.get_total_norm(gradients))
+    if gradients[0].device.type != "cpu":
+        return float(torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]).norm())
+    # On the CPU a norm of bf16 that sums in fp32 is nine times slower than casting cache-sized pieces.
+    squares = 0.0
+    for gradient in gradients:
+        for piece in torch.split(gradient.reshape(-1), NORM_CHUNK):
+            wide = piece.float()
+            squares += float(wide @ wide)
+    return math.sqrt(squares)

@@ -1,0 +1,198 @@
+"""In: a rank's environment, the mesh. Out: this rank's device and process groups, and what ranks tell each other.
+Does not start processes (launch does) and moves no gradient or activation (strategies do)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from codescent.errors import UserError
+from codescent.plan import AXES, Mesh
+
+DATASET_WAIT = timedelta(days=2)
+"""Preparing a large corpus takes hours; ranks wait for it at the store, where no collective can time out."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands among the ranks of a run; one process alone is rank 0 of 1.
+
+    The fields are those of launch.environment.RankEnvironment, which says what each is for.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    master_addr: str = ""
+    master_port: int = 0
+    attempt: int = 0
+    agent_store: bool = False
+    store_fd: int | None = None
+
+
+class World:
+    """The ranks of a run as one of them sees it: device, store, and a process group for each axis of the mesh.
+
+    Raises:
+        UserError: the device that is asked for is not there.
+    """
+
+    def __init__(self, place: Place, device: str, num_threads: int | None, timeout_s: float) -> None:
+        self.place = place
+        self.device = choose_device(device, place)
+        self.num_threads = num_threads or max(1, _cores() // place.local_world_size)
+        torch.set_num_threads(self.num_threads)
+        self.timeout = timedelta(seconds=timeout_s)
+        self.store = self._store()
+        if place.local_world_size == place.world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
+            # Gloo asks the resolver for this host's name; where every rank is local, loopback is right and always up.
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if os.uname().sysname == "Darwin" else "lo"
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
+            store=self.store,
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=self.timeout,
+            device_id=self.device if self.device.type == "cuda" else None,
+        )
+        self.mesh = Mesh(dp_replicate=place.world_size)
+        self.groups: dict[str, dist.ProcessGroup] = {}
+
+    def divide(self, mesh: Mesh) -> None:
+        """Lay the mesh over the ranks: from here on there is a process group for each axis."""
+        world = dist.group.WORLD
+        assert world is not None
+        made = {tuple(range(mesh.world_size)): world}
+        self.mesh = mesh
+        self.groups = {axis: self._group(mesh.group(axis, self.place.rank), made) for axis in AXES}
+
+    @property
+    def stage(self) -> int:
+        """The pipeline stage of this rank: which of the plan's programs it walks."""
+        return self.mesh.coordinates(self.place.rank)["pp"]
+
+    def _store(self) -> Store:
+        if self.place.world_size == 1:
+            return HashStore()
+        place = self.place
+        # Our own launcher hands over a socket that listens on loopback alone; one that torch opens listens everywhere.
+        serves = place.rank == 0 and not place.agent_store
+        store = TCPStore(
+            place.master_addr,
+            place.master_port,
+            place.world_size,
+            serves,
+            self.timeout,
+            master_listen_fd=place.store_fd,
+        )
+        # After a restart torchrun's store still holds the addresses of the dead ranks: each attempt has its own keys.
+        return PrefixStore(f"attempt{place.attempt}", store)
+
+    def _group(self, ranks: tuple[int, ...], made: dict[tuple[int, ...], dist.ProcessGroup]) -> dist.ProcessGroup:
+        """The group of `ranks`, this one among them; axes with the same ranks share one."""
+        if ranks not in made:
+            made[ranks] = dist.new_group(list(ranks), self.timeout, use_local_synchronization=True)
+        return made[ranks]
+
+    @property
+    def is_first(self) -> bool:
+        """Rank 0: the one that prints and writes the run folder."""
+        return self.place.rank == 0
+
+    def from_first(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns on rank 0 (JSON data), on every rank; a UserError on rank 0 is raised on every rank."""
+        answer: dict[str, Any] = {}
+        error: UserError | None = None
+        if self.is_first:
+            try:
+                answer = {"value": make()}
+            except UserError as raised:
+                error, answer = raised, {"problems": raised.problems}
+        answer = json.loads(self.broadcast(json.dumps(answer).encode()))
+        if error is not None:
+            raise error
+        if "problems" in answer:
+            raise UserError(*answer["problems"])
+        return answer["value"]
+
+    def broadcast(self, data: bytes) -> bytes:
+        """The bytes that rank 0 hands in, on every rank."""
+        size = torch.tensor([len(data)])
+        dist.broadcast(size, 0)
+        buffer = torch.empty(int(size), dtype=torch.uint8)
+        if self.is_first:
+            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        dist.broadcast(buffer, 0)
+        return buffer.numpy().tobytes()
+
+    def sum_over_data_parallel(self, values: torch.Tensor) -> torch.Tensor:
+        """`values` (CPU, fp64) summed over every rank that works on another part of the batch, in place."""
+        for axis in ("dp_replicate", "dp_shard"):
+            if self.mesh.degree(axis) > 1:
+                dist.all_reduce(values, group=self.groups[axis])
+        return values
+
+    def in_turn(self, work: Callable[[], object]) -> None:
+        """`work` on rank 0 first, then on the first rank of every other node, then on the rest.
+
+        For files that rank 0 makes and others read: on a shared file system the others find them there. The ranks
+        wait at the store, not in a collective, so that no timeout cuts long work short.
+
+        Raises:
+            UserError: rank 0's, on every rank.
+        """
+        if self.is_first:
+            problems: tuple[str, ...] = ()
+            try:
+                work()
+            except UserError as error:
+                problems = error.problems
+            self.store.set("in_turn", json.dumps(problems))
+        self.store.wait(["in_turn"], DATASET_WAIT)
+        problems = tuple(json.loads(self.store.get("in_turn")))
+        if problems:
+            raise UserError(*problems)
+        node = f"in_turn_node{self.place.rank - self.place.local_rank}"
+        if self.place.local_rank == 0:
+            if not self.is_first:
+                work()
+            self.store.set(node, "done")
+        self.store.wait([node], DATASET_WAIT)
+        if self.place.local_rank != 0:
+            work()
+
+    def close(self) -> None:
+        """Leave the process groups."""
+        dist.destroy_process_group()
+
+
+def choose_device(wanted: str, place: Place) -> torch.device:
+    """The device of this rank. "auto" takes CUDA where every local rank can have a device of its own.
+
+    Raises:
+        UserError: CUDA is asked for and there is none, or there are fewer devices than local ranks.
+    """
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cuda" and devices < place.local_world_size:
+        raise UserError(
+            f'train.device = "cuda": this machine has {devices} CUDA device(s) for {place.local_world_size} local '
+            f'rank(s); start at most {devices} here, or set train.device = "cpu"'
+        )
+    if wanted == "cpu" or devices < place.local_world_size:
+        return torch.device("cpu")
+    torch.cuda.set_device(place.local_rank)
+    return torch.device("cuda", place.local_rank)
+
+
+def _cores() -> int:
+    """Cores that this process may use: a batch system often gives it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

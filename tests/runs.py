@@ -1,0 +1,93 @@
+"""In: a folder. Out: a small corpus and config there, and real runs of the command line on it.
+Does not assert anything: the tests that import it do."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from codescent.record import RunFolder
+
+CONFIG = """
+[model]
+num_layers = 2
+num_heads = 2
+hidden_dim = 16
+seq_len = 16
+
+[data]
+corpus = "corpus.txt"
+tokenizer = "byte"
+
+[train]
+num_steps = 20
+global_batch_size = 8
+eval_every = 10
+num_threads = 1
+device = "cpu"
+matmul = "exact"
+allocator = "system"
+
+[optimizer]
+learning_rate = 1e-2
+warmup_steps = 2
+
+[checkpoint]
+every = 0
+
+[log]
+tensorboard = false
+"""
+
+
+def make_project(folder: Path) -> Path:
+    """A corpus of words in a fixed random order, and a config for a tiny model; returns the config's path."""
+    rng = random.Random(7)
+    words = ["many", "workers", "one", "descent", "loss", "gradient", "step", "rank", "sum", "mean"]
+    lines = (" ".join(rng.choice(words) for _ in range(8)) for _ in range(300))
+    (folder / "corpus.txt").write_text("\n".join(lines) + "\n")
+    (folder / "run.toml").write_text(CONFIG)
+    return folder / "run.toml"
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """This process's environment for a run: one thread per rank, no terminal."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb", **extra}
+
+
+def start(folder: Path, *words: str, **popen: object) -> subprocess.Popen[str]:
+    """`codescent WORDS` in `folder`, running."""
+    command = [sys.executable, "-m", "codescent", *words]
+    return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
+        command,
+        cwd=folder,
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **popen,
+    )
+
+
+def codescent(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`codescent WORDS` in `folder`, to its end."""
+    command = [sys.executable, "-m", "codescent", *words]
+    return subprocess.run(
+        command, cwd=folder, env=environment(), text=True, capture_output=True, timeout=150, check=False
+    )
+
+
+def train(folder: Path, name: str, *words: str) -> RunFolder:
+    """`codescent train run.toml` under `name`, which must succeed."""
+    done = codescent(folder, "train", "run.toml", f"run.name={name}", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return RunFolder.open(folder / "runs" / name)
+
+
+def losses(run: RunFolder) -> Sequence[float]:
+    """Training losses, step by step."""
+    return [row["train_loss"] for row in run.read_metrics()]

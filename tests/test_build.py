@@ -1,0 +1,129 @@
+"""In: configs. Out: plans with the published sizes, closed-form bytes and traffic; every refusal, all at once.
+Does not run a plan: test_trajectory and test_declared do."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codescent.build import build
+from codescent.config import Config
+from codescent.cost.compute import step_flops
+from codescent.cost.memory import state_bytes, wire_bytes
+from codescent.errors import UserError
+from codescent.plan import Parameter, Plan, Role, TensorPlan, Verb
+from codescent.strategies.replicate import buckets
+
+OPENAI = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
+SMALL = {"num_layers": 2, "num_heads": 2, "hidden_dim": 8, "seq_len": 16}
+
+
+def config(**sections: dict[str, object]) -> Config:
+    return Config.model_validate({"model": SMALL, **sections})
+
+
+@pytest.mark.parametrize(("preset", "parameters"), OPENAI.items())
+def test_presets_have_openais_parameter_counts(preset: str, parameters: int) -> None:
+    assert build(config(model={"preset": preset}), None, 1).num_parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("precision", "microbatch", "per_parameter"),
+    [
+        ("fp32", None, (4, 4, 8)),
+        ("fp64", None, (8, 8, 16)),
+        ("bf16", None, (2, 2, 12)),  # Rajbhandari et al. 2020: 16 bytes per parameter
+        ("bf16", 3, (2, 4, 12)),  # sums over micro-batches are kept in fp32
+    ],
+)
+def test_state_bytes_are_the_closed_form(
+    precision: str, microbatch: int | None, per_parameter: tuple[int, int, int]
+) -> None:
+    train = {"precision": precision, "global_batch_size": 12, "microbatch_size": microbatch}
+    plan = build(config(model={"preset": "gpt2"}, train=train), None, 1)
+    state = state_bytes(plan)
+    assert (state.weights_bytes, state.gradients_bytes, state.optimizer_bytes) == tuple(
+        number * OPENAI["gpt2"] for number in per_parameter
+    )
+
+
+def test_traffic_is_every_gradient_once() -> None:
+    plan = build(config(model={"preset": "gpt2"}, train={"precision": "bf16"}), None, 4)
+    gradients = [record for record in plan.traffic if record.during is Verb.BACKWARD]
+    assert sum(record.payload_bytes for record in gradients) == 2 * OPENAI["gpt2"]
+    assert wire_bytes(plan) == 2 * 3 / 4 * (2 * OPENAI["gpt2"] + 16)
+
+
+def test_wire_dtype_is_a_choice() -> None:
+    plan = build(config(train={"precision": "bf16"}, parallel={"reduce_dtype": "fp32"}), 11, 2)
+    gradients = [record for record in plan.traffic if record.during is Verb.BACKWARD]
+    assert sum(record.payload_bytes for record in gradients) == 4 * plan.num_parameters
+
+
+def test_flops_by_both_formulas() -> None:
+    train = {"global_batch_size": 4}
+    flops = step_flops(build(config(model={"preset": "gpt2"}, data={"seq_len": 256}, train=train), None, 1))
+    assert flops.dense_flops == 6 * OPENAI["gpt2"] * 1024
+    assert flops.total_flops - flops.dense_flops == 12 * 12 * 768 * 256 * 1024
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 1000))
+def test_buckets_hold_every_tensor_once_last_first(sizes: list[int], bucket_bytes: int) -> None:
+    tensors = [TensorPlan(Parameter(str(n), (n,), Role.NORM), "fp32", "fp32", "fp32", "", 2) for n in sizes]
+    filled = buckets(tensors, bucket_bytes, "fp32")
+    assert [index for bucket in filled for index in bucket] == list(reversed(range(len(sizes))))
+    for bucket in filled:
+        assert len(bucket) == 1 or sum(4 * sizes[index] for index in bucket) <= bucket_bytes
+
+
+def refusal(config: Config, vocab_size: int | None = 11, world_size: int = 1) -> str:
+    with pytest.raises(UserError) as caught:
+        build(config, vocab_size, world_size)
+    return str(caught.value)
+
+
+def test_batch_that_does_not_divide_over_the_ranks() -> None:
+    message = refusal(config(train={"global_batch_size": 12}), world_size=5)
+    assert "train.global_batch_size = 12" in message
+    assert "10 or 15 samples" in message
+    assert "4 or 6 ranks" in message
+
+
+def test_microbatch_that_does_not_divide_prints_the_equation() -> None:
+    message = refusal(config(train={"global_batch_size": 24, "microbatch_size": 8}), world_size=2)
+    assert "24 (global_batch_size) = 2 (data-parallel ranks) x 8 (microbatch_size) x 1.5" in message
+    assert "6 or 12" in message
+
+
+def test_degrees_whose_product_is_not_the_world() -> None:
+    assert "= 3 ranks, but the run has 2" in refusal(config(parallel={"dp_replicate": 3}), world_size=2)
+
+
+def test_axes_without_a_strategy_are_refused() -> None:
+    message = refusal(config(parallel={"tp": 2, "pp": 2}), world_size=4)
+    assert "parallel.tp = 2" in message
+    assert "parallel.pp = 2" in message
+
+
+def test_model_problems_come_together_with_the_others() -> None:
+    message = refusal(config(model={**SMALL, "num_heads": 3}, parallel={"dp_replicate": 3}), world_size=2)
+    assert "3 heads do not divide" in message
+    assert "= 3 ranks, but the run has 2" in message
+
+
+def test_samples_longer_than_the_model() -> None:
+    assert "data.seq_len = 17" in refusal(config(data={"seq_len": 17}))
+
+
+def test_vocabulary_smaller_than_the_tokenizers() -> None:
+    assert "has 300 tokens" in refusal(config(model={**SMALL, "vocab_size": 256}), vocab_size=300)
+
+
+def test_unknown_vocabulary_says_how_to_know_it() -> None:
+    assert "codescent data python-stdlib --tokenizer char" in refusal(config(), vocab_size=None)
+
+
+def test_plan_survives_json() -> None:
+    plan = build(config(train={"global_batch_size": 8, "microbatch_size": 2}), 11, 2)
+    assert Plan.from_json(plan.to_json()) == plan
