@@ -223,7 +223,7 @@ class Log(Section):
     """What is shown."""
 
     every: int = Field(10, ge=1, description="steps between printed lines")
-    sample_tokens: int = Field(0, ge=0, description="tokens that the model writes at the end of the run")
+    sample_tokens: int = Field(0, ge=0, description="tokens that the model writes at the end of the run; 0: none")
     tensorboard: bool = Field(True, description="write TensorBoard files, where tensorboard is installed")
 
 

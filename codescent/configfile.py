@@ -202,8 +202,8 @@ def _find(path: Path) -> Path:
             return path
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    names = {sibling.name: str(sibling) for sibling in siblings} | {sibling.stem: str(sibling) for sibling in siblings}
-    near = [names[name] for name in difflib.get_close_matches(path.name, names)]
+    names = {sibling.stem: str(sibling) for sibling in siblings}
+    near = [names[name] for name in difflib.get_close_matches(path.stem, names)]
     near += [f"{name} (shipped)" for name in difflib.get_close_matches(path.stem, own)]
     hint = f"did you mean {_either(near)}?" if near else f"shipped configs are {', '.join(own)}"
     reason = "no such file" if path.parent.is_dir() else f"no such file: there is no folder {path.parent}"

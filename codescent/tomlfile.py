@@ -28,10 +28,10 @@ def read_toml(file: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        column = error.start - data.rfind(b"\n", 0, error.start)
+        read = error.object  # without the byte order mark, which error.start does not count either
+        line, column = read[: error.start].count(b"\n") + 1, error.start - read.rfind(b"\n", 0, error.start)
         hint = " (it looks like UTF-16)" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        byte = f"byte 0x{data[error.start]:02x}"
+        byte = f"byte 0x{read[error.start]:02x}"
         raise UserError(f"{file}:{line}:{column}: not UTF-8 text, at {byte}{hint}; save it as UTF-8") from error
     try:
         return tomllib.loads(text), _lines_of_keys(text)
@@ -42,8 +42,8 @@ def read_toml(file: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
 def _syntax_problem(file: Path, text: str, message: str) -> str:
     lines = text.split("\n")
     found = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
-    if found is None:  # a number of thousands of digits, brackets nested a thousand deep
-        return f"{file}: not TOML: {message}"
+    if found is None:  # brackets nested a thousand deep, a number of thousands of digits: tomllib has no line for these
+        return f"{file}: not readable as TOML: {message}"
     last = len(text.rstrip("\n").split("\n"))
     line, column = (int(found[1]), int(found[2])) if found[1] else (last, len(lines[last - 1]) + 1)
     source = lines[line - 1]
