@@ -1,0 +1,47 @@
+"""In: signals to this process. Out: their numbers, one by one, to whoever waits for them.
+Does not act on a signal: the one loop that waits does, so that no code runs at an arbitrary moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import types
+from collections.abc import Sequence
+from typing import Any, Self
+
+
+class SignalQueue:
+    """Inside `with`, signals of `numbers` are queued instead of acted upon; afterwards all is as before.
+
+    Works in the main thread only (as signal.signal does: ValueError elsewhere).
+    """
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = numbers
+
+    def __enter__(self) -> Self:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._before: dict[int, Any] = {number: signal.signal(number, _queued) for number in self._numbers}
+        return self
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """Signals that came since the last call, in order; waits up to `timeout_s` for the first."""
+        ready, _, _ = select.select([self._reader], [], [], max(0.0, timeout_s))
+        return [number for number in os.read(self._reader, 4096) if number in self._numbers] if ready else []
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            with contextlib.suppress(TypeError):  # a handler that was not set from Python cannot be set back
+                signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+def _queued(number: int, frame: types.FrameType | None) -> None:
+    """The interpreter has written the number into the pipe before it calls this."""
