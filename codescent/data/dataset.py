@@ -1,0 +1,311 @@
+"""In: a folder of token shards: ours, nanoGPT's or llm.c's. Out: samples of tokens, memory-mapped, by number.
+Does not order the samples (sampler.py does), does not write, does not import torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codescent.data import bpe, corpora, download
+from codescent.data.foreign import GPT2_VOCAB_SIZE, Foreign, ShardFile, is_foreign, read_foreign
+from codescent.data.request import DESCRIPTION, FORMAT, TOKENIZER, Request, make_request
+from codescent.data.tokenizers import Tokenizer, load
+from codescent.errors import UserError
+
+CHECKED_BYTES = 1 << 28  # up to so many bytes of tokens are checked when a dataset is opened; more, as they are read
+SCAN_TOKENS = 1 << 22
+
+Samples = npt.NDArray[np.int64]
+
+
+class Split:
+    """The tokens of one split: its shards one after the other, and samples of them by number."""
+
+    def __init__(self, name: str, files: tuple[ShardFile, ...], vocab_size: int) -> None:
+        self.name = name
+        self.files = tuple(file for file in files if file.num_tokens)
+        self.vocab_size = vocab_size
+        counts = [file.num_tokens for file in self.files]
+        self._starts = np.array([0, *counts], np.int64).cumsum()
+        self._maps: list[npt.NDArray[Any]] = [
+            np.asarray(np.memmap(file.path, file.dtype, "r", file.offset_bytes, (file.num_tokens,)))
+            for file in self.files
+        ]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the split."""
+        return int(self._starts[-1])
+
+    def num_samples(self, seq_len: int) -> int:
+        """Whole samples of `seq_len` inputs and, one further on, `seq_len` targets."""
+        return max(0, (self.num_tokens - 1) // seq_len)
+
+    def read(self, samples: npt.NDArray[np.integer[Any]], seq_len: int) -> Samples:
+        """Tokens of samples: sample j is tokens [j * seq_len, j * seq_len + seq_len], both ends included.
+
+        Args:
+            samples: [n], each in [0, num_samples(seq_len)).
+
+        Returns:
+            int64 [n, seq_len + 1].
+
+        Raises:
+            UserError: a token outside the vocabulary: which file, at which byte.
+            IndexError: no such sample.
+        """
+        numbers = np.asarray(samples, np.int64)
+        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.num_samples(seq_len):
+            raise IndexError(f"samples of the {self.name} split lie in [0, {self.num_samples(seq_len)})")
+        firsts = numbers * seq_len
+        shards = np.searchsorted(self._starts, firsts, "right") - 1
+        inside = firsts + seq_len < self._starts[shards + 1]
+        out = np.empty((len(numbers), seq_len + 1), np.int64)
+        for shard in np.unique(shards[inside]).tolist():
+            rows = inside & (shards == shard)
+            windows = np.lib.stride_tricks.sliding_window_view(self._maps[shard], seq_len + 1)
+            out[rows] = windows[firsts[rows] - self._starts[shard]]
+        for row in np.flatnonzero(~inside).tolist():
+            out[row] = self._across(int(firsts[row]), seq_len + 1)
+        if out.max(initial=0) >= self.vocab_size:
+            row, column = (int(place) for place in np.argwhere(out >= self.vocab_size)[0])
+            raise UserError(self._outside(int(firsts[row]) + column, int(out[row, column])))
+        return out
+
+    def problem(self) -> str | None:
+        """The first token outside the vocabulary, in words, or None; reads the whole split."""
+        for start, tokens in self._pieces():
+            if len(tokens) and int(tokens.max()) >= self.vocab_size:
+                place = int(np.argmax(tokens >= self.vocab_size))
+                return self._outside(start + place, int(tokens[place]))
+        return None
+
+    def largest(self) -> int:
+        """The largest token; reads the whole split."""
+        return max((int(tokens.max()) for _, tokens in self._pieces()), default=-1)
+
+    def _pieces(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        for start, tokens in zip(self._starts.tolist(), self._maps):
+            for first in range(0, len(tokens), SCAN_TOKENS):
+                yield start + first, tokens[first : first + SCAN_TOKENS]
+
+    def _across(self, first: int, count: int) -> Samples:
+        """Tokens [first, first + count), which lie in more than one shard."""
+        out = np.empty(count, np.int64)
+        done = 0
+        while done < count:
+            shard = int(np.searchsorted(self._starts, first + done, "right")) - 1
+            begin = first + done - int(self._starts[shard])
+            part = self._maps[shard][begin : begin + count - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+        return out
+
+    def _outside(self, position: int, token: int) -> str:
+        shard = int(np.searchsorted(self._starts, position, "right")) - 1
+        file = self.files[shard]
+        offset_bytes = file.offset_bytes + (position - int(self._starts[shard])) * file.dtype.itemsize
+        return f"{file.path}: token {token} at byte {offset_bytes} is outside the vocabulary of {self.vocab_size}"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Token shards, open.
+
+    Attributes:
+        description: what is known of their making: of ours all of description.json, of others `format` and counts.
+        fingerprint: changes with the tokens: of our shards the sha256, of others their sizes, first and last bytes.
+    """
+
+    path: Path
+    vocab_size: int
+    train: Split
+    validation: Split
+    description: dict[str, Any]
+    fingerprint: str
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of these tokens; None where shards of others come without one.
+
+        Raises:
+            UserError: GPT-2's is needed and cannot be had.
+        """
+        if (self.path / TOKENIZER).exists():
+            return load(self.path / TOKENIZER)
+        return bpe.gpt2() if self.vocab_size == GPT2_VOCAB_SIZE else None
+
+    def summary(self) -> list[str]:
+        """What there is to say of it in a few lines."""
+        corpus, tokenizer = self.description.get("corpus", {}), self.description["tokenizer"]
+        lines = [f"{self.path}: {tokenizer.get('kind', self.description['format'])}, vocabulary of {self.vocab_size:,}"]
+        for split in (self.train, self.validation):
+            characters = self.description["splits"][split.name].get("characters")
+            counted = f"{characters:,} characters, " if characters is not None else ""
+            lines.append(f"{split.name}: {counted}{split.num_tokens:,} tokens in {len(split.files)} shards")
+        if empty := corpus.get("empty_files"):
+            lines.append(f"{len(empty)} empty files were left out: {', '.join(empty[:3])}{', …' * (len(empty) > 3)}")
+        if forced := self.description.get("forced_cuts"):
+            lines.append(f"{forced} cuts had to be made where the text has no white space: see docs/data.md, Cutting")
+        return lines
+
+    def verify(self) -> None:
+        """Read everything: every token inside the vocabulary, and our shards' sha256.
+
+        Raises:
+            UserError: all shards that are not as they were made.
+        """
+        problems = [split.problem() for split in (self.train, self.validation)]
+        for split in self.description.get("splits", {}).values():
+            for shard in split.get("shards", ()):
+                with (self.path / shard["file"]).open("rb") as stream:
+                    found = hashlib.file_digest(stream, "sha256").hexdigest()
+                if found != shard["sha256"]:
+                    problems.append(f"{self.path / shard['file']}: changed: sha256 {found}, expected {shard['sha256']}")
+        if wrong := [problem for problem in problems if problem]:
+            raise UserError(*wrong)
+
+
+def token_shards(corpus: str) -> Path | None:
+    """The path that a corpus is, if `open_dataset` can read token shards there; None for a corpus of text."""
+    path = Path(corpus).expanduser()
+    is_there = corpus not in corpora.NAMES and ((path / DESCRIPTION).is_file() or is_foreign(path))
+    return path if is_there else None
+
+
+def open_dataset(path: Path) -> Dataset:
+    """Open the token shards of a folder: ours, nanoGPT's (train.bin, val.bin) or llm.c's (*_train*.bin, *_val*.bin).
+
+    Raises:
+        UserError: no shards there; a shard truncated; a token outside the vocabulary (datasets of up to 256 MiB are
+            read whole for that, larger ones are checked as they are read).
+    """
+    if (path / DESCRIPTION).is_file():
+        dataset = _open_ours(path)
+    elif is_foreign(path):
+        dataset = _open_foreign(read_foreign(path))
+    else:
+        raise UserError(f"{path}: no token shards here: neither {DESCRIPTION} nor train.bin: run codescent data")
+    splits = (dataset.train, dataset.validation)
+    if sum(file.num_tokens * file.dtype.itemsize for split in splits for file in split.files) <= CHECKED_BYTES and (
+        problems := [problem for split in splits if (problem := split.problem())]
+    ):
+        raise UserError(*problems)
+    return dataset
+
+
+def locate(
+    corpus: str,
+    tokenizer: str | None,
+    root: Path,
+    *,
+    validation_fraction: float = 0.1,
+    text_key: str = "text",
+    train_bpe: int | None = None,
+) -> Path | None:
+    """The prepared dataset of these arguments (those of `prepare`), complete and of the text as it is now; else None.
+
+    Where the text itself is no longer here, what was prepared from it stands. Token shards are their own dataset.
+
+    Raises:
+        UserError: bad arguments, or a prepared dataset with a truncated shard.
+    """
+    if shards := token_shards(corpus):
+        return shards
+    return locate_request(make_request(corpus, tokenizer, validation_fraction, text_key, train_bpe), root)
+
+
+def locate_request(request: Request, root: Path) -> Path | None:
+    """The same, of a checked request."""
+    found = []
+    for file in root.glob(f"[!.]*/{DESCRIPTION}"):
+        try:
+            description = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError:
+            continue  # a broken neighbour; if it is the one in question, preparing it says so
+        if description.get("format") == FORMAT and description["request"] == request.key:
+            found.append((file.stat().st_mtime_ns, file.parent, description))
+    if found and corpora.is_present(request.corpus):
+        known = request.corpus == "shakespeare"  # pinned: no need to look at the file
+        stamp = download.SHAKESPEARE.sha256 if known else corpora.resolve(request.corpus).stamp
+        found = [entry for entry in found if entry[2]["stamp"] == stamp]
+    if not found:
+        return None
+    _, folder, description = max(found, key=lambda entry: entry[:2])
+    check_shards(folder, description)
+    return folder
+
+
+def check_shards(folder: Path, description: dict[str, Any]) -> tuple[tuple[ShardFile, ...], ...]:
+    """The shards of each split. Raises UserError with all that are missing or have another length than was written."""
+    dtype = np.dtype(description["dtype"]).newbyteorder("<")
+    problems, splits = [], []
+    for split in ("train", "validation"):
+        files = []
+        for shard in description["splits"][split]["shards"]:
+            path = folder / shard["file"]
+            expected_bytes = shard["tokens"] * dtype.itemsize
+            size_bytes = path.stat().st_size if path.is_file() else -1
+            if size_bytes < 0:
+                problems.append(f"{path}: missing")
+            elif size_bytes != expected_bytes:
+                what = "truncated" if size_bytes < expected_bytes else "too long"
+                problems.append(f"{path}: {what}: ends at byte {size_bytes}, expected {expected_bytes}")
+            files.append(ShardFile(path, 0, shard["tokens"], dtype))
+        splits.append(tuple(files))
+    if problems:
+        raise UserError(*problems, f"{folder}: damaged: delete this folder and prepare it again")
+    return tuple(splits)
+
+
+def _open_ours(path: Path) -> Dataset:
+    description = read_description(path)
+    train, validation = check_shards(path, description)
+    vocab_size = description["tokenizer"]["vocab_size"]
+    hashes = [shard["sha256"] for split in description["splits"].values() for shard in split["shards"]]
+    fingerprint = hashlib.sha256(" ".join(hashes).encode()).hexdigest()
+    splits = Split("train", train, vocab_size), Split("validation", validation, vocab_size)
+    return Dataset(path, vocab_size, splits[0], splits[1], description, fingerprint)
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """What a folder of ours says of itself. Raises UserError where that is damaged or of another format."""
+    try:
+        description: dict[str, Any] = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path / DESCRIPTION}: not JSON: {error}: delete this folder and prepare it again") from error
+    if description.get("format") != FORMAT:
+        raise UserError(f"{path / DESCRIPTION}: format {description.get('format')!r}, expected {FORMAT!r}")
+    return description
+
+
+def _open_foreign(shards: Foreign) -> Dataset:
+    vocab_size = shards.vocab_size
+    if (shards.folder / TOKENIZER).exists():
+        vocab_size = load(shards.folder / TOKENIZER).vocab_size
+    if vocab_size is None:
+        widest = max(np.iinfo(file.dtype).max for file in shards.train) + 1
+        vocab_size = 1 + max(Split("", files, widest).largest() for files in (shards.train, shards.validation))
+    digest = hashlib.sha256()
+    for file in (*shards.train, *shards.validation):
+        digest.update(f"{file.path.name} {file.num_tokens}\n".encode())
+        with file.path.open("rb") as stream:
+            digest.update(stream.read(1 << 16))
+            stream.seek(-min(1 << 16, file.path.stat().st_size), 2)
+            digest.update(stream.read(1 << 16))
+    train = Split("train", shards.train, vocab_size)
+    validation = Split("validation", shards.validation, vocab_size)
+    description = {
+        "format": shards.format,
+        "tokenizer": {"vocab_size": vocab_size},
+        "splits": {split.name: {"tokens": split.num_tokens} for split in (train, validation)},
+    }
+    return Dataset(shards.folder, vocab_size, train, validation, description, digest.hexdigest())

@@ -1,0 +1,47 @@
+"""In: how much is to be done and each piece done. Out: a bar on a terminal, now and then a line where there is none.
+Does not slow the work: a line at most every ten seconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+LINE_EVERY_S = 10.0
+
+
+@contextmanager
+def stage(title: str, total: int, enabled: bool, done: int = 0) -> Iterator[Callable[[int], None]]:
+    """Show a stage of work on the standard error while the context lasts; yields what to call with each piece's size.
+
+    Args:
+        total: bytes or characters of the stage; 0: not known.
+        done: of them, done before.
+    """
+    if not enabled:
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        columns = (BarColumn(), TaskProgressColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        with Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True), transient=True) as bars:
+            bar = bars.add_task(title, total=total or None, completed=done)
+            yield lambda count: bars.advance(bar, count)
+    else:
+        yield _lines(title, total, done)
+
+
+def _lines(title: str, total: int, done: int) -> Callable[[int], None]:
+    last_s = time.monotonic()
+
+    def advance(count: int) -> None:
+        nonlocal done, last_s
+        done += count
+        if time.monotonic() - last_s >= LINE_EVERY_S:
+            last_s = time.monotonic()
+            share = f" ({100 * done / total:.0f} %)" if total else ""
+            print(f"{title}: {done / 1e6:.0f} MB{share}", file=sys.stderr, flush=True)
+
+    return advance
