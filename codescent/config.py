@@ -274,13 +274,11 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             f"given {optimizer.min_learning_rate}, which is above optimizer.learning_rate ({optimizer.learning_rate}); "
             "the learning rate decays towards it",
         )
-    decay_key = "train.num_steps" if optimizer.decay_steps is None else "optimizer.decay_steps"
-    decay_steps = train.num_steps if optimizer.decay_steps is None else optimizer.decay_steps
-    if optimizer.warmup_steps and optimizer.warmup_steps >= decay_steps:
+    if optimizer.decay_steps is not None and optimizer.warmup_steps >= optimizer.decay_steps:
         yield Contradiction(
-            ("optimizer.warmup_steps", decay_key),
-            f"given {optimizer.warmup_steps}, but the learning rate's course ends after {decay_steps} steps "
-            f"({decay_key}); must be a whole number from 0 to {decay_steps - 1}",
+            ("optimizer.warmup_steps", "optimizer.decay_steps"),
+            f"given {optimizer.warmup_steps}, but the decay that follows ends at optimizer.decay_steps "
+            f"({optimizer.decay_steps}); must be a whole number from 0 to {optimizer.decay_steps - 1}",
         )
     size, samples = train.microbatch_size, train.global_batch_size
     if size is not None and samples % size:

@@ -190,16 +190,17 @@ def _find(path: Path) -> Path:
     """The file that `path` means. Raises UserError with the nearest names where there is none."""
     own = shipped()
     try:
-        if path.is_dir() or not path.exists():
-            if path.name == str(path) and path.suffix in ("", ".toml") and path.stem in own:
-                return own[path.stem]
-            inner = path / "config.toml"
-            if path.is_dir():
-                hint = f"; did you mean {inner}?" if inner.is_file() else "; give a TOML file"
-                raise UserError(f"{path}: is a folder{hint}")
-            siblings = sorted(path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        else:
+        if path.is_file():
             return path
+        if path.name == str(path) and path.suffix in ("", ".toml") and path.stem in own:
+            return own[path.stem]
+        if path.is_dir():
+            inner = path / "config.toml"
+            hint = f"did you mean {inner}?" if inner.is_file() else "give a TOML file"
+            raise UserError(f"{path}: is a folder; {hint}")
+        if path.exists():
+            raise UserError(f"{path}: is a pipe or a device, but every rank reads the config again; save it as a file")
+        siblings = sorted(path.parent.glob("*.toml")) if path.parent.is_dir() else []
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     names = {sibling.stem: str(sibling) for sibling in siblings}

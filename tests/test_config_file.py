@@ -3,7 +3,6 @@ Does not test what is wrong: test_config_wrong.py does."""
 
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 
@@ -145,12 +144,8 @@ def test_lines_of_what_looks_like_keys_inside_strings_and_lists_are_not_taken() 
     assert lines == {("a",): 1, ("b",): 5, ("c", "d"): 9, ("c", "d", "e"): 10, ("f",): 11, ("f", "g"): 12}
 
 
-def test_a_config_can_be_read_from_a_pipe() -> None:
-    reader, writer = os.pipe()
-    os.write(writer, b"[run]\nname = 'piped'\n")
-    os.close(writer)
-    assert load(f"/dev/fd/{reader}").config.run.name == "piped"
-    os.close(reader)
+def test_a_short_trial_of_a_config_may_end_in_its_warm_up() -> None:
+    assert load("shakespeare_char", ["train.num_steps=20"]).config.optimizer.warmup_steps == 100
 
 
 # Out again
