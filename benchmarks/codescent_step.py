@@ -1,0 +1,90 @@
+"""In: sizes, a file of tokens, a device. Out: a program that is told over a pipe to take codescent's steps.
+Does not read a config file: it must run where neither pydantic nor tomli-w is. It writes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from measure import ROOT
+from peer_step import BETAS, LEARNING_RATE, WEIGHT_DECAY, obey, quiet_stdout
+from work import Work
+
+sys.path.insert(0, str(ROOT))
+
+from codescent.build import build
+from codescent.data.dataset import open_dataset
+from codescent.train.assemble import assemble
+from codescent.train.machine import try_matmul
+from codescent.train.stop import StopRequest
+from codescent.train.world import Place, World
+
+
+def config_of(arguments: argparse.Namespace, work: Work) -> Any:
+    """The keys that a plan and a step depend on, at the defaults of codescent.config but for what is given here."""
+    sizes = {
+        "num_layers": work.num_layers, "num_heads": work.num_heads, "hidden_dim": work.hidden_dim, "ffn_dim": None,
+        "vocab_size": work.vocab_size, "seq_len": work.max_seq_len,
+    }  # fmt: skip
+    return SimpleNamespace(
+        run=SimpleNamespace(seed=1337),
+        model=SimpleNamespace(kind="gpt2", preset=None, dropout=0.0, bias=True, **sizes),
+        data=SimpleNamespace(corpus=str(arguments.tokens.parent), tokenizer="gpt2", seq_len=work.seq_len, prefetch=4),
+        train=SimpleNamespace(
+            global_batch_size=work.batch_size, microbatch_size=None, precision=arguments.precision,
+            compile=arguments.compile, head_chunk_tokens=arguments.head_chunk_tokens, num_steps=1_000_000,
+        ),
+        optimizer=SimpleNamespace(
+            kind="adamw", learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY, beta1=BETAS[0], beta2=BETAS[1],
+            eps=1e-8, momentum=0.9, fused=True, max_grad_norm=arguments.clip,
+        ),
+        parallel=SimpleNamespace(
+            dp_replicate=None, pp=1, dp_shard=1, cp=1, tp=1, bucket_bytes=16_777_216, reduce_dtype="auto",
+        ),
+    )  # fmt: skip
+
+
+def arguments_of(argv: list[str]) -> argparse.Namespace:
+    """The command line; gpu_step.py writes it."""
+    parser = argparse.ArgumentParser(description="Take codescent's training steps, as told over a pipe.")
+    parser.add_argument("--tokens", type=Path, required=True, help="train.bin beside a val.bin, both of uint16 tokens")
+    parser.add_argument("--work", type=Work.parse, required=True)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16")
+    parser.add_argument("--compile", choices=("none", "blocks", "model"), default="blocks")
+    parser.add_argument("--head-chunk-tokens", type=int, default=1024)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--clip", type=float, default=0.0)
+    parser.add_argument("--warmup", type=int, default=5)
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """Plan, assemble as `codescent train` does, then take steps as told."""
+    arguments = arguments_of(sys.argv[1:])
+    answers = quiet_stdout()
+    config = config_of(arguments, arguments.work)
+    world = World(Place(), arguments.device, None, timeout_s=600.0)
+    dataset = open_dataset(arguments.tokens.parent)
+    plan = build(config, dataset.vocab_size, 1)
+    world.divide(plan.mesh)
+    try_matmul("auto", world.device)
+    with StopRequest(alone=True) as stop:
+        trainer = assemble(config, plan, world, dataset, 0, stop)
+        taken = 0
+
+        def step() -> None:
+            nonlocal taken
+            trainer.executor.step(taken, LEARNING_RATE)
+            taken += 1
+
+        obey(step, arguments.warmup, arguments.device, answers)
+        trainer.close()
+    cast(Any, torch.distributed).destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""In: llm.c's checkout, sizes. Out: its CPU program, built by its own Makefile, with a model and a token file to read.
+Does not hold any of its code; the file formats are those that its readers check (train_gpt2.c, llmc/dataloader.h)."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from measure import SystemFailed
+from work import Work
+
+HEADER_INTS = 256
+MODEL_MAGIC, MODEL_VERSION = 20240326, 3  # version 3: fp32, padded vocabulary
+TOKENS_MAGIC, TOKENS_VERSION = 20240520, 1  # version 1: uint16
+VOCAB_MULTIPLE = 128
+
+
+def build(checkout: Path, folder: Path) -> Path:
+    """Compile llm.c's train_gpt2.c with its Makefile, as it is, and our main in `folder`; the program's path.
+
+    Nothing is written into the checkout. Raises SystemFailed with what make said.
+    """
+    driver = Path(__file__).with_name("llmc_step.c").read_text(encoding="utf-8")
+    source = f'#define TESTING\n#include "{checkout / "train_gpt2.c"}"\n{driver}'
+    (folder / "train_gpt2.c").write_text(source, encoding="utf-8")
+    command = ["make", "-f", str(checkout / "Makefile"), "NO_MULTI_GPU=1", "train_gpt2"]
+    try:
+        made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise SystemFailed(f"llm.c cannot be built: {error}") from error
+    if made.returncode != 0:
+        raise SystemFailed(f"llm.c cannot be built; make said:\n{made.stdout}{made.stderr}")
+    return folder / "train_gpt2"
+
+
+def command(program: Path, model: Path, tokens: Path, work: Work, warmup: int) -> list[str]:
+    """The command line of the built program."""
+    return [str(program), str(model), str(tokens), str(work.batch_size), str(work.seq_len), str(warmup)]
+
+
+def environment(threads: int) -> dict[str, str]:
+    """llm.c takes its number of threads from OpenMP's variable."""
+    return {**os.environ, "OMP_NUM_THREADS": str(threads)}
+
+
+def write_tokens(path: Path, tokens: np.ndarray) -> None:
+    """A token file in its format: 256 int32, of which the first three say something, then uint16 tokens."""
+    header = np.zeros(HEADER_INTS, dtype=np.int32)
+    header[:3] = TOKENS_MAGIC, TOKENS_VERSION, len(tokens)
+    with path.open("wb") as file:
+        header.tofile(file)
+        tokens.astype(np.uint16).tofile(file)
+
+
+def write_model(path: Path, work: Work) -> None:
+    """A model file in its format with GPT-2's initial values: 256 int32, then the tensors kind by kind in fp32."""
+    padded = math.ceil(work.vocab_size / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    header = np.zeros(HEADER_INTS, dtype=np.int32)
+    header[:8] = (
+        MODEL_MAGIC, MODEL_VERSION, work.max_seq_len, work.vocab_size,
+        work.num_layers, work.num_heads, work.hidden_dim, padded,
+    )  # fmt: skip
+    random = np.random.default_rng(1337)
+    with path.open("wb") as file:
+        header.tofile(file)
+        for numel, std, mean in _tensors(work, padded):
+            values = random.standard_normal(numel, dtype=np.float32)
+            values *= std
+            values += mean
+            values.tofile(file)
+
+
+def _tensors(work: Work, padded: int) -> Iterator[tuple[int, float, float]]:
+    """Elements, standard deviation and mean of the 16 tensors, each of all layers together, in the file's order."""
+    hidden, layers = work.hidden_dim, work.num_layers
+    residual = 0.02 / math.sqrt(2 * layers)
+    yield padded * hidden, 0.02, 0.0  # token embedding
+    yield work.max_seq_len * hidden, 0.02, 0.0  # position embedding
+    yield layers * hidden, 0.0, 1.0  # first norm: scale, shift
+    yield layers * hidden, 0.0, 0.0
+    yield layers * 3 * hidden * hidden, 0.02, 0.0  # query, key, value
+    yield layers * 3 * hidden, 0.0, 0.0
+    yield layers * hidden * hidden, residual, 0.0  # attention's output
+    yield layers * hidden, 0.0, 0.0
+    yield layers * hidden, 0.0, 1.0  # second norm
+    yield layers * hidden, 0.0, 0.0
+    yield layers * 4 * hidden * hidden, 0.02, 0.0  # up
+    yield layers * 4 * hidden, 0.0, 0.0
+    yield layers * 4 * hidden * hidden, residual, 0.0  # down
+    yield layers * hidden, 0.0, 0.0
+    yield hidden, 0.0, 1.0  # last norm
+    yield hidden, 0.0, 0.0

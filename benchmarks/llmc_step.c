@@ -1,0 +1,41 @@
+/* In: sizes, a model file, a token file (arguments); numbers of steps (input). Out: seconds of each training step.
+   Does not hold llm.c's code: a one-line source file includes its train_gpt2.c (TESTING leaves its main out) before this
+   one, and its own Makefile builds the two with its own flags. Hyper-parameters as in peer_step.py. */
+
+static double now_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec + 1e-9 * now.tv_nsec;
+}
+
+int main(int argc, char **argv) {
+    if (argc != 6) {
+        fprintf(stderr, "usage: %s MODEL TOKENS BATCH_SIZE SEQ_LEN WARMUP\n", argv[0]);
+        return 2;
+    }
+    int batch_size = atoi(argv[3]), seq_len = atoi(argv[4]), num_warmup = atoi(argv[5]);
+    GPT2 model;
+    gpt2_build_from_checkpoint(&model, argv[1]);
+    DataLoader loader;
+    dataloader_init(&loader, argv[2], batch_size, seq_len, 0, 1, 1);
+
+    int num_steps = num_warmup, taken = 0, ready = 0;
+    for (;;) {
+        if (ready) printf("benchmark:");
+        for (int i = 0; i < num_steps; i++) {
+            double begun = now_s();
+            dataloader_next_batch(&loader);
+            gpt2_forward(&model, loader.inputs, loader.targets, batch_size, seq_len);
+            gpt2_zero_grad(&model);
+            gpt2_backward(&model);
+            gpt2_update(&model, 6e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, ++taken);
+            if (ready) printf(" %.6f", now_s() - begun);
+        }
+        if (!ready) printf("\nbenchmark: ready");
+        ready = 1;
+        printf("\n");
+        fflush(stdout);
+        if (scanf("%d", &num_steps) != 1) break;
+    }
+    return 0;
+}

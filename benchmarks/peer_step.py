@@ -1,0 +1,201 @@
+"""In: a peer's name, its checkout where it has one, sizes, a file of tokens. Out: a program that is told over a pipe to
+train it step by step. Does not hold any of the peer's code: it imports it from where the user keeps it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import torch
+from systems import MARK
+from work import Work
+
+LEARNING_RATE, WEIGHT_DECAY, BETAS = 6e-4, 0.1, (0.9, 0.95)
+"""nanoGPT's defaults (train.py), given to every peer."""
+
+
+@dataclass
+class Peer:
+    """A peer's model and optimizer, and how it computes a loss from tokens and targets."""
+
+    module: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def nanogpt(arguments: argparse.Namespace, work: Work) -> Peer:
+    """nanoGPT's GPT with its own optimizer groups; biases on, as in GPT-2."""
+    sys.path.insert(0, str(arguments.checkout))
+    peer = importlib.import_module("model")
+    config = peer.GPTConfig(
+        block_size=work.max_seq_len,
+        vocab_size=work.vocab_size,
+        n_layer=work.num_layers,
+        n_head=work.num_heads,
+        n_embd=work.hidden_dim,
+        dropout=0.0,
+        bias=True,
+    )
+    module = peer.GPT(config).to(arguments.device)
+    optimizer = module.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, arguments.device)
+    return Peer(module, optimizer, lambda model, tokens, targets: model(tokens, targets)[1])
+
+
+def transformers(arguments: argparse.Namespace, work: Work) -> Peer:
+    """transformers' GPT2LMHeadModel with torch's AdamW, fused where its Trainer would take the fused one by default."""
+    peer = importlib.import_module("transformers")
+    config = peer.GPT2Config(
+        vocab_size=work.vocab_size,
+        n_positions=work.max_seq_len,
+        n_embd=work.hidden_dim,
+        n_layer=work.num_layers,
+        n_head=work.num_heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+    module = peer.GPT2LMHeadModel(config).to(arguments.device)
+    fused = "fused" in str(peer.TrainingArguments.__dataclass_fields__["optim"].default)
+    return Peer(module, adamw(module, fused=fused), transformers_loss)
+
+
+def transformers_loss(model: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Its loss function with targets that are shifted already, so that it sees as many tokens as the others."""
+    loss = model(input_ids=tokens, labels=targets, shift_labels=targets).loss
+    assert isinstance(loss, torch.Tensor)
+    return loss
+
+
+def adamw(module: torch.nn.Module, *, fused: bool) -> torch.optim.AdamW:
+    """AdamW that decays matrices only."""
+    parameters = list(module.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, fused=fused)
+
+
+def batches(file: Path, work: Work, device: str) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    """Random windows of a memory-mapped uint16 token file, read one by one as nanoGPT's script does."""
+
+    def read() -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = np.memmap(file, dtype=np.uint16, mode="r")
+        starts = torch.randint(len(tokens) - work.seq_len, (work.batch_size,)).tolist()
+        windows = [torch.from_numpy(tokens[s : s + work.seq_len + 1].astype(np.int64)) for s in starts]
+        windows_BT = torch.stack(windows)
+        if device == "cuda":
+            windows_BT = windows_BT.pin_memory().to(device, non_blocking=True)
+        return windows_BT[:, :-1].contiguous(), windows_BT[:, 1:].contiguous()
+
+    return read
+
+
+def stepper(peer: Peer, arguments: argparse.Namespace, work: Work) -> Callable[[], None]:
+    """One full step: batch, forward, backward, clipping where asked for, AdamW, gradients dropped."""
+    module = torch.compile(peer.module) if arguments.compile else peer.module
+    assert isinstance(module, torch.nn.Module)
+    read = batches(arguments.tokens, work, arguments.device)
+
+    def step() -> None:
+        tokens, targets = read()
+        casting: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if arguments.precision == "bf16":
+            casting = torch.autocast(arguments.device, dtype=torch.bfloat16)
+        with casting:
+            loss = peer.loss(module, tokens, targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if arguments.clip > 0:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), arguments.clip)
+        peer.optimizer.step()
+        peer.optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def distributed(peer: Peer) -> Peer:
+    """The model inside torch's DistributedDataParallel with its defaults; torchrun's variables say who is where."""
+    torch.distributed.init_process_group("gloo")
+    return Peer(torch.nn.parallel.DistributedDataParallel(peer.module), peer.optimizer, peer.loss)
+
+
+def arguments_of(argv: list[str]) -> argparse.Namespace:
+    """The command line; peers.py and ranks.py write it."""
+    parser = argparse.ArgumentParser(description="Train a peer's GPT-2 step by step, as told over a pipe.")
+    parser.add_argument("--peer", choices=("nanogpt", "transformers"), required=True)
+    parser.add_argument("--checkout", type=Path, help="nanoGPT's checkout")
+    parser.add_argument("--tokens", type=Path, required=True, help="file of uint16 tokens")
+    parser.add_argument("--work", type=Work.parse, required=True)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--ddp", action="store_true")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--clip", type=float, default=0.0)
+    parser.add_argument("--warmup", type=int, default=2)
+    return parser.parse_args(argv)
+
+
+def take(step: Callable[[], None], num_steps: int, device: str) -> list[float]:
+    """Seconds of each of `num_steps` steps; on a CUDA device, which works behind the program's back, their mean."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    seconds = []
+    begun = first = time.perf_counter()
+    for _ in range(num_steps):
+        step()
+        ended = time.perf_counter()
+        seconds.append(ended - begun)
+        begun = ended
+    if device == "cuda":
+        torch.cuda.synchronize()
+        seconds = [(time.perf_counter() - first) / num_steps] * num_steps
+    return seconds
+
+
+def obey(step: Callable[[], None], warmup: int, device: str, answers: TextIO) -> None:
+    """Warm up, say so, then answer each line of the input: a number of steps, or "memory" (the peak on the device)."""
+    for _ in range(warmup):
+        step()
+    print(MARK, "ready", file=answers)
+    for line in sys.stdin:
+        if line.strip() == "memory":
+            print(MARK, torch.cuda.max_memory_allocated(), file=answers)
+        else:
+            print(MARK, *take(step, int(line), device), file=answers)
+
+
+def quiet_stdout() -> TextIO:
+    """A line-buffered stdout for answers; what is printed otherwise goes to stderr, the log, from now on."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return answers
+
+
+def main() -> None:
+    """Build the peer, then take steps as told."""
+    arguments = arguments_of(sys.argv[1:])
+    answers = quiet_stdout()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(1337 + int(os.environ.get("RANK", "0")))
+    if arguments.device == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True  # as nanoGPT's script does
+    peer = {"nanogpt": nanogpt, "transformers": transformers}[arguments.peer](arguments, arguments.work)
+    step = stepper(distributed(peer) if arguments.ddp else peer, arguments, arguments.work)
+    obey(step, arguments.warmup, arguments.device, answers)
+
+
+if __name__ == "__main__":
+    main()

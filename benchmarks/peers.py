@@ -1,0 +1,245 @@
+"""In: checkouts of nanoGPT and llm.c. Out: one table of what a training step takes: theirs, transformers', codescent's.
+Does not hold any peer's code and writes only into a temporary folder (and the --json file)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import llmc
+from measure import (
+    Checkout,
+    Measured,
+    System,
+    SystemFailed,
+    Timing,
+    hardware,
+    interleave,
+    machine_line,
+    must,
+    must_lines,
+    parser,
+    positive,
+    ratio_text,
+    revision,
+    say,
+    table,
+    write_json,
+)  # fmt: skip
+from systems import Told, Watched
+from work import SMALL, WORKS, Work, environment, random_tokens, training, write_tokens
+
+REFERENCE = "nanogpt-fp32-eager"
+
+NAMES = (
+    REFERENCE, "codescent-bf16", "codescent-fp32", "nanogpt-bf16-eager", "nanogpt-bf16-compile", "llmc",
+    "nanogpt-fp32-compile", "transformers-fp32", "transformers-bf16",
+)  # fmt: skip
+"""Those that the requirements compare come first, so that they share a sitting where memory is short."""
+
+NOTES = """A step of every system: next batch, forward, backward, {clip}AdamW, gradients dropped.
+{tokens} tokens, {threads} threads. GFLOP/s: 6 N tokens/s, N = {parameters:,}.
+nanoGPT: its model, its optimizer (torch's AdamW, not fused on a CPU), vocabulary {padded}; bf16: torch's autocast.
+transformers: GPT2LMHeadModel, AdamW as its Trainer chooses it, vocabulary {vocab}; bf16: torch's autocast.
+llm.c: its CPU functions built by its Makefile, fp32, AdamW, never clipped; vocabulary {vocab}, padded by it.
+codescent: `codescent train` itself, timed from outside, metrics and log at every step; vocabulary {vocab};
+bf16: bf16 weights, fp32 master weights and moments."""
+
+
+def arguments_of() -> argparse.Namespace:
+    """The command line. Exits with 2 where a system is asked for whose checkout is not given."""
+    parsed = parser("Time a full training step of GPT-2: nanoGPT, llm.c, transformers and codescent in turns.")
+    parsed.add_argument("--nanogpt", type=Checkout("nanoGPT", "model.py"), metavar="DIR", help="checkout of nanoGPT")
+    parsed.add_argument("--llmc", type=Checkout("llm.c", "train_gpt2.c", "Makefile"), metavar="DIR", help="of llm.c")
+    parsed.add_argument("--work", choices=tuple(WORKS), default="gpt2-124m", help="sizes of model and step")
+    parsed.add_argument("--only", metavar="NAME,...", help=f"these systems, or all that begin so: {', '.join(NAMES)}")
+    parsed.add_argument("--rounds", type=positive, default=5, help="turns of every system")
+    parsed.add_argument("--steps", type=positive, help="steps per turn; 1 on gpt2-124m and 50 on small if not given")
+    parsed.add_argument("--threads", type=positive, default=2, help="threads of every system")
+    parsed.add_argument("--clip", type=float, default=0.0, help="gradient norm to clip to, for all but llm.c; 0: none")
+    parsed.add_argument("--warmup", type=positive, default=2, help="steps before the first that counts")
+    arguments = parsed.parse_args()
+    wanted = arguments.only.split(",") if arguments.only else list(NAMES)
+    unknown = [word for word in wanted if not any(name.startswith(word) for name in NAMES)]
+    if unknown:
+        parsed.error(f"--only: no system begins with {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    arguments.names = [name for name in NAMES if any(name.startswith(word) for word in wanted)]
+    for peer, given in (("nanogpt", arguments.nanogpt), ("llmc", arguments.llmc)):
+        if given is None and any(name.startswith(peer) for name in arguments.names):
+            parsed.error(f"{peer} is to be measured: give its checkout with --{peer} DIR, or name others with --only")
+    return arguments
+
+
+def told(name: str, arguments: argparse.Namespace, work: Work, folder: Path, tokens: Path) -> Told:
+    """nanoGPT or transformers, in a process of its own; the name says precision and compilation."""
+    peer, precision, *compiled = name.split("-")
+    if peer == "nanogpt":
+        work = replace(work, vocab_size=padded_vocab(work))
+    argv = [
+        sys.executable, str(Path(__file__).with_name("peer_step.py")),
+        "--peer", peer, "--tokens", str(tokens), "--work", work.text(), "--precision", precision,
+        "--threads", str(arguments.threads), "--clip", str(arguments.clip), "--warmup", str(arguments.warmup),
+    ]  # fmt: skip
+    if peer == "nanogpt":
+        argv += ["--checkout", str(arguments.nanogpt)]
+    if compiled == ["compile"]:
+        argv.append("--compile")
+    env = {**environment(), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    return Told(name, argv, env, folder)
+
+
+def padded_vocab(work: Work) -> int:
+    """nanoGPT from scratch rounds GPT-2's vocabulary up to a multiple of 64; one that comes with the data it keeps."""
+    return work.vocab_size if work == SMALL else -(-work.vocab_size // 64) * 64
+
+
+def c_program(arguments: argparse.Namespace, work: Work, folder: Path) -> Told:
+    """llm.c's CPU program with a model and tokens in its formats."""
+    program = llmc.build(arguments.llmc, folder)
+    model, tokens = folder / "llmc_model.bin", folder / "llmc_tokens.bin"
+    llmc.write_model(model, work)
+    llmc.write_tokens(tokens, random_tokens(work.vocab_size, 1_000_000))
+    argv = llmc.command(program, model, tokens, work, arguments.warmup)
+    return Told("llmc", argv, llmc.environment(arguments.threads), folder)
+
+
+def watched(name: str, arguments: argparse.Namespace, work: Work, folder: Path, tokens: Path) -> Watched:
+    """`codescent train`."""
+    run = folder / f"run-{name}"
+    argv = training(
+        work, tokens, run,
+        f"train.precision={name.split('-')[1]}",
+        f"train.num_threads={arguments.threads}",
+        f"optimizer.max_grad_norm={arguments.clip}",
+    )  # fmt: skip
+    return Watched(name, argv, environment(), folder, run / "metrics.csv", arguments.warmup + 1)
+
+
+def prepare(arguments: argparse.Namespace, work: Work, folder: Path) -> tuple[list[System], dict[str, str]]:
+    """The systems that were asked for, not yet started, and those that cannot be prepared with the reason."""
+    tokens = write_tokens(folder, work.vocab_size)
+    systems: list[System] = []
+    failures: dict[str, str] = {}
+    for name in arguments.names:
+        if name.startswith("codescent"):
+            systems.append(watched(name, arguments, work, folder, tokens))
+        elif name == "llmc":
+            try:
+                systems.append(c_program(arguments, work, folder))
+            except SystemFailed as failure:
+                failures[name] = str(failure)
+        else:
+            systems.append(told(name, arguments, work, folder, tokens))
+    return systems, failures
+
+
+def musts(measured: Measured) -> list[dict[str, Any]]:
+    """What codescent must reach on GPT-2 124M, beside what it reached: ratios of medians inside one sitting."""
+    bf16 = [measured.ratio("codescent-bf16", f"nanogpt-bf16-{way}") for way in ("eager", "compile")]
+    both = None if None in bf16 else min(ratio for ratio in bf16 if ratio is not None)
+    ours, theirs = measured.find("codescent-bf16"), measured.find("nanogpt-bf16-eager")
+    fp32, reference = measured.find("codescent-fp32"), measured.find(REFERENCE)
+    return [
+        must("bf16, times nanoGPT fp32 eager", measured.ratio("codescent-bf16", REFERENCE), 3.6),
+        must("bf16, times the better of nanoGPT's bf16 runs", both, 1.5),
+        must("bf16, times llm.c's Makefile build", measured.ratio("codescent-bf16", "llmc"), 10),
+        must("fp32, times nanoGPT fp32 eager", measured.ratio("codescent-fp32", REFERENCE), 2.4),
+        must("peak memory, fp32, over nanoGPT's fp32 eager", memory_ratio(fp32, reference), 1, at_least=False),
+        must("peak memory, bf16, over nanoGPT's fp32 eager", memory_ratio(ours, reference), 1, at_least=False),
+        must("peak memory, bf16, over nanoGPT's bf16 eager", memory_ratio(ours, theirs), 1, at_least=False),
+    ]
+
+
+def memory_ratio(ours: Timing | None, theirs: Timing | None) -> float | None:
+    """Peak memory of one system over that of another, where both were measured."""
+    return None if ours is None or theirs is None else ours.peak_bytes / theirs.peak_bytes
+
+
+def rows(measured: Measured, work: Work, reference: str) -> list[dict[str, Any]]:
+    """What is known of each system, as numbers."""
+    return [
+        {
+            "system": timing.name,
+            "sitting": timing.sitting + 1,
+            "median_s": timing.median_s,
+            "best_s": timing.best_s,
+            "tokens_per_s": work.tokens / timing.median_s,
+            "flops_per_s": 6 * work.num_parameters * work.tokens / timing.median_s,
+            "ratio": _ratio(measured, timing, reference),
+            "peak_memory_bytes": timing.peak_bytes,
+            "seconds": timing.seconds,
+        }
+        for timing in measured.timings
+    ]
+
+
+def _ratio(measured: Measured, timing: Timing, reference: str) -> float | None:
+    other = measured.find(reference, timing.sitting)
+    return None if other is None else other.median_s / timing.median_s
+
+
+def show(entries: list[dict[str, Any]], reference: str) -> str:
+    """The table for people."""
+    header = ["system", "sitting", "ms median", "best", "tokens/s", "GFLOP/s", f"x {reference}", "peak MiB"]
+    lines = [
+        [
+            entry["system"],
+            str(entry["sitting"]),
+            f"{1e3 * entry['median_s']:.1f}",
+            f"{1e3 * entry['best_s']:.1f}",
+            f"{entry['tokens_per_s']:.0f}",
+            f"{entry['flops_per_s'] / 1e9:.0f}",
+            ratio_text(entry["ratio"]),
+            f"{entry['peak_memory_bytes'] / 2**20:.0f}",
+        ]
+        for entry in entries
+    ]
+    return table(header, lines)
+
+
+def main() -> int:
+    """Measure and print; 1 where a system failed, 0 otherwise, whether or not the requirements hold."""
+    arguments = arguments_of()
+    work = WORKS[arguments.work]
+    steps = arguments.steps or (50 if arguments.work == "small" else 1)
+    record = hardware()
+    try:
+        with tempfile.TemporaryDirectory(prefix="codescent-peers-") as folder:
+            systems, failures = prepare(arguments, work, Path(folder))
+            measured = interleave(systems, arguments.rounds, steps)
+    except SystemFailed as failure:
+        say(str(failure))
+        return 1
+    measured.failures |= failures
+    notes = NOTES.format(
+        clip="clipping, " if arguments.clip else "", tokens=f"{work.batch_size} x {work.seq_len}",
+        threads=arguments.threads, padded=padded_vocab(work), vocab=work.vocab_size, parameters=work.num_parameters,
+    )  # fmt: skip
+    entries = rows(measured, work, systems[0].name)
+    print(machine_line(record), notes, "", show(entries, systems[0].name), "", sep="\n")
+    claims = musts(measured) if arguments.work == "gpt2-124m" else []
+    print("\n".join(must_lines(claims)))
+    for name, reason in measured.failures.items():
+        say(f"{name} was not measured: {reason}")
+    result = {
+        "benchmark": "peers",
+        "hardware": {**record, "load_average_after": hardware()["load_average"]},
+        "peers": {"nanogpt": _revision(arguments.nanogpt), "llmc": _revision(arguments.llmc)},
+        "work": vars(work), "threads": arguments.threads, "clip": arguments.clip, "rounds": arguments.rounds,
+        "steps_per_turn": steps, "notes": notes.splitlines(), "systems": entries, "musts": claims,
+        "failures": measured.failures,
+    }  # fmt: skip
+    write_json(arguments.json, result)
+    return 1 if measured.failures else 0
+
+
+def _revision(checkout: Path | None) -> str | None:
+    return None if checkout is None else revision(checkout)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""In: nothing. Out: how long `codescent --help` and other verbs that start no run take, and whether they load torch.
+Does not train anything and writes only into a temporary folder."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from measure import hardware, machine_line, must, must_lines, parser, positive, say, table, write_json
+from work import codescent, environment
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "python -c pass": (),
+    "codescent --help": ("--help",),
+    "codescent config gpt2_124m": ("config", "gpt2_124m"),
+    "codescent plan gpt2_124m": ("plan", "gpt2_124m"),
+}
+
+WITNESS = """
+import sys
+from codescent.__main__ import main
+sys.argv = ["codescent", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print("torch" in sys.modules, file=sys.stderr)
+"""
+"""Runs a verb in this process and says at its end whether torch was loaded."""
+
+
+def arguments_of() -> argparse.Namespace:
+    """The command line."""
+    parsed = parser("Time the verbs of codescent that start no run, from the start of the process to its end.")
+    parsed.add_argument("--rounds", type=positive, default=9, help="runs of each command, in turns")
+    return parsed.parse_args()
+
+
+def seconds_of(command: list[str], folder: Path) -> float:
+    """Wall-clock seconds of a command. Raises CalledProcessError where it fails."""
+    begun = time.perf_counter()
+    subprocess.run(command, cwd=folder, env=environment(), check=True, capture_output=True)
+    return time.perf_counter() - begun
+
+
+def loads_torch(words: tuple[str, ...], folder: Path) -> bool:
+    """Whether torch is loaded when the verb is done."""
+    command = [sys.executable, "-c", WITNESS, *words]
+    done = subprocess.run(command, cwd=folder, env=environment(), check=False, capture_output=True, text=True)
+    return done.stderr.split()[-1] == "True"
+
+
+def main() -> int:
+    """Measure and print."""
+    arguments = arguments_of()
+    record = hardware()
+    times: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    with tempfile.TemporaryDirectory(prefix="codescent-startup-") as name:
+        folder = Path(name)
+        for number in range(arguments.rounds + 1):
+            for text, words in COMMANDS.items():
+                taken_s = seconds_of(codescent(*words) if words else [sys.executable, "-c", "pass"], folder)
+                if number > 0:  # the first round only fills the file cache
+                    times[text].append(taken_s)
+        torch_loaded = {text: loads_torch(words, folder) for text, words in COMMANDS.items() if words}
+    entries: list[dict[str, Any]] = [
+        {
+            "command": text,
+            "median_s": statistics.median(taken),
+            "best_s": min(taken),
+            "loads_torch": torch_loaded.get(text, False),
+            "seconds": taken,
+        }
+        for text, taken in times.items()
+    ]
+    claims = [must("codescent --help", statistics.median(times["codescent --help"]), 0.4, at_least=False, unit=" s")]
+    rows = [
+        [
+            entry["command"],
+            f"{entry['median_s']:.3f}",
+            f"{entry['best_s']:.3f}",
+            "yes" if entry["loads_torch"] else "no",
+        ]
+        for entry in entries
+    ]
+    print(machine_line(record), "", table(["command", "s median", "best", "torch"], rows), "", sep="\n")
+    print("\n".join(must_lines(claims)))
+    for text, loaded in torch_loaded.items():
+        if loaded:
+            say(f"{text} loads torch and need not")
+    write_json(arguments.json, {"benchmark": "startup", "hardware": record, "commands": entries, "musts": claims})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
