@@ -24,9 +24,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(project: Path) -> dict[str, RunFolder]:
-    return {
-        precision: train(project, f"alone-{precision}", f"train.precision={precision}") for precision in TOLERANCE
-    }
+    return {precision: train(project, f"alone-{precision}", f"train.precision={precision}") for precision in TOLERANCE}
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
@@ -37,8 +35,8 @@ def test_ranks_walk_the_trajectory_of_one(
     run = train(project, f"{ranks}-{precision}", f"train.precision={precision}", "--ranks", str(ranks))
     assert len(losses(run)) == 20
     for column in ("train_loss", "grad_norm", "val_loss"):
-        expected = [row[column] for row in alone[precision].read_metrics()]
-        found = [row[column] for row in run.read_metrics()]
+        expected = [row[column] for row in alone[precision].read_metrics() if row[column] is not None]
+        found = [row[column] for row in run.read_metrics() if row[column] is not None]
         assert found == pytest.approx(expected, rel=TOLERANCE[precision]), column
     assert losses(run)[-1] < losses(run)[0] - 1  # it learns: equality of runs that stand still proves nothing
 
@@ -75,9 +73,7 @@ def test_dropout_follows_the_sample_not_the_rank(project: Path, ranks: int) -> N
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_bf16_with_accumulation_follows_fp32_closely(
-    project: Path, alone: dict[str, RunFolder], ranks: int
-) -> None:
+def test_bf16_with_accumulation_follows_fp32_closely(project: Path, alone: dict[str, RunFolder], ranks: int) -> None:
     words = ("train.precision=bf16", "train.microbatch_size=2", "--ranks", str(ranks))
     run = train(project, f"bf16-{ranks}", *words)
     assert losses(run) == pytest.approx(losses(alone["fp32"]), rel=0.03)

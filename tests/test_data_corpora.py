@@ -1,0 +1,166 @@
+"""In: names, files, folders and globs. Out: that they become the same files in the same order, or a refusal that helps.
+Does not touch a network beyond a server of its own on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from codescent.data import corpora, download
+from codescent.data.corpora import resolve
+from codescent.errors import UserError
+
+
+def refusal(corpus: str) -> str:
+    with pytest.raises(UserError) as caught:
+        resolve(corpus)
+    return str(caught.value)
+
+
+def test_python_stdlib_is_there_without_tests_and_packages() -> None:
+    corpus = resolve("python-stdlib")
+    names = [source.name for source in corpus.sources]
+    assert {"argparse.py", "json/decoder.py", "asyncio/tasks.py"} <= set(names)
+    assert not any({"test", "tests", "site-packages", "encodings"} & set(name.split("/")) for name in names)
+    size_bytes = sum(source.path.stat().st_size for source in corpus.sources)
+    assert 4e6 < size_bytes < 15e6
+    assert names == [source.name for source in resolve("python-stdlib").sources]
+    assert corpus.stamp == resolve("python-stdlib").stamp
+
+
+def test_a_folder_comes_in_an_order_of_its_names_alone(tmp_path: Path) -> None:
+    for root in (tmp_path / "one", tmp_path / "other"):
+        (root / "sub").mkdir(parents=True)
+        for name in (
+            ("a.txt", "b.md", "sub/c.txt", "sub/d.txt")
+            if root.name == "one"
+            else ("sub/d.txt", "sub/c.txt", "b.md", "a.txt")
+        ):
+            (root / name).write_text(root.name)
+        (root / ".hidden").write_text("no")
+        (root / "sub" / "loop").symlink_to(root)
+    one, other = resolve(str(tmp_path / "one")), resolve(str(tmp_path / "other"))
+    assert [source.name for source in one.sources] == [source.name for source in other.sources]
+    assert {source.name for source in one.sources} == {"a.txt", "b.md", "sub/c.txt", "sub/d.txt"}
+    assert not one.is_single_file
+
+
+def test_the_stamp_tells_of_changes(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    before = resolve(str(tmp_path)).stamp
+    assert resolve(str(tmp_path)).stamp == before
+    os.utime(tmp_path / "a.txt", ns=(0, 1))
+    touched = resolve(str(tmp_path)).stamp
+    (tmp_path / "b.txt").write_text("b")
+    assert len({before, touched, resolve(str(tmp_path)).stamp}) == 3
+
+
+def test_file_and_glob(tmp_path: Path) -> None:
+    for name in ("x/a.txt", "x/b.txt", "y/c.txt", "y/d.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    single = resolve(str(tmp_path / "x" / "a.txt"))
+    assert (single.is_single_file, single.name) == (True, "a")
+    found = resolve(str(tmp_path / "**" / "*.txt"))
+    assert {source.name for source in found.sources} == {"x/a.txt", "x/b.txt", "y/c.txt"}
+
+
+@pytest.mark.parametrize(
+    ("corpus", "told"),
+    [
+        ("shakespear", "did you mean shakespeare?"),
+        ("python-stlib", "did you mean python-stdlib?"),
+        ("somewhere/none.txt", "no such file or folder"),
+        ("*.nothing", "no file matches"),
+        ("/dev/null", "not a file"),
+    ],
+)
+def test_what_is_not_there(corpus: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert told in refusal(corpus)
+
+
+def test_a_misspelt_path_and_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "novels.txt").write_text("x")
+    assert f"did you mean {tmp_path / 'novels.txt'}?" in refusal(str(tmp_path / "novel.txt"))
+    (tmp_path / "empty").mkdir()
+    assert "holds no file" in refusal(str(tmp_path / "empty"))
+
+
+def test_openwebtext_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CODESCENT_DATA_DIR", raising=False)
+    assert "CODESCENT_DATA_DIR is not set" in refusal("openwebtext")
+    monkeypatch.setenv("CODESCENT_DATA_DIR", str(tmp_path))
+    assert f"{tmp_path}/openwebtext" in refusal("openwebtext")
+    (tmp_path / "openwebtext").mkdir()
+    (tmp_path / "openwebtext" / "README").write_text("not text of the corpus")
+    assert "*.jsonl" in refusal("openwebtext")
+    (tmp_path / "openwebtext" / "subset_data.xz").write_bytes(b"")
+    assert [source.name for source in resolve("openwebtext").sources] == ["subset_data.xz"]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A web server of the folder `published`; nothing is cached and no data folder is set."""
+    (tmp_path / "published").mkdir()
+    monkeypatch.delenv("CODESCENT_DATA_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "*")
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path / "published")) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{web.server_port}"
+        web.shutdown()
+        thread.join()
+
+
+def test_download_is_checked_and_kept(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"all the world's a stage\n" * 1000
+    (tmp_path / "published" / "input.txt").write_bytes(text)
+    good = download.Published("play/input.txt", len(text), hashlib.sha256(text).hexdigest(), f"{server}/input.txt")
+    monkeypatch.setattr(download, "SHAKESPEARE", good)
+    got: list[int] = []
+    corpus = resolve("shakespeare", got.append)
+    assert corpus.sources[0].path == tmp_path / "cache" / "codescent" / "play" / "input.txt"
+    assert corpus.sources[0].path.read_bytes() == text
+    assert sum(got) == len(text)
+    (tmp_path / "published" / "input.txt").unlink()
+    assert resolve("shakespeare").stamp == good.sha256  # from the cache now
+
+
+def test_download_of_other_bytes_is_refused(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "published" / "input.txt").write_bytes(b"something else")
+    wrong = replace(download.SHAKESPEARE, url=f"{server}/input.txt")
+    monkeypatch.setattr(download, "SHAKESPEARE", wrong)
+    message = refusal("shakespeare")
+    assert f"expected {wrong.sha256}" in message
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    missing = replace(wrong, url=f"{server}/none.txt")
+    monkeypatch.setattr(download, "SHAKESPEARE", missing)
+    assert "File not found" in refusal("shakespeare")
+
+
+def test_offline_says_what_to_put_where(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = replace(download.SHAKESPEARE, url="http://127.0.0.1:9/input.txt")
+    monkeypatch.setattr(download, "SHAKESPEARE", closed)
+    message = refusal("shakespeare")
+    assert "$CODESCENT_DATA_DIR/tinyshakespeare/input.txt" in message
+    assert closed.sha256 in message
+    monkeypatch.setenv("CODESCENT_DATA_DIR", str(tmp_path / "data"))
+    (tmp_path / "data" / "tinyshakespeare").mkdir(parents=True)
+    (tmp_path / "data" / "tinyshakespeare" / "input.txt").write_text("a changed play")
+    assert str(tmp_path / "data") in refusal("shakespeare")
+    assert corpora.is_present("shakespeare")

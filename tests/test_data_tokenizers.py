@@ -1,0 +1,186 @@
+"""In: texts of every script and none. Out: that our ids are exactly those of the tokenizers library, and text comes back.
+Does not prepare a corpus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers as library
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codescent.data import bpe
+from codescent.data.bpe import LibraryTokenizer
+from codescent.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, encode_segments, load, token_dtype
+from codescent.errors import UserError
+
+ODD_TEXT = (
+    "It's  we'll\tthey'Re 'S a\u00a0\u00a0b \u2003c\x1cd\x85e\u3000f\r\n\r\n  g\n\n\nh   \n i²½Ⅻ٣ naïve Ελλάδα 漢字かな "
+    "e\u0301 👩‍👩‍👧 \U0001d54f <|endoftext|> x\u200by\ufeffz _a-b!? ...'t"
+)
+# Letters of every class that GPT-2's pattern tells apart, mixed so that hypothesis finds their borders.
+odd_text = st.text(st.one_of(st.sampled_from(ODD_TEXT + "'stremvl  \n\n"), st.characters(codec="utf-8")), max_size=60)
+
+
+@pytest.fixture(scope="module")
+def gpt2(data_dir: Path) -> LibraryTokenizer:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CODESCENT_DATA_DIR", str(data_dir))
+        return bpe.gpt2()
+
+
+@pytest.fixture(scope="module")
+def reference(data_dir: Path) -> library.Tokenizer:
+    """GPT-2's tokenizer, made by the library's own class for it."""
+    folder = data_dir / "gpt2"
+    made = library.ByteLevelBPETokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
+    return library.Tokenizer.from_str(made.to_str())
+
+
+def test_gpt2_known_ids(gpt2: LibraryTokenizer) -> None:
+    assert gpt2.vocab_size == 50257
+    assert gpt2.separator == 50256
+    assert gpt2.encode("Hello world").tolist() == [15496, 995]
+    assert gpt2.decode([15496, 995, 50256]) == "Hello world<|endoftext|>"
+    assert 50256 not in gpt2.encode("<|endoftext|>").tolist()  # text is never a control token
+    assert gpt2.encode("").tolist() == []
+    with pytest.raises(ValueError, match="50257"):
+        gpt2.decode([50257])
+
+
+def test_gpt2_is_the_library_on_real_text(gpt2: LibraryTokenizer, reference: library.Tokenizer, data_dir: Path) -> None:
+    texts = [ODD_TEXT, (data_dir / "tinyshakespeare" / "input.txt").read_text()[:300_000]]
+    texts += [path.read_bytes().decode()[:100_000] for path in sorted((data_dir / "prose").glob("*"))]
+    for text in texts:
+        assert gpt2.encode(text).tolist() == reference.encode(text).ids
+        assert gpt2.decode(gpt2.encode(text).tolist()) == text
+
+
+@settings(max_examples=400, deadline=None)
+@given(text=odd_text)
+def test_gpt2_is_the_library_on_odd_text(gpt2: LibraryTokenizer, reference: library.Tokenizer, text: str) -> None:
+    assert gpt2.encode(text).tolist() == reference.encode(text).ids
+
+
+def test_every_character_is_of_the_kind_that_the_library_says(
+    gpt2: LibraryTokenizer, reference: library.Tokenizer
+) -> None:
+    points = [point for point in range(0, 0x30000, 7) if not 0xD800 <= point < 0xE000]
+    for first in range(0, len(points), 500):
+        text = "".join(f"a{chr(point)} {chr(point)}1{chr(point)}!" for point in points[first : first + 500])
+        assert gpt2.encode(text).tolist() == reference.encode(text).ids
+
+
+def test_a_full_table_forgets_and_goes_on(
+    gpt2: LibraryTokenizer, reference: library.Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bpe.WordTable, "MAX_WORDS", 10)
+    for number in range(5):
+        text = " ".join(f"word{number}x{word}" for word in range(50))
+        assert gpt2.encode(text).tolist() == reference.encode(text).ids
+    monkeypatch.setattr(bpe.WordTable, "MAX_CHARS", 10)
+    assert gpt2.encode(ODD_TEXT).tolist() == reference.encode(ODD_TEXT).ids
+
+
+def test_trained_bpe_is_the_same_twice_and_round_trips(tmp_path: Path) -> None:
+    texts = [f"the quick brown fox {number} jumps over the lazy dog\n" for number in range(300)]
+    one, two = bpe.train(iter(texts), 300), bpe.train(iter(texts), 300)
+    one.save(tmp_path / "one.json")
+    two.save(tmp_path / "two.json")
+    assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
+    assert one.vocab_size == 300
+    again = load(tmp_path / "one.json")
+    for text in (*texts[:3], ODD_TEXT):
+        ids = one.encode(text).tolist()
+        assert ids == again.encode(text).tolist()
+        assert again.decode(ids) == text
+        assert again.separator not in ids
+    assert len(one.encode(texts[0])) < len(texts[0]) // 2
+
+
+def metaspace() -> library.Tokenizer:
+    """A tokenizer quite unlike GPT-2's: words by white space, a mark before each, a normaliser, unknown words, padding."""
+    inner = library.Tokenizer(library.models.WordLevel({"[UNK]": 0, "▁a": 1, "▁b": 2, "</s>": 3}, unk_token="[UNK]"))
+    inner.normalizer = library.normalizers.Lowercase()
+    inner.pre_tokenizer = library.pre_tokenizers.Metaspace()
+    inner.enable_truncation(2)
+    inner.enable_padding(length=8)
+    return inner
+
+
+def test_any_tokenizer_of_the_library(tmp_path: Path) -> None:
+    metaspace().save(str(tmp_path / "t.json"))
+    tokenizer = load(tmp_path / "t.json")
+    assert tokenizer.encode("A b a what b").tolist() == [1, 2, 1, 0, 2]  # neither truncated nor padded
+    assert tokenizer.separator == 3
+    assert tokenizer.cut_is_safe("a b", " a")
+    assert not tokenizer.cut_is_safe("a b", "b a")
+
+
+def test_char(tmp_path: Path) -> None:
+    tokenizer = CharTokenizer("\n abé🎭", with_separator=True)
+    ids = tokenizer.encode("é🎭\na")
+    assert ids.tolist() == [4, 5, 0, 2]
+    assert ids.dtype == np.uint16
+    assert tokenizer.vocab_size == 7
+    assert tokenizer.decode([4, 5, 6, 0]) == "é🎭<|endoftext|>\n"
+    assert CharTokenizer("ab", with_separator=False).separator is None
+    tokenizer.save(tmp_path / "c.json")
+    assert load(tmp_path / "c.json").encode("é🎭\na").tolist() == ids.tolist()
+    with pytest.raises(UserError, match=r"'\$' \(U\+0024\), '\\U0001f98a'"):
+        tokenizer.encode("a$🦊\U0001f98a")
+    with pytest.raises(UserError, match="U\\+DC80"):
+        tokenizer.encode("a\udc80")
+    with pytest.raises(ValueError, match="outside"):
+        tokenizer.decode([7])
+
+
+def test_a_char_vocabulary_that_needs_32_bits() -> None:
+    alphabet = "".join(chr(point) for point in range(0x20000, 0x20000 + 70_000))
+    tokenizer = CharTokenizer(alphabet, with_separator=False)
+    assert tokenizer.encode(alphabet[-2:]).tolist() == [69_998, 69_999]
+    assert tokenizer.encode(alphabet[-2:]).dtype == np.uint32
+    assert [token_dtype(size).itemsize for size in (65_536, 65_537)] == [2, 4]
+
+
+@given(text=st.text(st.characters(codec="utf-8")))
+def test_byte(text: str) -> None:
+    tokenizer = ByteTokenizer()
+    assert tokenizer.encode(text).tolist() == list(text.encode())
+    assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
+
+
+def test_byte_decodes_what_is_not_utf8_and_the_end(tmp_path: Path) -> None:
+    ByteTokenizer().save(tmp_path / "b.json")
+    tokenizer = load(tmp_path / "b.json")
+    assert tokenizer.decode([97, 0xFF, 256, 98]) == "a\ufffd<|endoftext|>b"
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_separators_go_after_documents(separate: bool) -> None:
+    tokenizer: Tokenizer = CharTokenizer("ab", with_separator=True)
+    ids = encode_segments(tokenizer, [("a", False), ("b", True), ("", True), ("a", False)], separate)
+    assert ids.tolist() == ([0, 1, 2, 2, 0] if separate else [0, 1, 0])
+    assert encode_segments(tokenizer, [], separate).dtype == np.uint16
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "not JSON"),
+        ("{}", "not a tokenizer"),
+        ('{"codescent_tokenizer": "char"}', "not a tokenizer"),
+        (json.dumps(json.loads(library.Tokenizer(library.models.BPE()).to_str())), "without a vocabulary"),
+    ],
+)
+def test_files_that_are_no_tokenizer(tmp_path: Path, content: str, told: str) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=told) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    with pytest.raises(UserError, match="No such file"):
+        load(tmp_path / "none.json")

@@ -1,0 +1,156 @@
+"""In: runs that are killed, interrupted or continued under another name. Out: the same losses, bit for bit, or a refusal.
+Does not test the checkpoint's files: test_checkpoint does."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from runs import codescent, losses, make_project, start, train
+
+from codescent.record import RunFolder
+
+LONG = (
+    "train.num_steps=120",
+    "checkpoint.every=20",
+    "model.hidden_dim=64",
+    "train.global_batch_size=64",
+    "model.dropout=0.1",
+)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
+    make_project(folder)
+    return folder
+
+
+def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
+    """Return as soon as the run has recorded `step`."""
+    while process.poll() is None:
+        rows = RunFolder.open(run).read_metrics() if (run / "metrics.csv").is_file() else []
+        if rows and rows[-1]["step"] >= step:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"ended before step {step}: {process.communicate()}")
+
+
+def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_kill_and_resume_is_bitwise(project: Path, ranks: int) -> None:
+    words = (*LONG, "--ranks", str(ranks))
+    expected = train(project, f"whole-{ranks}", *words)
+    name = f"killed-{ranks}"
+    process = start(project, "train", "run.toml", f"run.name={name}", *words)
+    wait_for_step(process, project / "runs" / name, 50)
+    children = family(process)
+    victim = children[-1] if children else psutil.Process(process.pid)
+    victim.kill()
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert len(losses(RunFolder.open(project / "runs" / name))) < 120
+    run = train(project, name, *words, "--resume")
+    assert [row["step"] for row in run.read_metrics()] == list(range(1, 121))
+    assert losses(run) == losses(expected)
+    for column in ("val_loss", "grad_norm", "learning_rate"):
+        assert [row[column] for row in run.read_metrics()] == [row[column] for row in expected.read_metrics()]
+    assert any(event["kind"] == "resume" for event in run.read_events())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ctrl_c_saves_and_leaves_no_process(project: Path, ranks: int) -> None:
+    name = f"interrupted-{ranks}"
+    words = (*LONG, "train.num_steps=100000", "optimizer.decay_steps=120", "--ranks", str(ranks))
+    process = start(project, "train", "run.toml", f"run.name={name}", *words, start_new_session=True)
+    wait_for_step(process, project / "runs" / name, 30)
+    children = family(process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "continue with --resume" in out
+    assert "Traceback" not in out + err
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    run = RunFolder.open(project / "runs" / name)
+    (stop,) = [event for event in run.read_events() if event["kind"] == "stop"]
+    assert (run.checkpoints / f"step_{stop['step']:08}").is_dir()
+    again = train(project, name, *words, f"train.num_steps={stop['step'] + 5}", "--resume")
+    assert [row["step"] for row in again.read_metrics()] == list(range(1, stop["step"] + 6))
+
+
+def test_resume_on_another_number_of_ranks(project: Path) -> None:
+    words = ("train.precision=fp64", "train.num_steps=30", "checkpoint.every=10")
+    expected = train(project, "four", *words)
+    run = train(project, "two-then-one", *words, "train.num_steps=10", "optimizer.decay_steps=30", "--ranks", "2")
+    run = train(project, "two-then-one", *words, "optimizer.decay_steps=30", "--resume")
+    assert losses(run) == pytest.approx(losses(expected), rel=1e-10)
+
+
+def test_a_finished_run_says_so(project: Path) -> None:
+    train(project, "finished")
+    done = codescent(project, "train", "run.toml", "run.name=finished", "--resume")
+    assert done.returncode == 0
+    assert "has all its 20 steps already" in done.stdout
+
+
+def test_an_existing_run_is_never_overwritten(project: Path) -> None:
+    run = train(project, "taken")
+    before = run.read_metrics()
+    done = codescent(project, "train", "run.toml", "run.name=taken")
+    assert done.returncode == 2
+    assert "--resume" in done.stderr
+    assert "run.name" in done.stderr
+    assert RunFolder.open(run.path).read_metrics() == before
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_another_config_is_refused_key_by_key(project: Path, ranks: int) -> None:
+    name = f"other-{ranks}"
+    run = train(project, name)
+    before = (run.path / "config.toml").read_bytes()
+    words = ("optimizer.learning_rate=0.5", "model.num_layers=3", "--resume", "--ranks", ranks)
+    done = codescent(project, "train", "run.toml", f"run.name={name}", *words)
+    assert done.returncode == 2
+    assert "optimizer.learning_rate: the run in" in done.stderr
+    assert "model.num_layers: the run in" in done.stderr
+    assert done.stderr.count("optimizer.learning_rate") == 1
+    assert (run.path / "config.toml").read_bytes() == before
+
+
+def test_nothing_to_resume(project: Path) -> None:
+    done = codescent(project, "train", "run.toml", "run.name=nowhere", "--resume")
+    assert done.returncode == 2
+    assert "no such run folder" in done.stderr
+
+
+def test_another_corpus_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    make_project(tmp_path)
+    train(tmp_path, "run", "train.num_steps=10", "optimizer.decay_steps=20")
+    text = (tmp_path / "corpus.txt").read_text()
+    (tmp_path / "corpus.txt").write_text(text.replace("many", "much"))
+    words = ("run.name=run", "train.num_steps=20", "optimizer.decay_steps=20", "--resume")
+    done = codescent(tmp_path, "train", "run.toml", *words)
+    assert done.returncode == 2
+    assert "not the tokens that the run" in done.stderr
+
+
+def test_changed_checkpoint_is_refused_and_left(project: Path) -> None:
+    run = train(project, "changed", "train.num_steps=10", "optimizer.decay_steps=20")
+    (file,) = (run.checkpoints / "step_00000010").glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    words = ("run.name=changed", "train.num_steps=20", "optimizer.decay_steps=20", "--resume")
+    done = codescent(project, "train", "run.toml", *words)
+    assert done.returncode == 2
+    assert file.name in done.stderr
+    assert "Traceback" not in done.stderr
+    assert file.read_bytes() == data
