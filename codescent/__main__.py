@@ -3,6 +3,7 @@ Does not do anything itself: cli does."""
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
@@ -10,7 +11,9 @@ def main() -> None:
     """Entry point of `codescent` and of `python -m codescent`."""
     from codescent.cli import run  # after the interpreter is up: a Ctrl-C from here on is answered in one line
 
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    gc.collect()  # process groups in reference cycles: their threads must be joined before the interpreter is gone
+    sys.exit(code)
 
 
 if __name__ == "__main__":

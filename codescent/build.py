@@ -31,12 +31,12 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     problems: list[str] = []
     shape = _shape(config, vocab_size, problems)
     mesh = _mesh(config.parallel, world_size, problems)
+    microbatch_size, num_microbatches = _batch(config, mesh, problems)
     if shape is None or mesh is None:
         raise UserError(*problems)
     seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
     if seq_len > shape.seq_len:
         problems.append(f"data.seq_len = {seq_len}: the model has {shape.seq_len} positions (model.seq_len)")
-    microbatch_size, num_microbatches = _batch(config, mesh, problems)
     work = Work(
         kind=config.model.kind,
         num_layers=shape.num_layers,
@@ -132,8 +132,10 @@ def _mesh(parallel: Parallel, world_size: int, problems: list[str]) -> Mesh | No
     return Mesh(**degrees)
 
 
-def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
+def _batch(config: Config, mesh: Mesh | None, problems: list[str]) -> tuple[int, int]:
     """(microbatch_size, num_microbatches) from: global_batch_size = dp x microbatch_size x num_microbatches."""
+    if mesh is None:
+        return 1, 1
     size, microbatch = config.train.global_batch_size, config.train.microbatch_size
     if size % mesh.dp:
         problems.append(

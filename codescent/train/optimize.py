@@ -126,7 +126,9 @@ class Optimizer:
         for master, gradient in zip(masters, gradients, strict=True):
             master.grad = gradient.to(master.dtype)
         if 0 < self.config.max_grad_norm < norm:
-            torch.nn.utils.clip_grads_with_norm_(masters, self.config.max_grad_norm, torch.tensor(norm))
+            torch.nn.utils.clip_grads_with_norm_(
+                masters, self.config.max_grad_norm, torch.tensor(norm, dtype=torch.float64)
+            )
         self.torch.step()
         for index, master in zip(unit, masters, strict=True):
             master.grad = None

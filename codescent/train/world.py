@@ -111,15 +111,12 @@ class World:
     def from_first(self, make: Callable[[], Any]) -> Any:
         """What `make` returns on rank 0 (JSON data), on every rank; a UserError on rank 0 is raised on every rank."""
         answer: dict[str, Any] = {}
-        error: UserError | None = None
         if self.is_first:
             try:
                 answer = {"value": make()}
-            except UserError as raised:
-                error, answer = raised, {"problems": raised.problems}
+            except UserError as error:
+                answer = {"problems": error.problems}
         answer = json.loads(self.broadcast(json.dumps(answer).encode()))
-        if error is not None:
-            raise error
         if "problems" in answer:
             raise UserError(*answer["problems"])
         return answer["value"]
@@ -172,6 +169,7 @@ class World:
 
     def close(self) -> None:
         """Leave the process groups."""
+        self.groups.clear()
         dist.destroy_process_group()
 
 

@@ -1,0 +1,97 @@
+"""In: what a user may get wrong. Out: one clear message, exit code 2, nothing started, nothing left behind.
+Does not cover bad text, shards or checkpoints in depth: the tests of those rooms do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from runs import codescent, make_project, train
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("refusals")
+    make_project(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train.num_step=3"], ["num_step", "did you mean", "num_steps"]),
+        (["train.num_steps=many"], ["train.num_steps", "many"]),
+        (["model.num_heads=3"], ["3 heads do not divide", "num_heads = 2 or 4"]),
+        (["data.corpus=absent.txt"], ["absent.txt"]),
+        (["--ranks", "3"], ["train.global_batch_size = 8", "2 or 4 ranks"]),
+        (["data.seq_len=17"], ["data.seq_len = 17", "16 positions"]),
+        (["model.preset=gpt3"], ["gpt3", "gpt2-xl"]),
+        (["train.device=cuda"], ["CUDA device"]),
+        (["parallel.tp=2", "--ranks", "2"], ["parallel.tp = 2"]),
+        (["train.global_batch_size=100000"], ["samples", "train.global_batch_size = 100000"]),
+        (["data.validation_fraction=0.0001"], ["validation"]),
+        (["model.num_heads=3", "train.global_batch_size=7", "--ranks", "2"], ["3 heads", "7 does not divide"]),
+    ],
+)
+def test_one_clear_message(project: Path, words: list[str], expected: list[str]) -> None:
+    done = codescent(project, "train", "run.toml", "run.name=refused", *words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    for part in expected:
+        assert part in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert not (project / "runs" / "refused").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "empty"),
+        (b"good text " * 100 + b"\xff\xfe bad", "offset 1000"),
+        (b"short", "samples"),
+    ],
+)
+def test_bad_text(tmp_path: Path, content: bytes, expected: str) -> None:
+    make_project(tmp_path)
+    (tmp_path / "corpus.txt").write_bytes(content)
+    done = codescent(tmp_path, "train", "run.toml")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "corpus" in done.stderr
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_divergence_stops_the_run_and_keeps_the_weights(project: Path) -> None:
+    words = ("optimizer.kind=sgd", "optimizer.learning_rate=1e30", "optimizer.max_grad_norm=0", "train.eval_every=0")
+    done = codescent(project, "train", "run.toml", "run.name=diverged", *words, "optimizer.warmup_steps=0")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "not finite" in done.stdout
+    assert "lower optimizer.learning_rate" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+    make_project(tmp_path)
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    size = ["-o", "size=2500k"]
+    if subprocess.run(["mount", "-t", "tmpfs", *size, "tmpfs", str(runs)], capture_output=True).returncode:
+        pytest.skip("may not mount a file system here")
+    try:
+        words = ("model.hidden_dim=64", "checkpoint.every=5", "checkpoint.keep_last=9", "train.eval_every=0")
+        done = codescent(tmp_path, "train", "run.toml", "run.name=full", *words)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "no space left" in done.stderr.lower()
+        assert "Traceback" not in done.stderr
+        saved = sorted(path.name for path in (runs / "full" / "checkpoints").iterdir())
+        assert saved == ["step_00000005"]
+        (runs / "full" / "metrics.jsonl").unlink()
+        subprocess.run(["mount", "-o", "remount,size=64m", str(runs)], check=True)
+        run = train(tmp_path, "full", *words, "--resume")
+        assert run.read_metrics()[-1]["step"] == 20
+    finally:
+        subprocess.run(["umount", str(runs)], check=True)
