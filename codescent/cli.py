@@ -177,9 +177,9 @@ def _train_here(arguments: argparse.Namespace, launched: RankEnvironment | None)
 
 def _finish(folder: Path, sample_tokens: int, seed: int) -> None:
     """What a person wants to see at the end: what the model writes, and where the run is."""
-    from codescent.sample import sample_run
-
     if sample_tokens:
+        from codescent.sample import sample_run
+
         print("\nA sample of what it writes now:\n")
         sample_run(folder, prompts=["\n"], tokens=sample_tokens, temperature=0.8, seed=seed, device="cpu")
     print(f"\nThe run is in {folder} (metrics.csv, plan.json, checkpoints); more text: codescent sample {folder}")
