@@ -246,7 +246,10 @@ class _Ranks:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """What a rank does between fork and exec: ask the kernel to be killed when its parent dies (Linux only)."""
+    """What a rank does between fork and exec: ask the kernel to be killed when its parent dies (Linux only).
+
+    Two system calls, found before the fork: nothing that another thread of the parent could have locked.
+    """
     if sys.platform != "linux":
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
