@@ -1,4 +1,4 @@
-"""In: texts of every script and none. Out: that our ids are exactly those of the tokenizers library, and text comes back.
+"""In: texts of every script and none. Out: that our ids are those of the tokenizers library, and text comes back.
 Does not prepare a corpus."""
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from codescent.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, e
 from codescent.errors import UserError
 
 ODD_TEXT = (
-    "It's  we'll\tthey'Re 'S a\u00a0\u00a0b \u2003c\x1cd\x85e\u3000f\r\n\r\n  g\n\n\nh   \n i²½Ⅻ٣ naïve Ελλάδα 漢字かな "
-    "e\u0301 👩‍👩‍👧 \U0001d54f <|endoftext|> x\u200by\ufeffz _a-b!? ...'t"
+    "It's  we'll\tthey'Re 'S a\u00a0\u00a0b \u2003c\x1cd\x85e\u3000f\r\n\r\n  g\n\n\nh   \n i²½Ⅻ٣ naïve Ελλάδα "
+    "漢字かな e\u0301 👩‍👩‍👧 \U0001d54f <|endoftext|> x\u200by\ufeffz _a-b!? ...'t"
 )
-# Letters of every class that GPT-2's pattern tells apart, mixed so that hypothesis finds their borders.
+# Characters of every kind that GPT-2's pattern tells apart, so that hypothesis finds their borders.
 odd_text = st.text(st.one_of(st.sampled_from(ODD_TEXT + "'stremvl  \n\n"), st.characters(codec="utf-8")), max_size=60)
 
 
@@ -102,7 +102,7 @@ def test_trained_bpe_is_the_same_twice_and_round_trips(tmp_path: Path) -> None:
 
 
 def metaspace() -> library.Tokenizer:
-    """A tokenizer quite unlike GPT-2's: words by white space, a mark before each, a normaliser, unknown words, padding."""
+    """A tokenizer quite unlike GPT-2's: a mark before each word, a normaliser, unknown words, padding."""
     inner = library.Tokenizer(library.models.WordLevel({"[UNK]": 0, "▁a": 1, "▁b": 2, "</s>": 3}, unk_token="[UNK]"))
     inner.normalizer = library.normalizers.Lowercase()
     inner.pre_tokenizer = library.pre_tokenizers.Metaspace()
@@ -130,8 +130,8 @@ def test_char(tmp_path: Path) -> None:
     assert CharTokenizer("ab", with_separator=False).separator is None
     tokenizer.save(tmp_path / "c.json")
     assert load(tmp_path / "c.json").encode("é🎭\na").tolist() == ids.tolist()
-    with pytest.raises(UserError, match=r"'\$' \(U\+0024\), '\\U0001f98a'"):
-        tokenizer.encode("a$🦊\U0001f98a")
+    with pytest.raises(UserError, match=r"'\$' \(U\+0024\), '🦊' \(U\+1F98A\)"):
+        tokenizer.encode("a$🦊")
     with pytest.raises(UserError, match="U\\+DC80"):
         tokenizer.encode("a\udc80")
     with pytest.raises(ValueError, match="outside"):

@@ -18,6 +18,7 @@ from codescent.errors import UserError
 
 SEPARATORS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")  # known names of the end of a document
 MIN_BPE_VOCAB_SIZE = 257  # 256 bytes and the separator
+_NEIGHBOURS = {"letter": "a", "number": "1", "other": "!"}
 
 
 class LibraryTokenizer:
@@ -140,14 +141,13 @@ class WordTable:
     def __init__(self, inner: library.Tokenizer, dtype: np.dtype[Any]) -> None:
         self._inner = inner
         self._dtype = dtype
-        self._kinds: dict[str, list[int]] = {"letter": [], "number": [], "space": [], "other": []}
-        self._known: set[str] = set()
+        self._kinds: dict[str, str] = {}
         self._forget()
         self._meet({chr(point) for point in range(128)})
 
     def encode(self, text: str) -> npt.NDArray[Any]:
         """Ids of a text."""
-        if not text.isascii() and (unmet := set(text) - self._known):
+        if not text.isascii() and (unmet := set(text).difference(self._kinds)):
             self._meet(unmet)
         words = self._pattern.findall(text)
         if len(self._index) > self.MAX_WORDS or self._num_chars > self.MAX_CHARS:
@@ -181,26 +181,24 @@ class WordTable:
         """Ask the library of which kind each character is: between two of a kind, one of it makes no new word."""
         split = self._inner.pre_tokenizer.pre_tokenize_str
         for char in characters:
-            for kind, neighbour in (("letter", "a"), ("number", "1"), ("other", "!")):
-                if len(split(neighbour + char + neighbour)) == 1:
-                    self._kinds[kind].append(ord(char))
-                    break
-            else:
-                self._kinds["space"].append(ord(char))
-        self._known |= characters
-        letter, number, space = (_ranges(self._kinds[kind]) for kind in ("letter", "number", "space"))
+            together = (kind for kind, near in _NEIGHBOURS.items() if len(split(near + char + near)) == 1)
+            self._kinds[char] = next(together, "space")
+        letter, number, space = (_character_class(self._kinds, kind) for kind in ("letter", "number", "space"))
         self._pattern = re.compile(
             f"'(?:s|t|re|ve|m|ll|d)| ?[{letter}]+| ?[{number}]+| ?[^{space}{letter}{number}]+"
             f"|[{space}]+(?![^{space}])|[{space}]+"
         )
 
 
-def _ranges(points: list[int]) -> str:
-    """Code points as the inside of a regular expression's character class."""
-    runs: list[list[int]] = []
-    for point in sorted(points):
-        if runs and point == runs[-1][1] + 1:
-            runs[-1][1] = point
-        else:
-            runs.append([point, point])
-    return "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in runs)
+def _character_class(kinds: dict[str, str], kind: str) -> str:
+    """The inside of a regular expression's class of one kind; a range may run over characters that were never met."""
+    runs: list[list[str]] = []
+    last = ""
+    for char in sorted(kinds):
+        if kinds[char] == kind:
+            if last == kind:
+                runs[-1][1] = char
+            else:
+                runs.append([char, char])
+        last = kinds[char]
+    return "".join(f"\\U{ord(first):08x}-\\U{ord(end):08x}" for first, end in runs)

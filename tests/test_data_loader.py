@@ -1,0 +1,110 @@
+"""In: a prepared text and the positions of a rank. Out: the right batches, in order, ready; errors told.
+Does not train."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from codescent.data.dataset import Dataset, open_dataset
+from codescent.data.loader import Batch, Loader
+from codescent.data.prepare import prepare
+from codescent.data.sampler import Sampler
+from codescent.errors import UserError
+
+SEQ_LEN = 16
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("loader")
+    (folder / "text.txt").write_text("".join(f"line {number} of the text\n" for number in range(500)))
+    return open_dataset(prepare(str(folder / "text.txt"), "byte", folder))
+
+
+@pytest.fixture
+def sampler(dataset: Dataset) -> Sampler:
+    return Sampler(11, dataset.train.num_samples(SEQ_LEN), 8)
+
+
+def rows(batches: list[Batch]) -> torch.Tensor:
+    return torch.cat([batch.tokens_BT for batch in batches])
+
+
+def test_a_batch_is_the_samples_at_its_positions(dataset: Dataset, sampler: Sampler) -> None:
+    with Loader(dataset.train, sampler, SEQ_LEN, [(2, 5), (5, 6)], first_step=70, prefetch=2) as loader:
+        for step in range(70, 75):
+            first, second = loader.next()
+            assert (first.sample_ids_B.tolist(), second.sample_ids_B.tolist()) == ([2, 3, 4], [5])
+            expected = torch.from_numpy(dataset.train.read(sampler.indices(step, 2, 6), SEQ_LEN))
+            for batch, wanted in ((first, expected[:3]), (second, expected[3:])):
+                assert torch.equal(batch.tokens_BT, wanted[:, :-1])
+                assert torch.equal(batch.targets_BT, wanted[:, 1:])
+                assert batch.tokens_BT.dtype == batch.targets_BT.dtype == batch.sample_ids_B.dtype == torch.int64
+                assert batch.tokens_BT.is_contiguous()
+                assert batch.targets_BT.is_contiguous()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_and_reading_ahead_do_not_show(dataset: Dataset, sampler: Sampler, prefetch: int, ranks: int) -> None:
+    share = 8 // ranks
+    loaders = [
+        Loader(dataset.train, sampler, SEQ_LEN, [(rank * share, (rank + 1) * share)], 0, prefetch)
+        for rank in range(ranks)
+    ]
+    steps = 2 * sampler.steps_per_epoch + 3  # over the border of two epochs
+    for step in range(steps):
+        together = torch.cat([rows(loader.next()) for loader in loaders])
+        expected = dataset.train.read(sampler.indices(step, 0, 8), SEQ_LEN)[:, :-1]
+        assert torch.equal(together, torch.from_numpy(expected))
+    for loader in loaders:
+        loader.close()
+
+
+def test_steps_are_read_before_they_are_asked_for(dataset: Dataset, sampler: Sampler) -> None:
+    asked = threading.Semaphore(0)
+
+    class Noting(Sampler):
+        def indices(self, step: int, start: int, stop: int) -> np.ndarray:
+            asked.release()
+            return super().indices(step, start, stop)
+
+    noting = Noting(sampler.seed, sampler.num_samples, sampler.global_batch_size)
+    with Loader(dataset.train, noting, SEQ_LEN, [(0, 8)], 0, prefetch=3):
+        for _ in range(4):  # three ready and one in hand, without a call of `next`
+            assert asked.acquire(timeout=60)
+        assert not asked.acquire(timeout=0.2)
+
+
+def test_what_the_thread_meets_is_raised_in_next_and_again(dataset: Dataset, sampler: Sampler, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("x" * 3000)
+    made = prepare(str(tmp_path / "text.txt"), "byte", tmp_path / "datasets")
+    broken = open_dataset(made)
+    np.full(2700, 300, "<u2").tofile(made / "train_000000.bin")  # under the open map, as a disk might
+    small = Sampler(1, broken.train.num_samples(SEQ_LEN), 4)
+    loader = Loader(broken.train, small, SEQ_LEN, [(0, 4)], 0, prefetch=2)
+    for _ in range(2):
+        with pytest.raises(UserError, match="token 300 at byte"):
+            loader.next()
+    loader.close()
+
+
+def test_a_closed_loader_leaves_no_thread(dataset: Dataset, sampler: Sampler) -> None:
+    before = threading.active_count()
+    loaders = [Loader(dataset.train, sampler, SEQ_LEN, [(0, 8)], 0, prefetch) for prefetch in (0, 1, 5) * 5]
+    for loader in loaders:
+        loader.close()
+        loader.close()
+        with pytest.raises(ValueError, match="closed"):
+            loader.next()
+    assert threading.active_count() == before
+
+
+def test_a_rank_without_positions_has_no_batches(dataset: Dataset, sampler: Sampler) -> None:
+    with Loader(dataset.train, sampler, SEQ_LEN, [], 0, prefetch=1) as loader:
+        assert loader.next() == []
