@@ -143,7 +143,7 @@ def _train(arguments: argparse.Namespace) -> int:
         return _train_on_ranks(arguments, config.parallel.ranks)
     if config.train.allocator == "auto" and needs_restart(os.environ):
         # glibc reads its tunables when a process starts: start again, once, as the same process.
-        os.execve(sys.executable, [sys.executable, "-m", "codescent", *sys.argv[1:]], tuned_environment(os.environ))
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], tuned_environment(os.environ))
     return _train_here(arguments, place)
 
 
@@ -201,10 +201,11 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> int:
-    from codescent.show import show_config, show_keys
+    from codescent.config import keys_markdown
+    from codescent.show import show_config
 
     if arguments.keys:
-        show_keys()
+        print(keys_markdown())
     if arguments.config is not None:
         show_config(_load(arguments))
     elif not arguments.keys:

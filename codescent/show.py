@@ -3,11 +3,12 @@ Does not compute what it shows (cost does) and writes no file."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from codescent.config import keys
 from codescent.configfile import Resolved, describe
 from codescent.cost.compute import step_flops
 from codescent.cost.memory import state_bytes, wire_bytes
@@ -90,15 +91,11 @@ def show_config(resolved: Resolved) -> None:
     for heading in ("key", "value", "from"):
         table.add_column(heading, overflow="fold")
     for section, key, value, origin in describe(resolved):
-        table.add_row(f"{section}.{key}", value, origin, style="dim" if origin == "default" else "")
+        table.add_row(f"{section}.{key}", value, _shortened(origin), style="dim" if origin == "default" else "")
     Console(highlight=False).print(table, markup=False)
 
 
-def show_keys() -> None:
-    """Every key there is, with its type, default and meaning."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("key", "type", "default", "meaning"):
-        table.add_column(heading, overflow="fold")
-    for key in keys():
-        table.add_row(f"{key.section}.{key.name}", key.wanted, key.default, key.description)
-    Console(highlight=False).print(table, markup=False)
+def _shortened(origin: str) -> str:
+    """The file of FILE:LINE as seen from here, where it lies below the working folder."""
+    path = Path(origin)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else origin
