@@ -44,7 +44,7 @@ def together(error: type[UserError], work: Callable[[], T]) -> list[T]:
         try:
             return [work()]
         except UserError as problem:
-            raise error(*shortened(problem.problems)) from problem
+            raise error(*problem.problems) from problem
     mine: tuple[T | None, tuple[str, ...], str] = (None, (), "")
     cause: Exception | None = None
     try:
@@ -58,7 +58,7 @@ def together(error: type[UserError], work: Callable[[], T]) -> list[T]:
     if faults := [fault for _, _, fault in everyone if fault]:
         raise RuntimeError("; ".join(faults)) from cause
     if problems := list(dict.fromkeys(problem for _, found, _ in everyone for problem in found)):
-        raise error(*shortened(problems)) from cause
+        raise error(*problems) from cause
     return [result for result, _, _ in everyone]
 
 

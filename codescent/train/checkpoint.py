@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from codescent.record import sync_folder
-from codescent.train.agreement import alone, explained, rank, together, world_size
+from codescent.train.agreement import alone, explained, rank, shortened, together, world_size
 from codescent.train.checkpoint_manifest import (
     MANIFEST,
     CheckpointError,
@@ -113,7 +114,10 @@ class Checkpoints:
                 draft.abandon()
             raise
         if rank() == 0:
-            self._delete_old()
+            try:
+                self._delete_old()
+            except OSError as error:  # this checkpoint is complete; the other ranks go on, so must this one
+                warnings.warn(f"{self.folder}: old checkpoints stay: {error}", RuntimeWarning, stacklevel=2)
         return draft.final
 
     def latest(self, before: int | None = None) -> Saved | None:
@@ -133,9 +137,7 @@ class Checkpoints:
             except CheckpointError as error:
                 if not path.is_dir():  # the run has deleted it since we looked: look again
                     continue
-                older = max((other for other, _ in steps if other < step), default=None)
-                hint = "it is the only one" if older is None else f"delete the folder to go back to step {older}"
-                raise CheckpointError(*error.problems, f"{path}: cannot be used; {hint}") from error
+                raise CheckpointError(*error.problems, self._way_back(step, path)) from error
             return Saved(manifest.step, path, manifest.validation_loss, manifest.state)
 
     def incomplete(self) -> list[Path]:
@@ -164,17 +166,24 @@ class Checkpoints:
             CheckpointError: a file is missing, truncated or changed (each is named), or tensors are missing, extra,
                 or of another shape or dtype (listed); on every rank.
         """
-        manifest = together(CheckpointError, lambda: _manifest_of(saved.step, saved.path))[rank()]
-        if len(set(together(CheckpointError, lambda: manifest.save_id))) > 1:
+        manifest: Manifest | None = None
+
+        def read() -> tuple[str, set[str]]:
+            nonlocal manifest
+            manifest = _manifest_of(saved.step, saved.path)
+            return manifest.save_id, set(tensors)
+
+        save_ids, names = zip(*together(CheckpointError, read))
+        assert manifest is not None
+        if len(set(save_ids)) > 1:
             raise CheckpointError(f"{saved.path}: not the same checkpoint on every rank")
-        wanted = set().union(*together(CheckpointError, lambda: set(tensors)))
-        together(
-            CheckpointError,
-            lambda: _refuse(f"{saved.path} is of another model or config:", _misfits(manifest, tensors, wanted)),
-        )
-        together(CheckpointError, lambda: _refuse("", damaged_files(saved.path, manifest, _share_of(manifest.files))))
-        _read(saved.path, manifest, tensors, no_dist=alone())
-        return manifest.state
+        found = manifest
+        misfits = together(CheckpointError, lambda: _misfits(found, tensors, set().union(*names)))
+        _refuse(f"{saved.path} is of another model or config:", misfits)
+        damage = together(CheckpointError, lambda: damaged_files(saved.path, found, _share_of(found.files)))
+        _refuse("", damage, self._way_back(saved.step, saved.path))
+        _read(saved.path, found, tensors, no_dist=alone())
+        return found.state
 
     def _found(self) -> dict[int, Path]:
         """Folder of each step. A save killed between its two renames leaves a replaced one under its hidden name."""
@@ -186,6 +195,11 @@ class Checkpoints:
             if match is not None and path.is_dir():
                 found[int(match[1])] = path
         return found
+
+    def _way_back(self, step: int, path: Path) -> str:
+        older = max((other for other in self._found() if other < step), default=None)
+        way = "there is no older one" if older is None else f"delete that folder to go back to step {older}"
+        return f"{path} cannot be used; {way}"
 
     def _last_good(self) -> str:
         found = self._found()
@@ -206,9 +220,7 @@ class Checkpoints:
             keep.add(-min(measured)[1])
         for step in sorted(set(losses) - keep):
             leaving = self.folder / f".deleted_{found[step].name.removeprefix('.replaced_')}_{_token()}"
-            found[step].rename(
-                leaving
-            )  # a kill while it is being deleted leaves no half of a checkpoint under its name
+            found[step].rename(leaving)  # so that a kill halfway leaves no half of a checkpoint under its name
             _remove(leaving)
 
 
@@ -225,9 +237,9 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, 
     path = Path(path)
     manifest = read_manifest(path)
     wanted = list(manifest.tensors) if names is None else list(names)
-    _refuse(f"{path}:", [f"{name}: not in the checkpoint" for name in wanted if name not in manifest.tensors])
+    _refuse(f"{path}:", [[f"{name}: not in the checkpoint" for name in wanted if name not in manifest.tensors]])
     files = {chunk.file for name in wanted for chunk in manifest.tensors[name].chunks}
-    _refuse("", damaged_files(path, manifest, files))
+    _refuse("", [damaged_files(path, manifest, files)])
     stored = {name: manifest.tensors[name] for name in wanted}
     tensors = {name: torch.empty(tensor.shape, dtype=CODE_DTYPES[tensor.dtype]) for name, tensor in stored.items()}
     _read(path, manifest, tensors, no_dist=True)
@@ -286,7 +298,7 @@ class _Draft:
         replaced = self.folder / f".replaced_{self.final.name}"
         if (
             self.final.exists()
-        ):  # a folder is renamed over an empty one only: set the old one aside, where it still counts
+        ):  # only an empty folder can be renamed over: set the old one aside, where it still counts
             if replaced.exists():
                 shutil.rmtree(replaced)
             self.final.rename(replaced)
@@ -323,9 +335,9 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _refuse(title: str, problems: list[str]) -> None:
-    if problems:
-        raise CheckpointError(*([title] if title else []), *problems)
+def _refuse(title: str, by_rank: list[list[str]], advice: str = "") -> None:
+    if problems := list(dict.fromkeys(chain.from_iterable(by_rank))):  # each once, although every rank has found it
+        raise CheckpointError(*filter(None, [title, *shortened(problems), advice]))
 
 
 def _share_of(files: Mapping[str, StoredFile]) -> list[str]:

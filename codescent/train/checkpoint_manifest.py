@@ -121,7 +121,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{path}: its bytes were changed: sha256 {found}, expected {expected[1].decode()}")
     try:
         return _decode(json.loads(raw))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CheckpointError(f"{path}: not the manifest of a checkpoint ({error})") from error
 
 
@@ -182,6 +182,7 @@ def _decode_file(name: str, data: Mapping[str, Any]) -> StoredFile:
 
 
 def _decode_tensor(name: str, data: Mapping[str, Any], files: Mapping[str, StoredFile]) -> StoredTensor:
+    element_bytes = ELEMENT_BYTES[data["dtype"]]
     shape = tuple(_natural(size) for size in data["shape"])
     chunks = tuple(
         StoredChunk(
@@ -197,7 +198,7 @@ def _decode_tensor(name: str, data: Mapping[str, Any], files: Mapping[str, Store
         inside = len(chunk.offsets) == len(chunk.sizes) == len(shape) and all(
             offset + size <= whole for offset, size, whole in zip(chunk.offsets, chunk.sizes, shape)
         )
-        stored_bytes = math.prod(chunk.sizes) * ELEMENT_BYTES[data["dtype"]]
+        stored_bytes = math.prod(chunk.sizes) * element_bytes
         if not inside or chunk.stop_bytes - chunk.start_bytes != stored_bytes:
             raise ValueError(f"a chunk of {name!r} does not fit it")
         if chunk.stop_bytes > files[chunk.file].size_bytes:
@@ -208,6 +209,6 @@ def _decode_tensor(name: str, data: Mapping[str, Any], files: Mapping[str, Store
 
 
 def _natural(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a natural number")
+    if type(value) is not int or not 0 <= value < 1 << 53:
+        raise ValueError(f"{value!r} is not a natural number below 2**53")
     return value

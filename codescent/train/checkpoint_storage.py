@@ -135,7 +135,14 @@ class CheckedWriter(StorageWriter):
         """Nothing to set up: the folder is made once the plan is known to fit on the disk."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Tell the coordinator which step this rank saves."""
+        """Tell the coordinator which step this rank saves.
+
+        Raises:
+            TypeError: a dtype that the files have no name for.
+        """
+        for item in plan.items:
+            if item.tensor_data is None or item.tensor_data.properties.dtype not in DTYPE_CODES:
+                raise TypeError(f"{item.index.fqn}: not a tensor of one of {', '.join(map(str, DTYPE_CODES))}")
         return dataclasses.replace(plan, storage_data=self._step)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
