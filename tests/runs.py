@@ -77,7 +77,7 @@ def codescent(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """`codescent WORDS` in `folder`, to its end."""
     command = [sys.executable, "-m", "codescent", *words]
     return subprocess.run(
-        command, cwd=folder, env=environment(), text=True, capture_output=True, timeout=150, check=False
+        command, cwd=folder, env=environment(), text=True, capture_output=True, timeout=600, check=False
     )
 
 
