@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measure import hardware, machine_line, must, must_lines, parser, positive, say, table, write_json
+from measure import finish, hardware, machine_line, must, must_lines, parser, positive, say, table, write_json
 from work import codescent, environment
 
 CLOSE = 0.02
@@ -94,4 +94,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    finish(main)

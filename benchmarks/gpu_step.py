@@ -16,6 +16,7 @@ from measure import (
     Checkout,
     SystemFailed,
     Timing,
+    finish,
     hardware,
     machine_line,
     parser,
@@ -197,4 +198,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    finish(main)

@@ -8,15 +8,16 @@ import datetime
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 """The checkout whose codescent is measured."""
@@ -252,6 +253,16 @@ def write_json(path: Path | None, result: dict[str, Any]) -> None:
     """Writes `result` where the user asked for it; nothing where `path` is None."""
     if path is not None:
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def finish(main: Callable[[], int]) -> NoReturn:
+    """Runs a benchmark and exits with its code; a Ctrl-C or a SIGTERM still ends its systems and removes its files."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        say("interrupted")
+        sys.exit(130)
 
 
 def parser(description: str) -> argparse.ArgumentParser:

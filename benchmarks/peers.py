@@ -17,6 +17,7 @@ from measure import (
     System,
     SystemFailed,
     Timing,
+    finish,
     hardware,
     interleave,
     machine_line,
@@ -242,4 +243,4 @@ def _revision(checkout: Path | None) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    finish(main)

@@ -17,6 +17,7 @@ from measure import (
     Measured,
     System,
     SystemFailed,
+    finish,
     hardware,
     interleave,
     machine_line,
@@ -218,4 +219,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    finish(main)

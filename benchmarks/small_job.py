@@ -19,6 +19,7 @@ import numpy as np
 from measure import (
     Checkout,
     SystemFailed,
+    finish,
     hardware,
     machine_line,
     must,
@@ -189,4 +190,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    finish(main)

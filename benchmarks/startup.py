@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measure import hardware, machine_line, must, must_lines, parser, positive, say, table, write_json
+from measure import finish, hardware, machine_line, must, must_lines, parser, positive, say, table, write_json
 from work import codescent, environment
 
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -98,4 +98,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    finish(main)

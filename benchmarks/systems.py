@@ -32,7 +32,7 @@ class Started:
 
     def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str], folder: Path) -> None:
         self.name = name
-        self._argv, self._env = list(argv), dict(env)
+        self._argv, self._env = list(argv), {**env, "TMPDIR": str(folder)}
         self._folder = folder
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[str] | None = None

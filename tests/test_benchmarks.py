@@ -1,0 +1,200 @@
+"""In: the scripts of benchmarks/. Out: that they refuse what they cannot measure, and that their harness counts right.
+Does not measure anything: no peer is needed, and no time is compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import llmc  # noqa: E402 - found by the line above: a folder of scripts, no package
+import measure  # noqa: E402
+import systems  # noqa: E402
+import work  # noqa: E402
+
+SCRIPTS = ("peers", "small_job", "ranks", "bf16_parity", "startup")
+
+TELLER = """
+import sys
+print("what a peer prints")
+print("benchmark: ready", flush=True)
+for line in sys.stdin:
+    print("benchmark:", *[0.5] * int(line), flush=True)
+"""
+
+TRAINER = """
+import sys, time
+with open(sys.argv[1], "w") as file:
+    file.write("step,step_s\\n")
+    for step in range(1, 1_000_000):
+        time.sleep(0.01)
+        file.write(f"{step},0.01\\n")
+        file.flush()
+"""
+
+
+def script(name: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {key: value for key, value in os.environ.items() if key != "CODESCENT_DATA_DIR"} | variables
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60, cwd="/")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_says_what_it_measures(name: str) -> None:
+    done = script(name, "--help")
+    assert done.returncode == 0
+    assert "--json" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["peers", "--nanogpt", "/nowhere"], "/nowhere is no checkout of nanoGPT: it has no model.py"),
+        (["peers", "--llmc", "/nowhere"], "/nowhere is no checkout of llm.c: it has no train_gpt2.c, Makefile"),
+        (["peers"], "nanogpt is to be measured: give its checkout with --nanogpt DIR"),
+        (["peers", "--only", "codescent,llmc"], "llmc is to be measured: give its checkout with --llmc DIR"),
+        (["peers", "--only", "codescent,torchtitan"], "no system begins with torchtitan"),
+        (["peers", "--only", "codescent", "--rounds", "0"], "0 is less than 1"),
+        (["ranks", "--nanogpt", "/nowhere"], "/nowhere is no checkout of nanoGPT"),
+        (["small_job"], "--nanogpt"),
+        (["bf16_parity"], "no tinyshakespeare/input.txt in None: give --data or set CODESCENT_DATA_DIR"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(words: list[str], expected: str) -> None:
+    done = script(*words)
+    assert done.returncode == 2, done.stderr
+    assert expected in done.stderr
+    assert done.stdout == ""
+
+
+def test_small_job_needs_the_text(tmp_path: Path) -> None:
+    for name in ("train.py", "model.py", "config/train_shakespeare_char.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    done = script("small_job", "--nanogpt", str(tmp_path), CODESCENT_DATA_DIR=str(tmp_path))
+    assert done.returncode == 2
+    assert f"no tinyshakespeare/input.txt in {tmp_path}" in done.stderr
+
+
+def test_gpu_step_says_in_one_line_that_there_is_no_device() -> None:
+    done = script("gpu_step", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "no CUDA device" in done.stderr
+
+
+def test_table_aligns_its_columns() -> None:
+    assert measure.table(["system", "ms"], [["a", "1.0"], ["longer", "1000.5"]]).splitlines() == [
+        "system      ms",
+        "------  ------",
+        "a          1.0",
+        "longer  1000.5",
+    ]
+
+
+def test_requirements_hold_do_not_hold_or_were_not_measured() -> None:
+    claims = [
+        measure.must("fast", 3.7, 3.6),
+        measure.must("slow", 2.0, 2.4),
+        measure.must("lean", 0.9, 1, at_least=False),
+        measure.must("absent", None, 10),
+    ]
+    assert [claim["held"] for claim in claims] == [True, False, True, None]
+    assert list(measure.must_lines(claims)) == [
+        "        holds: fast: 3.7 >= 3.6",
+        "DOES NOT HOLD: slow: 2 >= 2.4",
+        "        holds: lean: 0.9 <= 1",
+        " not measured: absent: - >= 10",
+    ]
+
+
+def test_ratios_are_taken_inside_a_sitting() -> None:
+    measured = measure.Measured(
+        [
+            measure.Timing("reference", 0, [4.0, 2.0, 3.0]),
+            measure.Timing("a", 0, [1.0, 1.0, 9.0]),
+            measure.Timing("reference", 1, [30.0]),
+            measure.Timing("b", 1, [10.0]),
+        ]
+    )
+    assert measured.ratio("a", "reference") == 3.0
+    assert measured.ratio("b", "reference") == 3.0
+    assert measured.ratio("a", "b") is None
+    assert measured.ratio("c", "reference") is None
+
+
+def test_hardware_record_is_complete_and_json() -> None:
+    record = measure.hardware()
+    assert json.loads(json.dumps(record)) == record
+    assert record["cores"] >= 1
+    assert record["memory_bytes"] > 2**28
+    for key in ("date", "cpu", "torch", "python", "codescent", "load_average"):
+        assert record[key], key
+
+
+def test_number_of_parameters_is_openais() -> None:
+    assert work.GPT2_124M.num_parameters == 124_439_808
+
+
+def test_told_programs_take_turns_and_a_failure_is_told(tmp_path: Path) -> None:
+    names = [systems.Told(name, [sys.executable, "-c", TELLER], os.environ, tmp_path) for name in ("one", "two")]
+    broken = systems.Told("broken", [sys.executable, "-c", "raise SystemExit('no such peer')"], os.environ, tmp_path)
+    measured = measure.interleave([*names, broken], num_rounds=3, num_steps=2)
+    assert {timing.name: timing.seconds for timing in measured.timings} == {"one": [0.5] * 6, "two": [0.5] * 6}
+    assert all(timing.peak_bytes > 2**20 for timing in measured.timings)
+    assert list(measured.failures) == ["broken"]
+    assert "no such peer" in measured.failures["broken"]
+
+
+def test_watched_program_stands_still_between_its_turns(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.csv"
+    argv = [sys.executable, "-c", TRAINER, str(metrics)]
+    trainer = systems.Watched("trainer", argv, os.environ, tmp_path, metrics, num_warmup=3)
+    try:
+        trainer.start()
+        (pid,) = trainer.processes()
+        assert systems.state(pid) == "T"
+        before = metrics.read_bytes()
+        time.sleep(0.1)
+        assert metrics.read_bytes() == before
+        seconds = trainer.turn(4)
+        assert len(seconds) == 4
+        first = before.count(b"\n")  # rows so far, and one that is not counted: it was under way
+        assert [int(row["step"]) for row in trainer.rows] == list(range(first + 1, first + 5))
+        assert systems.state(pid) == "T"
+    finally:
+        trainer.stop()
+    assert systems.state(pid) == "Z"
+
+
+def test_watched_program_that_ends_is_a_failure(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", "raise SystemExit('error: a misspelt key')"]
+    trainer = systems.Watched("trainer", argv, os.environ, tmp_path, tmp_path / "metrics.csv", num_warmup=1)
+    with pytest.raises(measure.SystemFailed, match="error: a misspelt key"):
+        trainer.start()
+    trainer.stop()
+
+
+def test_files_for_llmc_have_the_sizes_that_its_headers_say(tmp_path: Path) -> None:
+    sizes = work.SMALL
+    model, tokens = tmp_path / "model.bin", tmp_path / "tokens.bin"
+    llmc.write_model(model, sizes)
+    header = np.fromfile(model, dtype=np.int32, count=256)
+    assert header[:8].tolist() == [20240326, 3, 64, 65, 4, 4, 128, 128]
+    padding = (128 - sizes.vocab_size) * sizes.hidden_dim
+    assert model.stat().st_size == 1024 + 4 * (sizes.num_parameters + padding)
+    written = work.random_tokens(sizes.vocab_size, 1000)
+    llmc.write_tokens(tokens, written)
+    header = np.fromfile(tokens, dtype=np.int32, count=256)
+    assert header[:3].tolist() == [20240520, 1, 1000]
+    np.testing.assert_array_equal(np.fromfile(tokens, dtype=np.uint16, offset=1024), written)
