@@ -4,6 +4,7 @@ Does not need the network, a corpus or more of Python than torch, numpy and what
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import sys
 import tempfile
@@ -59,7 +60,7 @@ def peak_of(arguments: argparse.Namespace, name: str) -> tuple[float, str]:
     if arguments.peak_tflops:
         return arguments.peak_tflops * 1e12, "as given"
     for part, peak in PEAK_FLOPS_PER_S.items():
-        if part in name.split() or part in name.split("-"):
+        if part in re.split(r"[\s-]+", name):
             return peak, "data sheet"
     return measured_peak(), "measured, 8192 cubed"
 
