@@ -215,8 +215,12 @@ def test_ctrl_c_leaves_no_worker_and_what_was_done(tmp_path: Path, text: Path) -
     root = tmp_path / "datasets"
     run = subprocess.Popen(command(text, "bpe:300", root, workers=2, journal=1), stderr=subprocess.PIPE, text=True)
     workers = wait_for_chunks(run, root, 3)
-    for process in (psutil.Process(run.pid), *workers):  # as a terminal does: to all of them
-        process.send_signal(signal.SIGINT)
+    run.send_signal(signal.SIGSTOP)
+    for worker in workers:  # a terminal sends it to all of them; the workers have time to take it, and take no notice
+        worker.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    run.send_signal(signal.SIGINT)
+    run.send_signal(signal.SIGCONT)
     _, errors = run.communicate(timeout=60)
     assert errors.count("KeyboardInterrupt") == 1  # ours alone
     assert not [worker for worker in workers if worker.is_running()]
@@ -227,13 +231,13 @@ def test_ctrl_c_leaves_no_worker_and_what_was_done(tmp_path: Path, text: Path) -
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, tokenizer: str, kind: str) -> None:
-    line = "All work and no play makes Jack a dull boy.\n" * 20
+    line = "All work and no play makes Jack a dull boy — café, кафе, 漢字, 🎭.\n" * 20
     if kind == "jsonl":
-        line = json.dumps({"text": line}) + "\n"
+        line = json.dumps({"text": line}, ensure_ascii=False) + "\n"
     peaks = []
     for megabytes in (8, 80):
         path = tmp_path / f"{megabytes}.{kind}"
-        path.write_text(line * (megabytes * 1_000_000 // len(line)))
+        path.write_text(line * (megabytes * 1_000_000 // len(line.encode())))
         code = (
             "import sys; from pathlib import Path; from codescent.data.prepare import prepare;"
             "prepare(sys.argv[1], sys.argv[2], Path(sys.argv[3]));"

@@ -101,6 +101,15 @@ def test_trained_bpe_is_the_same_twice_and_round_trips(tmp_path: Path) -> None:
     assert len(one.encode(texts[0])) < len(texts[0]) // 2
 
 
+def test_training_takes_a_text_apart_without_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bpe, "TRAINING_PIECE_CHARS", 10)
+    text = "one two three " + "x" * 35 + " four"
+    pieces = list(bpe._short(text))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) == 10
+    assert pieces[:2] == ["one two", " three"]
+
+
 def metaspace() -> library.Tokenizer:
     """A tokenizer quite unlike GPT-2's: a mark before each word, a normaliser, unknown words, padding."""
     inner = library.Tokenizer(library.models.WordLevel({"[UNK]": 0, "▁a": 1, "▁b": 2, "</s>": 3}, unk_token="[UNK]"))

@@ -18,7 +18,8 @@ from typing import IO, Any, NamedTuple, cast
 
 from codescent.errors import UserError
 
-BLOCK_BYTES = 1 << 20
+READ_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 16  # larger ones, decoded, leave holes in glibc's heap that add up to hundreds of MiB
 MAX_LINE_BYTES = 1 << 26  # a JSON line is held in memory whole: 64 MiB at most
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 TAR_SUFFIXES = (".tar", ".tgz", ".txz")
@@ -93,9 +94,9 @@ def read_blocks(path: Path, text_key: str, watch: Callable[[memoryview], None] |
     try:
         with path.open("rb", buffering=0) as raw:
             watched = _Watched(raw, watch) if watch else raw
-            stream = io.BufferedReader(cast(io.RawIOBase, watched), BLOCK_BYTES)
+            stream = io.BufferedReader(cast(io.RawIOBase, watched), READ_BYTES)
             yield from _blocks(str(path), path.name.lower(), cast(IO[bytes], stream), text_key)
-            while stream.read(BLOCK_BYTES):  # what a decompressor left unread belongs to the hash too
+            while stream.read(READ_BYTES):  # what a decompressor left unread belongs to the hash too
                 pass
     except _BAD_ARCHIVE as error:
         raise UserError(f"{path}: damaged or cut short: {error}") from error
@@ -108,7 +109,7 @@ def _blocks(where: str, name: str, stream: IO[bytes], text_key: str) -> Iterator
     if suffix in _OPENERS:
         unpacked = _OPENERS[suffix](stream)
         head = unpacked.read(512)
-        inner = cast(IO[bytes], io.BufferedReader(_Rejoined(head, unpacked), BLOCK_BYTES))
+        inner = cast(IO[bytes], io.BufferedReader(_Rejoined(head, unpacked), READ_BYTES))
         if head[257:262] == b"ustar" or suffix in TAR_SUFFIXES:
             yield from _tar_blocks(where, inner, text_key)
         else:
