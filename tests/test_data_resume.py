@@ -98,6 +98,14 @@ def test_killed_at_any_step_and_made_again(tmp_path: Path, text: Path, tokenizer
     assert continued >= 5
 
 
+def test_what_a_kill_left_half_written_does_not_stay(tmp_path: Path, text: Path) -> None:
+    root = tmp_path / "datasets"
+    subprocess.run(command(text, "char", root, before=KILL_AT_FSYNC.format(number=40)), timeout=60)
+    for name in ("progress.json.new", "scan.json.new", "tokenizer.new"):
+        (only(root) / name).write_text("{")
+    assert files_of(prepare(str(text), "char", root)) == files_of(prepare(str(text), "char", tmp_path / "whole"))
+
+
 def test_killed_again_and_again_with_workers_and_none_of_them_stays(tmp_path: Path, text: Path) -> None:
     whole = prepare(str(text), "bpe:300", tmp_path / "whole")
     root = tmp_path / "datasets"

@@ -230,8 +230,8 @@ class _Preparation:
             "splits": splits,
         }
         write_json(self.partial / DESCRIPTION, description)
-        for name in (SCAN, JOURNAL):
-            (self.partial / name).unlink(missing_ok=True)
+        for leftover in (self.partial / SCAN, self.partial / JOURNAL, *self.partial.glob("*.new")):
+            leftover.unlink(missing_ok=True)
 
 
 def _write(encoded: Iterator[Encoded], writer: ShardWriter, advance: Callable[[int], None]) -> None:
