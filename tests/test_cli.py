@@ -1,0 +1,105 @@
+"""In: command lines. Out: verbs that answer, quickly where torch is not needed, and plain words where they cannot.
+Does not train: test_trajectory and test_train_* do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import codescent, environment, make_project
+
+from codescent.plan import Plan
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    make_project(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["plan", "gpt2_124m", "--ranks", "8"],
+        ["config", "default"],
+        ["config", "--keys"],
+    ],
+)
+def test_what_needs_no_torch_does_not_load_it(project: Path, words: list[str]) -> None:
+    program = (
+        "import sys; from codescent import cli\n"
+        "try: code = cli.run(sys.argv[1:])\n"
+        "except SystemExit as end: code = end.code\n"
+        "print('torch' in sys.modules, code, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "False 0"
+    assert done.stdout
+
+
+def test_plan_prints_what_a_run_will_cost(project: Path) -> None:
+    out = codescent(project, "plan", "gpt2_124m", "--ranks", "8").stdout
+    for part in (
+        "124,439,808",
+        "dp_replicate 8",
+        "480 samples = 8 data-parallel x 12",
+        "6 N + attention",
+        "all-reduces",
+    ):
+        assert part in " ".join(out.split())
+
+
+def test_plan_as_json_loads_back(project: Path) -> None:
+    done = codescent(project, "plan", "run.toml", "--json")
+    plan = Plan.from_json(json.loads(done.stdout))
+    assert plan.to_json() == json.loads(done.stdout)
+    assert plan.work.global_batch_size == 8
+
+
+def test_overrides_may_stand_anywhere(project: Path) -> None:
+    words = ("plan", "run.toml", "train.global_batch_size=6", "--ranks", "2", "train.microbatch_size=3", "--json")
+    plan = Plan.from_json(json.loads(codescent(project, *words).stdout))
+    assert (plan.work.global_batch_size, plan.work.microbatch_size, plan.mesh.dp_replicate) == (6, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["plan", "run.toml", "--rank", "2", "nonsense"], "unrecognized arguments: nonsense"),
+        (["plan"], "CONFIG"),
+        (["plan", "absent.toml"], "absent.toml"),
+        (["config"], "--keys"),
+        (["trian", "run.toml"], "train"),
+        (["plan", "run.toml", "--ranks", "0"], "0"),
+    ],
+)
+def test_wrong_words_end_with_code_2(project: Path, words: list[str], expected: str) -> None:
+    done = codescent(project, *words)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_config_shows_where_values_come_from(project: Path) -> None:
+    (project / "child.toml").write_text('base = "run.toml"\n[train]\nnum_steps = 7\n')
+    out = codescent(project, "config", "child.toml", "run.seed=3").stdout
+    lines = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
+    assert lines["train.num_steps"][1:] == ["7", "child.toml:3"]
+    assert lines["run.seed"][1:] == ["3", "command", "line"]
+    assert lines["model.num_heads"][1] == "2"
+    assert lines["model.num_heads"][2].startswith("run.toml:")
+    assert lines["model.bias"][2] == "default"
+
+
+def test_data_prints_the_folder_and_finds_it_again(project: Path) -> None:
+    first = codescent(project, "data", "corpus.txt", "--tokenizer", "char")
+    assert first.returncode == 0, first.stderr
+    folder = project / first.stdout.strip().splitlines()[-1]
+    assert (folder / "description.json").is_file()
+    assert codescent(project, "data", "corpus.txt").stdout == first.stdout
