@@ -214,6 +214,7 @@ def _config(arguments: argparse.Namespace) -> int:
 
 
 def _data(arguments: argparse.Namespace) -> int:
+    from codescent.data.dataset import open_dataset
     from codescent.data.prepare import prepare
 
     path = prepare(
@@ -226,6 +227,8 @@ def _data(arguments: argparse.Namespace) -> int:
         num_workers=arguments.workers,
         progress=True,
     )
+    for line in open_dataset(path).summary():
+        print(line)
     print(path)
     return 0
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from codescent.data.dataset import Dataset, open_dataset
-from codescent.data.loader import Batch, Loader
+from codescent.data.loader import Batch, Loader, Sampler
 from codescent.data.prepare import prepare
-from codescent.data.sampler import Sampler
 from codescent.errors import UserError
 
 SEQ_LEN = 16

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codescent.data.sampler import Sampler
+from codescent.data.loader import Sampler
 from codescent.errors import UserError
 
 seeds = st.integers(-(1 << 70), 1 << 70)

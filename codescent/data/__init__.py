@@ -2,4 +2,4 @@
 Does not import torch (loader.py alone does) and does not know models, configs or run folders.
 
 The way of a text: corpora -> sources -> scan (first reading) -> chunks -> tokenizers -> shards (second reading);
-the way of a batch: dataset -> sampler -> loader."""
+the way of a batch: dataset -> loader (sampler and read-ahead)."""

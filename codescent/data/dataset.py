@@ -1,5 +1,5 @@
 """In: a folder of token shards: ours, nanoGPT's or llm.c's. Out: samples of tokens, memory-mapped, by number.
-Does not order the samples (sampler.py does), does not write, does not import torch."""
+Does not order the samples (loader.py does), does not write, does not import torch."""
 
 from __future__ import annotations
 

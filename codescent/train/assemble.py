@@ -12,8 +12,7 @@ from codescent import models
 from codescent.build import chosen, model_shape
 from codescent.config import Config
 from codescent.data.dataset import Dataset
-from codescent.data.loader import Loader
-from codescent.data.sampler import Sampler
+from codescent.data.loader import Loader, Sampler
 from codescent.models.initialize import initialize_
 from codescent.plan import Parameter, Plan
 from codescent.strategies import Applied, Strategy
