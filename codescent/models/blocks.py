@@ -10,13 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from codescent.models.activation import gelu
+from codescent.models.attention import causal_attention
 from codescent.models.dropout import drop
 from codescent.models.gpt2_shape import GPT2Shape
 
 if TYPE_CHECKING:
     from codescent.models.cache import LayerCache
 
-# Shapes: B batch, T positions, S slots of the cache, D hidden_dim, H heads, K head_dim.
+# Shapes: B batch, T positions, S slots of the cache, D hidden_dim, H heads, K head_dim, E = 3 * D.
 DROPOUT_SITES = 3  # in a block: attention probabilities, what attention adds, what the feed-forward adds
 
 
@@ -37,22 +39,22 @@ class Attention(nn.Module):
             keys_B: keys of the dropout of the attention probabilities; None drops nothing.
             cache: keys and values of earlier positions; takes these ones too.
         """
+        qkv_BTE = self.qkv(x_BTD)
+        if keys_B is None and cache is None:
+            y_BTD: Tensor = self.out(causal_attention(qkv_BTE, self.head_dim))
+            return y_BTD
         batch, length, _ = x_BTD.shape
-        qkv_BTCHK = self.qkv(x_BTD).view(batch, length, 3, -1, self.head_dim)
-        q_BTHK, k_BTHK, v_BTHK = qkv_BTCHK.unbind(2)
+        q_BTHK, k_BTHK, v_BTHK = qkv_BTE.view(batch, length, 3, -1, self.head_dim).unbind(2)
         q_BHTK = q_BTHK.transpose(1, 2)
         if cache is not None:
             k_BSHK, v_BSHK = cache.extend(k_BTHK, v_BTHK)
             y_BHTK = F.scaled_dot_product_attention(
                 q_BHTK, k_BSHK.transpose(1, 2), v_BSHK.transpose(1, 2), attn_mask=cache.mask_B1TS
             )
-        elif keys_B is not None:
-            y_BHTK = self._dropped(q_BHTK, k_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2), keys_B)
         else:
-            y_BHTK = F.scaled_dot_product_attention(
-                q_BHTK, k_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2), is_causal=True
-            )
-        y_BTD: Tensor = self.out(y_BHTK.transpose(1, 2).reshape(batch, length, -1))
+            assert keys_B is not None
+            y_BHTK = self._dropped(q_BHTK, k_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2), keys_B)
+        y_BTD = self.out(y_BHTK.transpose(1, 2).reshape(batch, length, -1))
         return y_BTD
 
     def _dropped(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, keys_B: Tensor) -> Tensor:
@@ -75,7 +77,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """What the feed-forward adds to the residual stream."""
-        y_BTD: Tensor = self.down(F.gelu(self.up(x_BTD), approximate="tanh"))
+        y_BTD: Tensor = self.down(gelu(self.up(x_BTD)))
         return y_BTD
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from codescent.models.blocks import DROPOUT_SITES, Block
 from codescent.models.cache import KVCache
 from codescent.models.dropout import drop, sample_keys, site_keys
+from codescent.models.embedding import tied_embedding
 from codescent.models.gpt2_shape import GPT2Shape
 from codescent.models.head import head_loss
 
@@ -68,9 +69,9 @@ class GPT2(nn.Module):
         Returns:
             A scalar (fp32; fp64 in fp64), or logits [B, T, V], or [B, V] with a cache.
         """
+        port_VD = None
         if cache is None:
-            positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-            x_BTD = self.tok(tokens_BT) + self.pos(positions_T)
+            x_BTD, port_VD = self._embed(tokens_BT, tied=targets_BT is not None)
         else:
             positions_BT, last_B = cache.begin(tokens_BT.shape[1], counts)
             x_BTD = self.tok(tokens_BT) + self.pos(positions_BT)
@@ -84,12 +85,24 @@ class GPT2(nn.Module):
         x_BTD = self.norm(x_BTD)
         if targets_BT is not None:
             return head_loss(
-                x_BTD.flatten(0, 1), self.tok.weight, targets_BT.flatten(), self.head_chunk_tokens, loss_scale
+                x_BTD.flatten(0, 1), self.tok.weight, targets_BT.flatten(), self.head_chunk_tokens, loss_scale, port_VD
             )
         if cache is not None:
             x_BTD = x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), last_B]
         logits: Tensor = x_BTD @ self.tok.weight.t()
         return logits
+
+    def _embed(self, tokens_BT: Tensor, *, tied: bool) -> tuple[Tensor, Tensor | None]:
+        """Embedded tokens, and on a CPU the port through which the head hands in its gradient of `tok.weight`."""
+        positions_TD = self.pos.weight[: tokens_BT.shape[1]]
+        weight_VD = self.tok.weight
+        if not tied or tokens_BT.device.type != "cpu" or torch.compiler.is_compiling():
+            return self.tok(tokens_BT) + positions_TD, None
+        # Several chunks of the head are added in fp32: the embedding's rows too then, and the sum is rounded once.
+        in_chunks = 0 < self.head_chunk_tokens < tokens_BT.numel()
+        port_dtype = torch.promote_types(weight_VD.dtype, torch.float32) if in_chunks else weight_VD.dtype
+        x_BTD, port_VD = tied_embedding(weight_VD, tokens_BT, port_dtype)
+        return x_BTD + positions_TD, port_VD
 
     def _site_keys(self, batch: int) -> Tensor | None:
         if not (self.training and self.shape.dropout > 0.0):
