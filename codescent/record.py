@@ -44,6 +44,7 @@ METRICS_CSV = "metrics.csv"
 METRICS_JSONL = "metrics.jsonl"
 EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
+TOKENIZER = "tokenizer.json"
 
 
 class RunFolder:
@@ -127,6 +128,11 @@ class RunFolder:
     def checkpoints(self) -> Path:
         """Folder of the run's checkpoints."""
         return self._path / CHECKPOINTS
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer of the run's data: a run folder that is moved can still be sampled."""
+        return self._path / TOKENIZER
 
     @property
     def config_text(self) -> str:

@@ -3,6 +3,7 @@ Does not know models, optimizers or configs: tensors have names, and the state i
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -219,9 +220,7 @@ class Checkpoints:
         if self.keep_best and measured:
             keep.add(-min(measured)[1])
         for step in sorted(set(losses) - keep):
-            leaving = self.folder / f".deleted_{found[step].name.removeprefix('.replaced_')}_{_token()}"
-            found[step].rename(leaving)  # so that a kill halfway leaves no half of a checkpoint under its name
-            _remove(leaving)
+            _discard(found[step])
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
@@ -266,8 +265,7 @@ class _Draft:
             self.folder.mkdir(parents=True, exist_ok=True)
             free = shutil.disk_usage(self.folder).free
             if free < self.needed_bytes:
-                need = f"the checkpoint of step {self.step} needs {self.needed_bytes:,} bytes, {free:,} are free"
-                raise CheckpointError(f"{self.folder}: no space left: {need}")
+                raise refusal(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self.folder, self.needed_bytes)
             self.partial.mkdir()
         except OSError as error:
             raise refusal(error, self.partial, self.needed_bytes) from error
@@ -300,12 +298,12 @@ class _Draft:
             self.final.exists()
         ):  # only an empty folder can be renamed over: set the old one aside, where it still counts
             if replaced.exists():
-                shutil.rmtree(replaced)
+                _discard(replaced)
             self.final.rename(replaced)
         self.partial.rename(self.final)
         sync_folder(self.folder)
         if replaced.exists():
-            _remove(replaced)
+            _discard(replaced)
 
 
 def _manifest_of(step: int, path: Path) -> Manifest:
@@ -366,6 +364,13 @@ def _dcp_quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         yield
+
+
+def _discard(path: Path) -> None:
+    """Delete a checkpoint; renamed first, so that a kill halfway leaves no half of it under a name that counts."""
+    leaving = path.with_name(f".deleted_{path.name.removeprefix('.replaced_')}_{_token()}")
+    path.rename(leaving)
+    _remove(leaving)
 
 
 def _remove(path: Path) -> None:

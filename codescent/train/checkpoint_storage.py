@@ -282,9 +282,9 @@ def _shape_and_dtype(item: WriteItem) -> tuple[object, ...]:
 def _cut(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
     """Parts of about PART_BYTES in the order of the names: a reader of the weights alone skips most of the rest."""
     parts: list[list[WriteItem]] = []
-    part_bytes = PART_BYTES
+    part_bytes = 0
     for item in sorted(items, key=lambda item: (item.index.fqn, tuple(item.index.offset or ()))):
-        if part_bytes + item_bytes(item) > PART_BYTES:
+        if not parts or part_bytes + item_bytes(item) > PART_BYTES:
             parts.append([])
             part_bytes = 0
         parts[-1].append(item)
