@@ -181,7 +181,7 @@ def _finish(folder: Path, sample_tokens: int, seed: int) -> None:
         from codescent.sample import sample_run
 
         print("\nA sample of what it writes now:\n")
-        sample_run(folder, prompts=["\n"], tokens=sample_tokens, temperature=0.8, seed=seed, device="cpu")
+        sample_run(folder, tokens=sample_tokens, temperature=0.8, seed=seed, device="cpu")
     print(f"\nThe run is in {folder} (metrics.csv, plan.json, checkpoints); more text: codescent sample {folder}")
 
 
@@ -238,7 +238,7 @@ def _sample(arguments: argparse.Namespace) -> int:
 
     sample_run(
         arguments.run,
-        prompts=arguments.prompt or ["\n"],
+        prompts=arguments.prompt,
         tokens=arguments.tokens,
         temperature=arguments.temperature,
         top_k=arguments.top_k,

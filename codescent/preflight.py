@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from codescent.build import build
 from codescent.config import Config
-from codescent.data.dataset import GPT2_VOCAB_SIZE, Dataset, locate, open_dataset
+from codescent.data.dataset import Dataset, locate, open_dataset
+from codescent.data.foreign import GPT2_VOCAB_SIZE
 from codescent.data.prepare import prepare
 from codescent.data.tokenizers import ByteTokenizer
 from codescent.errors import UserError

@@ -128,6 +128,7 @@ class _Run:
     def _begin(self) -> None:
         if self.folder is not None:
             self.folder.write_environment(self.machine)
+            self._keep_tokenizer(self.folder)
         if self.machine["warning"]:
             self.display.say(f"warning: {self.machine['warning']}")
         if self.world.is_first:
@@ -146,6 +147,16 @@ class _Run:
             self.folder.write_config(to_toml(self.config), self.plan.to_json())
         self._event("resume", step=self.first_step, checkpoint=str(self.saved.path))
         self.display.say(f"resumed from {self.saved.path} at step {self.first_step}")
+
+    def _keep_tokenizer(self, folder: RunFolder) -> None:
+        """A copy for sampling. Shards of others may need one that is not to be had here: training does not."""
+        try:
+            tokenizer = self.dataset.tokenizer
+        except UserError as error:
+            self.display.say(f"no tokenizer is kept in {folder.path}, so `codescent sample` cannot read it: {error}")
+            return
+        if tokenizer is not None:
+            tokenizer.save(folder.tokenizer)
 
     def _check_data(self, state: dict[str, Any]) -> None:
         if state["dataset"] != self.dataset.fingerprint:
