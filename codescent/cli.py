@@ -164,12 +164,13 @@ def _train_on_ranks(arguments: argparse.Namespace, ranks: int) -> int:
 
 
 def _train_here(arguments: argparse.Namespace, launched: RankEnvironment | None) -> int:
+    from codescent.cost.compute import step_flops
     from codescent.train.loop import train
     from codescent.train.world import Place
 
     config = _load(arguments).config
     place = Place() if launched is None else Place(**dataclasses.asdict(launched))
-    outcome = train(config, place, resume=arguments.resume)
+    outcome = train(config, place, lambda plan: step_flops(plan).total_flops, resume=arguments.resume)
     if place.rank == 0 and outcome.exit_code == 0:
         _finish(outcome.folder, config.log.sample_tokens, config.run.seed)
     return outcome.exit_code

@@ -235,9 +235,7 @@ def load_run(run: Path, device: str = "auto") -> tuple[nn.Module, Tokenizer]:
     saved = Checkpoints(folder.checkpoints, 1, False).latest()
     problems = []
     if saved is None:
-        problems.append(
-            f"{folder.checkpoints}: no complete checkpoint; train until one is saved (checkpoint.every)"
-        )
+        problems.append(f"{folder.checkpoints}: no complete checkpoint; train until one is saved (checkpoint.every)")
     if not folder.tokenizer.is_file():
         problems.append(
             f"{folder.tokenizer}: absent; the token shards that the run was trained on came without a tokenizer"

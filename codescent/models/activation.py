@@ -20,8 +20,8 @@ _PIECE = 1 << 19  # elements at a time: the intermediate values stay in the cach
 def gelu(x: Tensor) -> Tensor:
     """GELU, tanh form, of a contiguous tensor; the result has its shape and dtype.
 
-    On a CPU torch evaluates tanh, forward and backward, in 2.6 ns an element (one AVX-512 core) where sigmoid takes
-    0.2; so there it is written by sigmoid, and the slope is made with the value: 1.3 ns for both passes.
+    On a CPU torch evaluates tanh in 2.1 ns an element (one AVX-512 core), sigmoid in 0.2. So it is written by sigmoid
+    there, and the slope is made together with the value: 1.3 to 1.5 ns for both passes instead of 2.7.
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.gelu(x, approximate="tanh")
@@ -35,23 +35,10 @@ class Gelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         """See `gelu`."""
-        y, slope = torch.empty_like(x), torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[0]:
+            return _value(x)
+        y, slope = _value_and_slope(x)
         ctx.save_for_backward(slope)
-        work = torch.promote_types(x.dtype, torch.float32)
-        factor = torch.tensor(_A, dtype=work)
-        for start in range(0, x.numel(), _PIECE):
-            piece = slice(start, start + _PIECE)
-            wide, y_piece = x.view(-1)[piece].to(work), y.view(-1)[piece]
-            gate = torch.addcmul(factor, wide, wide, value=_B).mul_(wide).sigmoid_()
-            if slope is None:
-                torch.mul(wide, gate, out=y_piece)
-                continue
-            value = wide * gate
-            y_piece.copy_(value)
-            # slope = gate + value (1 - gate) (A + 3 B x^2)
-            rise = torch.addcmul(factor, wide, wide, value=3.0 * _B).mul_(value)
-            rise.addcmul_(rise, gate, value=-1.0).add_(gate)
-            slope.view(-1)[piece].copy_(rise)
         return y
 
     @staticmethod
@@ -60,3 +47,39 @@ class Gelu(torch.autograd.Function):
         """The gradient of x."""
         slope: Tensor = ctx.saved_tensors[0]
         return d_y * slope
+
+
+def _value(x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    factor = torch.tensor(_A, dtype=torch.promote_types(x.dtype, torch.float32))
+    for x_piece, y_piece in zip(torch.split(x.view(-1), _PIECE), torch.split(y.view(-1), _PIECE), strict=True):
+        wide = x_piece.to(factor.dtype)
+        gate = torch.add(factor, wide * wide, alpha=_B).mul_(wide).sigmoid_()
+        y_piece.copy_(gate.mul_(wide))
+    return y
+
+
+def _value_and_slope(x: Tensor) -> tuple[Tensor, Tensor]:
+    """gelu(x) and gelu'(x) = gate + gelu(x) (1 - gate) (A + 3 B x^2), gate = sigmoid(x (A + B x^2))."""
+    y, slopes = torch.empty_like(x), torch.empty_like(x)
+    work = torch.promote_types(x.dtype, torch.float32)
+    narrow = x.dtype != work
+    factor = torch.tensor(_A, dtype=work)  # a scalar in a sum of two is vectorised by torch, in addcmul it is not
+    scratch = x.new_empty(4 if narrow else 1, min(_PIECE, x.numel()), dtype=work)
+    for start in range(0, x.numel(), _PIECE):
+        x_piece, y_piece, slope_piece = (tensor.view(-1)[start : start + _PIECE] for tensor in (x, y, slopes))
+        gate = scratch[0, : len(x_piece)]
+        if narrow:
+            wide, value, slope = scratch[1:, : len(x_piece)].unbind()
+            wide.copy_(x_piece)
+        else:
+            wide, value, slope = x_piece, y_piece, slope_piece
+        torch.mul(wide, wide, out=slope)
+        torch.add(factor, slope, alpha=_B, out=gate).mul_(wide).sigmoid_()
+        torch.mul(wide, gate, out=value)
+        torch.add(factor, slope, alpha=3.0 * _B, out=slope).mul_(value)
+        slope.addcmul_(slope, gate, value=-1.0).add_(gate)
+        if narrow:
+            y_piece.copy_(value)
+            slope_piece.copy_(slope)
+    return y, slopes

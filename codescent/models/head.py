@@ -116,18 +116,23 @@ def _softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, 
     rows, vocab = logits_NV.shape
     if logits_NV.device.type != "cpu" or vocab < _SMALL_VOCAB:
         return _whole_softmax_gradient_(logits_NV, targets_N, work, wants_gradient)
-    rows_a_piece = max(1, _PIECE_BYTES // (4 * vocab))
+    rows_a_piece = min(rows, max(1, _PIECE_BYTES // (4 * vocab)))
+    narrow = logits_NV.dtype != work
+    wide_RV = logits_NV.new_empty(rows_a_piece if narrow else 0, vocab, dtype=work)
+    p_RV = logits_NV.new_empty(rows_a_piece, vocab, dtype=work)
     losses = []
     for start in range(0, rows, rows_a_piece):
         piece_RV = logits_NV[start : start + rows_a_piece]
         targets_R1 = targets_N[start : start + rows_a_piece, None]
-        p_RV = torch.softmax(piece_RV, -1, dtype=work)
+        piece_p_RV = p_RV[: len(piece_RV)]
+        logits_RV = wide_RV[: len(piece_RV)].copy_(piece_RV) if narrow else piece_RV
+        torch.softmax(logits_RV, -1, out=piece_p_RV)
         # log sum exp = largest logit - log of its probability: exact, and exp is not computed again.
-        log_sum_R = piece_RV.amax(-1).to(work) - p_RV.amax(-1).log()
-        losses.append(log_sum_R - piece_RV.gather(1, targets_R1).squeeze(1))
+        log_sum_R = logits_RV.amax(-1) - piece_p_RV.amax(-1).log()
+        losses.append(log_sum_R - logits_RV.gather(1, targets_R1).squeeze(1))
         if wants_gradient:
-            p_RV.scatter_add_(1, targets_R1, p_RV.new_full(targets_R1.shape, -1.0))
-            piece_RV.copy_(p_RV)
+            piece_p_RV.scatter_add_(1, targets_R1, p_RV.new_full(targets_R1.shape, -1.0))
+            piece_RV.copy_(piece_p_RV)
     return torch.cat(losses).sum()
 
 

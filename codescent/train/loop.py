@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from codescent.config import Config
 from codescent.configfile import to_toml
-from codescent.cost.compute import step_flops
 from codescent.data.dataset import Dataset, open_dataset
 from codescent.errors import UserError
 from codescent.plan import Plan
@@ -41,8 +41,14 @@ class Outcome:
     exit_code: int
 
 
-def train(config: Config, place: Place, *, resume: bool) -> Outcome:
+def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, resume: bool) -> Outcome:
     """Train, as one of the ranks of `place`.
+
+    Args:
+        config: the resolved config.
+        place: where this process stands among the ranks.
+        flops_of: FLOPs of one step of a plan, for flops_per_s and mfu: what a step costs is not known on this floor.
+        resume: continue the run of that name.
 
     Raises:
         UserError: on every rank, before the first step: whatever stands in the way; later: a full disk, a loss that
@@ -55,7 +61,7 @@ def train(config: Config, place: Place, *, resume: bool) -> Outcome:
         plan = plan_with(config, dataset, place.world_size)
         world.divide(plan.mesh)
         with StopRequest(alone=place.world_size == 1) as stop:
-            return _Run(config, plan, world, dataset, stop, resume=resume).run()
+            return _Run(config, plan, world, dataset, stop, flops_of(plan), resume=resume).run()
     finally:
         world.close()
 
@@ -64,11 +70,19 @@ class _Run:
     """One rank's run, from opening the folder to the last checkpoint."""
 
     def __init__(
-        self, config: Config, plan: Plan, world: World, dataset: Dataset, stop: StopRequest, *, resume: bool
+        self,
+        config: Config,
+        plan: Plan,
+        world: World,
+        dataset: Dataset,
+        stop: StopRequest,
+        flops: float,
+        *,
+        resume: bool,
     ) -> None:
         self.config, self.plan, self.world, self.dataset, self.stop = config, plan, world, dataset, stop
         self.path = run_folder(config)
-        self.flops = step_flops(plan).total_flops
+        self.flops = flops
         self.skipped = 0
         self.folder: RunFolder | None = None
         opened: dict[str, Any] = world.from_first(lambda: self._open(resume))
