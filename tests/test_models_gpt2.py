@@ -42,11 +42,12 @@ def batch(shape: GPT2Shape, samples: int, length: int, seed: int = 0) -> tuple[T
 
 
 def hf_name(name: str) -> str:
-    if not name.startswith("blocks."):
-        stem, kind = name.split(".")
-        return f"transformer.{ {'tok': 'wte', 'pos': 'wpe', 'norm': 'ln_f'}[stem] }.{kind}"
-    _, layer, *stem, kind = name.split(".")
-    return f"transformer.h.{layer}.{HF_NAMES['.'.join(stem)]}.{kind}"
+    prefix, leaf = "transformer.", name
+    if name.startswith("blocks."):
+        _, layer, leaf = name.split(".", 2)
+        prefix = f"transformer.h.{layer}."
+    stem, kind = leaf.rsplit(".", 1)
+    return f"{prefix}{HF_NAMES[stem]}.{kind}"
 
 
 def hf_twin(module: GPT2, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Tensor]]:

@@ -31,7 +31,8 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         for number in STOPPING:
-            if signal.getsignal(number) != signal.SIG_IGN:
+            # nohup asks to outlive the terminal. A shell's `&` ignores SIGINT, too, but who sends that one means it.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._asked)
         return self
 
