@@ -201,6 +201,20 @@ def test_environment_is_replaced_whole(run: RunFolder) -> None:
     assert not list(run.path.glob(".*"))
 
 
+def test_config_and_plan_of_a_resumed_run_are_replaced_whole(run: RunFolder) -> None:
+    run.write_config("b = 2\n", {"mesh": {"tp": 2}})
+    for folder in (run, RunFolder.open(run.path)):
+        assert folder.config_text == "b = 2\n"
+        assert folder.plan == {"mesh": {"tp": 2}}
+    assert not list(run.path.glob(".*"))
+
+
+def test_every_metric_is_documented() -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "run_folder.md").read_text()
+    documented = [line.split("`")[1] for line in page.split("## Events")[0].splitlines() if line.startswith("| `")]
+    assert tuple(documented) == METRICS
+
+
 def test_events_carry_both_clocks(run: RunFolder) -> None:
     run.event("start", ranks=2)
     run.event("end", note="tschüß\nzweite Zeile\u2028dritte")
