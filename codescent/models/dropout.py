@@ -43,22 +43,19 @@ def dropped_rows(keys_B: Tensor, rows: int, width: int, probability: float, firs
     rounds of murmur3's finaliser (Appleby), so that no two rows walk the same sequence.
     """
     row_ids = torch.arange(first_row, first_row + rows, dtype=torch.int64, device=keys_B.device)
-    row_keys = mix(keys_B[:, None] ^ mix(row_ids)[None, :])
-    low, high = _signed_32(row_keys)[..., None], _signed_32(row_keys >> 32)[..., None]
+    # Halved by reinterpreting: torch 2.13's compiler vectorises the arithmetic of int64 to int32 wrongly on CPUs.
+    halves_BR2 = mix(keys_B[:, None] ^ mix(row_ids)[None, :])[..., None].view(torch.int32)
+    low_BR1, high_BR1 = halves_BR2[..., :1], halves_BR2[..., 1:]
     columns = torch.arange(width, dtype=torch.int32, device=keys_B.device) * _GOLDEN_32
-    hashed = low + columns
+    hashed = low_BR1 + columns
     hashed ^= (hashed >> 16) & 0xFFFF
     hashed *= _MIX_32_1
-    hashed ^= high
+    hashed ^= high_BR1
     hashed ^= (hashed >> 13) & 0x7FFFF
     hashed *= _MIX_32_2
     hashed ^= (hashed >> 16) & 0xFFFF
-    return hashed < round(probability * 2**32) - 2**31
-
-
-def _signed_32(bits: Tensor) -> Tensor:
-    """The low 32 bits of int64, as the int32 that has these bits."""
-    return (((bits & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000).to(torch.int32)
+    dropped: Tensor = hashed < round(probability * 2**32) - 2**31
+    return dropped
 
 
 def drop(x_BRW: Tensor, keys_B: Tensor, probability: float) -> Tensor:
