@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import statistics
 import sys
 import tempfile
 from dataclasses import replace
@@ -116,11 +115,11 @@ def measure(systems: list[Told], rounds: int, steps: int) -> tuple[list[Timing],
         for number in range(rounds):
             for system in alive if number % 2 == 0 else reversed(alive):
                 seconds = system.turn(steps)
-                timings[system.name].seconds += [statistics.mean(seconds)]
-                say(f"round {number + 1}/{rounds}  {system.name:20} {1e3 * seconds[0]:8.2f} ms")
+                timings[system.name].seconds.append(seconds)
+                say(f"round {number + 1}/{rounds}  {system.name:20} {1e3 * seconds:8.2f} ms")
         for system in alive:
             system.tell("memory")
-            timings[system.name].peak_bytes = int(system.numbers()[0])
+            timings[system.name].peak_bytes = int(system.number())
     finally:
         for system in systems:
             system.stop()

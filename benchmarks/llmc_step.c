@@ -1,4 +1,4 @@
-/* In: sizes, a model file, a token file (arguments); numbers of steps (input). Out: seconds of each training step.
+/* In: sizes, a model file, a token file (arguments); numbers of steps (input). Out: seconds of a training step, on average.
    Does not hold llm.c's code: a one-line source file includes its train_gpt2.c (TESTING leaves its main out) before this
    one, and its own Makefile builds the two with its own flags. Hyper-parameters as in peer_step.py. */
 
@@ -21,16 +21,15 @@ int main(int argc, char **argv) {
 
     int num_steps = num_warmup, taken = 0, ready = 0;
     for (;;) {
-        if (ready) printf("benchmark:");
+        double begun = now_s();
         for (int i = 0; i < num_steps; i++) {
-            double begun = now_s();
             dataloader_next_batch(&loader);
             gpt2_forward(&model, loader.inputs, loader.targets, batch_size, seq_len);
             gpt2_zero_grad(&model);
             gpt2_backward(&model);
             gpt2_update(&model, 6e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, ++taken);
-            if (ready) printf(" %.6f", now_s() - begun);
         }
+        if (ready) printf("benchmark: %.6f", (now_s() - begun) / num_steps);
         if (!ready) printf("\nbenchmark: ready");
         ready = 1;
         printf("\n");

@@ -38,8 +38,8 @@ class System(Protocol):
     def start(self) -> None:
         """Returns when it is warmed up and still. Raises SystemFailed."""
 
-    def turn(self, num_steps: int) -> list[float]:
-        """Take `num_steps` steps now; seconds of each."""
+    def turn(self, num_steps: int) -> float:
+        """Take `num_steps` steps now; seconds of one, on average."""
 
     def resting_bytes(self) -> int:
         """Resident memory now."""
@@ -53,8 +53,8 @@ class System(Protocol):
 
 @dataclass
 class Timing:
-    """What was measured of one system. `sitting` numbers the groups that were alive, and so interleaved, together;
-    `peak_bytes` is the largest resident memory of any one of its processes."""
+    """What was measured of one system: seconds per step in each of its turns, and the largest resident memory of any
+    one of its processes. `sitting` numbers the groups of systems that were alive, and so interleaved, together."""
 
     name: str
     sitting: int
@@ -153,8 +153,8 @@ def _rounds(alive: Sequence[System], sitting: int, num_rounds: int, num_steps: i
     for number in range(num_rounds):
         for system in alive if number % 2 == 0 else reversed(alive):
             seconds = system.turn(num_steps)
-            timings[system.name].seconds += seconds
-            say(f"round {number + 1}/{num_rounds}  {system.name:24} {1e3 * statistics.median(seconds):10.1f} ms")
+            timings[system.name].seconds.append(seconds)
+            say(f"round {number + 1}/{num_rounds}  {system.name:24} {1e3 * seconds:10.1f} ms")
     for system in alive:
         timings[system.name].peak_bytes = max(system.peaks_bytes())
     return list(timings.values())

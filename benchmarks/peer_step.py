@@ -148,21 +148,16 @@ def arguments_of(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def take(step: Callable[[], None], num_steps: int, device: str) -> list[float]:
-    """Seconds of each of `num_steps` steps; on a CUDA device, which works behind the program's back, their mean."""
+def take(step: Callable[[], None], num_steps: int, device: str) -> float:
+    """Seconds of one of `num_steps` steps, on average; a CUDA device has done them all when the clock is read."""
     if device == "cuda":
         torch.cuda.synchronize()
-    seconds = []
-    begun = first = time.perf_counter()
+    begun = time.perf_counter()
     for _ in range(num_steps):
         step()
-        ended = time.perf_counter()
-        seconds.append(ended - begun)
-        begun = ended
     if device == "cuda":
         torch.cuda.synchronize()
-        seconds = [(time.perf_counter() - first) / num_steps] * num_steps
-    return seconds
+    return (time.perf_counter() - begun) / num_steps
 
 
 def obey(step: Callable[[], None], warmup: int, device: str, answers: TextIO) -> None:
@@ -174,7 +169,7 @@ def obey(step: Callable[[], None], warmup: int, device: str, answers: TextIO) ->
         if line.strip() == "memory":
             print(MARK, torch.cuda.max_memory_allocated(), file=answers)
         else:
-            print(MARK, *take(step, int(line), device), file=answers)
+            print(MARK, take(step, int(line), device), file=answers)
 
 
 def quiet_stdout() -> TextIO:

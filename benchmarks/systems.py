@@ -18,6 +18,9 @@ from measure import SystemFailed
 MARK = "benchmark:"
 """What begins a line that a told program says to the harness; it may print what it likes besides."""
 
+POLL_S = 0.004
+"""How often a metrics file is looked at: the error of a turn's time, whatever the number of its steps."""
+
 PR_SET_PDEATHSIG = 1
 """From <linux/prctl.h>: the signal that a process gets when its parent dies."""
 
@@ -99,7 +102,7 @@ class Started:
 
 class Told(Started):
     """A program that says "benchmark: ready", reads a number of steps from its input, takes them, and says the seconds
-    of each in one line; it waits, asleep, for the next number, and ends where its input ends."""
+    of one of them, on average, in one line; it waits, asleep, for the next number, and ends where its input ends."""
 
     _speaks = True
 
@@ -118,14 +121,14 @@ class Told(Started):
         except BrokenPipeError:
             raise self._failure() from None
 
-    def numbers(self) -> list[float]:
-        """Its answer: the seconds of the steps that were asked for."""
-        return [float(word) for word in self._answer()]
+    def number(self) -> float:
+        """Its answer: the seconds of a step."""
+        return float(self._answer()[0])
 
-    def turn(self, num_steps: int) -> list[float]:
-        """Take `num_steps` steps now; seconds of each, by the program's own clock."""
+    def turn(self, num_steps: int) -> float:
+        """Take `num_steps` steps now; seconds of one, on average, by the program's own clock."""
         self.tell(num_steps)
-        return self.numbers()
+        return self.number()
 
     def _answer(self) -> list[str]:
         pipe = self._running.stdout
@@ -149,11 +152,11 @@ class ToldTogether:
         for rank in self._ranks:
             rank._answer()
 
-    def turn(self, num_steps: int) -> list[float]:
-        """Take `num_steps` steps now; the slowest rank's seconds of each."""
+    def turn(self, num_steps: int) -> float:
+        """Take `num_steps` steps now; seconds of one, on average, of the slowest rank."""
         for rank in self._ranks:
             rank.tell(num_steps)
-        return [max(step) for step in zip(*[rank.numbers() for rank in self._ranks], strict=True)]
+        return max(rank.number() for rank in self._ranks)
 
     def resting_bytes(self) -> int:
         """Resident memory now, of all ranks together."""
@@ -188,7 +191,7 @@ class Watched(Started):
     ) -> None:
         super().__init__(name, argv, env, folder)
         self._metrics, self._num_warmup = metrics, num_warmup
-        self._poll_s = 0.002
+        self._size_bytes, self._num_lines = 0, 0
         self.rows: list[dict[str, str]] = []
 
     def start(self) -> None:
@@ -197,31 +200,34 @@ class Watched(Started):
         self._wait_for(self._num_warmup)
         self._freeze()
 
-    def turn(self, num_steps: int) -> list[float]:
-        """Continue it for one step that is not counted and `num_steps` that are; seconds of each of these."""
+    def turn(self, num_steps: int) -> float:
+        """Continue it for one step that is not counted and `num_steps` that are; seconds of one, on average."""
         first = len(self._read()) + 1
         for pid in self.processes():
             os.kill(pid, signal.SIGCONT)
-        appeared = [self._wait_for(first)]
-        for number in range(1, num_steps + 1):
-            appeared.append(self._wait_for(first + number))
+        begun = self._wait_for(first)
+        ended = self._wait_for(first + num_steps)
         self._freeze()
         self.rows += self._read()[first : first + num_steps]
-        return [after - before for before, after in zip(appeared, appeared[1:])]
+        return (ended - begun) / num_steps
 
     def _wait_for(self, num_rows: int) -> float:
         """Wait until the metrics file has `num_rows` rows; the moment when that was seen, in seconds."""
         while self._num_rows() < num_rows:
             if self._running.poll() is not None:
                 raise self._failure()
-            time.sleep(self._poll_s)
+            time.sleep(POLL_S)
         return time.perf_counter()
 
     def _num_rows(self) -> int:
-        try:
-            return max(0, self._metrics.read_bytes().count(b"\n") - 1)
-        except FileNotFoundError:
-            return 0
+        """Rows in the file now. Only what is new is read: the one that looks must not disturb the one that works."""
+        if self._metrics.exists() and self._metrics.stat().st_size > self._size_bytes:
+            with self._metrics.open("rb") as file:
+                file.seek(self._size_bytes)
+                new = file.read()
+            self._size_bytes += len(new)
+            self._num_lines += new.count(b"\n")
+        return max(0, self._num_lines - 1)
 
     def _read(self) -> list[dict[str, str]]:
         with self._metrics.open(encoding="utf-8", newline="") as file:

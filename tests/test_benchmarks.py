@@ -28,7 +28,7 @@ import sys
 print("what a peer prints")
 print("benchmark: ready", flush=True)
 for line in sys.stdin:
-    print("benchmark:", *[0.5] * int(line), flush=True)
+    print("benchmark:", 0.5 * int(line), flush=True)
 """
 
 TRAINER = """
@@ -150,7 +150,7 @@ def test_told_programs_take_turns_and_a_failure_is_told(tmp_path: Path) -> None:
     names = [systems.Told(name, [sys.executable, "-c", TELLER], os.environ, tmp_path) for name in ("one", "two")]
     broken = systems.Told("broken", [sys.executable, "-c", "raise SystemExit('no such peer')"], os.environ, tmp_path)
     measured = measure.interleave([*names, broken], num_rounds=3, num_steps=2)
-    assert {timing.name: timing.seconds for timing in measured.timings} == {"one": [0.5] * 6, "two": [0.5] * 6}
+    assert {timing.name: timing.seconds for timing in measured.timings} == {"one": [1.0] * 3, "two": [1.0] * 3}
     assert all(timing.peak_bytes > 2**20 for timing in measured.timings)
     assert list(measured.failures) == ["broken"]
     assert "no such peer" in measured.failures["broken"]
@@ -167,8 +167,7 @@ def test_watched_program_stands_still_between_its_turns(tmp_path: Path) -> None:
         before = metrics.read_bytes()
         time.sleep(0.1)
         assert metrics.read_bytes() == before
-        seconds = trainer.turn(4)
-        assert len(seconds) == 4
+        assert trainer.turn(4) > 0
         first = before.count(b"\n")  # rows so far, and one that is not counted: it was under way
         assert [int(row["step"]) for row in trainer.rows] == list(range(first + 1, first + 5))
         assert systems.state(pid) == "T"
