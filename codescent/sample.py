@@ -1,191 +1,72 @@
-"""In: a trained run and prompts. Out: their continuations, token by token.
-Does not train or evaluate; reads the run folder, the tokenizer beside it, and the newest checkpoint."""
+"""In: a run folder and prompts. Out: the texts with which its newest checkpoint continues them, on the terminal.
+Does not choose tokens (models/generate does) and does not change the run folder."""
 
 from __future__ import annotations
 
-import math
-import random
 import sys
-import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from codescent import models
 from codescent.build import model_shape
 from codescent.config import Config
-from codescent.data import tokenizers
+from codescent.configfile import load
 from codescent.data.tokenizers import Tokenizer
+from codescent.data.tokenizers import load as load_tokenizer
 from codescent.errors import UserError
-from codescent.models.cache import KVCache
-from codescent.record import RunFolder
+from codescent.models.generate import Choice, generate
+from codescent.record import CONFIG, RunFolder
 from codescent.train.checkpoint import Checkpoints, read_tensors
-from codescent.train.world import Place, choose_device
 
-SHOWN_AGAIN = 6
-"""Tokens that are decoded once more before the new ones: a character may be spread over several."""
+__all__ = ["TextStream", "generate", "sample_run"]
 
-
-@dataclass(frozen=True)
-class Choice:
-    """How the next token is drawn from the logits.
-
-    `temperature` 0 takes the likeliest. `top_k` keeps the k likeliest, `top_p` the fewest likeliest ones whose
-    probabilities add up to p (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", 3.1).
-
-    Raises:
-        UserError: values that make no sense, all of them.
-    """
-
-    temperature: float = 0.8
-    top_k: int | None = None
-    top_p: float | None = None
-
-    def __post_init__(self) -> None:
-        problems = []
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            problems.append(f"--temperature {self.temperature}: must be a number of at least 0")
-        if self.top_k is not None and self.top_k < 1:
-            problems.append(f"--top-k {self.top_k}: must be at least 1")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            problems.append(f"--top-p {self.top_p}: must be above 0 and at most 1")
-        if problems:
-            raise UserError(*problems)
-
-    def draw(self, logits_V: Tensor, uniform: float) -> int:
-        """The next token.
-
-        Args:
-            logits_V: on the CPU.
-            uniform: a random number in [0, 1), which decides.
-        """
-        if self.temperature == 0:
-            return int(logits_V.argmax())
-        order_K = logits_V.argsort(descending=True, stable=True)[: self.top_k]
-        p_K = torch.softmax(logits_V[order_K].double() / self.temperature, -1)
-        total_K = p_K.cumsum(-1)
-        if self.top_p is not None:
-            kept = int((total_K - p_K < self.top_p).sum())
-            total_K = total_K[:kept]
-        place = int(torch.searchsorted(total_K, uniform * float(total_K[-1]), right=True))
-        return int(order_K[min(place, len(total_K) - 1)])
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not UTF-8 (yet)
+# On a terminal: control characters of a model's own text could move the cursor or worse.
+_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
 
 
-def window_start(length: int, seq_len: int) -> int:
-    """Where the model's view of a text of `length` tokens begins: at 0 while it fits, then in jumps of half a context.
-
-    A pure function of the length, so that a cache, which is made anew at each jump only, changes nothing.
-    """
-    half = max(1, seq_len // 2)
-    return 0 if length <= seq_len else -(-(length - seq_len) // half) * half
-
-
-@torch.no_grad()
-def generate(
-    module: nn.Module,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    choice: Choice,
-    seed: int,
-    *,
-    cached: bool = True,
-) -> Iterator[list[int]]:
-    """Continue several prompts at once.
+class TextStream:
+    """Text of tokens as they come. A character that is spread over several tokens is given out when it is whole.
 
     Args:
-        module: a model with `shape` and `forward(tokens_BT, cache=...)`, in eval mode.
-        prompts: at least one token each; of a prompt longer than the context the end is read (`window_start`).
-        max_new_tokens: tokens for each prompt.
-        choice: how they are drawn.
-        seed: with the number of the prompt it decides the text, whatever other prompts there are.
-        cached: False computes every token from scratch: the same text, for tests.
-
-    Yields:
-        the next token of each prompt.
+        decode: text of token ids, with U+FFFD for bytes that are not UTF-8.
     """
-    texts = [list(prompt) for prompt in prompts]
-    randoms = [random.Random(f"{seed} {number}") for number in range(len(texts))]
-    reader = _CachedReader(module) if cached else _PlainReader(module)
-    logits_BV = reader.read(texts)
-    for number in range(max_new_tokens):
-        new = [choice.draw(logits_V, rng.random()) for logits_V, rng in zip(logits_BV, randoms, strict=True)]
-        for text, token in zip(texts, new, strict=True):
-            text.append(token)
-        yield new
-        if number + 1 < max_new_tokens:
-            logits_BV = reader.read(texts)
 
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._context: list[
+            int
+        ] = []  # tokens whose text is out, before those whose text is not: some decoders look back
+        self._held: list[int] = []
+        self._shown = 0  # characters of the text of both that are out
 
-class _PlainReader:
-    """Logits of the next token of each text, each computed by itself from its whole view."""
+    def push(self, token: int) -> str:
+        """The text that this token completes, perhaps none."""
+        self._held.append(token)
+        text = self._decode(self._context + self._held)
+        # Of bytes that may still become a character, a decoder makes one U+FFFD, at the end; any other is final.
+        return self._show(text[:-1] if text.endswith(REPLACEMENT) else text, whole=not text.endswith(REPLACEMENT))
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.device = next(module.parameters()).device
-        shape = module.shape
-        assert isinstance(shape, models.Shape)
-        self.shape = shape
+    def finish(self) -> str:
+        """The text of what is still held, however incomplete."""
+        return self._show(self._decode(self._context + self._held), whole=True)
 
-    def view(self, text: list[int]) -> Tensor:
-        """What the model sees of a text: [1, T]."""
-        return torch.tensor([text[window_start(len(text), self.shape.seq_len) :]], device=self.device)
-
-    def read(self, texts: list[list[int]]) -> Tensor:
-        """Logits [B, V], fp32 or wider, on the CPU."""
-        rows = [self.module(self.view(text))[:, -1] for text in texts]
-        return torch.cat(rows).float().cpu()
-
-
-class _CachedReader(_PlainReader):
-    """The same from keys and values that are kept: of each text only what is new is read."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self.cache: KVCache | None = None
-        self.starts: list[int] = []
-
-    def _new_cache(self, num_rows: int) -> KVCache:
-        return KVCache(self.shape, num_rows, self.device, next(self.module.parameters()).dtype)
-
-    def read(self, texts: list[list[int]]) -> Tensor:
-        """Logits [B, V], fp32 or wider, on the CPU."""
-        starts = [window_start(len(text), self.shape.seq_len) for text in texts]
-        if self.cache is None:
-            logits_BV = self._first(texts, starts)
-        else:
-            moved = [row for row, start in enumerate(starts) if start != self.starts[row]]
-            logits_BV = self._next(texts, moved)
-        self.starts = starts
-        return logits_BV.float().cpu()
-
-    def _first(self, texts: list[list[int]], starts: list[int]) -> Tensor:
-        self.cache = self._new_cache(len(texts))
-        views = [text[start:] for text, start in zip(texts, starts, strict=True)]
-        width = max(len(view) for view in views)
-        tokens_BT = torch.tensor([view + [0] * (width - len(view)) for view in views], device=self.device)
-        logits_BV: Tensor = self.module(tokens_BT, cache=self.cache, counts=[len(view) for view in views])
-        return logits_BV
-
-    def _next(self, texts: list[list[int]], moved: list[int]) -> Tensor:
-        """One token more of each text; a text whose view has jumped is read anew, by itself."""
-        assert self.cache is not None
-        for row in moved:  # all but the last token; the common pass reads that
-            fresh = self._new_cache(1)
-            before = self.view(texts[row])[:, :-1]
-            if before.shape[1]:
-                self.module(before, cache=fresh)
-            self.cache.replace([row], fresh)
-        last_B1 = torch.tensor([[text[-1]] for text in texts], device=self.device)
-        logits_BV: Tensor = self.module(last_B1, cache=self.cache)
-        return logits_BV
+    def _show(self, text: str, *, whole: bool) -> str:
+        piece = text[self._shown :]
+        self._shown = max(self._shown, len(text))
+        if whole and self._held:
+            self._context, self._held = self._held, []
+            self._shown = len(self._decode(self._context))
+        return piece
 
 
 def sample_run(
     run: Path,
-    *,
     prompts: Sequence[str] | None = None,
     tokens: int = 200,
     temperature: float = 0.8,
@@ -194,97 +75,162 @@ def sample_run(
     seed: int = 0,
     num: int = 1,
     device: str = "auto",
-) -> None:
-    """Print continuations of `prompts` by the newest checkpoint of a run: one as it comes, several when all are done.
+    out: TextIO | None = None,
+) -> list[str]:
+    """Let the newest checkpoint of a run continue prompts, and write the texts as they come.
 
     Args:
         run: the run folder.
-        prompts: None: one text from nothing, that is, from the end of a document or a line.
-        tokens: tokens of each continuation.
-        temperature, top_k, top_p, seed: see `Choice` and `generate`.
-        num: continuations of each prompt.
-        device: auto, cpu or cuda.
+        prompts: texts to continue; None: one text from the beginning of a document.
+        tokens: new tokens at the most, for each text; a text ends earlier where the model ends the document.
+        temperature: see Choice.
+        top_k: see Choice.
+        top_p: see Choice.
+        seed: see Choice; the same on the same machine gives the same texts.
+        num: texts for each prompt.
+        device: "auto", "cpu" or "cuda".
+        out: where to write; None: standard output.
+
+    Returns:
+        The texts, each with its prompt, in the order of the prompts.
 
     Raises:
-        UserError: not a run folder, no checkpoint, no tokenizer, a prompt that it does not know.
+        UserError: not a run folder, no checkpoint, a damaged one, values that cannot be used, prompts that the
+            tokenizer does not know: all the problems that are found before the model is read.
     """
-    choice = Choice(temperature, top_k, top_p)
-    module, tokenizer = load_run(run, device)
-    texts = [text for text in (prompts or [""]) for _ in range(num)]
-    encoded = [_encode(tokenizer, text) for text in texts]
-    stream = generate(module, encoded, tokens, choice, seed)
-    if len(texts) == 1:
-        printer = _Printer(tokenizer, texts[0])
-        for (token,) in stream:
-            printer.token(token)
-        printer.end()
-        return
-    columns = list(zip(*stream, strict=True))
-    for number, (text, column) in enumerate(zip(texts, columns, strict=True)):
-        print(f"--- {number + 1} of {len(texts)} ---")
-        print(text + tokenizer.decode(list(column)))
+    where = _device(device)
+    problems = [*Choice(temperature, top_k, top_p, seed).problems(), *([where] if isinstance(where, str) else [])]
+    problems += [
+        f"{flag} {value}: must be at least 1" for flag, value in (("--tokens", tokens), ("--num", num)) if value < 1
+    ]
+    try:
+        trained = _find(Path(run))
+        starts = _encode(trained.tokenizer, prompts)
+    except UserError as error:
+        raise UserError(*problems, *error.problems) from error
+    if problems or isinstance(where, str):
+        raise UserError(*problems)
+    starts = [start for start in starts for _ in range(num)]
+    stream = generate(
+        trained.module(where),
+        [ids for _, ids in starts],
+        tokens,
+        temperature,
+        top_k,
+        top_p,
+        seed,
+        stop=trained.tokenizer.separator,
+        vocab_size=trained.tokenizer.vocab_size,
+    )
+    return _write([text for text, _ in starts], stream, trained.tokenizer, sys.stdout if out is None else out)
 
 
-def load_run(run: Path, device: str = "auto") -> tuple[nn.Module, Tokenizer]:
-    """The model of a run's newest checkpoint, in eval mode, and its tokenizer.
+@dataclass(frozen=True)
+class _Trained:
+    """What a run folder says of its model."""
 
-    Raises:
-        UserError: not a run folder, no complete checkpoint, no tokenizer.
-    """
+    config: Config
+    tokenizer: Tokenizer
+    checkpoint: Path
+
+    def module(self, device: torch.device) -> nn.Module:
+        """The model with the newest weights: in fp32 on a CPU (fp64 after fp64), in the training's dtype on CUDA."""
+        kind, precision = self.config.model.kind, self.config.train.precision
+        shape = model_shape(self.config, self.tokenizer.vocab_size)
+        declared = models.parameters_of(kind, shape)
+        tensors = read_tensors(self.checkpoint, [f"model.{parameter.name}" for parameter in declared])
+        problems = [
+            f"{self.checkpoint}: {parameter.name} has the shape {tuple(tensors[f'model.{parameter.name}'].shape)}, "
+            f"the run's config makes it {parameter.shape}"
+            for parameter in declared
+            if tuple(tensors[f"model.{parameter.name}"].shape) != parameter.shape
+        ]
+        if problems:
+            raise UserError(*problems)
+        module = models.construct(kind, shape)
+        module.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, assign=True)
+        narrow = device.type == "cuda" and precision == "bf16"
+        return module.to(device, torch.bfloat16 if narrow else None)
+
+
+def _find(run: Path) -> _Trained:
     folder = RunFolder.open(run)
-    saved = Checkpoints(folder.checkpoints, 1, False).latest()
+    config = load(folder.path / CONFIG).config
     problems = []
-    if saved is None:
-        problems.append(f"{folder.checkpoints}: no complete checkpoint; train until one is saved (checkpoint.every)")
     if not folder.tokenizer.is_file():
+        problems.append(f"{folder.tokenizer}: the run kept no tokenizer, so its tokens cannot be read as text")
+    saved = Checkpoints(folder.checkpoints, keep_last=1, keep_best=False).latest()
+    if saved is None:
         problems.append(
-            f"{folder.tokenizer}: absent; the token shards that the run was trained on came without a tokenizer"
+            f"{folder.checkpoints}: no checkpoint yet; the run saves one at its end, and every checkpoint.every steps"
         )
     if problems or saved is None:
         raise UserError(*problems)
-    tokenizer = tokenizers.load(folder.tokenizer)
-    config = Config.model_validate(tomllib.loads(folder.config_text))
-    shape = model_shape(config, tokenizer.vocab_size)
-    module = models.construct(config.model.kind, shape)
-    names = {f"model.{name}": name for name, _ in module.named_parameters()}
-    tensors = read_tensors(saved.path, names)
-    module.load_state_dict({names[name]: tensor for name, tensor in tensors.items()}, assign=True)
-    return module.to(choose_device(device, Place())).eval(), tokenizer
+    return _Trained(config, load_tokenizer(folder.tokenizer), saved.path)
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Tokens of a prompt; an empty one begins after the end of a document, or of a line where no token means that."""
-    if text:
-        return [int(token) for token in tokenizer.encode(text)]
-    return [tokenizer.separator] if tokenizer.separator is not None else _encode(tokenizer, "\n")
+def _encode(tokenizer: Tokenizer, prompts: Sequence[str] | None) -> list[tuple[str, list[int]]]:
+    """Each prompt with its tokens; an empty one begins a document."""
+    starts, problems = [], []
+    for prompt in prompts or [""]:
+        try:
+            starts.append((prompt, tokenizer.encode(prompt).tolist() if prompt else _beginning(tokenizer)))
+        except UserError as error:
+            problems += [f"--prompt {prompt!r}: {problem}" for problem in error.problems]
+    if problems:
+        raise UserError(*problems)
+    return starts
 
 
-class _Printer:
-    """Prints a text as its tokens come, and a character only when all of its bytes are there."""
+def _beginning(tokenizer: Tokenizer) -> list[int]:
+    """What a document begins after: the separator, or a line's end where there is none."""
+    if tokenizer.separator is not None:
+        return [tokenizer.separator]
+    try:
+        return cast(list[int], tokenizer.encode("\n").tolist()) or [0]
+    except UserError:  # an alphabet without line ends
+        return [0]
 
-    def __init__(self, tokenizer: Tokenizer, prompt: str) -> None:
-        self.tokenizer = tokenizer
-        self.before: list[int] = []
-        self.waiting: list[int] = []
-        sys.stdout.write(prompt)
 
-    def token(self, token: int) -> None:
-        """One token more."""
-        self.waiting.append(token)
-        self._print(last=False)
+def _device(name: str) -> torch.device | str:
+    """The device, or why it cannot be used."""
+    if name not in ("auto", "cpu", "cuda"):
+        return f"--device {name}: must be auto, cpu or cuda"
+    if name == "cuda" and not torch.cuda.is_available():
+        return "--device cuda: torch finds no CUDA device here"
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
-    def end(self) -> None:
-        """No token more: whatever is left is printed as it is."""
-        self._print(last=True)
-        sys.stdout.write("\n")
-        sys.stdout.flush()
 
-    def _print(self, *, last: bool) -> None:
-        known = self.tokenizer.decode(self.before)
-        text = self.tokenizer.decode(self.before + self.waiting)
-        if not last and text.endswith("�") and len(self.waiting) < SHOWN_AGAIN:
-            return
-        sys.stdout.write(text[len(known) :])
-        sys.stdout.flush()
-        self.before = (self.before + self.waiting)[-SHOWN_AGAIN:]
-        self.waiting = []
+def _write(prompts: Sequence[str], stream: Iterator[list[int | None]], tokenizer: Tokenizer, out: TextIO) -> list[str]:
+    """Write the first text as it comes and the others after it; returns them all."""
+    texts, decoders = list(prompts), [TextStream(tokenizer.decode) for _ in prompts]
+
+    def show(text: str) -> None:
+        if out.isatty():
+            text = text.translate(_VISIBLE)
+        encoding = out.encoding or "utf-8"
+        out.write(text.encode(encoding, "replace").decode(encoding))
+        out.flush()
+
+    def title(number: int) -> None:
+        if len(texts) > 1:
+            show(f"--- {number + 1} of {len(texts)} ---\n")
+
+    title(0)
+    show(texts[0])
+    for tokens in stream:
+        for number, token in enumerate(tokens):
+            piece = "" if token is None else decoders[number].push(token)
+            texts[number] += piece
+            if number == 0 and piece:
+                show(piece)
+    for number, decoder in enumerate(decoders):
+        rest = decoder.finish()
+        texts[number] += rest
+        if number == 0:
+            show(rest)
+        else:
+            title(number)
+            show(texts[number])
+        show("\n")
+    return texts
