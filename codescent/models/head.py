@@ -113,39 +113,42 @@ def _loss_and_gradients(
 
 def _softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool) -> Tensor:
     """Sum of the cross-entropies; where it is wanted, the logits become softmax - onehot, their gradient, in place."""
-    rows, vocab = logits_NV.shape
-    if logits_NV.device.type != "cpu" or vocab < _SMALL_VOCAB:
-        return _whole_softmax_gradient_(logits_NV, targets_N, work, wants_gradient)
-    rows_a_piece = min(rows, max(1, _PIECE_BYTES // (4 * vocab)))
-    narrow = logits_NV.dtype != work
-    wide_RV = logits_NV.new_empty(rows_a_piece if narrow else 0, vocab, dtype=work)
-    p_RV = logits_NV.new_empty(rows_a_piece, vocab, dtype=work)
-    losses = []
-    for start in range(0, rows, rows_a_piece):
-        piece_RV = logits_NV[start : start + rows_a_piece]
-        targets_R1 = targets_N[start : start + rows_a_piece, None]
-        piece_p_RV = p_RV[: len(piece_RV)]
-        logits_RV = wide_RV[: len(piece_RV)].copy_(piece_RV) if narrow else piece_RV
-        torch.softmax(logits_RV, -1, out=piece_p_RV)
-        # log sum exp = largest logit - log of its probability: exact, and exp is not computed again.
-        log_sum_R = logits_RV.amax(-1) - piece_p_RV.amax(-1).log()
-        losses.append(log_sum_R - logits_RV.gather(1, targets_R1).squeeze(1))
-        if wants_gradient:
-            piece_p_RV.scatter_add_(1, targets_R1, p_RV.new_full(targets_R1.shape, -1.0))
-            piece_RV.copy_(piece_p_RV)
-    return torch.cat(losses).sum()
-
-
-def _whole_softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool) -> Tensor:
-    """The same in the fewest operations, without pieces."""
     targets_N1 = targets_N[:, None]
-    log_p_NV = torch.log_softmax(logits_NV, -1, dtype=work)
-    loss = -log_p_NV.gather(1, targets_N1).sum()
+    if logits_NV.device.type != "cpu" or logits_NV.shape[1] < _SMALL_VOCAB:
+        log_p_NV = torch.log_softmax(logits_NV, -1, dtype=work)
+        losses_N1 = -log_p_NV.gather(1, targets_N1)
+        if wants_gradient:
+            torch.exp(log_p_NV, out=logits_NV)
+    else:
+        losses_N1 = _softmax_in_pieces_(logits_NV, targets_N1, work, wants_gradient)
     if wants_gradient:
-        p_NV = log_p_NV.exp_()
-        p_NV.scatter_add_(1, targets_N1, p_NV.new_full(targets_N1.shape, -1.0))
-        logits_NV.copy_(p_NV)
-    return loss
+        # p - 1 at the target, from the loss: exact also where p is nearly 1.
+        logits_NV.scatter_(1, targets_N1, torch.expm1(-losses_N1).to(logits_NV.dtype))
+    return losses_N1.sum()
+
+
+def _softmax_in_pieces_(logits_NV: Tensor, targets_N1: Tensor, work: torch.dtype, keep: bool) -> Tensor:
+    """[N, 1] cross-entropies, a few rows at a time in wide arithmetic; if `keep`, the logits become their softmax.
+
+    log sum exp is the largest logit less the log of its probability: no exponential is computed twice.
+    """
+    num_rows, vocab = logits_NV.shape
+    num_piece_rows = min(num_rows, max(1, _PIECE_BYTES // (4 * vocab)))
+    narrow = logits_NV.dtype != work
+    wide_RV = logits_NV.new_empty(num_piece_rows if narrow else 0, vocab, dtype=work)
+    p_RV = logits_NV.new_empty(num_piece_rows, vocab, dtype=work)
+    largest_2N1 = logits_NV.new_empty(2, num_rows, 1, dtype=work)
+    at_target_N1 = logits_NV.gather(1, targets_N1)
+    for start in range(0, num_rows, num_piece_rows):
+        rows = slice(start, start + num_piece_rows)
+        piece_RV = logits_NV[rows]
+        exact_RV = wide_RV[: len(piece_RV)].copy_(piece_RV) if narrow else piece_RV
+        piece_p_RV = torch.softmax(exact_RV, -1, out=p_RV[: len(piece_RV)])
+        torch.amax(exact_RV, -1, keepdim=True, out=largest_2N1[0, rows])
+        torch.amax(piece_p_RV, -1, keepdim=True, out=largest_2N1[1, rows])
+        if keep:
+            piece_RV.copy_(piece_p_RV)
+    return largest_2N1[0] - largest_2N1[1].log() - at_target_N1
 
 
 # The same, opaque to torch.compile, which would otherwise unroll the pieces and choose itself what stays in memory.
