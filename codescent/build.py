@@ -55,7 +55,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     if problems:
         raise UserError(*problems)
     tensors = tuple(
-        _placed(_tensor(parameter, config, num_microbatches), strategies)
+        _placed(_tensor(parameter, config, num_microbatches), strategies, mesh)
         for parameter in models.parameters_of(config.model.kind, shape)
     )
     plan = Plan(mesh, work, tensors, accumulate(num_microbatches), traffic=())
@@ -187,7 +187,7 @@ def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> Tens
     )
 
 
-def _placed(tensor: TensorPlan, strategies: list[Strategy]) -> TensorPlan:
+def _placed(tensor: TensorPlan, strategies: list[Strategy], mesh: Mesh) -> TensorPlan:
     for strategy in strategies:
-        tensor = strategy.place(tensor)
+        tensor = strategy.place(tensor, mesh)
     return tensor

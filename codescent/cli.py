@@ -22,9 +22,15 @@ CONFIG_HELP = "a TOML file, or the name of a shipped config: default, shakespear
 OVERRIDES_HELP = "values that override the file's, such as train.num_steps=100"
 
 
-def run(words: Sequence[str]) -> int:
-    """Run one verb and return the exit code; what the user can mend is told in plain lines, without a traceback."""
+def run(words: Sequence[str], *, may_restart: bool = False) -> int:
+    """Run one verb and return the exit code; what the user can mend is told in plain lines, without a traceback.
+
+    Args:
+        words: the command line, without the program's name.
+        may_restart: this process is the program and nothing else, so `train` may start it anew to tune its allocator.
+    """
     arguments = _parse(words)
+    arguments.may_restart = may_restart
     verb: Callable[[argparse.Namespace], int] = arguments.verb
     try:
         return verb(arguments)
@@ -141,7 +147,7 @@ def _train(arguments: argparse.Namespace) -> int:
     place = read(os.environ)
     if place is None and config.parallel.ranks > 1:
         return _train_on_ranks(arguments, config.parallel.ranks)
-    if config.train.allocator == "auto" and needs_restart(os.environ):
+    if arguments.may_restart and config.train.allocator == "auto" and needs_restart(os.environ):
         # glibc reads its tunables when a process starts: start again, once, as the same process.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], tuned_environment(os.environ))
     return _train_here(arguments, place)
@@ -155,7 +161,7 @@ def _train_on_ranks(arguments: argparse.Namespace, ranks: int) -> int:
 
     resolved = _load(arguments)
     check(resolved.config, ranks, resume=arguments.resume)
-    command = [sys.executable, "-m", "codescent", "train", arguments.config, *arguments.overrides]
+    command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
     if arguments.resume:
         command.append("--resume")
     tuned = resolved.config.train.allocator == "auto"

@@ -110,59 +110,60 @@ def check(config: Config, world_size: int, *, resume: bool) -> None:
         UserError: whatever stands in the way of the run.
     """
     path = run_folder(config)
-    if resume:
-        check_same_trajectory(path, RunFolder.open(path).config_text, config)
-    else:
+    folder = RunFolder.open(path) if resume else None
+    if folder is None:
         RunFolder.refuse_taken(path)
-    plan_with(config, open_dataset(prepare_dataset(config, progress=True)), world_size)
+    plan = plan_with(config, open_dataset(prepare_dataset(config, progress=True)), world_size)
+    if folder is not None:
+        check_same_trajectory(folder, config, plan)
 
 
-def check_same_trajectory(folder: Path, saved_toml: str, now: Config) -> None:
+def check_same_trajectory(folder: RunFolder, now: Config, plan: Plan) -> None:
     """Refuse to continue a run with a config under which the steps so far would have had other losses.
 
     A change of layout, of what is logged or of what is kept is no hindrance.
 
     Args:
-        folder: the run folder, for the message.
-        saved_toml: its config.toml.
+        folder: the run.
         now: the config of the command.
+        plan: its plan.
 
     Raises:
         UserError: every key that differs, with both values.
     """
+    path = folder.path
     try:
-        saved = Config.model_validate(tomllib.loads(saved_toml))
-    except (ValidationError, tomllib.TOMLDecodeError) as error:
-        raise UserError(
-            f"{folder}/config.toml: not a config of this version ({error}); start a new run.name"
-        ) from error
-    before, after = _deciding(saved), _deciding(now)
+        saved = Config.model_validate(tomllib.loads(folder.config_text))
+        saved_plan = Plan.from_json(folder.plan)
+    except (ValidationError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: its config.toml or plan.json is not of this version ({error})") from error
+    before, after = _deciding(saved, saved_plan), _deciding(now, plan)
     problems = [
-        f"{key}: the run in {folder} has {before[key]!r}, this config {after[key]!r}"
+        f"{key}: the run in {path} has {before[key]!r}, this config {after[key]!r}"
         for key in before
         if before[key] != after[key]
     ]
     if problems:
-        raise UserError(*problems, f"give the same values to continue {folder}, or start a new run.name")
+        raise UserError(*problems, f"give the same values to continue {path}, or start a new run.name")
 
 
-def _deciding(config: Config) -> dict[str, object]:
+def _deciding(config: Config, plan: Plan) -> dict[str, object]:
     values: dict[str, object] = {}
     for section, names in DECIDING.items():
         values |= {f"{section}.{name}": getattr(getattr(config, section), name) for name in names}
     for section, free in FREE.items():
         model = getattr(config, section)
         values |= {f"{section}.{name}": getattr(model, name) for name in type(model).model_fields if name not in free}
-    return values | _derived(config)
+    return values | _derived(config, plan)
 
 
-def _derived(config: Config) -> dict[str, object]:
+def _derived(config: Config, plan: Plan) -> dict[str, object]:
     """Keys whose default is another key's value: compared as what they come to."""
     optimizer = config.optimizer
     decay_steps = config.train.num_steps if optimizer.decay_steps is None else optimizer.decay_steps
-    workers = None if optimizer.scale_learning_rate == "none" else (config.parallel.ranks, config.parallel.dp_replicate)
+    workers = 1 if optimizer.scale_learning_rate == "none" else plan.mesh.dp
     return {
         "data.seq_len": config.model.seq_len if config.data.seq_len is None else config.data.seq_len,
         "optimizer.decay_steps (or train.num_steps)": None if optimizer.schedule == "constant" else decay_steps,
-        "parallel.ranks, which optimizer.scale_learning_rate multiplies by": workers,
+        "data-parallel ranks, by which optimizer.scale_learning_rate multiplies": workers,
     }

@@ -4,9 +4,11 @@ Does not write checkpoints (train/checkpoint does), does not know ranks: the cal
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
+import platform
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -45,6 +47,7 @@ METRICS_JSONL = "metrics.jsonl"
 EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
 TOKENIZER = "tokenizer.json"
+LOCK = ".writer"
 
 
 class RunFolder:
@@ -58,6 +61,7 @@ class RunFolder:
         self._path = path
         self._config_text = config_text
         self._plan = plan
+        self._lock: int | None = None
 
     @classmethod
     def create(cls, path: Path | str, config_toml: str, plan: Mapping[str, Any]) -> RunFolder:
@@ -143,6 +147,35 @@ class RunFolder:
     def plan(self) -> dict[str, Any]:
         """The plan with which the run started, as JSON data."""
         return self._plan
+
+    def hold(self) -> None:
+        """Keep other processes from writing this run, until this one ends: two writers would undo each other's work.
+
+        Raises:
+            UserError: another process holds it.
+        """
+        with _told(self._path / LOCK):
+            descriptor = os.open(self._path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            writer = os.read(descriptor, 64).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            raise UserError(f"{self._path}: is being written by {writer}: wait for its end, or stop it") from error
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+        self._lock = descriptor
+
+    def release(self) -> None:
+        """Let others write this run."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def write_tokenizer(self, text: str) -> None:
+        """Keep the tokenizer of the run's data, atomically."""
+        with _told(self.tokenizer):
+            _replace(self.tokenizer, text)
 
     def write_config(self, config_toml: str, plan: Mapping[str, Any]) -> None:
         """Replace config.toml and plan.json, each atomically: a resumed run may have another layout."""

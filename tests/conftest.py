@@ -1,5 +1,5 @@
 """In: the environment. Out: fixtures that several rooms' tests share.
-Does not make data: real corpora come from CODESCENT_DATA_DIR, and a test that needs an absent one is skipped, saying so."""
+Does not make data: real corpora come from CODESCENT_DATA_DIR; a test that needs an absent one is skipped, saying so."""
 
 from __future__ import annotations
 

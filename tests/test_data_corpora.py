@@ -96,15 +96,27 @@ def test_a_misspelt_path_and_an_empty_folder(tmp_path: Path) -> None:
 
 
 def test_openwebtext_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(download, "OPENWEBTEXT", replace(download.OPENWEBTEXT, url="http://127.0.0.1:9/openwebtext"))
     monkeypatch.delenv("CODESCENT_DATA_DIR", raising=False)
-    assert "CODESCENT_DATA_DIR is not set" in refusal("openwebtext")
+    message = refusal("openwebtext")
+    assert download.OPENWEBTEXT.sha256 in message
+    assert "$CODESCENT_DATA_DIR/openwebtext/openwebtext.tar.xz" in message
     monkeypatch.setenv("CODESCENT_DATA_DIR", str(tmp_path))
-    assert f"{tmp_path}/openwebtext" in refusal("openwebtext")
     (tmp_path / "openwebtext").mkdir()
     (tmp_path / "openwebtext" / "README").write_text("not text of the corpus")
-    assert "*.jsonl" in refusal("openwebtext")
+    assert "cannot be downloaded" in refusal("openwebtext")
     (tmp_path / "openwebtext" / "subset_data.xz").write_bytes(b"")
     assert [source.name for source in resolve("openwebtext").sources] == ["subset_data.xz"]
+
+
+def test_datasets_and_runs_inside_a_folder_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "datasets" / "d").mkdir(parents=True)
+    (tmp_path / "datasets" / "d" / "description.json").write_text("{}")
+    (tmp_path / "runs" / "r" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "runs" / "r" / "plan.json").write_text("{}")
+    assert [source.name for source in resolve(str(tmp_path)).sources] == ["a.txt"]
 
 
 @pytest.fixture

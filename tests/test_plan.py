@@ -92,7 +92,7 @@ def test_bytes_of_a_tensor_in_mixed_precision() -> None:
 
 def test_json_round_trip_is_equal() -> None:
     tensor = TensorPlan(
-        Parameter("w", (3, 2), Role.VOCAB, 0.02), "bf16", "fp32", "fp32", "fp32", 2, Placement({"tp": 1})
+        Parameter("w", (3, 2), Role.VOCAB, 0.02), "bf16", "fp32", "fp32", "fp32", 2, weights=Placement({"tp": 1})
     )
     work = Work("gpt2", 2, 8, 2, 4, 11, 16, 8, 2, 2, "bf16")
     traffic = (

@@ -1,4 +1,4 @@
-"""In: runs that are killed, interrupted or continued under another name. Out: the same losses, bit for bit, or a refusal.
+"""In: runs that are killed, interrupted or continued under another name. Out: the same losses, bitwise, or a refusal.
 Does not test the checkpoint's files: test_checkpoint does."""
 
 from __future__ import annotations
@@ -92,6 +92,66 @@ def test_resume_on_another_number_of_ranks(project: Path) -> None:
     run = train(project, "two-then-one", *words, "train.num_steps=10", "optimizer.decay_steps=30", "--ranks", "2")
     run = train(project, "two-then-one", *words, "optimizer.decay_steps=30", "--resume")
     assert losses(run) == pytest.approx(losses(expected), rel=1e-10)
+
+
+def test_resume_before_the_first_checkpoint_begins_again(project: Path) -> None:
+    words = ("train.num_steps=100000", "optimizer.decay_steps=120", "checkpoint.every=0")
+    process = start(project, "train", "run.toml", "run.name=early", *words)
+    wait_for_step(process, project / "runs" / "early", 5)
+    process.kill()
+    process.communicate()
+    run = train(project, "early", *words, "train.num_steps=30", "--resume")
+    assert [row["step"] for row in run.read_metrics()] == list(range(1, 31))
+    assert "num_steps = 30" in run.config_text
+
+
+def test_what_a_user_gets_by_default_resumes_bitwise(project: Path) -> None:
+    words = ("train.matmul=auto", "train.allocator=auto", "train.num_steps=30", "checkpoint.every=10")
+    expected = train(project, "levers", *words)
+    train(project, "levers-again", *words, "train.num_steps=20", "optimizer.decay_steps=30")
+    run = train(project, "levers-again", *words, "optimizer.decay_steps=30", "--resume")
+    assert losses(run) == losses(expected)
+    trials = [run.read_environment()["matmul"], expected.read_environment()["matmul"]]
+    assert trials[0] == {"choice": trials[1]["choice"], "trial": "as at the beginning"}
+    assert set(trials[1]["trial"]) == {"exact", "fast"}
+
+
+def test_a_choice_of_kernels_is_obeyed_on_resume(project: Path) -> None:
+    words = ("optimizer.decay_steps=20", "train.matmul=fast")
+    train(project, "kernels", *words, "train.num_steps=10")
+    run = train(project, "kernels", *words, "train.matmul=exact", "--resume")
+    assert run.read_environment()["matmul"]["choice"] == "exact"
+
+
+def test_scaled_learning_rates_follow_the_ranks_and_are_never_changed_silently(project: Path) -> None:
+    words = ("optimizer.scale_learning_rate=linear", "optimizer.decay_steps=20", "train.num_steps=5")
+    one = train(project, "scaled-1", *words).read_metrics()
+    two = train(project, "scaled-2", *words, "--ranks", "2").read_metrics()
+    assert [row["learning_rate"] for row in two] == [2 * row["learning_rate"] for row in one]
+    done = codescent(project, "train", "run.toml", "run.name=scaled-2", *words, "train.num_steps=10", "--resume")
+    assert done.returncode == 2
+    assert "scale_learning_rate" in done.stderr
+
+
+def test_a_run_has_one_writer(project: Path) -> None:
+    words = ("train.num_steps=100000", "optimizer.decay_steps=120", "checkpoint.every=10")
+    process = start(project, "train", "run.toml", "run.name=held", *words)
+    wait_for_step(process, project / "runs" / "held", 15)
+    done = codescent(project, "train", "run.toml", "run.name=held", *words, "--resume")
+    process.kill()
+    process.communicate()
+    assert done.returncode == 2
+    assert f"process {process.pid}" in done.stderr
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(project: Path) -> None:
+    process = start(project, "train", "run.toml", "run.name=unread", "log.every=1", "train.num_steps=400")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) in (0, 141)
+    assert losses(RunFolder.open(project / "runs" / "unread"))[-1] > 0
+    assert len(losses(RunFolder.open(project / "runs" / "unread"))) == 400
 
 
 def test_a_finished_run_says_so(project: Path) -> None:

@@ -1,4 +1,4 @@
-"""In: one config. Out: the same losses on one, two and four ranks, alone, started by us or by torchrun, in pieces or not.
+"""In: one config. Out: the same losses on 1, 2 and 4 ranks, started by us or by torchrun, accumulated or not.
 Does not compare with other programs: test_models_parity does."""
 
 from __future__ import annotations

@@ -60,12 +60,14 @@ def is_present(corpus: str) -> bool:
         return any((base / download.SHAKESPEARE.name).is_file() for base in bases)
     if corpus == "openwebtext":
         folder = download.data_folder()
-        return folder is not None and (folder / "openwebtext").is_dir()
+        return (folder is not None and (folder / "openwebtext").is_dir()) or (
+            download.cache_folder() / download.OPENWEBTEXT.name
+        ).is_file()
     return bool(_matches(corpus))
 
 
 def resolve(corpus: str, advance: Callable[[int], None] = lambda _: None) -> Corpus:
-    """The corpus of this name or path; `shakespeare` is downloaded where it is neither in the data folder nor cached.
+    """The corpus of this name or path; published ones are downloaded where they are not in the data folder or cached.
 
     Files of a folder or glob come in the order of the sha256 of their names inside it: the same on every machine, and
     mixed, so that the last part of the text (the validation split) is like the rest.
@@ -79,7 +81,7 @@ def resolve(corpus: str, advance: Callable[[int], None] = lambda _: None) -> Cor
         path = download.obtain(download.SHAKESPEARE, advance)
         return Corpus(corpus, (Source(path.name, path),), download.SHAKESPEARE.sha256, True)
     if corpus == "openwebtext":
-        return _openwebtext()
+        return _openwebtext(advance)
     return _files(corpus)
 
 
@@ -98,23 +100,20 @@ def _python_stdlib() -> Corpus:
     return Corpus("python-stdlib", _in_order(found), stamp, False)
 
 
-def _openwebtext() -> Corpus:
+def _openwebtext(advance: Callable[[int], None]) -> Corpus:
+    """The user's files where there are any, else the published archive: 12.9 GB, checked once, as it is downloaded."""
     base = download.data_folder()
-    folder = (base or Path("$CODESCENT_DATA_DIR")) / "openwebtext"
-    wanted = (
-        f"put the files of OpenWebText ({', '.join('*' + suffix for suffix in OPENWEBTEXT_SUFFIXES)}) into {folder}"
-    )
-    if base is None:
-        raise UserError(f"openwebtext: CODESCENT_DATA_DIR is not set: set it, and {wanted}")
-    if not folder.is_dir():
-        raise UserError(f"openwebtext: no folder {folder}: {wanted}")
+    folder = base / "openwebtext" if base else None
     found = [
         Source(path.relative_to(folder).as_posix(), path)
-        for path in _walk(folder)
-        if path.suffix.lower() in OPENWEBTEXT_SUFFIXES
+        for path in (_walk(folder) if folder and folder.is_dir() else ())
+        if folder and path.suffix.lower() in OPENWEBTEXT_SUFFIXES
     ]
     if not found:
-        raise UserError(f"openwebtext: no text file in {folder}: {wanted}")
+        archive = download.cache_folder() / download.OPENWEBTEXT.name
+        if not archive.is_file():
+            archive = download.obtain(download.OPENWEBTEXT, advance)
+        found = [Source(archive.name, archive)]
     return Corpus("openwebtext", _in_order(found), _stat_stamp(found), False)
 
 
@@ -161,11 +160,22 @@ def _nothing_there(corpus: str, path: Path) -> UserError:
 def _walk(root: Path, left_out: frozenset[str] = frozenset()) -> Iterable[Path]:
     """Every regular file beneath a folder; hidden files and folders, and those named in `left_out`, are passed over."""
     for folder, names, files in os.walk(root):  # links to folders are not followed: they may go in circles
-        names[:] = sorted(name for name in names if not name.startswith(".") and name not in left_out)
+        names[:] = sorted(
+            name
+            for name in names
+            if not name.startswith(".") and name not in left_out and not _is_our_own(Path(folder, name))
+        )
         for name in sorted(files):
             path = Path(folder, name)
             if not name.startswith(".") and path.is_file():
                 yield path
+
+
+def _is_our_own(folder: Path) -> bool:
+    """Prepared datasets and run folders are no text, even where they lie in the folder that they were made from."""
+    return (folder / "description.json").is_file() or (
+        (folder / "plan.json").is_file() and (folder / "checkpoints").is_dir()
+    )
 
 
 def _in_order(found: list[Source]) -> tuple[Source, ...]:

@@ -157,6 +157,12 @@ class Dataset:
             lines.append(f"{forced} cuts had to be made where the text has no white space: see docs/data.md, Cutting")
         return lines
 
+    @property
+    def tokenizer_text(self) -> str | None:
+        """The tokenizer as a file holds it, to be kept elsewhere; None where shards of others come without one."""
+        path = self.path / TOKENIZER
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
     def verify(self) -> None:
         """Read everything: every token inside the vocabulary, and our shards' sha256.
 

@@ -34,6 +34,12 @@ SHAKESPEARE = Published(
     "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
 )
+OPENWEBTEXT = Published(
+    "openwebtext/openwebtext.tar.xz",
+    12_880_189_440,
+    "9fe39d154c5bc67da8c359415372b79510eb1e2edb0d035fe4f7fc3a732b9336",
+    "https://zenodo.org/records/3834942/files/openwebtext.tar.xz",
+)
 GPT2_VOCABULARY = Published(
     "gpt2/encoder.json",
     1_042_301,

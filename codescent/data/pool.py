@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
+from codescent.cores import available_cores
 from codescent.data.chunks import Chunk
 from codescent.data.tokenizers import Tokenizer, encode_segments, token_dtype
 from codescent.data.worker import read_answer, write_request
@@ -26,11 +27,6 @@ from codescent.errors import UserError
 WORTH_WORKERS_S = 1.0  # less work than this is done before workers have started
 
 Encoded = tuple[Chunk, npt.NDArray[Any]]
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_workers(asked: int | None, tokenizer: Tokenizer, characters: int) -> int:

@@ -17,11 +17,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from codescent.cores import available_cores
 from codescent.data import bpe, corpora
 from codescent.data.chunks import Chunk, cut_chunks, split_point
 from codescent.data.corpora import Corpus
 from codescent.data.dataset import check_shards, locate_request, read_description, token_shards
-from codescent.data.pool import Encoded, WorkerPool, available_cores, choose_workers, encode_here
+from codescent.data.pool import Encoded, WorkerPool, choose_workers, encode_here
 from codescent.data.progress import stage
 from codescent.data.request import DESCRIPTION, FORMAT, TOKENIZER, Request, make_request
 from codescent.data.scan import Scan, scan

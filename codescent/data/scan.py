@@ -7,7 +7,7 @@ import hashlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,6 +68,7 @@ def scan(
             return error
 
     facts: list[_Facts] = []
+    points: set[int] = set()
     problems: list[str] = []
     threads = ThreadPoolExecutor(num_threads)
     try:
@@ -75,7 +76,8 @@ def scan(
             if isinstance(outcome, UserError):
                 problems.extend(outcome.problems)
             else:
-                facts.append(outcome)
+                points |= outcome.points
+                facts.append(replace(outcome, points=frozenset()))  # a set per file would grow with their number
             if len(problems) >= MAX_PROBLEMS:
                 problems.append("and maybe more: only the first ones are told")
                 break
@@ -84,10 +86,10 @@ def scan(
         threads.shutdown(cancel_futures=True)
     if problems:
         raise UserError(*problems)
-    return _summed(corpus, facts)
+    return _summed(corpus, facts, points)
 
 
-def _summed(corpus: Corpus, facts: list[_Facts]) -> Scan:
+def _summed(corpus: Corpus, facts: list[_Facts], points: set[int]) -> Scan:
     characters = sum(fact.characters for fact in facts)
     if not characters:
         where = corpus.sources[0].path if corpus.is_single_file else corpus.name
@@ -99,7 +101,7 @@ def _summed(corpus: Corpus, facts: list[_Facts]) -> Scan:
         characters=characters,
         documents=sum(fact.documents for fact in facts),
         sha256=facts[0].sha256 if one else hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest(),
-        alphabet="".join(map(chr, sorted(set().union(*(fact.points for fact in facts))))),
+        alphabet="".join(map(chr, sorted(points))),
         empty=tuple(source.name for source, fact in zip(corpus.sources, facts) if not fact.characters),
     )
 

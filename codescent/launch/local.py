@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from codescent.cores import available_cores, threads_per_rank
 from codescent.errors import UserError
-from codescent.launch.cores import available_cores, threads_per_rank
 from codescent.launch.environment import STORE_FD
 from codescent.launch.signals import SignalQueue
 

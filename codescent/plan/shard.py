@@ -69,7 +69,8 @@ class TensorPlan:
     """One parameter with its gradient and optimizer state: dtypes, placements, and the number of state tensors.
 
     `optimizer` counts the per-element state tensors of the optimizer (Adam: 2), in `optimizer_dtype`;
-    `master_dtype` is that of the master copy, or "" where the weights themselves are updated.
+    `master_dtype` is that of the master copy, or "" where the weights themselves are updated; `bucket_dtype` that of a
+    second copy of the gradient, in which it travels, or "" where it travels as it is kept.
     """
 
     parameter: Parameter
@@ -78,6 +79,7 @@ class TensorPlan:
     optimizer_dtype: str
     master_dtype: str
     optimizer_tensors: int
+    bucket_dtype: str = ""
     weights: Placement = Placement()
     gradients: Placement = Placement()
     optimizer: Placement = Placement()
@@ -87,8 +89,9 @@ class TensorPlan:
         return self.weights.numel(self.parameter.shape, mesh) * DTYPE_BYTES[self.weight_dtype]
 
     def gradients_bytes(self, mesh: Mesh) -> int:
-        """Bytes of the gradients, on the fullest rank."""
-        return self.gradients.numel(self.parameter.shape, mesh) * DTYPE_BYTES[self.gradient_dtype]
+        """Bytes of the gradients, on the fullest rank, with the copy in which they travel if there is one."""
+        per_element = DTYPE_BYTES[self.gradient_dtype] + (DTYPE_BYTES[self.bucket_dtype] if self.bucket_dtype else 0)
+        return self.gradients.numel(self.parameter.shape, mesh) * per_element
 
     def optimizer_bytes(self, mesh: Mesh) -> int:
         """Bytes of the optimizer's state and of the master copy, on the fullest rank."""

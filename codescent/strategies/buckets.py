@@ -39,10 +39,11 @@ class BucketedGradients:
         self.parameters = list(parameters)
         self.buckets = [list(bucket) for bucket in buckets]
         self.bucket_of = {index: number for number, bucket in enumerate(self.buckets) for index in bucket}
-        self.group = group
+        self.group: dist.ProcessGroup | None = group
         self.alone = group.size() == 1
         self.wire_dtype = TORCH_DTYPE[wire_dtype]
         self.kept_dtype = TORCH_DTYPE[kept_dtype]
+        self.in_place = not self.alone and wire_dtype == kept_dtype
         self.last = False
         self.sums: dict[int, torch.Tensor] = {}
         self.complete: dict[int, torch.Tensor] = {}
@@ -53,8 +54,10 @@ class BucketedGradients:
         self.works: list[Any] = []
         if not self.alone:
             self._allocate()
-        for index, parameter in enumerate(self.parameters):
+        self.hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
+            for index, parameter in enumerate(self.parameters)
+        ]
 
     def _allocate(self) -> None:
         views: dict[int, torch.Tensor] = {}
@@ -73,6 +76,9 @@ class BucketedGradients:
             if gradient.dtype != self.kept_dtype:
                 gradient = self._add(index, gradient)
                 parameter.grad = None
+            elif self.in_place and gradient is not self.views[index]:
+                # From here on autograd adds the other micro-batches' gradients in the bucket itself.
+                parameter.grad = gradient = self.views[index].copy_(gradient)
             if self.last:
                 parameter.grad = None
                 self._completed(index, gradient)
@@ -90,7 +96,8 @@ class BucketedGradients:
         if self.alone:
             self.complete[index] = gradient
             return
-        self.complete[index] = self.views[index].copy_(gradient)
+        view = self.views[index]
+        self.complete[index] = view if gradient is view else view.copy_(gradient)
         self.missing[self.bucket_of[index]] -= 1
         while self.next_bucket < len(self.buckets) and self.missing[self.next_bucket] == 0:
             self.works.append(dist.all_reduce(self.buffers[self.next_bucket], group=self.group, async_op=True))
@@ -124,3 +131,11 @@ class BucketedGradients:
         """See Gradients. Buckets are kept for the next step."""
         self.complete.clear()
         self.sums.clear()
+
+    def close(self) -> None:
+        """See Gradients. A group that outlives its destruction has threads that the end of the process trips over."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks.clear()
+        self.works.clear()
+        self.group = None

@@ -4,10 +4,10 @@ Does not shard anything (zero does) and does not touch a gradient itself: `bucke
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from codescent.plan import DTYPE_BYTES, Collective, Plan, TensorPlan, Traffic, Verb
+from codescent.plan import DTYPE_BYTES, Collective, Mesh, Plan, TensorPlan, Traffic, Verb
 from codescent.strategies.strategy import Applied, Ask
 
 if TYPE_CHECKING:
@@ -58,17 +58,21 @@ class Replicate:
         """Nothing of its own: the batch arithmetic, which it shares with every data-parallel strategy, is build's."""
         yield from ()
 
-    def place(self, tensor: TensorPlan) -> TensorPlan:
-        """Everything stays whole on every rank."""
-        return tensor
+    def place(self, tensor: TensorPlan, mesh: Mesh) -> TensorPlan:
+        """Everything stays whole on every rank; gradients that travel in another dtype than theirs are there twice."""
+        wire_dtype = self.wire_dtype(tensor.weight_dtype)
+        beside = mesh.degree(self.axis) > 1 and wire_dtype != tensor.gradient_dtype
+        return replace(tensor, bucket_dtype=wire_dtype if beside else "")
 
-    def wire_dtype(self, plan: Plan) -> str:
+    def wire_dtype(self, weight_dtype: str) -> str:
         """Dtype in which gradients travel."""
-        return plan.work.precision if self.options.reduce_dtype == "auto" else self.options.reduce_dtype
+        return weight_dtype if self.options.reduce_dtype == "auto" else self.options.reduce_dtype
 
     def traffic(self, plan: Plan) -> Iterator[Traffic]:
         """One all-reduce per bucket, and one of the step's two scalars."""
-        dtype = self.wire_dtype(plan)
+        if plan.mesh.degree(self.axis) == 1:
+            return
+        dtype = self.wire_dtype(plan.work.precision)
         for number, bucket in enumerate(buckets(plan.tensors, self.options.bucket_bytes, dtype)):
             numel = sum(plan.tensors[index].parameter.numel for index in bucket)
             yield Traffic(
@@ -88,7 +92,7 @@ class Replicate:
         """Hooks on the parameters of `module` fill the buckets and send them; the module itself stays as it is."""
         from codescent.strategies.buckets import BucketedGradients  # noqa: PLC0415 - keeps torch out of planning
 
-        wire_dtype = self.wire_dtype(plan)
+        wire_dtype = self.wire_dtype(plan.work.precision)
         return Applied(
             module,
             BucketedGradients(

@@ -37,6 +37,9 @@ class Gradients(Protocol):
     def release(self) -> None:
         """Forget the gradients, after the optimizer has used them."""
 
+    def close(self) -> None:
+        """Let go of process groups and parameters, before the process groups are destroyed."""
+
 
 @dataclass(frozen=True)
 class Applied:
@@ -59,7 +62,7 @@ class Strategy(Protocol):
     def refuse(self, ask: Ask) -> Iterator[str]:
         """Why it cannot serve `ask`, in the user's words, each with the nearest values that would do."""
 
-    def place(self, tensor: TensorPlan) -> TensorPlan:
+    def place(self, tensor: TensorPlan, mesh: Mesh) -> TensorPlan:
         """The tensor with the placements and dtypes of its weights, gradients and optimizer state."""
 
     def traffic(self, plan: Plan) -> Iterator[Traffic]:

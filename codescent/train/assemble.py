@@ -33,8 +33,9 @@ class Trainer:
     loader: Loader
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop reading ahead, let go of process groups."""
         self.loader.close()
+        self.executor.gradients.close()
 
 
 def assemble(config: Config, plan: Plan, world: World, dataset: Dataset, first_step: int, stop: StopRequest) -> Trainer:

@@ -12,13 +12,13 @@ from typing import Any
 class Board:
     """Writes a step's numbers under "train/" and the validation loss under "validation/"; nothing where unwanted."""
 
-    def __init__(self, folder: Path, *, wanted: bool) -> None:
+    def __init__(self, folder: Path, first_step: int, *, wanted: bool) -> None:
         self.writer: Any = None
         if wanted and importlib.util.find_spec("tensorboard") is not None:
             # An optional dependency, slow to import: only where it will be used.
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
 
-            self.writer = SummaryWriter(str(folder / "tensorboard"))
+            self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
 
     def write(self, row: Mapping[str, float | int | None]) -> None:
         """One step's row of metrics."""

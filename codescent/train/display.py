@@ -3,6 +3,7 @@ Does not compute or record anything."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -11,13 +12,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
+class _Console(Console):
+    """rich's console, but a reader that has gone (`codescent train ... | head`) does not end the run."""
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing any more."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Display:
     """What a person sees of a run. On every rank but the first all methods do nothing."""
 
     def __init__(self, *, shown: bool, num_steps: int, first_step: int) -> None:
         self.shown = shown
         self.num_steps = num_steps
-        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self.console = _Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self.live: Progress | None = None
         self.task: Any = None
         self.first_step = first_step

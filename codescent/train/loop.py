@@ -3,6 +3,7 @@ Does not know how a step is done (execute), or what a strategy, a model or a che
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -66,6 +67,10 @@ def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, re
         world.close()
 
 
+def _as_json(saved: Saved | None) -> dict[str, Any] | None:
+    return None if saved is None else {**dataclasses.asdict(saved), "path": str(saved.path)}
+
+
 class _Run:
     """One rank's run, from opening the folder to the last checkpoint."""
 
@@ -87,35 +92,46 @@ class _Run:
         self.folder: RunFolder | None = None
         opened: dict[str, Any] = world.from_first(lambda: self._open(resume))
         self.machine = self._choose(opened["environment"])
+        self.resume = resume
         self.checkpoints = Checkpoints(
             self.path / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best
         )
-        self.saved: Saved | None = self.checkpoints.latest() if resume else None
+        self.saved = self._latest() if resume else None
+        if self.saved is not None:
+            self._check_data(self.saved.state)
         self.first_step = self.saved.step if self.saved else 0
         self.trainer: Trainer = assemble(config, plan, world, dataset, self.first_step, stop)
         self.display = Display(shown=world.is_first, num_steps=config.train.num_steps, first_step=self.first_step)
-        self.board = Board(self.path, wanted=config.log.tensorboard and world.is_first)
+        self.board = Board(self.path, self.first_step, wanted=config.log.tensorboard and world.is_first)
 
     def _open(self, resume: bool) -> dict[str, Any]:
         """Rank 0: make the run folder, or open it and see that it is this run's. Returns what its machine chose."""
         if not resume:
             self.folder = RunFolder.create(self.path, to_toml(self.config), self.plan.to_json())
+            self.folder.hold()
             return {"environment": {}}
         self.folder = RunFolder.open(self.path)
-        check_same_trajectory(self.path, self.folder.config_text, self.config)
+        self.folder.hold()
+        check_same_trajectory(self.folder, self.config, self.plan)
         return {"environment": self.folder.read_environment()}
+
+    def _latest(self) -> Saved | None:
+        """The newest complete checkpoint as rank 0 sees it: the ranks must not disagree on where to go on."""
+        found = self.world.from_first(lambda: _as_json(self.checkpoints.latest()))
+        return None if found is None else Saved(**{**found, "path": Path(found["path"])})
 
     def _choose(self, before: dict[str, Any]) -> dict[str, Any]:
         """The machine as it is and the levers used on it; a resumed run keeps the kernels that it began with."""
-        device, precision = self.world.device, self.config.train.precision
-        chosen: dict[str, Any] = self.world.from_first(
-            lambda: before["matmul"] if before else machine.try_matmul(self.config.train.matmul, device)
-        )
+        device, precision, wanted = self.world.device, self.config.train.precision, self.config.train.matmul
+        here = machine.describe(device, self.world.num_threads, self.world.place.world_size)
+        kept = self.world.from_first(lambda: machine.recorded_matmul(before, here) if wanted == "auto" else None)
+        chosen = {"choice": kept, "trial": "as at the beginning"} if kept else machine.try_matmul(wanted, device)
+        if not self.world.all_wish(chosen["choice"] == "fast"):
+            chosen["choice"] = "exact"
         machine.use_matmul(chosen["choice"])
         machine.set_deterministic(self.config.train.deterministic)
         peak = machine.peak_flops_per_s(device, precision)
-        described = machine.describe(device, self.world.num_threads, self.world.place.world_size)
-        return described | {
+        return here | {
             "matmul": chosen,
             "levers": machine.levers(self.config.train, self.config.optimizer),
             "peak_flops_per_s": peak,
@@ -138,11 +154,14 @@ class _Run:
             finally:
                 self.trainer.close()
                 self.board.close()
+                if self.folder is not None:
+                    self.folder.release()
 
     def _begin(self) -> None:
         if self.folder is not None:
             self.folder.write_environment(self.machine)
-            self._keep_tokenizer(self.folder)
+            if self.dataset.tokenizer_text is not None:
+                self.folder.write_tokenizer(self.dataset.tokenizer_text)
         if self.machine["warning"]:
             self.display.say(f"warning: {self.machine['warning']}")
         if self.world.is_first:
@@ -150,27 +169,22 @@ class _Run:
                 self.display.say(f"found {left}, a checkpoint that was not finished: removed")
                 self._event("incomplete_checkpoint", path=str(left))
             self.checkpoints.clean()
-        if self.saved is None:
+        if self.saved is not None:
+            self.checkpoints.load(self.saved, self.trainer.optimizer.tensors())
+            self.trainer.optimizer.loaded()
+        if self.resume:
+            self._rejoin()
+        else:
             self._event("start", step=0)
-            return
-        state = self.checkpoints.load(self.saved, self.trainer.optimizer.tensors())
-        self._check_data(state)
-        self.trainer.optimizer.loaded()
+
+    def _rejoin(self) -> None:
+        """Bring the run folder back to the step from which the run goes on."""
         if self.folder is not None:
             self.folder.rewind(self.first_step)
             self.folder.write_config(to_toml(self.config), self.plan.to_json())
-        self._event("resume", step=self.first_step, checkpoint=str(self.saved.path))
-        self.display.say(f"resumed from {self.saved.path} at step {self.first_step}")
-
-    def _keep_tokenizer(self, folder: RunFolder) -> None:
-        """A copy for sampling. Shards of others may need one that is not to be had here: training does not."""
-        try:
-            tokenizer = self.dataset.tokenizer
-        except UserError as error:
-            self.display.say(f"no tokenizer is kept in {folder.path}, so `codescent sample` cannot read it: {error}")
-            return
-        if tokenizer is not None:
-            tokenizer.save(folder.tokenizer)
+        where = f"{self.saved.path} at" if self.saved is not None else "the beginning, there being no checkpoint yet:"
+        self._event("resume", step=self.first_step)
+        self.display.say(f"resumed from {where} step {self.first_step}")
 
     def _check_data(self, state: dict[str, Any]) -> None:
         if state["dataset"] != self.dataset.fingerprint:
@@ -190,12 +204,14 @@ class _Run:
         last = step == config.train.num_steps
         self._check_finite(step, result)
         due = config.train.eval_every and (last or step % config.train.eval_every == 0)
-        val_loss = self._validate() if due and not result.stop else None
+        if result.stop:  # a scheduler's patience is short: save first
+            self._save(step, None)
+        val_loss = self._validate() if due else None
         self._record(step, rate, result, step_s, val_loss)
         every = config.checkpoint.every
-        if last or result.stop or (every and step % every == 0):
+        if not result.stop and (last or (every and step % every == 0)):
             self._save(step, val_loss)
-        return result.stop
+        return result.stop and not last
 
     def _check_finite(self, step: int, result: StepResult) -> None:
         if math.isfinite(result.grad_norm):

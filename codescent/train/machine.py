@@ -58,6 +58,13 @@ def try_matmul(wanted: str, device: torch.device) -> dict[str, Any]:
     return {"choice": choice, "trial": found}
 
 
+def recorded_matmul(before: dict[str, Any], here: dict[str, Any]) -> Matmul | None:
+    """The kernels that a run began with, where it goes on with the same torch on the same processor and device."""
+    same = all(before.get(name) == here[name] for name in ("torch", "processor", "device"))
+    choice: Matmul | None = before.get("matmul", {}).get("choice") if same else None
+    return choice
+
+
 def use_matmul(choice: Matmul) -> None:
     """Switch torch's fp32 matrix products to the chosen kernels."""
     torch.set_float32_matmul_precision(TORCH_SETTING[choice])

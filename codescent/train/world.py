@@ -3,6 +3,7 @@ Does not start processes (launch does) and moves no gradient or activation (stra
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from codescent.cores import available_cores, threads_per_rank
 from codescent.errors import UserError
 from codescent.plan import AXES, Mesh
 
@@ -49,7 +51,7 @@ class World:
     def __init__(self, place: Place, device: str, num_threads: int | None, timeout_s: float) -> None:
         self.place = place
         self.device = choose_device(device, place)
-        self.num_threads = num_threads or max(1, _cores() // place.local_world_size)
+        self.num_threads = num_threads or _threads(place)
         torch.set_num_threads(self.num_threads)
         self.timeout = timedelta(seconds=timeout_s)
         self.store = self._store()
@@ -131,6 +133,12 @@ class World:
         dist.broadcast(buffer, 0)
         return buffer.numpy().tobytes()
 
+    def all_wish(self, mine: bool) -> bool:
+        """Whether every rank says True."""
+        votes = torch.tensor([int(mine)])
+        dist.all_reduce(votes, dist.ReduceOp.MIN)
+        return bool(votes.item())
+
     def sum_over_data_parallel(self, values: torch.Tensor) -> torch.Tensor:
         """`values` (CPU, fp64) summed over every rank that works on another part of the batch, in place."""
         for axis in ("dp_replicate", "dp_shard"):
@@ -145,52 +153,54 @@ class World:
         wait at the store, not in a collective, so that no timeout cuts long work short.
 
         Raises:
-            UserError: rank 0's, on every rank.
+            UserError: rank 0's on every rank, that of a node's first rank on every rank of the node.
         """
-        if self.is_first:
-            problems: tuple[str, ...] = ()
-            try:
-                work()
-            except UserError as error:
-                problems = error.problems
-            self.store.set("in_turn", json.dumps(problems))
-        self.store.wait(["in_turn"], DATASET_WAIT)
-        problems = tuple(json.loads(self.store.get("in_turn")))
-        if problems:
-            raise UserError(*problems)
-        node = f"in_turn_node{self.place.rank - self.place.local_rank}"
-        if self.place.local_rank == 0:
-            if not self.is_first:
-                work()
-            self.store.set(node, "done")
-        self.store.wait([node], DATASET_WAIT)
-        if self.place.local_rank != 0:
-            work()
+        leaders = ["in_turn", f"in_turn_node{self.place.rank - self.place.local_rank}"]
+        for key, leads in zip(leaders, (self.is_first, self.place.local_rank == 0), strict=True):
+            if leads:
+                self.store.set(key, json.dumps(_problems_of(work)))
+            self.store.wait([key], DATASET_WAIT)
+            problems = tuple(json.loads(self.store.get(key)))
+            if problems:
+                raise UserError(*problems)
+        work()
 
     def close(self) -> None:
         """Leave the process groups."""
         self.groups.clear()
+        gc.collect()  # what still holds a group in a cycle, so that its threads end with it
         dist.destroy_process_group()
 
 
+def _problems_of(work: Callable[[], object]) -> tuple[str, ...]:
+    try:
+        work()
+    except UserError as error:
+        return error.problems
+    return ()
+
+
 def choose_device(wanted: str, place: Place) -> torch.device:
-    """The device of this rank. "auto" takes CUDA where every local rank can have a device of its own.
+    """The device of this rank. "auto" takes CUDA where the machine has it, one device for each local rank.
 
     Raises:
-        UserError: CUDA is asked for and there is none, or there are fewer devices than local ranks.
+        UserError: there are fewer devices than local ranks, or none and CUDA is asked for.
     """
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "cuda" and devices < place.local_world_size:
+    if wanted == "cpu" or (wanted == "auto" and devices == 0):
+        return torch.device("cpu")
+    if devices < place.local_world_size:
         raise UserError(
-            f'train.device = "cuda": this machine has {devices} CUDA device(s) for {place.local_world_size} local '
+            f'train.device = "{wanted}": this machine has {devices} CUDA device(s) for {place.local_world_size} local '
             f'rank(s); start at most {devices} here, or set train.device = "cpu"'
         )
-    if wanted == "cpu" or devices < place.local_world_size:
-        return torch.device("cpu")
     torch.cuda.set_device(place.local_rank)
     return torch.device("cuda", place.local_rank)
 
 
-def _cores() -> int:
-    """Cores that this process may use: a batch system often gives it fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+def _threads(place: Place) -> int:
+    """Threads of this rank: OMP_NUM_THREADS where it is set, else its share of the cores."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdigit() and int(wanted) > 0:
+        return int(wanted)
+    return threads_per_rank(available_cores(), place.local_world_size)
