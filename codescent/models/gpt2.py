@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from codescent.models.blocks import DROPOUT_SITES, Block
 from codescent.models.cache import KVCache
 from codescent.models.dropout import drop, sample_keys, site_keys
-from codescent.models.embedding import tied_embedding
 from codescent.models.gpt2_shape import GPT2Shape
-from codescent.models.head import head_loss
+from codescent.models.head import head_loss, tied_embedding
 
 # Shapes: B samples, T positions, D hidden_dim, V vocab_size, L layers.
 

@@ -1,4 +1,4 @@
-"""In: final activations, the vocabulary matrix, target tokens. Out: the sum of the cross-entropies, and its gradients.
+"""In: the vocabulary matrix at both of its ends: tokens to embed; final activations and targets. Out: rows; the loss.
 Does not keep logits: a chunk of rows at a time becomes logits, then their gradient in the same memory, then is gone."""
 
 from __future__ import annotations
@@ -6,13 +6,62 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Shapes: N tokens, D hidden_dim, V vocab_size, R rows of a piece.
+# Shapes: B samples, T positions, N = B * T tokens, D hidden_dim, V vocab_size, R rows of a piece.
 _PIECE_BYTES = 4 << 20  # of fp32 softmax work at a time on a CPU: it stays in the caches
 _ALIGNED_COLUMNS = 64  # rows of logits start on a cache line: oneDNN makes dW of 50257 columns 1.27x faster so
 _SMALL_VOCAB = 2048  # below it the number of operations counts, not their memory
+_ONE_HOT_VOCAB = 1024  # up to this vocabulary a product with one-hot rows adds more exactly, and sooner
+
+
+def tied_embedding(weight_VD: Tensor, tokens_BT: Tensor, port_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows of a matrix that the head reads too, so that its gradient is made once.
+
+    Autograd would make a second dense gradient [V, D] for the embedding, of zeros and a few rows, and add the two.
+    Here the head's gradient comes in through the port, and the embedding's rows are added to it in place.
+
+    Args:
+        weight_VD: the matrix.
+        tokens_BT: int64.
+        port_dtype: dtype in which the head hands its gradient in; where it is wider than the weight's, the sum is
+            made in it and rounded once.
+
+    Returns:
+        x_BTD, and the port [V, D]: zeros that take no memory, whose gradient is the head's share of the weight's.
+    """
+    out: tuple[Tensor, Tensor] = TiedEmbedding.apply(weight_VD, tokens_BT, port_dtype)  # type: ignore[no-untyped-call]
+    return out
+
+
+class TiedEmbedding(torch.autograd.Function):
+    """See `tied_embedding`."""
+
+    @staticmethod
+    def forward(ctx: Any, weight_VD: Tensor, tokens_BT: Tensor, port_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """See `tied_embedding`."""
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(tokens_BT)
+        ctx.like_weight = (weight_VD.shape, weight_VD.dtype)
+        return F.embedding(tokens_BT, weight_VD), weight_VD.new_zeros((), dtype=port_dtype).expand(weight_VD.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_x_BTD: Tensor | None, d_port_VD: Tensor | None) -> tuple[Tensor | None, None, None]:
+        """The gradient of the matrix: the port's, with the rows of the tokens added in place."""
+        shape, dtype = ctx.like_weight
+        if d_x_BTD is None:
+            return (None if d_port_VD is None else d_port_VD.to(dtype)), None, None
+        total_VD = d_x_BTD.new_zeros(shape) if d_port_VD is None else d_port_VD
+        tokens_N, rows_ND = ctx.saved_tensors[0].flatten(), d_x_BTD.flatten(0, -2)
+        if shape[0] <= _ONE_HOT_VOCAB:
+            hot_NV = rows_ND.new_zeros(len(tokens_N), shape[0]).scatter_(1, tokens_N[:, None], 1.0)
+            total_VD.addmm_(hot_NV.t().to(total_VD.dtype), rows_ND.to(total_VD.dtype))
+        else:
+            total_VD.index_add_(0, tokens_N, rows_ND.to(total_VD.dtype))
+        return total_VD.to(dtype), None, None
 
 
 def head_loss(
@@ -68,8 +117,9 @@ class HeadLoss(torch.autograd.Function):
         """The gradients that forward made."""
         d_x_ND, d_weight_VD = ctx.saved_tensors
         if d_loss.device.type != "cpu" or float(d_loss) != 1.0:
-            d_x_ND = d_x_ND * d_loss if d_x_ND is not None else None
-            d_weight_VD = d_weight_VD * d_loss if d_weight_VD is not None else None
+            for gradient in (d_x_ND, d_weight_VD):
+                if gradient is not None:
+                    gradient *= d_loss
         return d_x_ND, None, d_weight_VD, None, None, None
 
 
@@ -163,7 +213,7 @@ def _head_loss_op(
     return loss, nothing if d_x_ND is None else d_x_ND, nothing.clone() if d_weight_VD is None else d_weight_VD
 
 
-def _fake(
+def _head_loss_shapes(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, scale: float, wants_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     loss = x_ND.new_empty((), dtype=torch.promote_types(x_ND.dtype, torch.float32))
@@ -172,15 +222,15 @@ def _fake(
     return loss, torch.empty_like(x_ND), torch.empty_like(weight_VD)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     ctx.save_for_backward(output[1], output[2])
 
 
-def _op_backward(ctx: Any, d_loss: Tensor, _d_d_x: Any, _d_d_weight: Any) -> tuple[Tensor | None, ...]:
+def _head_loss_op_backward(ctx: Any, d_loss: Tensor, _d_d_x: Any, _d_d_weight: Any) -> tuple[Tensor | None, ...]:
     d_x_ND, d_weight_VD = ctx.saved_tensors
     scale = d_loss.to(d_x_ND.dtype)
     return d_x_ND * scale, d_weight_VD * scale, None, None, None, None
 
 
-_head_loss_op.register_fake(_fake)
-_head_loss_op.register_autograd(_op_backward, setup_context=_save)
+_head_loss_op.register_fake(_head_loss_shapes)
+_head_loss_op.register_autograd(_head_loss_op_backward, setup_context=_save_gradients)
