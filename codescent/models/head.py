@@ -172,8 +172,9 @@ def _softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, 
     else:
         losses_N1 = _softmax_in_pieces_(logits_NV, targets_N1, work, wants_gradient)
     if wants_gradient:
-        # p - 1 at the target, from the loss: exact also where p is nearly 1.
-        logits_NV.scatter_(1, targets_N1, torch.expm1(-losses_N1).to(logits_NV.dtype))
+        # p - 1 at the target, from the loss: exact also where p is nearly 1. (In bf16, scatter_ would copy all of it.)
+        rows_N = torch.arange(len(targets_N), device=targets_N.device)
+        logits_NV[rows_N, targets_N] = torch.expm1(-losses_N1).squeeze(1).to(logits_NV.dtype)
     return losses_N1.sum()
 
 
