@@ -1,5 +1,5 @@
 """In: sizes, a file of tokens, a device. Out: a program that is told over a pipe to take codescent's steps.
-Does not read a config file: it must run where neither pydantic nor tomli-w is. It writes nothing."""
+Does not read a config file, so that little of Python must be installed where it runs, and writes nothing."""
 
 from __future__ import annotations
 

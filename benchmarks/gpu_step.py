@@ -1,5 +1,5 @@
 """In: nanoGPT's checkout, a CUDA device. Out: tokens/s, MFU, peak memory of GPT-2 124M at 1024 context, bf16.
-Does not need the network, a corpus or more of Python than torch, numpy and what they bring; temporary files only."""
+Does not need the network, a corpus or a config file, and writes only into a temporary folder."""
 
 from __future__ import annotations
 
