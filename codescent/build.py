@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 from codescent import models
-from codescent.config import Config, Parallel
 from codescent.errors import UserError
 from codescent.plan import AXES, Mesh, Parameter, Placement, Plan, TensorPlan, Work
 from codescent.plan.schedule import accumulate
 from codescent.strategies import ORDER, Ask, Strategy
+
+if TYPE_CHECKING:
+    from codescent.config import Config, Parallel
 
 OPTIMIZER_TENSORS: dict[str, int] = {"adamw": 2, "adam": 2, "sgd": 1, "adagrad": 1, "adadelta": 2, "rmsprop": 2}
 """Per-element state tensors of torch's optimizers (sgd and rmsprop: one fewer without momentum)."""

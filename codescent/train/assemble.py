@@ -4,13 +4,13 @@ Does not run a step, does not write a file, and names no strategy: it applies th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from codescent import models
 from codescent.build import chosen, model_shape
-from codescent.config import Config
 from codescent.data.dataset import Dataset
 from codescent.data.loader import Loader, Sampler
 from codescent.models.initialize import initialize_
@@ -21,6 +21,9 @@ from codescent.train.machine import TORCH_DTYPE
 from codescent.train.optimize import Optimizer, Weight
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
+
+if TYPE_CHECKING:
+    from codescent.config import Config
 
 
 @dataclass(frozen=True)

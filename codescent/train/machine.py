@@ -9,13 +9,15 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 import codescent
-from codescent.config import Optimizer as OptimizerConfig
-from codescent.config import Train as TrainConfig
+
+if TYPE_CHECKING:
+    from codescent.config import Optimizer as OptimizerConfig
+    from codescent.config import Train as TrainConfig
 
 Matmul = Literal["exact", "fast"]
 TORCH_SETTING: dict[Matmul, str] = {"exact": "highest", "fast": "medium"}

@@ -6,10 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from codescent.config import Optimizer as OptimizerConfig
+if TYPE_CHECKING:
+    from codescent.config import Optimizer as OptimizerConfig
+
 
 UNIT_NUMEL = 4 * 2**20
 """Parameters are updated together in units of about this many elements: large enough to keep every core busy, small
