@@ -253,8 +253,9 @@ class _Run:
             "peak_memory_bytes": machine.peak_memory_bytes(self.world.device),
         }
         self.folder.metrics(row)
-        self.board.write(row)
         due = step % self.config.log.every == 0 or step == self.config.train.num_steps
+        if due or val_loss is not None:
+            self.board.write(row)
         self.display.step(step, result.train_loss, tokens / step_s, due=due)
         if val_loss is not None:
             self.display.validation(step, val_loss)
