@@ -127,7 +127,7 @@ class Data(Section):
         0.1, gt=0, le=0.5, description="share of the corpus, at its end, kept for validation"
     )
     text_key: Text = Field("text", description="which key of a JSONL line holds the text")
-    prefetch: int = Field(4, ge=0, description="steps whose batches are read ahead; 0: read when needed")
+    prefetch: int = Field(16, ge=0, description="steps whose batches are read ahead at the most; 0: read when needed")
 
 
 class Train(Section):

@@ -62,6 +62,7 @@ class RunFolder:
         self._config_text = config_text
         self._plan = plan
         self._lock: int | None = None
+        self._columns_known = False
 
     @classmethod
     def create(cls, path: Path | str, config_toml: str, plan: Mapping[str, Any]) -> RunFolder:
@@ -211,7 +212,9 @@ class RunFolder:
             raise ValueError("a row of metrics needs its step")
         values = {name: _number(name, row.get(name)) for name in METRICS}
         with _told(self._path / METRICS_CSV):
-            self._check_columns()
+            if not self._columns_known:
+                self._check_columns()
+                self._columns_known = True
             _append(self._path / METRICS_CSV, _csv_line(values), HEADER)
         with _told(self._path / METRICS_JSONL):
             _append(self._path / METRICS_JSONL, _json_line(values))

@@ -69,13 +69,14 @@ def test_steps_are_read_before_they_are_asked_for(dataset: Dataset, sampler: Sam
     asked = threading.Semaphore(0)
 
     class Noting(Sampler):
-        def indices(self, step: int, start: int, stop: int) -> np.ndarray:
-            asked.release()
-            return super().indices(step, start, stop)
+        def indices_of_steps(self, first: int, count: int, start: int, stop: int) -> np.ndarray:
+            for _ in range(count):
+                asked.release()
+            return super().indices_of_steps(first, count, start, stop)
 
     noting = Noting(sampler.seed, sampler.num_samples, sampler.global_batch_size)
-    with Loader(dataset.train, noting, SEQ_LEN, [(0, 8)], 0, prefetch=3):
-        for _ in range(4):  # three ready and one in hand, without a call of `next`
+    with Loader(dataset.train, noting, SEQ_LEN, [(0, 8)], 0, prefetch=6):
+        for _ in range(6):  # three ready and three in the thread's hand, without a call of `next`
             assert asked.acquire(timeout=60)
         assert not asked.acquire(timeout=0.2)
 
@@ -91,6 +92,24 @@ def test_what_the_thread_meets_is_raised_in_next_and_again(dataset: Dataset, sam
         with pytest.raises(UserError, match="token 300 at byte"):
             loader.next()
     loader.close()
+
+
+def test_steps_before_a_broken_one_are_given(dataset: Dataset, sampler: Sampler) -> None:
+    class Breaking(Sampler):
+        def indices_of_steps(self, first: int, count: int, start: int, stop: int) -> np.ndarray:
+            if first <= 6 < first + count:
+                raise UserError("step 6 is broken")
+            return super().indices_of_steps(first, count, start, stop)
+
+    breaking = Breaking(sampler.seed, sampler.num_samples, sampler.global_batch_size)
+    for prefetch in (0, 1, 16):
+        with Loader(dataset.train, breaking, SEQ_LEN, [(0, 8)], 0, prefetch) as loader:
+            for step in range(6):
+                expected = dataset.train.read(sampler.indices(step, 0, 8), SEQ_LEN)[:, :-1]
+                assert torch.equal(rows(loader.next()), torch.from_numpy(expected))
+            for _ in range(2):
+                with pytest.raises(UserError, match="step 6 is broken"):
+                    loader.next()
 
 
 def test_a_closed_loader_leaves_no_thread(dataset: Dataset, sampler: Sampler) -> None:

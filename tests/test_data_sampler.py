@@ -49,6 +49,17 @@ def test_any_division_among_ranks_and_microbatches_gives_the_same_samples(
     assert len(set(whole)) == len(whole)  # no two ranks see the same sample in a step
 
 
+@settings(max_examples=100, deadline=None)
+@given(sampler=samplers(), first=st.integers(0, 1 << 50), count=st.integers(1, 40), data=st.data())
+def test_many_steps_at_once_are_the_steps_one_by_one(
+    sampler: Sampler, first: int, count: int, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, sampler.global_batch_size))
+    stop = data.draw(st.integers(start, sampler.global_batch_size))
+    together = sampler.indices_of_steps(first, count, start, stop)
+    assert together.tolist() == [sampler.indices(step, start, stop).tolist() for step in range(first, first + count)]
+
+
 def test_epochs_and_seeds_have_other_orders() -> None:
     orders = {tuple(step_of(Sampler(seed, 50, 50), epoch)) for seed in (0, 1, 1337, 1 << 64) for epoch in range(25)}
     assert len(orders) == 100

@@ -3,6 +3,10 @@ Does not test speed, and needs no network: transformers builds its model from a 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -207,3 +211,32 @@ def test_a_target_outside_the_vocabulary_is_an_error() -> None:
     targets[0, 3] = shape.vocab_size
     with pytest.raises((IndexError, RuntimeError)):
         module(tokens, targets)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("vocab_size", "chunk"), [(97, 1024), (5003, 1024), (5003, 60)])
+def test_what_lies_in_fresh_memory_does_not_show(
+    dtype: torch.dtype, vocab_size: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels may read the padding of a row and multiply it by zero: harmless, unless it is not a number."""
+    module = build(small(vocab_size=vocab_size), dtype, chunk)
+    tokens, targets = batch(small(vocab_size=vocab_size), 2, 200)
+
+    def gradients() -> list[torch.Tensor]:
+        module.zero_grad()
+        backward(module(tokens, targets))
+        return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+
+    expected = gradients()
+
+    def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+            tensor = make(*args, **kwargs)
+            return tensor.fill_(math.nan) if tensor.is_floating_point() else tensor
+
+        return made
+
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+    for mine, peer in zip(gradients(), expected, strict=True):
+        assert torch.equal(mine, peer)

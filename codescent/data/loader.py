@@ -6,10 +6,11 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -64,12 +65,23 @@ class Sampler:
         Returns:
             int64 [stop - start], each in [0, num_samples).
         """
-        if step < 0 or not 0 <= start <= stop <= self.global_batch_size:
-            raise IndexError(f"step {step}, positions [{start}, {stop}) of {self.global_batch_size}")
-        epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
-        first = step_of_epoch * self.global_batch_size
-        places = np.arange(first + start, first + stop, dtype=np.uint64)
-        return permute(places, self.num_samples, _round_keys(self.seed, epoch)).astype(np.int64)
+        return self.indices_of_steps(step, 1, start, stop).ravel()
+
+    def indices_of_steps(self, first: int, count: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """The same of `count` steps from step `first` on, at the price of one: int64 [count, stop - start]."""
+        if first < 0 or not 0 <= start <= stop <= self.global_batch_size:
+            raise IndexError(f"step {first}, positions [{start}, {stop}) of {self.global_batch_size}")
+        rows: list[npt.NDArray[np.int64]] = []
+        step = first
+        while step < first + count:
+            epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
+            here = min(first + count - step, self.steps_per_epoch - step_of_epoch)
+            firsts = np.arange(step_of_epoch, step_of_epoch + here)[:, None] * self.global_batch_size
+            places = (firsts + np.arange(start, stop)).ravel().astype(np.uint64)
+            numbers = permute(places, self.num_samples, _round_keys(self.seed, epoch))
+            rows.append(numbers.astype(np.int64).reshape(here, stop - start))
+            step += here
+        return np.concatenate(rows)
 
 
 def permute(places: Numbers, count: int, keys: Numbers) -> Numbers:
@@ -139,10 +151,13 @@ class _Failure:
 class Loader:
     """The micro-batches of one rank, step after step, read by a thread that keeps some steps ahead.
 
+    The thread reads several steps at a time: each time it runs, it takes a core and the interpreter from the step that
+    is under way.
+
     Args:
-        positions: (start, stop) in the global batch, of each micro-batch of this rank.
+        positions: (start, stop) in the global batch, of each micro-batch of this rank, one after the other.
         first_step: the step that the first `next` gives.
-        prefetch: how many steps are kept ready; 0: read in `next`, without a thread.
+        prefetch: how many steps are kept ready at the most; 0: read in `next`, without a thread.
         pin_memory: page-locked tensors, for copies to a CUDA device that do not block.
     """
 
@@ -162,9 +177,11 @@ class Loader:
         self._positions = tuple(positions)
         self._pin_memory = pin_memory
         self._next_step = first_step
-        self._failure: _Failure | None = None
         self._closed = threading.Event()
-        self._ready: queue.Queue[list[Batch] | _Failure] = queue.Queue(max(1, prefetch))
+        self._in_hand: deque[list[Batch] | _Failure] = deque()
+        # Half of them wait here, half are being read or in the thread's hand.
+        self._steps_at_once = max(1, prefetch // 2)
+        self._ready: queue.Queue[list[list[Batch] | _Failure]] = queue.Queue(1)
         self._thread = threading.Thread(target=self._read_ahead, args=(first_step,), name="loader", daemon=True)
         self._has_thread = prefetch > 0
         if self._has_thread:
@@ -177,19 +194,15 @@ class Loader:
             UserError: what reading met, e.g. a token outside the vocabulary.
             ValueError: the loader is closed.
         """
-        if self._failure:
-            raise self._failure.error
         if self._closed.is_set():
             raise ValueError("the loader is closed")
-        if not self._has_thread:
-            batches = self._read(self._next_step)
-            self._next_step += 1
-            return batches
-        outcome = self._ready.get()
+        if not self._in_hand:
+            self._in_hand.extend(self._ready.get() if self._has_thread else self._attempt(self._next_step, 1))
+        outcome = self._in_hand[0]
         if isinstance(outcome, _Failure):
-            self._failure = outcome
             raise outcome.error
-        return outcome
+        self._next_step += 1
+        return cast(list[Batch], self._in_hand.popleft())
 
     def close(self) -> None:
         """End the thread and wait for it; may be called more than once."""
@@ -207,25 +220,40 @@ class Loader:
         self.close()
 
     def _read_ahead(self, step: int) -> None:
-        outcome: list[Batch] | _Failure = []
-        while not self._closed.is_set() and not isinstance(outcome, _Failure):
-            try:
-                outcome = self._read(step)
-            except Exception as error:  # raised in `next`, by whoever waits for this step
-                outcome = _Failure(error)
-            self._ready.put(outcome)
-            step += 1
+        while not self._closed.is_set():
+            outcomes = self._attempt(step, self._steps_at_once)
+            self._ready.put(outcomes)
+            step += len(outcomes)
+            if isinstance(outcomes[-1], _Failure):
+                return
 
-    def _read(self, step: int) -> list[Batch]:
-        numbers = [self._sampler.indices(step, start, stop) for start, stop in self._positions]
-        rows = self._split.read(np.concatenate(numbers), self._seq_len) if numbers else np.empty((0, self._seq_len + 1))
-        tokens = torch.from_numpy(np.ascontiguousarray(rows[:, :-1]))
-        targets = torch.from_numpy(np.ascontiguousarray(rows[:, 1:]))
+    def _attempt(self, first: int, count: int) -> list[list[Batch] | _Failure]:
+        """The batches of `count` steps, or of those before the first that cannot be read, and why it cannot."""
+        try:
+            return list(self._read(first, count))
+        except Exception as error:  # raised in `next`, by whoever waits for this step
+            if count == 1:
+                return [_Failure(error)]
+        outcomes: list[list[Batch] | _Failure] = []
+        for step in range(first, first + count):
+            outcomes += self._attempt(step, 1)
+            if isinstance(outcomes[-1], _Failure):
+                break
+        return outcomes
+
+    def _read(self, first: int, count: int) -> list[list[Batch]]:
+        if not self._positions:
+            return [[] for _ in range(count)]
+        start, stop = self._positions[0][0], self._positions[-1][1]
+        numbers = self._sampler.indices_of_steps(first, count, start, stop)
+        rows = self._split.read(numbers.ravel(), self._seq_len)
+        tokens = torch.from_numpy(np.ascontiguousarray(rows[:, :-1])).view(count, stop - start, -1)
+        targets = torch.from_numpy(np.ascontiguousarray(rows[:, 1:])).view(count, stop - start, -1)
         if self._pin_memory:
             tokens, targets = tokens.pin_memory(), targets.pin_memory()
-        batches, first = [], 0
-        for start, stop in self._positions:
-            last = first + stop - start
-            batches.append(Batch(tokens[first:last], targets[first:last], torch.arange(start, stop)))
-            first = last
-        return batches
+        sample_ids = torch.arange(start, stop)
+        parts = [slice(begin - start, end - start) for begin, end in self._positions]
+        return [
+            [Batch(tokens[step, part], targets[step, part], sample_ids[part]) for part in parts]
+            for step in range(count)
+        ]

@@ -141,6 +141,8 @@ def _loss_and_gradients(
     wants = wants_x or d_weight_dtype is not None
     columns = vocab if vocab < _SMALL_VOCAB else -(-vocab // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS
     buffer_NC = x_ND.new_empty(min(chunk, num_tokens), columns)
+    # oneDNN's AMX kernels read whole tiles, the padding too, and multiply it by 0: it must not hold a NaN.
+    buffer_NC[:, vocab:].zero_()
     for start in range(0, num_tokens, chunk):
         x_chunk_ND = x_ND[start : start + chunk]
         padded_NC = buffer_NC[: len(x_chunk_ND)]
@@ -150,7 +152,7 @@ def _loss_and_gradients(
         if d_x_ND is not None:
             torch.mm(logits_NV, weight_VD, out=d_x_ND[start : start + chunk])
         if d_weight_dtype is not None:
-            # With the padding's columns, whatever they hold: their rows of the product are left out of the view.
+            # With the padding's columns: their rows of the product are left out of the view.
             d_chunk_VD = (padded_NC.t() @ (x_chunk_ND * scale))[:vocab]
             if d_weight_VD is not None:
                 d_weight_VD += d_chunk_VD

@@ -125,7 +125,8 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 def set_deterministic(wanted: bool) -> None:
     """Make torch refuse operations whose result varies between identical runs (train.deterministic)."""
-    torch.use_deterministic_algorithms(wanted)
+    if wanted != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(wanted)  # imports the compiler: half a second that most runs do not need
     if wanted:
         # Without it cuBLAS, too, varies: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -54,6 +54,29 @@ class Weight:
     decay: bool
 
 
+class Unit:
+    """Parameters that are updated together.
+
+    Args:
+        indices: which ones.
+        wide: memory for their gradients in the dtype of the masters, one after the other; None where they have that
+            dtype already, or where it is a single matrix so large that its memory is better given back.
+        shapes: theirs, where there is such memory.
+    """
+
+    def __init__(self, indices: list[int], wide: torch.Tensor | None, shapes: Sequence[torch.Size] = ()) -> None:
+        self.indices, self.wide = indices, wide
+        pieces = () if wide is None else torch.split(wide, [shape.numel() for shape in shapes])
+        self.places = [piece.view(shape) for piece, shape in zip(pieces, shapes)]
+
+    def cast(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Put this unit's of all gradients in their places; returns all of the memory."""
+        for index, place in zip(self.indices, self.places, strict=True):
+            place.copy_(gradients[index])
+        assert self.wide is not None
+        return self.wide
+
+
 class Optimizer:
     """One of torch's optimizers over fp32 (fp64) master weights, with global-norm clipping.
 
@@ -70,9 +93,8 @@ class Optimizer:
         self.weights = list(weights)
         self.config = config
         self.masters = [weight.master for weight in self.weights]
-        copied = any(weight.master is not weight.tensor for weight in self.weights)
-        sizes = [master.numel() for master in self.masters]
-        self.units = list(_units(sizes, UNIT_NUMEL if copied else sum(sizes)))
+        self.narrow = any(weight.master is not weight.tensor for weight in self.weights)
+        self.units = self._make_units()
         decayed = [m for w, m in zip(self.weights, self.masters, strict=True) if w.decay]
         plain = [m for w, m in zip(self.weights, self.masters, strict=True) if not w.decay]
         groups = [
@@ -83,6 +105,19 @@ class Optimizer:
         self.torch = _torch_optimizer(groups, config)
         self._allocate_state()
 
+    def _make_units(self) -> list[Unit]:
+        sizes = [master.numel() for master in self.masters]
+        if not self.narrow:
+            return [Unit(list(range(len(sizes))), None)]
+        groups = list(_units(sizes, UNIT_NUMEL))
+        numels = [sum(sizes[index] for index in indices) for indices in groups]
+        wide = self.masters[0].new_empty(max((numel for numel in numels if numel <= UNIT_NUMEL), default=0))
+        shapes = [master.shape for master in self.masters]
+        return [
+            Unit(indices, wide[:numel] if numel <= UNIT_NUMEL else None, [shapes[index] for index in indices])
+            for indices, numel in zip(groups, numels, strict=True)
+        ]
+
     def _allocate_state(self) -> None:
         """Make torch create its state now, by a step on zero gradients whose effects on the state are undone.
 
@@ -90,10 +125,10 @@ class Optimizer:
         """
         self._set_learning_rate(0.0)
         for unit in self.units:
-            for index in unit:
+            for index in unit.indices:
                 self.masters[index].grad = torch.zeros_like(self.masters[index])
             self.torch.step()
-            for index in unit:
+            for index in unit.indices:
                 self.masters[index].grad = None
         for state in self.torch.state.values():
             for value in state.values():
@@ -116,24 +151,30 @@ class Optimizer:
         Returns:
             The norm before clipping. Where it is not finite nothing is updated.
         """
-        norm = gradient_norm(gradients)
+        first = self.units[0]
+        once = len(self.units) == 1 and first.wide is not None  # cast for the norm, they are ready for the update
+        norm = float(torch.linalg.vector_norm(first.cast(gradients))) if once else gradient_norm(gradients)
         if not math.isfinite(norm):
             return norm
         self._set_learning_rate(rate)
         for unit in self.units:
-            self._update(unit, [gradients[index] for index in unit], norm)
+            if unit.wide is not None and not once:
+                unit.cast(gradients)
+            self._update(unit, gradients, norm)
         return norm
 
-    def _update(self, unit: Sequence[int], gradients: list[torch.Tensor], norm: float) -> None:
-        masters = [self.masters[index] for index in unit]
-        for master, gradient in zip(masters, gradients, strict=True):
-            master.grad = gradient.to(master.dtype)
-        if 0 < self.config.max_grad_norm < norm:
-            torch.nn.utils.clip_grads_with_norm_(
-                masters, self.config.max_grad_norm, torch.tensor(norm, dtype=torch.float64)
-            )
+    def _update(self, unit: Unit, gradients: Sequence[torch.Tensor], norm: float) -> None:
+        masters = [self.masters[index] for index in unit.indices]
+        places = unit.places or [gradients[index].to(self.masters[index].dtype) for index in unit.indices]
+        for master, gradient in zip(masters, places, strict=True):
+            master.grad = gradient
+        most = self.config.max_grad_norm
+        if 0 < most < norm and unit.wide is not None:
+            unit.wide.mul_(most / (norm + 1e-6))  # what clip_grads_with_norm_ does to each
+        elif 0 < most < norm:
+            torch.nn.utils.clip_grads_with_norm_(masters, most, torch.tensor(norm, dtype=torch.float64))
         self.torch.step()
-        for index, master in zip(unit, masters, strict=True):
+        for index, master in zip(unit.indices, masters, strict=True):
             master.grad = None
             if master is not self.weights[index].tensor:
                 self.weights[index].tensor.copy_(master)
