@@ -39,6 +39,9 @@ NANOGPT_ARGUMENTS = (
 )  # fmt: skip
 """Of its README ("I only have a macbook")."""
 
+OURS = {"codescent-fp32": "fp32", "codescent-bf16": "bf16"}
+"""nanoGPT trains in fp32 on a CPU. bf16 has to reach the validation loss, too; which is quicker depends on the CPU."""
+
 
 def arguments_of() -> argparse.Namespace:
     """The command line. Exits with 2 where the checkout or the text is missing."""
@@ -102,16 +105,19 @@ def run_nanogpt(checkout: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def run_codescent(folder: Path, number: int, data: Path, overrides: list[str]) -> dict[str, Any]:
+def run_codescent(system: str, folder: Path, number: int, data: Path, overrides: list[str]) -> dict[str, Any]:
     """One whole run of `codescent train shakespeare_char`, its sample at the end included."""
-    run = folder / f"run-{number}"
-    command = codescent("train", "shakespeare_char", f"run.folder={run}", f"data.folder={folder / 'datasets'}")
+    run = folder / f"run-{system}-{number}"
+    command = codescent(
+        "train", "shakespeare_char", f"run.folder={run}", f"data.folder={folder / 'datasets'}",
+        f"train.precision={OURS[system]}",
+    )  # fmt: skip
     wall_s, _ = timed([*command, *overrides], folder, {**environment(), "CODESCENT_DATA_DIR": str(data)})
     with (run / "metrics.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     steps_s = [float(row["step_s"]) for row in rows]
     return {
-        "system": "codescent",
+        "system": system,
         "wall_s": wall_s,
         "validation_loss": float(next(row["val_loss"] for row in reversed(rows) if row["val_loss"])),
         "step_s": statistics.median(steps_s),
@@ -128,12 +134,13 @@ def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
     timed(preparing, folder, {**environment(), "CODESCENT_DATA_DIR": str(arguments.data)})
     runs: list[dict[str, Any]] = []
     for number in range(arguments.rounds):
-        for system in ("nanogpt", "codescent") if number % 2 == 0 else ("codescent", "nanogpt"):
+        systems = ("nanogpt", *OURS)
+        for system in systems if number % 2 == 0 else reversed(systems):
             if system == "nanogpt":
                 runs.append(run_nanogpt(arguments.nanogpt, folder))
             else:
-                runs.append(run_codescent(folder, number, arguments.data, arguments.overrides))
-            say(f"round {number + 1}/{arguments.rounds}  {system:10} {runs[-1]['wall_s']:6.1f} s")
+                runs.append(run_codescent(system, folder, number, arguments.data, arguments.overrides))
+            say(f"round {number + 1}/{arguments.rounds}  {system:14} {runs[-1]['wall_s']:6.1f} s")
     return runs
 
 
@@ -157,11 +164,12 @@ def main() -> int:
     except SystemFailed as failure:
         say(str(failure))
         return 1
-    theirs, ours = (summary(runs, system) for system in ("nanogpt", "codescent"))
-    share = ours["wall_s"] / theirs["wall_s"]
+    theirs, *ours = (summary(runs, system) for system in ("nanogpt", *OURS))
+    best = min(ours, key=lambda entry: entry["wall_s"])
+    share = best["wall_s"] / theirs["wall_s"]
     claims = [
-        must("wall clock, share of nanoGPT's", share, 0.5, at_least=False),
-        must("validation loss after 2,000 steps", max(ours["validation_losses"]), 1.89, at_least=False),
+        must(f"wall clock of {best['system']}, share of nanoGPT's", share, 0.5, at_least=False),
+        must("its validation loss after 2,000 steps", max(best["validation_losses"]), 1.89, at_least=False),
     ]
     header = ["system", "wall s median", "best", "ms a step", "s in steps", "s outside", "validation loss"]
     rows = [
@@ -174,7 +182,7 @@ def main() -> int:
             f"{entry['wall_s'] - entry['in_steps_s']:.1f}",
             " ".join(f"{loss:.4f}" for loss in sorted(set(entry["validation_losses"]))),
         ]
-        for entry in (theirs, ours)
+        for entry in (theirs, *ours)
     ]
     print(
         machine_line(record), f"nanoGPT: train.py {' '.join(NANOGPT_ARGUMENTS)}", "", table(header, rows), "", sep="\n"
@@ -183,7 +191,7 @@ def main() -> int:
     result = {
         "benchmark": "small_job", "hardware": {**record, "load_average_after": hardware()["load_average"]},
         "peers": {"nanogpt": revision(arguments.nanogpt)}, "rounds": arguments.rounds,
-        "overrides": arguments.overrides, "systems": [theirs, ours], "ratio": 1 / share, "runs": runs, "musts": claims,
+        "overrides": arguments.overrides, "systems": [theirs, *ours], "ratio": 1 / share, "runs": runs, "musts": claims,
     }  # fmt: skip
     write_json(arguments.json, result)
     return 0

@@ -93,6 +93,7 @@ def parser() -> argparse.ArgumentParser:
     data.add_argument("--validation-fraction", type=float, default=0.1, help="share kept for validation")
     data.add_argument("--text-key", default="text", help="which key of a JSONL line holds the text")
     data.add_argument("--workers", type=_positive, metavar="N", help="processes; default: one per core")
+    data.add_argument("--verify", action="store_true", help="read every token again and compare the shards' hashes")
 
     sample = _verb(verbs, "sample", _sample, "let a trained model write")
     sample.add_argument("run", type=Path, metavar="RUN", help="run folder")
@@ -234,8 +235,13 @@ def _data(arguments: argparse.Namespace) -> int:
         num_workers=arguments.workers,
         progress=True,
     )
-    for line in open_dataset(path).summary():
+    dataset = open_dataset(path)
+    if arguments.verify:
+        dataset.verify()
+    for line in dataset.summary():
         print(line)
+    if arguments.verify:
+        print("verified: every shard is as it was made")
     print(path)
     return 0
 

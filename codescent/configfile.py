@@ -132,12 +132,6 @@ def describe(resolved: Resolved) -> list[Described]:
     ]
 
 
-def differences(first: Config, second: Config) -> list[tuple[str, str, str]]:
-    """("section.key", value in `first`, value in `second`) of every key that differs, values as a file writes them."""
-    pairs = ((name, _value(first, name), _value(second, name)) for name in KEYS)
-    return [(name, toml_value(one), toml_value(other)) for name, one, other in pairs if one != other]
-
-
 def shipped() -> dict[str, Path]:
     """The configs that come with codescent, by name: beside this file in a wheel, beside the package in a checkout."""
     package = Path(__file__).resolve().parent

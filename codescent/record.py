@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from codescent.durable import replace_text, sync_folder, write_synced
 from codescent.errors import UserError
 
 METRICS: tuple[str, ...] = (
@@ -84,7 +85,7 @@ class RunFolder:
                 (making / CHECKPOINTS).mkdir()
                 texts = {CONFIG: config_toml, PLAN: json.dumps(plan, indent=1) + "\n", METRICS_CSV: HEADER}
                 for name, text in {**texts, METRICS_JSONL: "", EVENTS: ""}.items():
-                    _write_synced(making / name, text)
+                    write_synced(making / name, text)
                 sync_folder(making)
                 try:
                     making.rename(path)
@@ -176,20 +177,20 @@ class RunFolder:
     def write_tokenizer(self, text: str) -> None:
         """Keep the tokenizer of the run's data, atomically."""
         with _told(self.tokenizer):
-            _replace(self.tokenizer, text)
+            replace_text(self.tokenizer, text)
 
     def write_config(self, config_toml: str, plan: Mapping[str, Any]) -> None:
         """Replace config.toml and plan.json, each atomically: a resumed run may have another layout."""
         text = json.dumps(plan, indent=1) + "\n"
         for name, content in ((CONFIG, config_toml), (PLAN, text)):
             with _told(self._path / name):
-                _replace(self._path / name, content)
+                replace_text(self._path / name, content)
         self._config_text, self._plan = config_toml, json.loads(text)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Replace environment.json, atomically: what the machine is and what was chosen for it."""
         with _told(self._path / ENVIRONMENT):
-            _replace(self._path / ENVIRONMENT, json.dumps(_strict(environment), indent=1, allow_nan=False) + "\n")
+            replace_text(self._path / ENVIRONMENT, json.dumps(_strict(environment), indent=1, allow_nan=False) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
         """What `write_environment` wrote last; empty where a run was killed before it. Raises UserError: unreadable."""
@@ -261,7 +262,7 @@ class RunFolder:
             path = self._path / name
             with _told(path):
                 if not path.is_file() or path.read_bytes() != text.encode():
-                    _replace(path, text)
+                    replace_text(path, text)
         if dropped:
             self.event("rewind", step=step, dropped_rows=dropped)
         return dropped
@@ -404,31 +405,3 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UserError(f"{path}: not a JSON object")
     return data
-
-
-def _replace(path: Path, text: str) -> None:
-    """The old content or the new, never a part: written beside, synced, renamed over."""
-    making = path.with_name(f".{path.name}.partial")
-    try:
-        _write_synced(making, text)
-        making.replace(path)
-    except BaseException:
-        making.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("wb") as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder (creations, renames, deletions) survive a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from codescent.config import Config, Model, Run
-from codescent.configfile import KEYS, describe, differences, load, shipped, to_toml
+from codescent.config import Config
+from codescent.configfile import KEYS, describe, load, shipped, to_toml
 from codescent.tomlfile import read_toml
 
 
@@ -202,9 +202,3 @@ def test_describe_lists_every_key_as_a_file_would_write_it() -> None:
     assert ("model", "bias", "false", "run.toml:2") in lines
     assert ("run", "name", '"x"', "command line") in lines
     assert ("model", "preset", '"auto"', "default") in lines
-
-
-def test_differences_name_each_key_with_both_values() -> None:
-    other = Config(run=Run(seed=2), model=Model(preset="gpt2"))
-    assert differences(Config(), other) == [("run.seed", "1337", "2"), ("model.preset", '"auto"', '"gpt2"')]
-    assert differences(other, other) == []

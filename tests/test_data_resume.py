@@ -101,7 +101,7 @@ def test_killed_at_any_step_and_made_again(tmp_path: Path, text: Path, tokenizer
 def test_what_a_kill_left_half_written_does_not_stay(tmp_path: Path, text: Path) -> None:
     root = tmp_path / "datasets"
     subprocess.run(command(text, "char", root, before=KILL_AT_FSYNC.format(number=40)), timeout=60)
-    for name in ("progress.json.new", "scan.json.new", "tokenizer.new"):
+    for name in (".progress.json.partial", ".scan.json.partial", "tokenizer.new"):
         (only(root) / name).write_text("{")
     assert files_of(prepare(str(text), "char", root)) == files_of(prepare(str(text), "char", tmp_path / "whole"))
 

@@ -34,20 +34,19 @@ class Sampler:
         seed: any whole number.
         num_samples: samples of the split.
         global_batch_size: samples of a step, over all ranks.
-        source: what to call the split in an error.
 
     Raises:
         UserError: fewer samples than one step needs.
     """
 
-    def __init__(self, seed: int, num_samples: int, global_batch_size: int, source: str = "the corpus") -> None:
+    def __init__(self, seed: int, num_samples: int, global_batch_size: int) -> None:
         if num_samples < 1:
             raise UserError(
-                f"{source} is shorter than one sample (data.seq_len + 1 tokens): lower data.seq_len or give more text"
+                "the corpus is shorter than one sample (data.seq_len + 1 tokens): lower data.seq_len or give more text"
             )
         if num_samples < global_batch_size:
             raise UserError(
-                f"{source} has {num_samples} samples of data.seq_len tokens, fewer than one step of "
+                f"the corpus has {num_samples} samples of data.seq_len tokens, fewer than one step of "
                 f"train.global_batch_size = {global_batch_size}: lower one of the two or give more text"
             )
         self.seed = seed

@@ -26,9 +26,10 @@ from codescent.data.pool import Encoded, WorkerPool, choose_workers, encode_here
 from codescent.data.progress import stage
 from codescent.data.request import DESCRIPTION, FORMAT, TOKENIZER, Request, make_request
 from codescent.data.scan import Scan, scan
-from codescent.data.shards import JOURNAL, ShardWriter, sync_folder, write_json
+from codescent.data.shards import JOURNAL, ShardWriter, write_json
 from codescent.data.sources import Block, read_blocks
 from codescent.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, load, token_dtype
+from codescent.durable import sync_folder
 from codescent.errors import UserError
 
 SCAN = "scan.json"
@@ -231,7 +232,12 @@ class _Preparation:
             "splits": splits,
         }
         write_json(self.partial / DESCRIPTION, description)
-        for leftover in (self.partial / SCAN, self.partial / JOURNAL, *self.partial.glob("*.new")):
+        for leftover in (
+            self.partial / SCAN,
+            self.partial / JOURNAL,
+            *self.partial.glob("*.new"),
+            *self.partial.glob(".*.partial"),
+        ):
             leftover.unlink(missing_ok=True)
 
 

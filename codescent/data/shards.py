@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codescent.durable import replace_text, sync_folder
+
 SHARD_TOKENS = 1 << 26
 JOURNAL = "progress.json"
 SPLITS = ("train", "validation")
@@ -20,23 +22,7 @@ SPLITS = ("train", "validation")
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file so that a reader sees the old one or the new one, whole, whatever happens."""
-    part = path.with_name(path.name + ".new")
-    with part.open("w", encoding="utf-8") as stream:
-        json.dump(value, stream, indent=1)
-        stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames and new files in a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    replace_text(path, json.dumps(value, indent=1) + "\n")
 
 
 class SplitWriter:

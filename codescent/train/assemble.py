@@ -16,8 +16,8 @@ from codescent.data.loader import Loader, Sampler
 from codescent.models.initialize import initialize_
 from codescent.plan import Parameter, Plan
 from codescent.strategies import Applied, Strategy
+from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.train.execute import Executor
-from codescent.train.machine import TORCH_DTYPE
 from codescent.train.optimize import Optimizer, Weight
 from codescent.train.stop import StopRequest
 from codescent.train.world import World

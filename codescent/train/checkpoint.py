@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from codescent.record import sync_folder
+from codescent.durable import sync_folder
 from codescent.train.agreement import alone, explained, rank, shortened, together, world_size
 from codescent.train.checkpoint_manifest import (
     MANIFEST,

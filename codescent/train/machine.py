@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 import codescent
+from codescent.strategies.buckets import TORCH_DTYPE
 
 if TYPE_CHECKING:
     from codescent.config import Optimizer as OptimizerConfig
@@ -32,7 +33,6 @@ ERROR_ALLOWED = 4.0
 """... and where their error is at most this many times that of the exact ones: real fp32, summed in another order."""
 
 PEAK_SIDE: dict[str, int] = {"cpu": 1024, "cuda": 8192}
-TORCH_DTYPE: dict[str, torch.dtype] = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def try_matmul(wanted: str, device: torch.device) -> dict[str, Any]:

@@ -1,0 +1,36 @@
+"""In: a path and a text. Out: a file with the old content or the new, whole, that survives a kill or a power cut.
+Does not turn what the file system refuses into words: who calls knows what it means."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write a new file and wait until it is on the disk. Its name is, once the folder is synced."""
+    with path.open("wb") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_text(path: Path, text: str) -> None:
+    """The old content or the new, never a part: written beside as `.NAME.partial`, synced, renamed over."""
+    making = path.with_name(f".{path.name}.partial")
+    try:
+        write_synced(making, text)
+        making.replace(path)
+    except BaseException:
+        making.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder (creations, renames, deletions) survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
