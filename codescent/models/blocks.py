@@ -300,9 +300,8 @@ class GeluLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h_BTF: Tensor, weight_DF: Tensor, bias_D: Tensor | None) -> Tensor:
         """See `gelu_linear_`."""
-        wants = any(ctx.needs_input_grad)
-        ctx.slope_BTF = None
-        if wants and _is_kept(h_BTF):
+        ctx.keeps = any(ctx.needs_input_grad) and _is_kept(h_BTF)
+        if ctx.keeps:
             value_BTF = _gelu_and_slope(h_BTF, out_slope=h_BTF)
             ctx.slope_BTF = h_BTF  # not saved as an input: its values are no longer those that autograd knows
             ctx.save_for_backward(value_BTF, weight_DF)
@@ -315,8 +314,12 @@ class GeluLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """The gradients of h, weight and bias."""
-        (value_BTF, weight_DF), slope_BTF = ctx.saved_tensors, ctx.slope_BTF
-        if slope_BTF is None:
+        value_BTF, weight_DF = ctx.saved_tensors
+        if ctx.keeps:
+            slope_BTF, ctx.slope_BTF = ctx.slope_BTF, None  # given back now, as autograd does with what it saves
+            if slope_BTF is None:
+                raise RuntimeError("a second backward pass through gelu_linear_: its slope is gone after the first")
+        else:
             slope_BTF = torch.empty_like(value_BTF)
             value_BTF = _gelu_and_slope(value_BTF, out_slope=slope_BTF)
         d_y_ND = d_y_BTD.flatten(0, -2)
