@@ -18,10 +18,11 @@ sys.path.insert(0, str(ROOT))
 
 from codescent.build import build
 from codescent.data.dataset import open_dataset
+from codescent.place import Place
 from codescent.train.assemble import assemble
 from codescent.train.machine import try_matmul
 from codescent.train.stop import StopRequest
-from codescent.train.world import Place, World
+from codescent.train.world import World
 
 
 def config_of(arguments: argparse.Namespace, work: Work) -> Any:

@@ -4,7 +4,6 @@ Does not hold logic: each verb is a few calls; what is slow to import (torch, ri
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from codescent import __version__
 from codescent.errors import UserError
+from codescent.place import Place
 
 if TYPE_CHECKING:
     from codescent.configfile import Resolved
-    from codescent.launch.environment import RankEnvironment
 
 CONFIG_HELP = "a TOML file, or the name of a shipped config: default, shakespeare_char, gpt2_124m"
 OVERRIDES_HELP = "values that override the file's, such as train.num_steps=100"
@@ -151,7 +150,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.may_restart and config.train.allocator == "auto" and needs_restart(os.environ):
         # glibc reads its tunables when a process starts: start again, once, as the same process.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], tuned_environment(os.environ))
-    return _train_here(arguments, place)
+    return _train_here(arguments, place or Place())
 
 
 def _train_on_ranks(arguments: argparse.Namespace, ranks: int) -> int:
@@ -170,13 +169,11 @@ def _train_on_ranks(arguments: argparse.Namespace, ranks: int) -> int:
     return run_ranks([*command, "--ranks", str(ranks)], ranks, environment)
 
 
-def _train_here(arguments: argparse.Namespace, launched: RankEnvironment | None) -> int:
+def _train_here(arguments: argparse.Namespace, place: Place) -> int:
     from codescent.cost.compute import step_flops
     from codescent.train.loop import train
-    from codescent.train.world import Place
 
     config = _load(arguments).config
-    place = Place() if launched is None else Place(**dataclasses.asdict(launched))
     outcome = train(config, place, lambda plan: step_flops(plan).total_flops, resume=arguments.resume)
     if place.rank == 0 and outcome.exit_code == 0:
         _finish(outcome.folder, config.log.sample_tokens, config.run.seed)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from codescent.errors import UserError
-from codescent.launch.environment import RankEnvironment, read
+from codescent.launch.environment import read
+from codescent.place import Place
 
 WHOLE = {
     "RANK": "5",
@@ -36,7 +37,7 @@ def test_a_process_that_no_launcher_started() -> None:
 
 
 def test_a_whole_set() -> None:
-    assert read(WHOLE) == RankEnvironment(5, 1, 8, 4, "node0", 29500)
+    assert read(WHOLE) == Place(5, 1, 8, 4, "node0", 29500)
 
 
 def test_restarts_the_agents_store_and_our_own_socket() -> None:

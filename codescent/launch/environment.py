@@ -4,9 +4,9 @@ Does not connect to anything and does not guess: a set with a part missing is re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from codescent.errors import UserError
+from codescent.place import Place
 
 STORE_FD = "CODESCENT_STORE_FD"
 """Descriptor of the listening socket that `launch/local.py` hands to rank 0."""
@@ -22,22 +22,7 @@ REQUIRED: Mapping[str, str] = {
 _MARKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # an address alone is often left in a shell
 
 
-@dataclass(frozen=True)
-class RankEnvironment:
-    """This process among the others, as its launcher numbered it."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    master_addr: str
-    master_port: int
-    attempt: int = 0  # torchrun's count of restarts: keys of an earlier attempt may still be in its store
-    agent_store: bool = False  # torchrun itself serves the store: rank 0 must not
-    store_fd: int | None = None  # rank 0 of our own launcher: serve the store on this listening socket
-
-
-def read(env: Mapping[str, str]) -> RankEnvironment | None:
+def read(env: Mapping[str, str]) -> Place | None:
     """Which rank this process is; None when no launcher started it.
 
     Raises:
@@ -61,7 +46,7 @@ def read(env: Mapping[str, str]) -> RankEnvironment | None:
     problems += _contradictions(numbers)
     if problems:
         raise UserError(*problems)
-    return RankEnvironment(
+    return Place(
         rank=numbers["RANK"],
         local_rank=numbers["LOCAL_RANK"],
         world_size=numbers["WORLD_SIZE"],

@@ -15,6 +15,7 @@ from codescent.config import Config
 from codescent.configfile import to_toml
 from codescent.data.dataset import Dataset, open_dataset
 from codescent.errors import UserError
+from codescent.place import Place
 from codescent.plan import Plan
 from codescent.preflight import check_same_trajectory, plan_with, prepare_dataset, run_folder
 from codescent.record import RunFolder
@@ -27,7 +28,7 @@ from codescent.train.execute import StepResult
 from codescent.train.optimize import learning_rate
 from codescent.train.stop import StopRequest
 from codescent.train.validate import validation_loss
-from codescent.train.world import Place, World
+from codescent.train.world import World
 
 SKIPS_ALLOWED = 10
 """Steps in a row whose gradients are not finite, each skipped by all ranks, before the run gives up."""

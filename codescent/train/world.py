@@ -7,7 +7,6 @@ import gc
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -17,28 +16,11 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 
 from codescent.cores import available_cores, threads_per_rank
 from codescent.errors import UserError
+from codescent.place import Place
 from codescent.plan import AXES, Mesh
 
 DATASET_WAIT = timedelta(days=2)
 """Preparing a large corpus takes hours; ranks wait for it at the store, where no collective can time out."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where this process stands among the ranks of a run; one process alone is rank 0 of 1.
-
-    The fields are those of launch.environment.RankEnvironment, which says what each is for.
-    """
-
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
-    master_addr: str = ""
-    master_port: int = 0
-    attempt: int = 0
-    agent_store: bool = False
-    store_fd: int | None = None
 
 
 class World:
