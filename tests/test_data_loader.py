@@ -94,6 +94,13 @@ def test_what_the_thread_meets_is_raised_in_next_and_again(dataset: Dataset, sam
     loader.close()
 
 
+def test_the_first_step_does_not_wait_for_a_huge_prefetch(dataset: Dataset, sampler: Sampler) -> None:
+    with Loader(dataset.train, sampler, SEQ_LEN, [(0, 8)], 0, prefetch=1 << 40) as loader:
+        for step in range(200):
+            expected = dataset.train.read(sampler.indices(step, 0, 8), SEQ_LEN)[:, :-1]
+            assert torch.equal(rows(loader.next()), torch.from_numpy(expected))
+
+
 def test_steps_before_a_broken_one_are_given(dataset: Dataset, sampler: Sampler) -> None:
     class Breaking(Sampler):
         def indices_of_steps(self, first: int, count: int, start: int, stop: int) -> np.ndarray:

@@ -20,6 +20,8 @@ from codescent.data.dataset import Split
 from codescent.errors import UserError
 
 NUM_ROUNDS = 10
+MOST_STEPS_AT_ONCE = 64  # more would not be cheaper, and the first step waits for the first block
+MOST_TOKENS_AT_ONCE = 1 << 22
 Numbers = npt.NDArray[np.uint64]
 
 
@@ -179,7 +181,9 @@ class Loader:
         self._closed = threading.Event()
         self._in_hand: deque[list[Batch] | _Failure] = deque()
         # Half of them wait here, half are being read or in the thread's hand.
-        self._steps_at_once = max(1, prefetch // 2)
+        samples = self._positions[-1][1] - self._positions[0][0] if self._positions else 0
+        most = max(1, MOST_TOKENS_AT_ONCE // max(1, samples * seq_len))
+        self._steps_at_once = max(1, min(prefetch // 2, MOST_STEPS_AT_ONCE, most))
         self._ready: queue.Queue[list[list[Batch] | _Failure]] = queue.Queue(1)
         self._thread = threading.Thread(target=self._read_ahead, args=(first_step,), name="loader", daemon=True)
         self._has_thread = prefetch > 0
