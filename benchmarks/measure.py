@@ -180,10 +180,16 @@ def ratio_text(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}"
 
 
-def must(claim: str, value: float | None, bound: float, *, at_least: bool = True, unit: str = "") -> dict[str, Any]:
-    """One requirement beside what was measured: `held` is None where it was not measured."""
+def must(
+    claim: str, value: float | None, bound: float, *, at_least: bool = True, unit: str = "", limit: float | None = None
+) -> dict[str, Any]:
+    """One requirement beside what was measured: `held` is None where it was not measured.
+
+    `limit`: what the processor allows at the most, where that was measured.
+    """
     held = None if value is None else bool(value >= bound if at_least else value <= bound)
-    return {"claim": claim, "value": value, "bound": bound, "at_least": at_least, "unit": unit, "held": held}
+    entry = {"claim": claim, "value": value, "bound": bound, "at_least": at_least, "unit": unit, "held": held}
+    return entry | {"limit": limit}
 
 
 def must_lines(musts: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -192,7 +198,8 @@ def must_lines(musts: Sequence[dict[str, Any]]) -> Iterator[str]:
     for entry in musts:
         sign = ">=" if entry["at_least"] else "<="
         value = "-" if entry["value"] is None else f"{entry['value']:.3g}{entry['unit']}"
-        yield f"{words[entry['held']]:>13}: {entry['claim']}: {value} {sign} {entry['bound']:g}{entry['unit']}"
+        limit = "" if entry["limit"] is None else f" (matrix products alone: {entry['limit']:.3g})"
+        yield f"{words[entry['held']]:>13}: {entry['claim']}: {value} {sign} {entry['bound']:g}{entry['unit']}{limit}"
 
 
 def hardware() -> dict[str, Any]:

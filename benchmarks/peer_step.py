@@ -1,5 +1,6 @@
 """In: a peer's name, its checkout where it has one, sizes, a file of tokens. Out: a program that is told over a pipe to
-train it step by step. Does not hold any of the peer's code: it imports it from where the user keeps it."""
+train it step by step, or to compute a step's matrix products alone. Does not hold any of the peer's code: it imports it
+from where the user keeps it."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from typing import Any, TextIO
 
 import numpy as np
 import torch
+from products import products
 from systems import MARK
 from work import Work
 
@@ -134,7 +136,7 @@ def distributed(peer: Peer) -> Peer:
 def arguments_of(argv: list[str]) -> argparse.Namespace:
     """The command line; peers.py and ranks.py write it."""
     parser = argparse.ArgumentParser(description="Train a peer's GPT-2 step by step, as told over a pipe.")
-    parser.add_argument("--peer", choices=("nanogpt", "transformers"), required=True)
+    parser.add_argument("--peer", choices=("nanogpt", "transformers", "products"), required=True)
     parser.add_argument("--checkout", type=Path, help="nanoGPT's checkout")
     parser.add_argument("--tokens", type=Path, required=True, help="file of uint16 tokens")
     parser.add_argument("--work", type=Work.parse, required=True)
@@ -187,8 +189,11 @@ def main() -> None:
     torch.manual_seed(1337 + int(os.environ.get("RANK", "0")))
     if arguments.device == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = True  # as nanoGPT's script does
-    peer = {"nanogpt": nanogpt, "transformers": transformers}[arguments.peer](arguments, arguments.work)
-    step = stepper(distributed(peer) if arguments.ddp else peer, arguments, arguments.work)
+    if arguments.peer == "products":
+        step = products(arguments.work, arguments.precision)
+    else:
+        peer = {"nanogpt": nanogpt, "transformers": transformers}[arguments.peer](arguments, arguments.work)
+        step = stepper(distributed(peer) if arguments.ddp else peer, arguments, arguments.work)
     obey(step, arguments.warmup, arguments.device, answers)
 
 

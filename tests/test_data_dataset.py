@@ -124,8 +124,42 @@ def test_descriptions_that_are_not_ours(ours: Path, tmp_path: Path) -> None:
     assert locate(str(tmp_path / "text.txt"), "char", tmp_path / "datasets") is None
     (ours / "description.json").write_text(text.replace("codescent tokens 1", "codescent tokens 9"))
     assert "codescent tokens 9" in refusal(ours)[0]
+    (ours / "description.json").write_text("[]")
+    assert "description.json: damaged" in refusal(ours)[0]
     assert "no token shards here" in refusal(tmp_path)[0]
     assert "no token shards here" in refusal(tmp_path / "nowhere")[0]
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "expected"),
+    [
+        (("tokenizer", "vocab_size"), "65", "tokenizer.vocab_size: Input should be a valid integer"),
+        (("dtype",), "float32", "dtype: Input should be 'uint16' or 'uint32'"),
+        (("splits", "train", "shards", 0, "tokens"), -1, "splits.train.shards.0.tokens"),
+        (("splits", "train", "shards", 0, "file"), "../outside.bin", "splits.train.shards.0.file"),
+        (("splits", "validation"), None, "splits.validation"),
+    ],
+)
+def test_descriptions_with_a_wrong_field(
+    ours: Path, where: tuple[str | int, ...], value: object, expected: str
+) -> None:
+    description = json.loads((ours / "description.json").read_text())
+    part = description
+    for step in where[:-1]:
+        part = part[step]
+    part[where[-1]] = value
+    (ours / "description.json").write_text(json.dumps(description))
+    problem = refusal(ours)[0]
+    assert expected in problem
+    assert problem.endswith("delete this folder and prepare it again")
+
+
+def test_a_tokenizer_that_was_changed_or_lost(ours: Path) -> None:
+    path = ours / "tokenizer.json"
+    path.write_text(path.read_text().replace("{", "{ ", 1))
+    assert "tokenizer.json: changed" in refusal(ours)[0]
+    path.unlink()
+    assert "tokenizer.json: missing" in refusal(ours)[0]
 
 
 def test_the_fingerprint_is_of_the_tokens(tmp_path: Path, ours: Path) -> None:

@@ -18,6 +18,7 @@ from codescent.errors import UserError
 
 SEPARATORS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")  # known names of the end of a document
 MIN_BPE_VOCAB_SIZE = 257  # 256 bytes and the separator
+MAX_BPE_VOCAB_SIZE = 10_000_000  # far above any in use
 TRAINING_PIECE_CHARS = 1 << 14
 _NEIGHBOURS = {"letter": "a", "number": "1", "other": "!"}
 

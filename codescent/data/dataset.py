@@ -4,7 +4,6 @@ Does not order the samples (loader.py does), does not write, does not import tor
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.data import bpe, corpora, download
+from codescent.data.description import AGAIN, description_of, read_description
 from codescent.data.foreign import GPT2_VOCAB_SIZE, Foreign, ShardFile, is_foreign, read_foreign
-from codescent.data.request import DESCRIPTION, FORMAT, TOKENIZER, Request, make_request
+from codescent.data.request import DESCRIPTION, TOKENIZER, Request, make_request
 from codescent.data.tokenizers import Tokenizer, load
 from codescent.errors import UserError
 
@@ -177,7 +177,8 @@ class Dataset:
                 if found != shard["sha256"]:
                     problems.append(f"{self.path / shard['file']}: changed: sha256 {found}, expected {shard['sha256']}")
         if wrong := [problem for problem in problems if problem]:
-            raise UserError(*wrong)
+            ours = "request" in self.description
+            raise UserError(*wrong, *([f"{self.path}: damaged: {AGAIN}"] if ours else []))
 
 
 def token_shards(corpus: str) -> Path | None:
@@ -233,20 +234,16 @@ def locate_request(request: Request, root: Path) -> Path | None:
     """The same, of a checked request."""
     found = []
     for file in root.glob(f"[!.]*/{DESCRIPTION}"):
-        try:
-            description = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
-            continue  # a broken neighbour; if it is the one in question, preparing it says so
-        if description.get("format") == FORMAT and description["request"] == request.key:
+        if description := description_of(file.parent, request.key):
             found.append((file.stat().st_mtime_ns, file.parent, description))
     if found and corpora.is_present(request.corpus):
         known = request.corpus == "shakespeare"  # pinned: no need to look at the file
         stamp = download.SHAKESPEARE.sha256 if known else corpora.resolve(request.corpus).stamp
-        found = [entry for entry in found if entry[2]["stamp"] == stamp]
+        found = [entry for entry in found if entry[2].get("stamp") == stamp]
     if not found:
         return None
-    _, folder, description = max(found, key=lambda entry: entry[:2])
-    check_shards(folder, description)
+    _, folder, _ = max(found, key=lambda entry: entry[:2])
+    check_shards(folder, read_description(folder))
     return folder
 
 
@@ -268,7 +265,7 @@ def check_shards(folder: Path, description: dict[str, Any]) -> tuple[tuple[Shard
             files.append(ShardFile(path, 0, shard["tokens"], dtype))
         splits.append(tuple(files))
     if problems:
-        raise UserError(*problems, f"{folder}: damaged: delete this folder and prepare it again")
+        raise UserError(*problems, f"{folder}: damaged: {AGAIN}")
     return tuple(splits)
 
 
@@ -280,17 +277,6 @@ def _open_ours(path: Path) -> Dataset:
     fingerprint = hashlib.sha256(" ".join(hashes).encode()).hexdigest()
     splits = Split("train", train, vocab_size), Split("validation", validation, vocab_size)
     return Dataset(path, vocab_size, splits[0], splits[1], description, fingerprint)
-
-
-def read_description(path: Path) -> dict[str, Any]:
-    """What a folder of ours says of itself. Raises UserError where that is damaged or of another format."""
-    try:
-        description: dict[str, Any] = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path / DESCRIPTION}: not JSON: {error}: delete this folder and prepare it again") from error
-    if description.get("format") != FORMAT:
-        raise UserError(f"{path / DESCRIPTION}: format {description.get('format')!r}, expected {FORMAT!r}")
-    return description
 
 
 def _open_foreign(shards: Foreign) -> Dataset:

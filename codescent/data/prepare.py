@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -21,7 +22,8 @@ from codescent.cores import available_cores
 from codescent.data import bpe, corpora
 from codescent.data.chunks import Chunk, cut_chunks, split_point
 from codescent.data.corpora import Corpus
-from codescent.data.dataset import check_shards, locate_request, read_description, token_shards
+from codescent.data.dataset import check_shards, locate_request, token_shards
+from codescent.data.description import read_description
 from codescent.data.pool import Encoded, WorkerPool, choose_workers, encode_here
 from codescent.data.progress import stage
 from codescent.data.request import DESCRIPTION, FORMAT, TOKENIZER, Request, make_request
@@ -226,6 +228,7 @@ class _Preparation:
                 "kind": self.request.kind,
                 "vocab_size": tokenizer.vocab_size,
                 "separator": tokenizer.separator if counted.documents > 1 else None,
+                "sha256": hashlib.sha256((self.partial / TOKENIZER).read_bytes()).hexdigest(),
             },
             "dtype": token_dtype(tokenizer.vocab_size).name,
             "forced_cuts": forced_cuts,

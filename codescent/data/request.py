@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.data import corpora
-from codescent.data.bpe import MIN_BPE_VOCAB_SIZE
+from codescent.data.bpe import MAX_BPE_VOCAB_SIZE, MIN_BPE_VOCAB_SIZE
 from codescent.errors import UserError
 
 FORMAT = "codescent tokens 1"
@@ -78,8 +78,9 @@ def make_request(
     elif wanted.startswith("bpe:"):
         kind, size = "bpe", int(wanted[4:]) if wanted[4:].isdecimal() else -1
         identity = f"bpe:{size}"
-        if size < MIN_BPE_VOCAB_SIZE:
-            problems.append(f"tokenizer {wanted}: a BPE's vocabulary is a number of at least {MIN_BPE_VOCAB_SIZE}")
+        if not MIN_BPE_VOCAB_SIZE <= size <= MAX_BPE_VOCAB_SIZE:
+            sizes = f"at least {MIN_BPE_VOCAB_SIZE} and at most {MAX_BPE_VOCAB_SIZE:,}"
+            problems.append(f"tokenizer {wanted}: a BPE's vocabulary is a number of {sizes}")
     else:
         kind = "file"
         try:

@@ -1,0 +1,87 @@
+"""In: description.json of a prepared dataset. Out: what it says, every field that is read later checked for its type.
+Does not look at the shards (dataset.py does) and does not write (prepare.py does)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from codescent.data.request import DESCRIPTION, FORMAT, TOKENIZER
+from codescent.errors import UserError
+
+AGAIN = "delete this folder and prepare it again"
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True)  # other fields are there for people
+
+
+class _Shard(_Part):
+    file: Annotated[str, Field(pattern=r"^[^/\\]+$")]
+    tokens: Count
+    sha256: str
+
+
+class _Split(_Part):
+    shards: list[_Shard]
+
+
+class _Splits(_Part):
+    train: _Split
+    validation: _Split
+
+
+class _Tokenizer(_Part):
+    kind: str
+    vocab_size: Annotated[int, Field(ge=1)]
+    sha256: str
+
+
+class _Description(_Part):
+    request: dict[str, Any]
+    stamp: str
+    tokenizer: _Tokenizer
+    dtype: Literal["uint16", "uint32"]
+    splits: _Splits
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """What a folder of ours says of itself.
+
+    Raises:
+        UserError: it is damaged, with every field that is wrong, of another format, or beside another tokenizer.
+    """
+    path = folder / DESCRIPTION
+    try:
+        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(description, dict) and description.get("format") != FORMAT:
+            raise UserError(f"{path}: format {description.get('format')!r}, expected {FORMAT!r}: {AGAIN}")
+        _Description.model_validate(description)
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg']}" for detail in error.errors()]
+        raise UserError(f"{path}: damaged: {'; '.join(wrong)}: {AGAIN}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON: {error}: {AGAIN}") from error
+    tokenizer = folder / TOKENIZER
+    if not tokenizer.is_file():
+        raise UserError(f"{tokenizer}: missing: {AGAIN}")
+    if hashlib.sha256(tokenizer.read_bytes()).hexdigest() != description["tokenizer"]["sha256"]:
+        raise UserError(f"{tokenizer}: changed: no longer the tokenizer that made these tokens: {AGAIN}")
+    return description
+
+
+def description_of(folder: Path, key: dict[str, Any]) -> dict[str, Any] | None:
+    """The raw description of a folder that was prepared for the request `key`; None of any other, or a broken one."""
+    try:
+        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    except ValueError:
+        return None  # a broken neighbour; if it is the one in question, preparing it says so
+    if not isinstance(description, dict) or (description.get("format"), description.get("request")) != (FORMAT, key):
+        return None
+    return description
