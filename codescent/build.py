@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from codescent import models
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 OPTIMIZER_TENSORS: dict[str, int] = {"adamw": 2, "adam": 2, "sgd": 1, "adagrad": 1, "adadelta": 2, "rmsprop": 2}
 """Per-element state tensors of torch's optimizers (sgd and rmsprop: one fewer without momentum)."""
+
+
+MAX_MICROBATCHES = 100_000
+"""Of one step and rank: a plan lists every one of them."""
 
 
 def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
@@ -53,12 +58,12 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         num_microbatches=num_microbatches,
         precision=config.train.precision,
     )
-    strategies = chosen(config.parallel)
-    problems += [problem for strategy in strategies for problem in strategy.refuse(Ask(mesh, work))]
+    strategies, ask = chosen(config.parallel), Ask(mesh, work)
+    problems += [problem for strategy in strategies for problem in strategy.refuse(ask)]
     if problems:
         raise UserError(*problems)
     tensors = tuple(
-        _placed(_tensor(parameter, config, num_microbatches), strategies, mesh)
+        _placed(_tensor(parameter, config, num_microbatches), strategies, ask)
         for parameter in models.parameters_of(config.model.kind, shape)
     )
     plan = Plan(mesh, work, tensors, accumulate(num_microbatches), traffic=())
@@ -121,18 +126,22 @@ def _mesh(parallel: Parallel, world_size: int, problems: list[str]) -> Mesh | No
     if degrees["dp_replicate"] is None:
         if world_size % fixed:
             problems.append(
-                f"parallel: the other axes take {fixed} ranks, which does not divide the {world_size} ranks"
+                f"parallel: {_equation(degrees)} = {fixed} ranks for one copy of the model, which do not divide the "
+                f"run's {world_size}; nearest that would do: {_nearest_multiples(world_size, fixed)} ranks"
             )
             return None
         degrees["dp_replicate"] = world_size // fixed
     elif fixed != world_size:
-        equation = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
         problems.append(
-            f"parallel: {equation} = {fixed} ranks, but the run has {world_size}; leave parallel.dp_replicate out to "
-            "take what is left of the ranks"
+            f"parallel: {_equation(degrees)} = {fixed} ranks, but the run has {world_size}; leave "
+            "parallel.dp_replicate out to take what is left of the ranks"
         )
         return None
     return Mesh(**degrees)
+
+
+def _equation(degrees: Mapping[str, int | None]) -> str:
+    return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree is not None)
 
 
 def _batch(config: Config, mesh: Mesh | None, problems: list[str]) -> tuple[int, int]:
@@ -156,6 +165,12 @@ def _batch(config: Config, mesh: Mesh | None, problems: list[str]) -> tuple[int,
             f"nearest that would do: {_nearest_divisors(share, microbatch)}"
         )
         return 1, 1
+    if share // microbatch > MAX_MICROBATCHES:
+        problems.append(
+            f"train.microbatch_size = {microbatch}: a step would be {share // microbatch:,} micro-batches, more than "
+            f"{MAX_MICROBATCHES:,}; give at least {-(-share // MAX_MICROBATCHES)}, or a smaller train.global_batch_size"
+        )
+        return microbatch, 1
     return microbatch, share // microbatch
 
 
@@ -190,7 +205,7 @@ def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> Tens
     )
 
 
-def _placed(tensor: TensorPlan, strategies: list[Strategy], mesh: Mesh) -> TensorPlan:
+def _placed(tensor: TensorPlan, strategies: list[Strategy], ask: Ask) -> TensorPlan:
     for strategy in strategies:
-        tensor = strategy.place(tensor, mesh)
+        tensor = strategy.place(tensor, ask)
     return tensor

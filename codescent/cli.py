@@ -76,26 +76,38 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--ranks", type=_positive, metavar="N", help="number of ranks to plan for (parallel.ranks)")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
 
+    prove = _verb(verbs, "prove", _prove, "show that every layout walks the trajectory of one process")
+    _config_arguments(prove)
+    prove.add_argument("--ranks", type=_numbers, default=[1, 2], metavar="N,...", help="numbers of ranks (default 1,2)")
+    prove.add_argument("--layouts", metavar="KEY=VALUE,...;...", help="these layouts only, such as dp_shard=2")
+    prove.add_argument("--steps", type=_positive, default=20, help="steps of each run (default 20)")
+    prove.add_argument("--precision", choices=("fp64", "fp32"), default="fp64", help="number format (default fp64)")
+    prove.add_argument("--resume", action="store_true", help="also continue each layout's checkpoint in the next one")
+
     config = _verb(verbs, "config", _config, "show every value of a config and where it comes from")
     _config_arguments(config, optional=True)
     config.add_argument("--keys", action="store_true", help="list every key there is, its default and its meaning")
 
     data = _verb(verbs, "data", _data, "turn text into token shards")
     data.add_argument(
-        "corpus", help="python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file"
+        "corpus",
+        type=_text,
+        help="python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file",
     )
-    data.add_argument("--tokenizer", help="char (the default), byte, gpt2, bpe:VOCAB or a tokenizer's JSON file")
+    data.add_argument(
+        "--tokenizer", type=_text, help="char (the default), byte, gpt2, bpe:VOCAB or a tokenizer's JSON file"
+    )
     data.add_argument(
         "--train-bpe", type=_positive, metavar="VOCAB", help="train a BPE of so many tokens on the corpus"
     )
-    data.add_argument("--folder", type=Path, default=Path("datasets"), help="where prepared corpora lie (data.folder)")
+    data.add_argument("--folder", type=_path, default=Path("datasets"), help="where prepared corpora lie (data.folder)")
     data.add_argument("--validation-fraction", type=float, default=0.1, help="share kept for validation")
     data.add_argument("--text-key", default="text", help="which key of a JSONL line holds the text")
     data.add_argument("--workers", type=_positive, metavar="N", help="processes; default: one per core")
     data.add_argument("--verify", action="store_true", help="read every token again and compare the shards' hashes")
 
     sample = _verb(verbs, "sample", _sample, "let a trained model write")
-    sample.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    sample.add_argument("run", type=_path, metavar="RUN", help="run folder")
     sample.add_argument("--prompt", action="append", help="text to continue; may be given several times")
     sample.add_argument("--tokens", type=_positive, default=200, help="tokens to write (default 200)")
     sample.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token (default 0.8)")
@@ -119,15 +131,28 @@ def _verb(
 
 
 def _config_arguments(verb: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    verb.add_argument("config", metavar="CONFIG", help=CONFIG_HELP, nargs="?" if optional else None)
+    verb.add_argument("config", metavar="CONFIG", type=_text, help=CONFIG_HELP, nargs="?" if optional else None)
     verb.add_argument("overrides", metavar="section.key=value", nargs="*", help=OVERRIDES_HELP)
 
 
 def _positive(word: str) -> int:
-    value = int(word)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
+    return int(word)
+
+
+def _numbers(word: str) -> list[int]:
+    return [_positive(part.strip()) for part in word.split(",")]
+
+
+def _text(word: str) -> str:
+    if not word.strip():
+        raise argparse.ArgumentTypeError("is empty")
+    return word
+
+
+def _path(word: str) -> Path:
+    return Path(_text(word))
 
 
 def _load(arguments: argparse.Namespace) -> Resolved:
@@ -203,6 +228,21 @@ def _plan(arguments: argparse.Namespace) -> int:
     else:
         show_plan(plan)
     return 0
+
+
+def _prove(arguments: argparse.Namespace) -> int:
+    from codescent.prove import prove
+
+    same = prove(
+        arguments.config,
+        arguments.overrides,
+        arguments.ranks,
+        arguments.layouts,
+        arguments.steps,
+        arguments.precision,
+        resume=arguments.resume,
+    )
+    return 0 if same else 1
 
 
 def _config(arguments: argparse.Namespace) -> int:

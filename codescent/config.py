@@ -20,6 +20,7 @@ AUTO = "auto"
 """How a file writes None, "let codescent decide": the only way to take back a value that a base file set."""
 
 MAX_SEED = 2**63 - 1
+MAX_NAME_BYTES = 200  # what is written beside a folder has a longer name, and file systems end at 255
 MAX_SAMPLES = 2**31 - 1
 
 
@@ -48,6 +49,8 @@ def _to_path(value: object) -> object:
 def _check_folder_name(value: str) -> str:
     if _check_text(value) in (".", "..") or "/" in value or "\\" in value or value != value.strip():
         raise ValueError("must be usable as the name of one folder; for a folder elsewhere set run.folder")
+    if len(value.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"must be at most {MAX_NAME_BYTES} bytes long: it is the name of a folder")
     return value
 
 
@@ -96,9 +99,9 @@ class Model(Section):
     preset: Text | None = Field(
         None, description="published sizes: gpt2, gpt2-medium, gpt2-large or gpt2-xl; auto: none, sizes are given here"
     )
-    num_layers: int | None = Field(None, ge=1, description="transformer blocks")
-    num_heads: int | None = Field(None, ge=1, description="attention heads; must divide hidden_dim")
-    hidden_dim: int | None = Field(None, ge=1, description="channels of the residual stream")
+    num_layers: int | None = Field(None, ge=1, le=10_000, description="transformer blocks")
+    num_heads: int | None = Field(None, ge=1, le=10_000, description="attention heads; must divide hidden_dim")
+    hidden_dim: int | None = Field(None, ge=1, le=1_000_000, description="channels of the residual stream")
     ffn_dim: int | None = Field(
         None, ge=1, description="channels inside the MLP; auto without a preset: 4 times hidden_dim"
     )
@@ -162,7 +165,9 @@ class Train(Section):
     head_chunk_tokens: int = Field(
         1024, ge=0, description="tokens whose logits exist at the same time; 0: those of the whole micro-batch"
     )
-    num_threads: int | None = Field(None, ge=1, description="threads per rank; auto: cores / ranks on this machine")
+    num_threads: int | None = Field(
+        None, ge=1, le=1024, description="threads per rank; auto: cores / ranks on this machine"
+    )
     deterministic: bool = Field(False, description="refuse operations whose result varies between identical runs")
 
 
@@ -202,13 +207,18 @@ class Parallel(Section):
     )
     pp: int = Field(1, ge=1, description="pipeline stages")
     dp_shard: int = Field(1, ge=1, description="ranks that share one copy's weights, each on its part of the batch")
+    zero_stage: Literal[1, 2, 3] = Field(
+        3, description="what dp_shard divides: 1 the optimizer's state, 2 gradients too, 3 weights too"
+    )
     cp: int = Field(1, ge=1, description="ranks that share one sequence")
     tp: int = Field(1, ge=1, description="ranks that share one matrix")
     bucket_bytes: int = Field(16_777_216, ge=1, description="bytes of gradients that are reduced together")
     reduce_dtype: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="number format in which gradients are sent; auto: that of the weights"
     )
-    timeout_s: float = Field(600.0, gt=0, description="seconds that a rank waits for the others in a collective")
+    timeout_s: float = Field(
+        600.0, gt=0, le=604_800, description="seconds that a rank waits for the others in a collective"
+    )
 
 
 class Checkpoint(Section):
@@ -346,7 +356,7 @@ def _wanted(field: FieldInfo) -> str:
     while typing.get_origin(kind) is Annotated:
         kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) is Literal:
-        choices = [f'"{choice}"' for choice in typing.get_args(kind)]
+        choices = [toml_value(choice) for choice in typing.get_args(kind)]
     else:
         names = {bool: "true or false", int: "whole number", float: "number", str: "string", Path: "path"}
         choices = [names[typing.cast(type, kind)] + _bounds(field)]

@@ -4,6 +4,7 @@ Does not define a key (config does), read TOML (tomlfile does), or stop at the f
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -287,7 +288,7 @@ def _validate(name: str, model: type[Section], given: Mapping[str, _Given], prob
 def _value_problem(value: Any, key: Key, reason: object) -> str:
     if reason is not None:  # one of config's own checks
         return f"given {_shown(value)}; {reason}"
-    wanted = key.wanted if key.wanted.startswith(('"', "true")) else f"a {key.wanted}"
+    wanted = key.wanted if key.wanted.startswith(('"', "true", "1")) else f"a {key.wanted}"
     choices = re.findall(r'"(\w+)"', key.wanted)
     hint = ""
     if isinstance(value, str) and key.wanted.startswith('"'):
@@ -297,6 +298,8 @@ def _value_problem(value: Any, key: Key, reason: object) -> str:
         hint = f"; write {value.lower()}, without quotes or capitals"
     elif isinstance(value, str) and re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value):
         hint = "; leave out the quotes"
+    elif isinstance(value, float) and not math.isfinite(value):
+        hint = "; must be finite"
     elif isinstance(value, float) and value.is_integer() and key.wanted.startswith("whole"):
         hint = f"; write {int(value)}"
     return f"given {_shown(value)}; must be {wanted}{hint}"

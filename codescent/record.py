@@ -106,6 +106,9 @@ class RunFolder:
             raise UserError(_taken(path))
         if not path.is_dir() and os.path.lexists(path):
             raise UserError(f"{path}: is a file, not a folder: choose another run.name or run.folder")
+        above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+        if not above.is_dir():
+            raise UserError(f"{path}: {above} is a file, no folder can be made in it: choose another run.folder")
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -116,7 +119,8 @@ class RunFolder:
         """
         path = Path(path)
         if not path.is_dir():
-            raise UserError(f"{path}: no such run folder")
+            what = "is a file, not a run folder" if os.path.lexists(path) else "no such run folder"
+            raise UserError(f"{path}: {what}")
         missing = [name for name in (CONFIG, PLAN) if not (path / name).is_file()]
         missing += [] if (path / CHECKPOINTS).is_dir() else [f"{CHECKPOINTS}/"]
         if missing:

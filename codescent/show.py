@@ -3,6 +3,7 @@ Does not compute what it shows (cost does) and writes no file."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich import box
@@ -12,7 +13,7 @@ from rich.table import Table
 from codescent.configfile import Resolved, describe
 from codescent.cost.compute import step_flops
 from codescent.cost.memory import state_bytes, wire_bytes
-from codescent.plan import AXES, Plan
+from codescent.plan import AXES, Plan, Traffic
 
 
 def show_plan(plan: Plan) -> None:
@@ -27,7 +28,6 @@ def show_plan(plan: Plan) -> None:
 
 def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
     work, mesh, state, flops = plan.work, plan.mesh, state_bytes(plan), step_flops(plan)
-    gradients = [record for record in plan.traffic if record.during is not None]
     return [
         (
             "model",
@@ -48,19 +48,27 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("gradients, per rank", _bytes(state.gradients_bytes)),
         ("optimizer, per rank", _bytes(state.optimizer_bytes)),
         ("together, per rank", f"{_bytes(state.total_bytes)}, activations not counted"),
-        (
-            "traffic per step",
-            f"{len(plan.traffic)} all-reduces, {len(gradients)} of them while backward runs; each rank sends "
-            f"{_bytes(wire_bytes(plan))}"
-            if mesh.dp > 1
-            else "none: one rank",
-        ),
+        ("traffic per step", "\n".join(_traffic(plan)) or "none: one rank"),
         ("FLOPs per step, 6 N", f"{flops.dense_flops:.4g} (6 x parameters x tokens)"),
         (
             "FLOPs per step, 6 N + attention",
             f"{flops.total_flops:.4g} (and 12 x layers x channels x sequence x tokens; metrics and MFU use this one)",
         ),
     ]
+
+
+def _traffic(plan: Plan) -> Iterator[str]:
+    """A line for each kind of collective on each axis, and the sum of what they put on the wire."""
+    kinds: dict[tuple[str, str], list[Traffic]] = {}
+    for record in plan.traffic:
+        kinds.setdefault((record.collective, record.axis), []).append(record)
+    for (collective, axis), records in kinds.items():
+        times = sum(record.times for record in records)
+        hidden = sum(record.times for record in records if record.during is not None)
+        behind = f", {hidden} of them beside forward or backward" if hidden else ""
+        yield f"{times} {collective} over {axis} ({plan.mesh.degree(axis)} ranks){behind}"
+    if kinds:
+        yield f"each rank sends {_bytes(wire_bytes(plan))}"
 
 
 def _program(plan: Plan) -> str:
@@ -71,9 +79,10 @@ def _program(plan: Plan) -> str:
 
 def _precision(plan: Plan) -> str:
     tensor = plan.tensors[0]
+    arithmetic = "" if tensor.weight_dtype == plan.work.precision else f"{plan.work.precision} arithmetic, "
     master = f", {tensor.master_dtype} master weights" if tensor.master_dtype else ""
     return (
-        f"{tensor.weight_dtype} weights, {tensor.gradient_dtype} gradients{master}, "
+        f"{arithmetic}{tensor.weight_dtype} weights, {tensor.gradient_dtype} gradients{master}, "
         f"{tensor.optimizer_tensors} optimizer tensors in {tensor.optimizer_dtype}"
     )
 

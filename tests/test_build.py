@@ -127,3 +127,11 @@ def test_unknown_vocabulary_says_how_to_know_it() -> None:
 def test_plan_survives_json() -> None:
     plan = build(config(train={"global_batch_size": 8, "microbatch_size": 2}), 11, 2)
     assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_more_micro_batches_than_a_plan_can_list_are_refused() -> None:
+    config = Config.model_validate(
+        {"model": {"preset": "gpt2"}, "train": {"global_batch_size": 2**31 - 1, "microbatch_size": 1}}
+    )
+    with pytest.raises(UserError, match=r"2,147,483,647 micro-batches, more than 100,000; give at least 21475"):
+        build(config, None, 1)

@@ -50,7 +50,7 @@ def test_plan_prints_what_a_run_will_cost(project: Path) -> None:
         "dp_replicate 8",
         "480 samples = 8 data-parallel x 12",
         "6 N + attention",
-        "all-reduces",
+        "all_reduce over dp_replicate (8 ranks)",
     ):
         assert part in " ".join(out.split())
 
@@ -76,7 +76,14 @@ def test_overrides_may_stand_anywhere(project: Path) -> None:
         (["plan", "absent.toml"], "absent.toml"),
         (["config"], "--keys"),
         (["trian", "run.toml"], "train"),
-        (["plan", "run.toml", "--ranks", "0"], "0"),
+        (["plan", "run.toml", "--ranks", "0"], "'0' is not a whole number of at least 1"),
+        (["plan", "run.toml", "--ranks", "two"], "'two' is not a whole number of at least 1"),
+        (["plan", ""], "CONFIG: is empty"),
+        (["data", " "], "corpus: is empty"),
+        (["data", "corpus.txt", "--tokenizer", ""], "--tokenizer: is empty"),
+        (["sample", "run.toml"], "run.toml: is a file, not a run folder"),
+        (["train", "run.toml", "run.folder=run.toml/inside"], "run.toml is a file, no folder can be made in it"),
+        (["plan", "run.toml", "parallel.timeout_s=inf"], "must be finite"),
     ],
 )
 def test_wrong_words_end_with_code_2(project: Path, words: list[str], expected: str) -> None:

@@ -293,3 +293,8 @@ def test_a_file_cannot_be_based_on_itself() -> None:
 
 def test_every_section_is_in_the_schema() -> None:
     assert list(SECTIONS) == ["run", "model", "data", "train", "optimizer", "parallel", "checkpoint", "log"]
+
+
+def test_a_name_too_long_for_a_folder() -> None:
+    with pytest.raises(UserError, match=r"run\.name: .*at most 200 bytes"):
+        load("default", [f"run.name={'n' * 201}"])

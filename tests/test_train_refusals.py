@@ -32,6 +32,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["parallel.tp=2", "--ranks", "2"], ["parallel.tp = 2"]),
         (["train.global_batch_size=100000"], ["samples", "train.global_batch_size = 100000"]),
         (["data.validation_fraction=0.0001"], ["validation"]),
+        (["model.hidden_dim=1000000", "model.num_heads=1"], ["parameters: weights, gradients", "GiB"]),
+        (["data.corpus="], ["data.corpus"]),
         (["model.num_heads=3", "train.global_batch_size=7", "--ranks", "2"], ["3 heads", "7 does not divide"]),
     ],
 )

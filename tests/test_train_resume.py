@@ -107,13 +107,15 @@ def test_resume_before_the_first_checkpoint_begins_again(project: Path) -> None:
 
 def test_what_a_user_gets_by_default_resumes_bitwise(project: Path) -> None:
     words = ("train.matmul=auto", "train.allocator=auto", "train.num_steps=30", "checkpoint.every=10")
-    expected = train(project, "levers", *words)
-    train(project, "levers-again", *words, "train.num_steps=20", "optimizer.decay_steps=30")
-    run = train(project, "levers-again", *words, "optimizer.decay_steps=30", "--resume")
+    begun = train(project, "levers", *words, "train.num_steps=20", "optimizer.decay_steps=30")
+    tried = begun.read_environment()["matmul"]["trial"]
+    run = train(project, "levers", *words, "optimizer.decay_steps=30", "--resume")
+    # Which kernels are faster may come out differently in each run on a busy machine; the resumed one kept its own.
+    chosen = run.read_environment()["matmul"]["choice"]
+    expected = train(project, "levers-through", *words, f"train.matmul={chosen}")
     assert losses(run) == losses(expected)
-    trials = [run.read_environment()["matmul"], expected.read_environment()["matmul"]]
-    assert trials[0] == {"choice": trials[1]["choice"], "trial": "as at the beginning"}
-    assert set(trials[1]["trial"]) == {"exact", "fast"}
+    assert run.read_environment()["matmul"]["trial"] == "as at the beginning"
+    assert set(tried) == {"exact", "fast"}
 
 
 def test_a_choice_of_kernels_is_obeyed_on_resume(project: Path) -> None:

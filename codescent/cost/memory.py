@@ -33,4 +33,4 @@ def state_bytes(plan: Plan) -> StateBytes:
 
 def wire_bytes(plan: Plan) -> float:
     """Bytes that one rank sends in a step, over every axis, in the ring algorithms."""
-    return sum(traffic.wire_bytes(plan.mesh.degree(traffic.axis)) for traffic in plan.traffic)
+    return sum(traffic.times * traffic.wire_bytes(plan.mesh.degree(traffic.axis)) for traffic in plan.traffic)

@@ -56,6 +56,10 @@ class Placement:
 
     shards: Mapping[str, int] = field(default_factory=dict)
 
+    def axes(self, mesh: Mesh) -> tuple[str, ...]:
+        """Axes over which the tensor is really divided."""
+        return tuple(axis for axis in self.shards if mesh.degree(axis) > 1)
+
     def numel(self, shape: tuple[int, ...], mesh: Mesh) -> int:
         """Elements that the fullest rank holds: uneven splits are rounded up, as torch.chunk does."""
         sizes = list(shape)

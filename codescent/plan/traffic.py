@@ -24,6 +24,7 @@ class Traffic:
 
     `payload_bytes` is the size of the buffer that a rank hands in (for ALL_GATHER: the whole gathered buffer).
     `during` is the verb whose last instance it may overlap, or None where the ranks wait for it.
+    `times`: how often in a step (once per micro-batch, or once).
     """
 
     collective: Collective
@@ -33,9 +34,10 @@ class Traffic:
     verb: Verb
     during: Verb | None
     what: str
+    times: int = 1
 
     def wire_bytes(self, degree: int) -> float:
-        """Bytes that one rank sends in the ring algorithm (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69).
+        """Bytes that one rank sends each time, in a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69).
 
         All-reduce 2(n-1)/n S; reduce-scatter and all-gather (n-1)/n S; broadcast S from the root.
         """

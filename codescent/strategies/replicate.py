@@ -3,19 +3,16 @@ Does not shard anything (zero does) and does not touch a gradient itself: `bucke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from codescent.plan import DTYPE_BYTES, Collective, Mesh, Plan, TensorPlan, Traffic, Verb
-from codescent.strategies.strategy import Applied, Ask
+from codescent.plan import DTYPE_BYTES, Collective, Plan, TensorPlan, Traffic, Verb
+from codescent.strategies.strategy import SCALARS, Ask, Gradients
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
-
-SCALARS = 2
-"""Sums that travel beside the gradients in each step: the loss, and the wish of a rank to stop."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,7 @@ class Replicate:
 
     axis = "dp_replicate"
     Options = ReplicateOptions
+    variants: tuple[Mapping[str, Any], ...] = ({},)
 
     def __init__(self, options: ReplicateOptions) -> None:
         self.options = options
@@ -58,10 +56,12 @@ class Replicate:
         """Nothing of its own: the batch arithmetic, which it shares with every data-parallel strategy, is build's."""
         yield from ()
 
-    def place(self, tensor: TensorPlan, mesh: Mesh) -> TensorPlan:
+    def place(self, tensor: TensorPlan, ask: Ask) -> TensorPlan:
         """Everything stays whole on every rank; gradients that travel in another dtype than theirs are there twice."""
+        if ask.mesh.dp_shard > 1:
+            return tensor
         wire_dtype = self.wire_dtype(tensor.weight_dtype)
-        beside = mesh.degree(self.axis) > 1 and wire_dtype != tensor.gradient_dtype
+        beside = ask.mesh.degree(self.axis) > 1 and wire_dtype != tensor.gradient_dtype
         return replace(tensor, bucket_dtype=wire_dtype if beside else "")
 
     def wire_dtype(self, weight_dtype: str) -> str:
@@ -69,11 +69,12 @@ class Replicate:
         return weight_dtype if self.options.reduce_dtype == "auto" else self.options.reduce_dtype
 
     def traffic(self, plan: Plan) -> Iterator[Traffic]:
-        """One all-reduce per bucket, and one of the step's two scalars."""
+        """One all-reduce per bucket, and one of the step's two scalars. Shards of gradients are zero's to reduce."""
         if plan.mesh.degree(self.axis) == 1:
             return
         dtype = self.wire_dtype(plan.work.precision)
-        for number, bucket in enumerate(buckets(plan.tensors, self.options.bucket_bytes, dtype)):
+        whole = plan.tensors if plan.mesh.dp_shard == 1 else ()
+        for number, bucket in enumerate(buckets(whole, self.options.bucket_bytes, dtype)):
             numel = sum(plan.tensors[index].parameter.numel for index in bucket)
             yield Traffic(
                 collective=Collective.ALL_REDUCE,
@@ -84,22 +85,22 @@ class Replicate:
                 during=Verb.BACKWARD,
                 what=f"gradients, bucket {number}",
             )
-        yield Traffic(
-            Collective.ALL_REDUCE, self.axis, SCALARS * 8, "fp64", Verb.REDUCE, None, "loss and the wish to stop"
-        )
+        yield Traffic(Collective.ALL_REDUCE, self.axis, SCALARS * 8, "fp64", Verb.REDUCE, None, "loss and wish to stop")
 
-    def apply(self, module: torch.nn.Module, groups: dict[str, ProcessGroup], plan: Plan) -> Applied:
-        """Hooks on the parameters of `module` fill the buckets and send them; the module itself stays as it is."""
+    def divide(self, module: torch.nn.Module, groups: dict[str, ProcessGroup], plan: Plan) -> None:
+        """The module stays as it is."""
+
+    def gradients(self, module: torch.nn.Module, groups: dict[str, ProcessGroup], plan: Plan) -> Gradients | None:
+        """Hooks on the parameters of `module` fill the buckets and send them; None where gradients are sharded."""
+        if plan.mesh.dp_shard > 1:
+            return None
         from codescent.strategies.buckets import BucketedGradients  # noqa: PLC0415 - keeps torch out of planning
 
         wire_dtype = self.wire_dtype(plan.work.precision)
-        return Applied(
-            module,
-            BucketedGradients(
-                list(module.parameters()),
-                buckets(plan.tensors, self.options.bucket_bytes, wire_dtype),
-                wire_dtype,
-                plan.tensors[0].gradient_dtype,
-                groups[self.axis],
-            ),
+        return BucketedGradients(
+            list(module.parameters()),
+            buckets(plan.tensors, self.options.bucket_bytes, wire_dtype),
+            wire_dtype,
+            plan.tensors[0].gradient_dtype,
+            groups[self.axis],
         )

@@ -3,7 +3,7 @@ Does not name any strategy and does not import torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +12,10 @@ from codescent.plan import Mesh, Plan, TensorPlan, Traffic, Work
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
+
+
+SCALARS = 2
+"""Sums that travel beside the gradients in each step: the loss, and the wish of a rank to stop."""
 
 
 @dataclass(frozen=True)
@@ -32,21 +36,13 @@ class Gradients(Protocol):
         """The REDUCE verb: returns when gradients and `scalars` (fp64 [n]) are sums over the data-parallel ranks."""
 
     def collect(self) -> Sequence[torch.Tensor]:
-        """The gradients, one per trainable parameter, in the module's order; valid after `reduce`."""
+        """The gradients of what this rank holds, one per parameter, in the module's order; valid after `reduce`."""
 
     def release(self) -> None:
         """Forget the gradients, after the optimizer has used them."""
 
     def close(self) -> None:
         """Let go of process groups and parameters, before the process groups are destroyed."""
-
-
-@dataclass(frozen=True)
-class Applied:
-    """A module as a strategy has left it, and who looks after its gradients."""
-
-    module: torch.nn.Module
-    gradients: Gradients
 
 
 class Strategy(Protocol):
@@ -56,17 +52,25 @@ class Strategy(Protocol):
     """The mesh axis that it serves."""
     Options: type[Any]
     """Dataclass of its options; the fields are keys of the section [parallel]."""
+    variants: tuple[Mapping[str, Any], ...]
+    """Values of options that change what it does, not only how fast: each is to be proved."""
 
     def __init__(self, options: Any) -> None: ...
 
     def refuse(self, ask: Ask) -> Iterator[str]:
         """Why it cannot serve `ask`, in the user's words, each with the nearest values that would do."""
 
-    def place(self, tensor: TensorPlan, mesh: Mesh) -> TensorPlan:
+    def place(self, tensor: TensorPlan, ask: Ask) -> TensorPlan:
         """The tensor with the placements and dtypes of its weights, gradients and optimizer state."""
 
     def traffic(self, plan: Plan) -> Iterator[Traffic]:
         """Every collective that it issues in a step of `plan` (whose own traffic is not yet complete)."""
 
-    def apply(self, module: torch.nn.Module, groups: dict[str, ProcessGroup], plan: Plan) -> Applied:
-        """Do it. `groups` holds this rank's process group of each axis; the only method that needs torch."""
+    def divide(self, module: torch.nn.Module, groups: dict[str, ProcessGroup], plan: Plan) -> None:
+        """Change the module, while its parameters are on the meta device and take no memory, into this rank's part.
+
+        `groups` holds this rank's process group of each axis. This and `gradients` are what needs torch.
+        """
+
+    def gradients(self, module: torch.nn.Module, groups: dict[str, ProcessGroup], plan: Plan) -> Gradients | None:
+        """Who looks after the gradients of the module, whose parameters now have memory; None: another strategy."""

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from codescent import models
 from codescent.build import chosen, model_shape
 from codescent.data.dataset import Dataset
 from codescent.data.loader import Loader, Sampler
 from codescent.models.initialize import initialize_
-from codescent.plan import Parameter, Plan
-from codescent.strategies import Applied, Strategy
+from codescent.plan import Parameter, Plan, TensorPlan
+from codescent.strategies import Gradients, Strategy
 from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.train.execute import Executor
 from codescent.train.optimize import Optimizer, Weight
@@ -49,41 +50,58 @@ def assemble(config: Config, plan: Plan, world: World, dataset: Dataset, first_s
     """
     shape = model_shape(config, dataset.vocab_size)
     parameters = models.parameters_of(config.model.kind, shape)
-    module = models.construct(config.model.kind, shape, config.train.head_chunk_tokens, device=str(world.device))
-    weights = _initialise(module, config, parameters)
-    applied = _apply(module, chosen(config.parallel), world, plan)
-    _compile(applied.module, config.train.compile)
-    optimizer = Optimizer(weights, config.optimizer)
+    module = models.construct(config.model.kind, shape, config.train.head_chunk_tokens, device="meta")
+    module.to(_wide(config))
+    strategies = chosen(config.parallel)
+    for strategy in strategies:
+        strategy.divide(module, world.groups, plan)
+    module.to_empty(device=world.device)
+    weights = _initialise(module, config, parameters, plan)
+    gradients = _gradients(module, strategies, world, plan)
+    _compile(module, config.train.compile)
+    optimizer = Optimizer(weights, config.optimizer, world.sum_over)
     loader = _loader(config, plan, world, dataset, first_step)
-    executor = Executor(plan, world.stage, applied, optimizer, loader, world.device, config.run.seed, stop.wished)
-    return Trainer(executor, applied.module, optimizer, loader)
+    executor = Executor(
+        plan, world.stage, module, gradients, optimizer, loader, world.device, config.run.seed, stop.wished
+    )
+    return Trainer(executor, module, optimizer, loader)
 
 
-def _initialise(module: nn.Module, config: Config, parameters: tuple[Parameter, ...]) -> list[Weight]:
-    """Initial values, and the master copies of bf16 weights, which keep the values that rounding takes from them."""
-    dtype = TORCH_DTYPE[config.train.precision]
-    module.to(torch.promote_types(dtype, torch.float32))
+def _wide(config: Config) -> torch.dtype:
+    """Dtype in which initial values are drawn and weights are updated."""
+    return torch.promote_types(TORCH_DTYPE[config.train.precision], torch.float32)
+
+
+def _initialise(module: nn.Module, config: Config, parameters: tuple[Parameter, ...], plan: Plan) -> list[Weight]:
+    """Initial values, and the master copies of bf16 weights, which keep the values that rounding takes from them.
+
+    Where a strategy has made DTensors of the parameters, these are the masters: it makes what forward reads itself.
+    """
     initialize_(module, config.run.seed, parameters)
-    masters = {name: tensor.data for name, tensor in module.named_parameters()}
-    module.to(dtype)
+    there = dict(module.named_parameters())
+    masters = {name: tensor.data for name, tensor in there.items()}
+    if not any(isinstance(tensor, DTensor) for tensor in there.values()):
+        module.to(TORCH_DTYPE[config.train.precision])
     return [
-        Weight(
-            name=declared.name,
-            tensor=(tensor := module.get_parameter(declared.name)),
-            master=tensor if tensor.dtype == masters[declared.name].dtype else masters[declared.name],
-            decay=declared.decay,
-        )
-        for declared in parameters
+        _weight(tensor, module.get_parameter(tensor.parameter.name), masters[tensor.parameter.name], plan)
+        for tensor in plan.tensors
     ]
 
 
-def _apply(module: nn.Module, strategies: list[Strategy], world: World, plan: Plan) -> Applied:
-    """Every strategy in turn; the last one that looks after gradients has the gradients of the whole."""
-    first, *others = strategies
-    applied = first.apply(module, world.groups, plan)
-    for strategy in others:
-        applied = strategy.apply(applied.module, world.groups, plan)
-    return applied
+def _weight(planned: TensorPlan, tensor: torch.Tensor, master: torch.Tensor, plan: Plan) -> Weight:
+    name, decay, axes = planned.parameter.name, planned.parameter.decay, planned.optimizer.axes(plan.mesh)
+    if isinstance(master, DTensor):
+        with torch.no_grad():
+            local = master.to_local()
+        return Weight(name, local, local, decay, axes, whole=master)
+    same = tensor.dtype == master.dtype
+    return Weight(name, tensor, tensor if same else master, decay, axes)
+
+
+def _gradients(module: nn.Module, strategies: list[Strategy], world: World, plan: Plan) -> Gradients:
+    """The one strategy that looks after gradients in this layout."""
+    (owner,) = (g for strategy in strategies if (g := strategy.gradients(module, world.groups, plan)) is not None)
+    return owner
 
 
 def _compile(module: nn.Module, what: str) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from codescent.data.loader import Batch, Loader
 from codescent.plan import Instruction, Plan, Verb
-from codescent.strategies import Applied
+from codescent.strategies import Gradients
 from codescent.train.optimize import Optimizer
 
 PART: dict[Verb, str] = {
@@ -86,7 +86,8 @@ class Executor:
 
     Args:
         plan: the plan; `stage` is this rank's program in it.
-        applied: the module as the strategies have left it.
+        module: as the strategies have left it.
+        gradients: who looks after its gradients.
         optimizer: owner of the weights.
         loader: owner of this rank's batches.
         device: where the module computes.
@@ -98,7 +99,8 @@ class Executor:
         self,
         plan: Plan,
         stage: int,
-        applied: Applied,
+        module: torch.nn.Module,
+        gradients: Gradients,
         optimizer: Optimizer,
         loader: Loader,
         device: torch.device,
@@ -107,8 +109,8 @@ class Executor:
     ) -> None:
         self.plan = plan
         self.program = plan.schedule.programs[stage]
-        self.module = cast(Trainable, applied.module)
-        self.gradients = applied.gradients
+        self.module = cast(Trainable, module)
+        self.gradients = gradients
         self.optimizer = optimizer
         self.loader = loader
         self.device = device

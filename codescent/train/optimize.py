@@ -4,11 +4,12 @@ Does not sum gradients over ranks (strategies do) and does not know at which ste
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from codescent.config import Optimizer as OptimizerConfig
@@ -46,12 +47,34 @@ def learning_rate(config: OptimizerConfig, num_steps: int, num_workers: int, ste
 @dataclass(frozen=True)
 class Weight:
     """A trainable tensor on this rank: its name, the tensor that forward reads, the master copy that the optimizer
-    updates (the same tensor, unless weights are bf16), and whether weight decay applies."""
+    updates (the same tensor, unless weights are bf16), and whether weight decay applies.
+
+    `axes`: mesh axes over whose ranks the tensor is divided; `whole`: then the DTensor of which this is the local part.
+    """
 
     name: str
     tensor: torch.Tensor
     master: torch.Tensor
     decay: bool
+    axes: tuple[str, ...] = ()
+    whole: DTensor | None = None
+
+    def named(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor of the master's shape (the master, its moments) as a checkpoint knows it: a DTensor if divided."""
+        if self.whole is None or value.shape != self.master.shape:
+            return value
+        whole = self.whole
+        return DTensor.from_local(
+            value, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+
+
+SumOver = Callable[[torch.Tensor, str], torch.Tensor]
+"""Adds a tensor over the ranks of an axis, in place, and returns it."""
+
+
+def _undivided(values: torch.Tensor, axis: str) -> torch.Tensor:
+    raise AssertionError(f"weights are divided over {axis}, but nothing was given that adds over it")
 
 
 class Unit:
@@ -85,13 +108,16 @@ class Optimizer:
     the first step.
 
     Args:
-        weights: every trainable tensor, in the plan's order.
+        weights: every trainable tensor that this rank has a part of, in the plan's order.
         config: the section [optimizer].
+        sum_over: used for the norm where weights are divided.
     """
 
-    def __init__(self, weights: Sequence[Weight], config: OptimizerConfig) -> None:
+    def __init__(self, weights: Sequence[Weight], config: OptimizerConfig, sum_over: SumOver = _undivided) -> None:
         self.weights = list(weights)
         self.config = config
+        self.sum_over = sum_over
+        self.divided = any(weight.axes for weight in self.weights)
         self.masters = [weight.master for weight in self.weights]
         self.narrow = any(weight.master is not weight.tensor for weight in self.weights)
         self.units = self._make_units()
@@ -153,7 +179,10 @@ class Optimizer:
         """
         first = self.units[0]
         once = len(self.units) == 1 and first.wide is not None  # cast for the norm, they are ready for the update
-        norm = float(torch.linalg.vector_norm(first.cast(gradients))) if once else gradient_norm(gradients)
+        if self.divided:
+            norm = self._norm_of_parts(gradients)
+        else:
+            norm = float(torch.linalg.vector_norm(first.cast(gradients))) if once else gradient_norm(gradients)
         if not math.isfinite(norm):
             return norm
         self._set_learning_rate(rate)
@@ -162,6 +191,19 @@ class Optimizer:
                 unit.cast(gradients)
             self._update(unit, gradients, norm)
         return norm
+
+    def _norm_of_parts(self, gradients: Sequence[torch.Tensor]) -> float:
+        """The norm of the whole: squares of parts are added over the axes that divide them, each whole counted once."""
+        parts: dict[tuple[str, ...], list[torch.Tensor]] = {}
+        for weight, gradient in zip(self.weights, gradients, strict=True):
+            parts.setdefault(weight.axes, []).append(gradient)
+        total = 0.0
+        for axes in sorted({weight.axes for weight in self.weights}):
+            square = torch.tensor(gradient_norm(parts[axes]) ** 2, dtype=torch.float64)
+            for axis in axes:
+                self.sum_over(square, axis)
+            total += float(square)
+        return math.sqrt(total) if math.isfinite(total) else total
 
     def _update(self, unit: Unit, gradients: Sequence[torch.Tensor], norm: float) -> None:
         masters = [self.masters[index] for index in unit.indices]
@@ -183,10 +225,10 @@ class Optimizer:
         """Everything that a checkpoint holds, by name: "model.NAME" (the master weights), "optimizer.STATE.NAME"."""
         named: dict[str, torch.Tensor] = {}
         for weight, master in zip(self.weights, self.masters, strict=True):
-            named[f"model.{weight.name}"] = master.detach()
+            named[f"model.{weight.name}"] = weight.named(master.detach())
             for state, value in self.torch.state[master].items():
                 if isinstance(value, torch.Tensor):
-                    named[f"optimizer.{state}.{weight.name}"] = value
+                    named[f"optimizer.{state}.{weight.name}"] = weight.named(value)
         return named
 
     @torch.no_grad()

@@ -3,6 +3,8 @@ Does not change the module or the order of training samples."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import nn
@@ -33,12 +35,17 @@ def validation_loss(module: nn.Module, split: Split, plan: Plan, world: World, m
     part, parts = plan.mesh.dp_index(world.place.rank), plan.mesh.dp
     mine = np.arange(part * num_samples // parts, (part + 1) * num_samples // parts)
     batch = max(plan.work.microbatch_size, TOKENS_AT_ONCE // seq_len)
+    passes = math.ceil(
+        math.ceil(num_samples / parts) / batch
+    )  # on every rank: all take part where weights are gathered
     total = torch.zeros((), dtype=torch.float64, device=world.device)
     training = module.training
     module.eval()
-    for first in range(0, len(mine), batch):
-        tokens = torch.from_numpy(split.read(mine[first : first + batch], seq_len)).to(world.device)
-        total += module(tokens[:, :-1], tokens[:, 1:])
+    for number in range(passes):
+        samples = mine[number * batch : (number + 1) * batch]
+        tokens = torch.from_numpy(split.read(samples if len(samples) else np.zeros(1, int), seq_len)).to(world.device)
+        loss = module(tokens[:, :-1], tokens[:, 1:])
+        total += loss if len(samples) else 0.0
     module.train(training)
     world.sum_over_data_parallel(sums := total.cpu().reshape(1))
     mean: float = sums.item() / (num_samples * seq_len)

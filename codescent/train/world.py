@@ -121,11 +121,16 @@ class World:
         dist.all_reduce(votes, dist.ReduceOp.MIN)
         return bool(votes.item())
 
+    def sum_over(self, values: torch.Tensor, axis: str) -> torch.Tensor:
+        """`values` (on CPU) summed over the ranks of an axis, in place."""
+        if self.mesh.degree(axis) > 1:
+            dist.all_reduce(values, group=self.groups[axis])
+        return values
+
     def sum_over_data_parallel(self, values: torch.Tensor) -> torch.Tensor:
         """`values` (CPU, fp64) summed over every rank that works on another part of the batch, in place."""
         for axis in ("dp_replicate", "dp_shard"):
-            if self.mesh.degree(axis) > 1:
-                dist.all_reduce(values, group=self.groups[axis])
+            self.sum_over(values, axis)
         return values
 
     def in_turn(self, work: Callable[[], object]) -> None:
@@ -172,9 +177,10 @@ def choose_device(wanted: str, place: Place) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and devices == 0):
         return torch.device("cpu")
     if devices < place.local_world_size:
+        few = f"start at most {devices} here, or " if devices else ""
         raise UserError(
             f'train.device = "{wanted}": this machine has {devices} CUDA device(s) for {place.local_world_size} local '
-            f'rank(s); start at most {devices} here, or set train.device = "cpu"'
+            f'rank(s); {few}set train.device = "cpu"'
         )
     torch.cuda.set_device(place.local_rank)
     return torch.device("cuda", place.local_rank)

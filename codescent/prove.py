@@ -1,0 +1,280 @@
+"""In: a config, numbers of ranks. Out: a table: how far each layout's losses are from those of a single process.
+Does not train: it starts `codescent train` for every layout and reads the run folders."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from codescent.config import Config
+from codescent.configfile import load
+from codescent.errors import UserError
+from codescent.plan import AXES
+from codescent.preflight import plan_of
+from codescent.record import RunFolder
+from codescent.strategies import ORDER
+
+TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}
+"""Largest relative difference of a loss or gradient norm at which a layout counts as the same, by precision."""
+
+COLUMNS = ("train_loss", "grad_norm", "val_loss")
+LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Keys of [parallel] and the number of ranks that they are for."""
+
+    keys: tuple[tuple[str, str], ...]
+    ranks: int
+
+    def __str__(self) -> str:
+        return " ".join(f"{key}={value}" for key, value in self.keys) or "one process"
+
+    @property
+    def overrides(self) -> list[str]:
+        """As words of a command line."""
+        return [f"parallel.{key}={value}" for key, value in self.keys] + [f"parallel.ranks={self.ranks}"]
+
+
+ALONE = Layout((), 1)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Of one layout: the largest relative difference in each of COLUMNS, the step of the largest loss difference, or
+    why there is none."""
+
+    layout: str
+    ranks: int
+    differences: Mapping[str, float]
+    worst_step: int = 0
+    refused: str = ""
+    failed: str = ""
+
+    def verdict(self, tolerance: float) -> str:
+        """same, DIFFERS, FAILED or refused."""
+        if self.refused:
+            return "refused"
+        if self.failed:
+            return "FAILED"
+        return "same" if all(value <= tolerance for value in self.differences.values()) else "DIFFERS"
+
+
+def layouts_of(ranks: Sequence[int]) -> Iterator[Layout]:
+    """Every way to divide each number of ranks over the axes that strategies serve, in each of their variants."""
+    served = [axis for axis in AXES if axis in {kind.axis for kind in ORDER}]
+    for number in ranks:
+        if number == 1:
+            continue
+        for degrees in itertools.product(*([d for d in range(1, number + 1) if number % d == 0] for _ in served)):
+            if math.prod(degrees) != number:
+                continue
+            used = {axis: degree for axis, degree in zip(served, degrees, strict=True) if degree > 1}
+            variants = [kind.variants for kind in ORDER if kind.axis in used]
+            for chosen in itertools.product(*variants):
+                options = {key: value for variant in chosen for key, value in variant.items()}
+                keys = {**used, **options}
+                yield Layout(tuple((key, str(value)) for key, value in keys.items()), number)
+
+
+def parse_layouts(text: str) -> list[Layout]:
+    """Layouts as a user writes them: "dp_shard=2,zero_stage=1; dp_replicate=4".
+
+    Raises:
+        UserError: a part that is not key=value.
+    """
+    found, problems = [], []
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        pairs = [pair.strip().partition("=") for pair in part.split(",")]
+        problems += [f"--layouts: {key!r} is not key=value" for key, equals, value in pairs if not (equals and value)]
+        degrees = [int(value) for key, _, value in pairs if key in AXES and value.isdecimal()]
+        found.append(Layout(tuple((key.strip(), value.strip()) for key, _, value in pairs), math.prod(degrees)))
+    if not found and not problems:
+        problems.append("--layouts: is empty; write such as dp_shard=2;dp_replicate=2,dp_shard=2")
+    if problems:
+        raise UserError(*problems)
+    return found
+
+
+class Prover:
+    """Runs of one config in several layouts, in a temporary folder.
+
+    Args:
+        config: file or name of a config, as `train` takes it.
+        overrides: section.key=value.
+        steps: how many steps each run takes.
+        precision: "fp64" or "fp32".
+        folder: where the runs go.
+
+    Raises:
+        UserError: the config cannot be used on one process.
+    """
+
+    def __init__(self, config: str, overrides: Sequence[str], steps: int, precision: str, folder: Path) -> None:
+        self.config, self.steps, self.folder = config, steps, folder
+        self.precision, self.tolerance = precision, TOLERANCE[precision]
+        given = load(config, overrides).config
+        decay_steps = given.optimizer.decay_steps or given.train.num_steps
+        self.words = [
+            *overrides,
+            f"train.precision={precision}",
+            f"train.eval_every={max(1, steps // 2)}",
+            f"optimizer.decay_steps={decay_steps}",
+            "checkpoint.every=0",
+            "log.sample_tokens=0",
+            "log.tensorboard=false",
+        ]
+        self._config(ALONE, steps)  # the reference must be possible
+        self.number = 0
+
+    def reference(self) -> list[dict[str, float]]:
+        """Metrics of one process. Raises UserError where it does not run."""
+        rows = self._run(ALONE, self._new_folder(), self.steps)
+        if isinstance(rows, str):
+            raise UserError(f"the run on one process failed: {rows}")
+        return rows
+
+    def try_layout(self, layout: Layout, expected: list[dict[str, float]]) -> Finding:
+        """Run a layout from the first step."""
+        if refused := self._refused(layout):
+            return Finding(str(layout), layout.ranks, {}, refused=refused)
+        return _finding(str(layout), layout.ranks, self._run(layout, self._new_folder(), self.steps), expected)
+
+    def try_resume(self, before: Layout, after: Layout, expected: list[dict[str, float]]) -> Finding:
+        """Run half of the steps in one layout, and the rest in another, from the checkpoint of the first."""
+        name, ranks = f"{before} -> {after}", max(before.ranks, after.ranks)
+        if refused := self._refused(before) or self._refused(after):
+            return Finding(name, ranks, {}, refused=refused)
+        folder = self._new_folder()
+        rows = self._run(before, folder, self.steps // 2)
+        if not isinstance(rows, str):
+            rows = self._run(after, folder, self.steps, "--resume")
+        return _finding(name, ranks, rows, expected)
+
+    def _refused(self, layout: Layout) -> str:
+        try:
+            plan_of(self._config(layout, self.steps), layout.ranks)
+        except UserError as error:
+            return "; ".join(error.problems)
+        return ""
+
+    def _words(self, layout: Layout, steps: int) -> list[str]:
+        return [*self.words, f"train.num_steps={steps}", *layout.overrides]
+
+    def _config(self, layout: Layout, steps: int) -> Config:
+        return load(self.config, self._words(layout, steps)).config
+
+    def _new_folder(self) -> Path:
+        self.number += 1
+        return self.folder / f"run{self.number}"
+
+    def _run(self, layout: Layout, folder: Path, steps: int, *flags: str) -> list[dict[str, float]] | str:
+        """The metrics of a run, or the end of what it said where it failed."""
+        words = [*self._words(layout, steps), f"run.folder={folder}", *flags]
+        env = {key: value for key, value in os.environ.items() if key not in LAUNCHERS}
+        command = [sys.executable, "-m", "codescent", "train", self.config, *words]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            return said[-1] if said else f"exit code {done.returncode}"
+        return [dict(row) for row in RunFolder.open(folder).read_metrics()]
+
+
+def _finding(layout: str, ranks: int, found: list[dict[str, float]] | str, expected: list[dict[str, float]]) -> Finding:
+    if isinstance(found, str):
+        return Finding(layout, ranks, {}, failed=found)
+    if len(found) != len(expected):
+        return Finding(layout, ranks, {}, failed=f"{len(found)} steps instead of {len(expected)}")
+    differences = {column: [_difference(a[column], b[column]) for a, b in zip(found, expected)] for column in COLUMNS}
+    worst = max(range(len(expected)), key=lambda step: differences["train_loss"][step])
+    return Finding(layout, ranks, {column: max(values) for column, values in differences.items()}, worst + 1)
+
+
+def _difference(found: float | None, expected: float | None) -> float:
+    """Relative; infinite where one of the two is missing or no number."""
+    if found is None and expected is None:
+        return 0.0
+    if found is None or expected is None or not (math.isfinite(found) and math.isfinite(expected)):
+        return math.inf
+    return abs(found - expected) / abs(expected) if expected else abs(found)
+
+
+def prove(
+    config: str,
+    overrides: Sequence[str],
+    ranks: Sequence[int],
+    layouts: str | None,
+    steps: int,
+    precision: str,
+    *,
+    resume: bool,
+) -> bool:
+    """Run the layouts, print the table. Returns whether every layout that was not refused gave the same losses.
+
+    Args:
+        config: as `train` takes it.
+        overrides: section.key=value.
+        ranks: numbers of ranks whose layouts are tried.
+        layouts: these instead (see `parse_layouts`).
+        steps: of each run, at least 2.
+        precision: "fp64" or "fp32".
+        resume: also continue each layout's checkpoint in the next one.
+
+    Raises:
+        UserError: bad arguments, or a config that does not run on one process.
+    """
+    if steps < 2:
+        raise UserError("--steps: at least 2 are needed")
+    tried = list(layouts_of(ranks)) if layouts is None else parse_layouts(layouts)
+    if not tried:
+        raise UserError("--ranks: one process alone has nothing to be compared with; give such as 1,2,4")
+    console = Console(highlight=False)
+    with tempfile.TemporaryDirectory(prefix="codescent-prove-") as folder:
+        prover = Prover(config, overrides, steps, precision, Path(folder))
+        with console.status("one process") as status:
+            expected = prover.reference()
+            findings = []
+            for layout in tried:
+                status.update(str(layout))
+                findings.append(prover.try_layout(layout, expected))
+            fit = [layout for layout, finding in zip(tried, findings, strict=True) if not finding.refused]
+            for before, after in _handovers(fit) if resume else ():
+                status.update(f"{before} -> {after}")
+                findings.append(prover.try_resume(before, after, expected))
+    _show(console, findings, prover)
+    return all(finding.verdict(prover.tolerance) in ("same", "refused") for finding in findings)
+
+
+def _handovers(layouts: Sequence[Layout]) -> Iterator[tuple[Layout, Layout]]:
+    """One process to the first, each to the next, the last to one process."""
+    return itertools.pairwise([ALONE, *layouts, ALONE])
+
+
+def _show(console: Console, findings: Sequence[Finding], prover: Prover) -> None:
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("layout", overflow="fold", ratio=1)
+    for heading in ("ranks", "loss", "grad norm", "val loss", "at step"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for finding in findings:
+        numbers = [f"{finding.differences[column]:.1e}" if finding.differences else "" for column in COLUMNS]
+        step = str(finding.worst_step) if finding.worst_step else ""
+        table.add_row(finding.layout, str(finding.ranks), *numbers, step, finding.verdict(prover.tolerance))
+    console.print(f"{prover.steps} steps in {prover.precision}, largest relative differences from one process")
+    console.print(f"same: at most {prover.tolerance:g}")
+    console.print(table)
+    for finding in findings:
+        if reason := finding.refused or finding.failed:
+            console.print(f"{finding.layout}: {reason}", markup=False, soft_wrap=True)

@@ -1,0 +1,161 @@
+"""In: one config under ZeRO and its hybrids with replication. Out: the losses of one process; checkpoints that move.
+Does not count bytes or collectives: test_declared does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runs import codescent, losses, make_project, train
+
+from codescent.record import RunFolder
+
+COLUMNS = ("train_loss", "grad_norm", "val_loss")
+LAYOUTS = {
+    "one": (1, ()),
+    "ddp2": (2, ()),
+    "ddp4": (4, ()),
+    "zero1x2": (2, ("parallel.dp_shard=2", "parallel.zero_stage=1")),
+    "zero2x2": (2, ("parallel.dp_shard=2", "parallel.zero_stage=2")),
+    "zero3x2": (2, ("parallel.dp_shard=2",)),
+    "zero3x4": (4, ("parallel.dp_shard=4",)),
+    "hsdp1": (4, ("parallel.dp_shard=2", "parallel.zero_stage=1")),
+    "hsdp3": (4, ("parallel.dp_shard=2",)),
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("zero")
+    make_project(folder)
+    return folder
+
+
+def run(project: Path, name: str, layout: str, *words: str) -> RunFolder:
+    ranks, keys = LAYOUTS[layout]
+    return train(project, name, *keys, *words, "--ranks", str(ranks))
+
+
+def assert_same(found: RunFolder, expected: RunFolder, tolerance: float, first: int = 0) -> None:
+    rows, others = found.read_metrics()[first:], expected.read_metrics()[first:]
+    assert len(rows) == len(others) > 0
+    for column in COLUMNS:
+        wanted = [row[column] for row in others if row[column] is not None]
+        assert [row[column] for row in rows if row[column] is not None] == pytest.approx(wanted, rel=tolerance), column
+
+
+@pytest.fixture(scope="module")
+def alone(project: Path) -> dict[str, RunFolder]:
+    return {
+        precision: run(project, f"one-{precision}", "one", f"train.precision={precision}")
+        for precision in ("fp64", "fp32")
+    }
+
+
+@pytest.mark.parametrize(
+    ("layout", "microbatch_size"),
+    [
+        ("zero1x2", 2),
+        ("zero2x2", 2),
+        ("zero3x2", 4),
+        ("hsdp3", 1),
+        pytest.param("zero1x2", 4, marks=pytest.mark.slow),
+        pytest.param("zero2x2", 4, marks=pytest.mark.slow),
+        pytest.param("zero3x2", 2, marks=pytest.mark.slow),
+        pytest.param("zero3x4", 1, marks=pytest.mark.slow),
+        pytest.param("hsdp1", 1, marks=pytest.mark.slow),
+        pytest.param("hsdp1", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_zero_walks_the_trajectory_of_one(
+    project: Path, alone: dict[str, RunFolder], layout: str, microbatch_size: int
+) -> None:
+    words = ("train.precision=fp64", f"train.microbatch_size={microbatch_size}")
+    assert_same(run(project, f"{layout}-{microbatch_size}", layout, *words), alone["fp64"], 1e-9)
+
+
+@pytest.mark.parametrize("layout", ["zero3x2", pytest.param("zero3x4", marks=pytest.mark.slow)])
+def test_zero_in_fp32(project: Path, alone: dict[str, RunFolder], layout: str) -> None:
+    assert_same(run(project, f"{layout}-fp32", layout, "train.precision=fp32"), alone["fp32"], 1e-4)
+
+
+@pytest.mark.parametrize("layout", ["zero1x2", "zero3x2"])
+def test_zero_in_bf16_follows_fp32_closely(project: Path, alone: dict[str, RunFolder], layout: str) -> None:
+    found = run(project, f"{layout}-bf16", layout, "train.precision=bf16", "train.microbatch_size=2")
+    assert losses(found) == pytest.approx(losses(alone["fp32"]), rel=0.03)
+    assert losses(found) != losses(alone["fp32"])
+
+
+def test_sizes_that_do_not_divide(project: Path) -> None:
+    """Sixteen rows over three ranks: 6, 6 and 4; three samples to validate with, one for each rank."""
+    words = ("train.precision=fp64", "train.global_batch_size=6", "train.eval_samples=3", "model.dropout=0.1")
+    expected = train(project, "uneven-one", *words)
+    found = train(project, "uneven-three", *words, "parallel.dp_shard=3", "--ranks", "3")
+    assert_same(found, expected, 1e-9)
+
+
+def test_a_rank_without_validation_samples_takes_part(project: Path) -> None:
+    words = ("train.precision=fp64", "train.eval_samples=1")
+    expected = train(project, "one-sample-one", *words)
+    assert_same(run(project, "one-sample-two", "zero3x2", *words), expected, 1e-9)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("sgd", marks=pytest.mark.slow), "adagrad"])
+def test_other_update_rules_on_shards(project: Path, kind: str) -> None:
+    words = ("train.precision=fp64", f"optimizer.kind={kind}", "train.num_steps=10")
+    expected = train(project, f"{kind}-one", *words)
+    assert_same(run(project, f"{kind}-two", "zero2x2", *words), expected, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("ddp4", "zero3x2"),
+        ("zero1x2", "one"),
+        pytest.param("zero3x2", "ddp2", marks=pytest.mark.slow),
+        pytest.param("zero1x2", "zero3x4", marks=pytest.mark.slow),
+        pytest.param("hsdp3", "one", marks=pytest.mark.slow),
+        pytest.param("one", "hsdp1", marks=pytest.mark.slow),
+        pytest.param("zero3x4", "zero2x2", marks=pytest.mark.slow),
+    ],
+)
+def test_a_checkpoint_of_any_layout_continues_on_any_other(
+    project: Path, alone: dict[str, RunFolder], before: str, after: str
+) -> None:
+    name = f"{before}-to-{after}"
+    words = ("train.precision=fp64", "optimizer.decay_steps=20")
+    run(project, name, before, *words, "train.num_steps=10")
+    ranks, keys = LAYOUTS[after]
+    done = codescent(project, "train", "run.toml", f"run.name={name}", *keys, *words, "--ranks", str(ranks), "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same(RunFolder.open(project / "runs" / name), alone["fp64"], 1e-9)
+
+
+def test_a_plan_says_what_a_rank_holds(project: Path) -> None:
+    words = ("plan", "run.toml", "parallel.dp_shard=4", "--ranks", "4")
+    done = codescent(project, *words)
+    assert done.returncode == 0, done.stderr
+    assert "dp_shard 4" in done.stdout
+    assert "reduce_scatter" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["parallel.dp_shard=4"],
+            "dp_shard 4 x cp 1 x tp 1 = 4 ranks for one copy of the model, which do not divide the",
+        ),
+        (["parallel.dp_shard=2", "parallel.zero_stage=4"], "must be 1, 2 or 3"),
+        (
+            ["parallel.dp_shard=2", "parallel.zero_stage=1", "train.microbatch_size=1", "parallel.reduce_dtype=bf16"],
+            "adds micro-batches in the format in which it sends",
+        ),
+    ],
+)
+def test_what_zero_refuses(project: Path, words: list[str], expected: str) -> None:
+    done = codescent(project, "train", "run.toml", "run.name=refused", *words, "--ranks", "2")
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (project / "runs" / "refused").exists()
