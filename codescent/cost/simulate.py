@@ -109,7 +109,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, blocking: bool =
             Otherwise a send costs its stage nothing, and who waits is the computation that reads the message.
 
     Raises:
-        Deadlock: the lists wait for each other, or for a message that nobody sends.
+        Deadlock: the lists wait for each other, or for a message that nobody sends or nobody receives.
         KeyError: a backward pass without the forward pass before it.
     """
     return _Walk(schedule, costs or Costs(), blocking=blocking).run()
@@ -168,8 +168,9 @@ class _Walk:
                         break
                     places[stage] += 1
             if places == before:
-                standing = {stage: self.programs[stage][places[stage]] for stage in unfinished}
-                raise Deadlock({stage: (at, self._awaited(stage, at)) for stage, at in standing.items()})
+                raise self._deadlock({stage: self.programs[stage][places[stage]] for stage in unfinished})
+        if lost := {at.stage: at.instruction for at in self.spans if self._is_lost(at.stage, at.instruction)}:
+            raise self._deadlock(lost)
         makespan = max(self.clock)
         ends = (makespan - clock for clock in self.clock)
         stages = zip(self.busy, self.data_wait, self.comm_wait, ends, self.peak_live)
@@ -277,6 +278,12 @@ class _Walk:
         if instruction.verb not in SENDS:
             maker += -1 if activation else 1
         return _Message(activation, maker, instruction.microbatch)
+
+    def _is_lost(self, stage: int, instruction: Instruction) -> bool:
+        return instruction.verb in SENDS and self._message(stage, instruction) not in self.expected
+
+    def _deadlock(self, standing: dict[int, Instruction]) -> Deadlock:
+        return Deadlock({stage: (at, self._awaited(stage, at)) for stage, at in standing.items()})
 
     def _awaited(self, stage: int, instruction: Instruction) -> str:
         """What an instruction that cannot go on waits for, in words."""
