@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codescent.cost.simulate import Costs, Deadlock, Simulation, simulate
+from codescent.cost.simulate import Costs, Deadlock, Sends, Simulation, simulate
 from codescent.plan import SENDS, Instruction, Schedule, Verb
 from codescent.plan.pipeline import SCHEDULES, pipeline
 from codescent.plan.schedule import accumulate
@@ -19,8 +19,8 @@ seconds = st.floats(0.1, 10.0)
 stages, microbatches = st.integers(1, 8), st.integers(1, 20)
 
 
-def run(name: str, p: int, m: int, v: int = 1, *, blocking: bool = False, **costs: Any) -> Simulation:
-    return simulate(pipeline(name, p, m, v), Costs(**costs), blocking=blocking)
+def run(name: str, p: int, m: int, v: int = 1, *, sends: Sends = Sends.BUFFERED, **costs: Any) -> Simulation:
+    return simulate(pipeline(name, p, m, v), Costs(**costs), sends)
 
 
 HEAVY_LAST = {"forward_s": (1.0, 1.0, 1.0, 1.5), "backward_s": (2.0, 2.0, 2.0, 3.0)}
@@ -116,12 +116,12 @@ def cases(draw: st.DrawFn) -> tuple[Schedule, Costs]:
     return pipeline(name, p, m, v), costs
 
 
-@given(cases(), st.booleans())
+@given(cases(), st.sampled_from(Sends))
 def test_every_list_is_walked_in_order_and_every_second_accounted_for(
-    case: tuple[Schedule, Costs], blocking: bool
+    case: tuple[Schedule, Costs], sends: Sends
 ) -> None:
     schedule, costs = case
-    simulation = simulate(schedule, costs, blocking=blocking)
+    simulation = simulate(schedule, costs, sends)
     for index, (program, stage) in enumerate(zip(schedule.programs, simulation.stages)):
         spans = [span for span in simulation.timeline if span.stage == index]
         assert tuple(span.instruction for span in spans) == program
@@ -150,7 +150,38 @@ def test_nothing_is_computed_before_what_it_reads_has_arrived(case: tuple[Schedu
 
 @given(st.sampled_from(["naive", "gpipe", "1f1b", "zero-bubble"]), stages, microbatches)
 def test_sends_that_block_cost_no_time_where_messages_take_none(name: str, p: int, m: int) -> None:
-    assert run(name, p, m, blocking=True).makespan_s == run(name, p, m).makespan_s
+    assert run(name, p, m, sends=Sends.BLOCKING).makespan_s == run(name, p, m).makespan_s
+
+
+@given(cases())
+def test_the_more_must_be_waited_for_the_longer_it_takes(case: tuple[Schedule, Costs]) -> None:
+    buffered, posted, blocking = (simulate(*case, sends).makespan_s for sends in Sends)
+    assert buffered <= posted * (1 + EXACT)
+    assert posted <= blocking * (1 + EXACT)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "makespans"),
+    [
+        (("gpipe", 8, 32), [118.4, 124.6, 131.8]),
+        (("1f1b", 8, 32), [123.8, 124.4, 131.7]),
+        (("interleaved", 8, 32, 2), [216.0, 219.5, 327.9]),
+        (("zero-bubble", 8, 32), [105.8, 108.1, 117.8]),
+    ],
+)
+def test_what_docs_schedules_says_of_the_three_ways_to_send(sizes: tuple, makespans: list[float]) -> None:
+    assert [run(*sizes, sends=sends, latency_s=0.1).makespan_s for sends in Sends] == pytest.approx(
+        makespans, abs=EXACT
+    )
+
+
+def test_a_posted_message_leaves_when_its_receive_is_reached() -> None:
+    """The second receive stands behind a backward pass: its message, sent at 2, leaves at 5 and is there at 6."""
+    first = program("forward 0", "send_activation 0 1", "forward 1", "send_activation 1 1", "receive_gradient 0 1")
+    second = program("receive_activation 0 0", "forward 0", "backward 0", "send_gradient 0 0", "receive_activation 1 0")
+    lists = Schedule((first, (*second, *program("forward 1"))))
+    ends = {sends: simulate(lists, Costs(latency_s=1.0), sends).makespan_s for sends in (Sends.BUFFERED, Sends.POSTED)}
+    assert ends == {Sends.BUFFERED: 6.0, Sends.POSTED: 7.0}
 
 
 def test_messages_of_one_link_leave_one_after_the_other() -> None:
@@ -168,7 +199,7 @@ def test_waiting_is_split_into_data_and_communication() -> None:
     assert (second.busy_s, second.data_wait_s, second.comm_wait_s, second.idle_end_s) == pytest.approx(
         (5.5, 1.0, 0.5, 1.5)
     )
-    blocking = run("1f1b", 2, 1, blocking=True, latency_s=0.2, transfer_s=0.3)
+    blocking = run("1f1b", 2, 1, sends=Sends.BLOCKING, latency_s=0.2, transfer_s=0.3)
     assert [stage.comm_wait_s for stage in blocking.stages] == pytest.approx([1.0, 1.0])
 
 
@@ -192,7 +223,7 @@ def test_a_deadlock_is_named() -> None:
     crossing = Schedule(((*first, *program("backward 0")), (*second, *program("forward 1"))))
     assert simulate(crossing).makespan_s > 0
     with pytest.raises(Deadlock) as caught:
-        simulate(crossing, blocking=True)
+        simulate(crossing, sends=Sends.BLOCKING)
     assert str(caught.value) == (
         "deadlock: stage 0 waits at 'send_activation 1 to stage 1' for stage 1 to receive it; "
         "stage 1 waits at 'send_gradient 0 to stage 0' for stage 0 to receive it"
@@ -203,7 +234,7 @@ def test_a_deadlock_is_named() -> None:
     }
 
 
-@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("sends", Sends)
 @pytest.mark.parametrize(
     ("left_out", "words"),
     [
@@ -213,12 +244,12 @@ def test_a_deadlock_is_named() -> None:
         ("send_gradient 1 to stage 0", "stage 0 waits at '"),
     ],
 )
-def test_a_list_with_one_instruction_missing_never_ends(left_out: str, words: str, blocking: bool) -> None:
+def test_a_list_with_one_instruction_missing_never_ends(left_out: str, words: str, sends: Sends) -> None:
     programs = pipeline("1f1b", 2, 3).programs
     broken = tuple(tuple(at for at in program if str(at) != left_out) for program in programs)
     assert sum(map(len, programs)) - sum(map(len, broken)) == 1
     with pytest.raises(Deadlock, match=words):
-        simulate(Schedule(broken), blocking=blocking)
+        simulate(Schedule(broken), sends=sends)
 
 
 def test_a_message_that_nobody_receives_is_a_deadlock_even_where_sends_do_not_block() -> None:
@@ -232,7 +263,7 @@ def test_a_message_in_the_wrong_order_is_found_where_sends_block() -> None:
     swapped = list(first)
     swapped[sends[0]], swapped[sends[1]] = swapped[sends[1]], swapped[sends[0]]
     with pytest.raises(Deadlock, match=r"'send_activation 1 to stage 1'.*'receive_activation 0 from stage 0'"):
-        simulate(Schedule((tuple(swapped), second)), blocking=True)
+        simulate(Schedule((tuple(swapped), second)), sends=Sends.BLOCKING)
 
 
 def test_a_backward_pass_needs_its_forward_pass() -> None:

@@ -3,8 +3,10 @@ Does not know what a step consists of (the plan does) nor any schedule by name: 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from codescent.plan import SENDS, Instruction, Schedule, Verb
@@ -13,6 +15,14 @@ Seconds = float | tuple[float, ...]
 """The same everywhere, or one for each virtual stage (chunk c of stage s, of p, is number c p + s).
 
 Of reduce and step, which are not about a chunk: one for each stage."""
+
+
+class Sends(StrEnum):
+    """When a message leaves, and who waits for it."""
+
+    BUFFERED = "buffered"  # when it is sent; who waits is the computation that reads it
+    POSTED = "posted"  # when it is sent and its receive is reached too; who waits is the computation that reads it
+    BLOCKING = "blocking"  # the same, and both stages wait until it is over
 
 
 @dataclass(frozen=True)
@@ -99,20 +109,19 @@ class Deadlock(Exception):
         super().__init__(f"deadlock: {'; '.join(places)}")
 
 
-def simulate(schedule: Schedule, costs: Costs | None = None, *, blocking: bool = False) -> Simulation:
+def simulate(schedule: Schedule, costs: Costs | None = None, sends: Sends = Sends.BUFFERED) -> Simulation:
     """Walk all the lists of `schedule` at `costs` (default: `Costs()`).
 
     Args:
         schedule: the lists.
         costs: seconds of each instruction.
-        blocking: a send and its receive begin together and both stages wait until it is over, nothing being buffered.
-            Otherwise a send costs its stage nothing, and who waits is the computation that reads the message.
+        sends: when messages leave and who waits for them.
 
     Raises:
         Deadlock: the lists wait for each other, or for a message that nobody sends or nobody receives.
         KeyError: a backward pass without the forward pass before it.
     """
-    return _Walk(schedule, costs or Costs(), blocking=blocking).run()
+    return _Walk(schedule, costs or Costs(), sends).run()
 
 
 class _Message(NamedTuple):
@@ -126,12 +135,12 @@ class _Message(NamedTuple):
 class _Walk:
     """The lists' state on the way. An arm returns whether its instruction is done, or must be tried again later."""
 
-    def __init__(self, schedule: Schedule, costs: Costs, *, blocking: bool) -> None:
+    def __init__(self, schedule: Schedule, costs: Costs, sends: Sends) -> None:
         self.programs = schedule.programs
         self.num_stages = len(schedule.programs)
         self.last_virtual = max(self._virtual(s, at) for s, program in enumerate(self.programs) for at in program)
         self.costs = costs
-        self.blocking = blocking
+        self.sends = sends
         self.arms: dict[Verb, Callable[[int, Instruction], bool]] = {
             Verb.LOAD: self._load,
             Verb.FORWARD: self._forward,
@@ -153,6 +162,7 @@ class _Walk:
         self.sent: dict[_Message, float] = {}  # when its sender reached the send
         self.expected: dict[_Message, float] = {}  # when its receiver reached the receive
         self.arrival: dict[_Message, float] = {}
+        self.links: dict[tuple[int, int], deque[_Message]] = {}  # (from, to) -> sent and not yet under way, in order
         self.link_free: dict[tuple[int, int], float] = {}
 
     def run(self) -> Simulation:
@@ -205,19 +215,19 @@ class _Walk:
         assert instruction.peer is not None
         message = self._message(stage, instruction)
         self.sent.setdefault(message, self.clock[stage])
-        if self.blocking:
+        if self.sends is Sends.BLOCKING:
             return self._meet(stage, instruction, message)
-        transfer_s = self._seconds(self.costs.transfer_s, self._virtual(stage, instruction))
-        link = (stage, instruction.peer)
-        self.link_free[link] = max(self.clock[stage], self.link_free.get(link, 0.0)) + transfer_s
-        self.arrival[message] = self.link_free[link] + self.costs.latency_s
+        self.links.setdefault((stage, instruction.peer), deque()).append(message)
+        self._deliver(stage, instruction.peer)
         return self._span(stage, instruction, self.clock[stage])
 
     def _receive(self, stage: int, instruction: Instruction) -> bool:
+        assert instruction.peer is not None
         message = self._message(stage, instruction)
         self.expected.setdefault(message, self.clock[stage])
-        if self.blocking:
+        if self.sends is Sends.BLOCKING:
             return self._meet(stage, instruction, message)
+        self._deliver(instruction.peer, stage)
         return self._span(stage, instruction, self.clock[stage])
 
     def _reduce(self, stage: int, instruction: Instruction) -> bool:
@@ -230,6 +240,18 @@ class _Walk:
         virtual = self._virtual(stage, instruction)
         message = _Message(False, virtual + 1, instruction.microbatch)
         return virtual == self.last_virtual or self._await(stage, message)
+
+    def _deliver(self, source: int, to: int) -> None:
+        """What waits on a link leaves, one message after the other, each as soon as it may."""
+        queue = self.links.get((source, to), deque())
+        while queue and (self.sends is Sends.BUFFERED or queue[0] in self.expected):
+            message = queue.popleft()
+            ready = self.sent[message]
+            if self.sends is Sends.POSTED:
+                ready = max(ready, self.expected[message])
+            transfer_s = self._seconds(self.costs.transfer_s, message.maker)
+            self.link_free[source, to] = max(ready, self.link_free.get((source, to), 0.0)) + transfer_s
+            self.arrival[message] = self.link_free[source, to] + self.costs.latency_s
 
     def _await(self, stage: int, message: _Message) -> bool:
         """Let the stage wait until the message has arrived; False where it is not sent, or not asked for."""
