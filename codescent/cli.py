@@ -75,6 +75,9 @@ def parser() -> argparse.ArgumentParser:
     _config_arguments(plan)
     plan.add_argument("--ranks", type=_positive, metavar="N", help="number of ranks to plan for (parallel.ranks)")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+    plan.add_argument(
+        "--timeline", type=_path, metavar="FILE", help="draw a step's schedule: a .png, or a .json for ui.perfetto.dev"
+    )
 
     prove = _verb(verbs, "prove", _prove, "show that every layout walks the trajectory of one process")
     _config_arguments(prove)
@@ -220,9 +223,14 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     from codescent.preflight import plan_of
     from codescent.show import show_plan
+    from codescent.timeline import draw_plan, refusals
 
     config = _load(arguments).config
+    if arguments.timeline is not None and (problems := list(refusals(arguments.timeline))):
+        raise UserError(*problems)
     plan = plan_of(config, config.parallel.ranks)
+    if arguments.timeline is not None:
+        draw_plan(plan, arguments.timeline)
     if arguments.json:
         print(json.dumps(plan.to_json(), indent=1))
     else:

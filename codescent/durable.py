@@ -1,4 +1,4 @@
-"""In: a path and a text. Out: a file with the old content or the new, whole, that survives a kill or a power cut.
+"""In: a path and its content. Out: a file with the old content or the new, whole, that survives a kill or a power cut.
 Does not turn what the file system refuses into words: who calls knows what it means."""
 
 from __future__ import annotations
@@ -7,24 +7,29 @@ import os
 from pathlib import Path
 
 
-def write_synced(path: Path, text: str) -> None:
+def write_synced(path: Path, content: str | bytes) -> None:
     """Write a new file and wait until it is on the disk. Its name is, once the folder is synced."""
     with path.open("wb") as file:
-        file.write(text.encode())
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_file(path: Path, content: str | bytes) -> None:
     """The old content or the new, never a part: written beside as `.NAME.partial`, synced, renamed over."""
     making = path.with_name(f".{path.name}.partial")
     try:
-        write_synced(making, text)
+        write_synced(making, content)
         making.replace(path)
     except BaseException:
         making.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """`replace_file` of a text."""
+    replace_file(path, text)
 
 
 def sync_folder(path: Path) -> None:

@@ -68,7 +68,9 @@ def test_the_table_and_what_does_not_fit(project: Path) -> None:
     lines = {" ".join(line.split()[:-5]): line.split() for line in done.stdout.splitlines() if line.split()[1:]}
     assert lines["dp_shard=2 2"][-1] == "same"
     assert done.stdout.count("same") == 4  # the legend, the layout, to it and from it
-    assert "dp_shard=3: train.global_batch_size = 8 does not divide into 3 data-parallel ranks" in " ".join(done.stdout.split())
+    assert "dp_shard=3: train.global_batch_size = 8 does not divide into 3 data-parallel ranks" in " ".join(
+        done.stdout.split()
+    )
     assert not (project / "runs").exists()
 
 

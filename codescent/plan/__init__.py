@@ -3,13 +3,15 @@ Does not import anything but the standard library, and holds no rule: rules live
 
 from codescent.plan.mesh import AXES, Mesh
 from codescent.plan.plan import Plan, Work
-from codescent.plan.schedule import Instruction, Schedule, Verb
+from codescent.plan.schedule import RECEIVES, SENDS, Instruction, Schedule, Verb
 from codescent.plan.shard import DTYPE_BYTES, Parameter, Placement, Role, TensorPlan
 from codescent.plan.traffic import Collective, Traffic
 
 __all__ = [
     "AXES",
     "DTYPE_BYTES",
+    "RECEIVES",
+    "SENDS",
     "Collective",
     "Instruction",
     "Mesh",

@@ -84,11 +84,15 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(kind: Any, data: Any) -> Any:
-    """Rebuild a value of the annotated type `kind`; the annotations of the dataclasses are the only schema."""
+    """Rebuild a value of the annotated type `kind`; the annotations of the dataclasses are the only schema.
+
+    A field that the data does not have takes its default: so a plan of an older version still loads.
+    """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = typing.get_type_hints(kind)
-        return kind(**{field.name: _decode(hints[field.name], data[field.name]) for field in dataclasses.fields(kind)})
+        known = [field.name for field in dataclasses.fields(kind) if field.name in data]
+        return kind(**{name: _decode(hints[name], data[name]) for name in known})
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind(data)
     if origin is tuple:

@@ -15,21 +15,40 @@ class Verb(StrEnum):
     BACKWARD = "backward"  # add its gradients
     REDUCE = "reduce"  # sum the gradients and the loss over the data-parallel ranks
     STEP = "step"  # update the weights
+    BACKWARD_INPUT = "backward_input"  # the part of BACKWARD that the stage before waits for
+    BACKWARD_WEIGHT = "backward_weight"  # the rest of it, which adds the gradients
+    SEND_ACTIVATION = "send_activation"  # what FORWARD made, to the next virtual stage
+    RECEIVE_ACTIVATION = "receive_activation"  # what FORWARD will read
+    SEND_GRADIENT = "send_gradient"  # what BACKWARD made, to the virtual stage before
+    RECEIVE_GRADIENT = "receive_gradient"  # what BACKWARD will read
+
+
+SENDS: frozenset[Verb] = frozenset({Verb.SEND_ACTIVATION, Verb.SEND_GRADIENT})
+RECEIVES: frozenset[Verb] = frozenset({Verb.RECEIVE_ACTIVATION, Verb.RECEIVE_GRADIENT})
 
 
 @dataclass(frozen=True)
 class Instruction:
     """One verb, for one micro-batch where the verb is about one.
 
-    `last` marks the BACKWARD after which the gradients are complete: what REDUCE sends may leave while it runs.
+    `last` marks the BACKWARD or BACKWARD_WEIGHT after which the gradients of its chunk are complete: what REDUCE sends
+    may leave while it runs. `chunk` counts the virtual stages of one rank: chunk c of stage s, of p, is the virtual
+    stage c p + s. `peer` is the stage at the other end of a send or a receive.
     """
 
     verb: Verb
     microbatch: int | None = None
     last: bool = False
+    chunk: int = 0
+    peer: int | None = None
 
     def __str__(self) -> str:
-        return self.verb if self.microbatch is None else f"{self.verb} {self.microbatch}"
+        words = [str(self.verb)] if self.microbatch is None else [f"{self.verb} {self.microbatch}"]
+        if self.chunk:
+            words.append(f"of chunk {self.chunk}")
+        if self.peer is not None:
+            words.append(f"{'to' if self.verb in SENDS else 'from'} stage {self.peer}")
+        return " ".join(words)
 
 
 @dataclass(frozen=True)

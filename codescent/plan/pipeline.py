@@ -1,0 +1,246 @@
+"""In: a schedule's name, p stages, m micro-batches, v virtual stages per rank. Out: the instruction list of each stage.
+Does not know what anything costs; lists that cannot be made are refused in words, with the nearest that can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from codescent.plan.schedule import Instruction, Schedule, Verb
+
+Order = list[Instruction]
+"""What one stage computes, in order, before loads, sends and receives are added."""
+
+PARTS: dict[Verb, int] = {Verb.FORWARD: 1, Verb.BACKWARD: 2, Verb.BACKWARD_INPUT: 1, Verb.BACKWARD_WEIGHT: 1}
+"""Nominal lengths, which only decide where in a list a receive stands."""
+
+
+def pipeline(name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
+    """The schedule `name` of SCHEDULES.
+
+    Args:
+        name: naive, gpipe, 1f1b, interleaved or zero-bubble.
+        num_stages: p, pipeline stages.
+        num_microbatches: m, micro-batches of a step.
+        num_chunks: v, virtual stages (chunks of layers) on each rank; chunk c of stage s is virtual stage c p + s.
+
+    Raises:
+        ValueError: what `refusals` says.
+    """
+    problems = list(refusals(name, num_stages, num_microbatches, num_chunks))
+    if problems:
+        raise ValueError("; ".join(problems))
+    order = SCHEDULES[name]
+    return _communicating([order(stage, num_stages, num_microbatches, num_chunks) for stage in range(num_stages)])
+
+
+def refusals(name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1) -> Iterator[str]:
+    """Why there is no such schedule, one sentence each, with the nearest that there is; nothing where there is one."""
+    if name not in SCHEDULES:
+        yield f"schedule {name!r}: there is {', '.join(SCHEDULES)}"
+        return
+    sizes = {"pipeline stages": num_stages, "micro-batches": num_microbatches, "virtual stages per rank": num_chunks}
+    small = [f"schedule {name}: {size} {what}; the least is 1" for what, size in sizes.items() if size < 1]
+    yield from small
+    if small:
+        return
+    if name != "interleaved":
+        if num_chunks > 1:
+            yield (
+                f"schedule {name}: {num_chunks} virtual stages per rank, but it has one; nearest that would do: "
+                f"1 virtual stage, or schedule interleaved"
+            )
+        return
+    if num_chunks == 1:
+        yield "schedule interleaved: 1 virtual stage per rank; nearest that would do: 2, or schedule 1f1b"
+    if num_stages == 1:
+        yield "schedule interleaved: 1 pipeline stage has no neighbour; nearest that would do: 2, or schedule 1f1b"
+    if num_microbatches % num_stages:
+        below = num_microbatches // num_stages * num_stages
+        yield (
+            f"schedule interleaved: {num_microbatches} micro-batches are no multiple of {num_stages} pipeline stages; "
+            f"nearest that would do: {f'{below} or ' if below else ''}{below + num_stages} micro-batches"
+        )
+
+
+def _naive(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
+    """One micro-batch through all the stages and back, then the next."""
+    return [
+        Instruction(verb, microbatch)
+        for microbatch in range(num_microbatches)
+        for verb in (Verb.FORWARD, Verb.BACKWARD)
+    ]
+
+
+def _gpipe(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
+    """All forward, then all backward (Huang et al. 2019, "GPipe", figure 2c).
+
+    Backward begins with micro-batch 0, where the paper's begins with the last: so gradients are summed in the same
+    order under every schedule.
+    """
+    return [
+        Instruction(verb, microbatch)
+        for verb in (Verb.FORWARD, Verb.BACKWARD)
+        for microbatch in range(num_microbatches)
+    ]
+
+
+def _one_forward_one_backward(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
+    """Stage i runs p - 1 - i forwards ahead, then alternates (Narayanan et al. 2021, section 2.2.1; DAPPLE 2021)."""
+    forwards = [Instruction(Verb.FORWARD, microbatch) for microbatch in range(num_microbatches)]
+    backwards = [Instruction(Verb.BACKWARD, microbatch) for microbatch in range(num_microbatches)]
+    return _alternate(forwards, backwards, num_stages - 1 - stage)
+
+
+def _interleaved(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
+    """1F1B over v chunks per rank, p micro-batches at a time (Narayanan et al. 2021, section 2.2.2, figure 4)."""
+    group = num_stages * num_chunks
+    forwards, backwards = [], []
+    for k in range(num_microbatches * num_chunks):
+        microbatch, chunk = k // group * num_stages + k % num_stages, k % group // num_stages
+        forwards.append(Instruction(Verb.FORWARD, microbatch, chunk=chunk))
+        backwards.append(Instruction(Verb.BACKWARD, microbatch, chunk=num_chunks - 1 - chunk))
+    return _alternate(forwards, backwards, 2 * (num_stages - 1 - stage) + (num_chunks - 1) * num_stages)
+
+
+def _zero_bubble(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
+    """ZB-H1 (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 3.1).
+
+    The order of 1F1B, each backward split in two, and stage i puts its weight parts off by i micro-batches: the input
+    parts reach the first stage sooner, and the weight parts fill the wait at the end. So every stage holds what the
+    first stage of 1F1B holds, min(m, p) micro-batches, and none holds more.
+    """
+    order: Order = []
+    for instruction in _one_forward_one_backward(stage, num_stages, num_microbatches, num_chunks):
+        if instruction.verb is Verb.FORWARD:
+            order.append(instruction)
+            continue
+        assert instruction.microbatch is not None
+        order.append(replace(instruction, verb=Verb.BACKWARD_INPUT))
+        if instruction.microbatch >= stage:
+            order.append(Instruction(Verb.BACKWARD_WEIGHT, instruction.microbatch - stage))
+    late = range(max(0, num_microbatches - stage), num_microbatches)
+    return order + [Instruction(Verb.BACKWARD_WEIGHT, microbatch) for microbatch in late]
+
+
+SCHEDULES: dict[str, Callable[[int, int, int, int], Order]] = {
+    "naive": _naive,
+    "gpipe": _gpipe,
+    "1f1b": _one_forward_one_backward,
+    "interleaved": _interleaved,
+    "zero-bubble": _zero_bubble,
+}
+"""Every schedule by name: what stage i of p computes for m micro-batches on v chunks."""
+
+
+def _alternate(forwards: Order, backwards: Order, warmup: int) -> Order:
+    """`warmup` forwards, then one forward and one backward in turn, then the backwards that are left."""
+    warmup = min(warmup, len(forwards))
+    order = forwards[:warmup]
+    for forward, backward in zip(forwards[warmup:], backwards):
+        order += [forward, backward]
+    return order + backwards[len(forwards) - warmup :]
+
+
+def _communicating(orders: list[Order]) -> Schedule:
+    """The whole lists: computations with the loads, sends and receives that they need, then reduce and step.
+
+    All of a step's sends and computations are put in one order, and each stage's list is its part of that order, with a
+    send and its receive at the same place in it. Going by that order, every send finds its receiver waiting: so the
+    lists do not deadlock, even where each send waits for its receive and nothing is buffered, whatever `orders` are.
+    """
+    num_stages = len(orders)
+    last = max(_virtual(stage, at, num_stages) for stage, order in enumerate(orders) for at in order)
+    events: list[list[tuple[_Place, Instruction]]] = [[] for _ in orders]
+    for (stage, instruction), begin in _begin_times(orders, last).items():
+        events[stage].append(((begin, True, "", stage, 0), instruction))
+        pair = _send_and_receive(stage, instruction, num_stages, last)
+        if pair is not None:
+            send, receive = pair
+            assert send.peer is not None
+            place = (begin + PARTS[instruction.verb], False, str(send.verb), stage, send.chunk)
+            events[stage].append((place, send))
+            events[send.peer].append((place, receive))
+    ordered = [[instruction for _, instruction in sorted(events[stage], key=_place)] for stage in range(num_stages)]
+    return Schedule(tuple(_finished(order, stage, num_stages, last) for stage, order in enumerate(ordered)))
+
+
+_Place = tuple[int, bool, str, int, int]
+"""By the time; then what is sent before what computes; then anything that both ends of a send agree on."""
+
+
+def _place(event: tuple[_Place, Instruction]) -> _Place:
+    return event[0]
+
+
+def _send_and_receive(
+    stage: int, instruction: Instruction, num_stages: int, last: int
+) -> tuple[Instruction, Instruction] | None:
+    """The send that follows a computation, and its receive on the other stage; None where nothing is sent."""
+    virtual, microbatch = _virtual(stage, instruction, num_stages), instruction.microbatch
+    if instruction.verb is Verb.FORWARD and virtual < last:
+        to, verbs = virtual + 1, (Verb.SEND_ACTIVATION, Verb.RECEIVE_ACTIVATION)
+    elif instruction.verb in (Verb.BACKWARD, Verb.BACKWARD_INPUT) and virtual > 0:
+        to, verbs = virtual - 1, (Verb.SEND_GRADIENT, Verb.RECEIVE_GRADIENT)
+    else:
+        return None
+    chunk, peer = divmod(to, num_stages)
+    return (
+        Instruction(verbs[0], microbatch, chunk=instruction.chunk, peer=peer),
+        Instruction(verbs[1], microbatch, chunk=chunk, peer=stage),
+    )
+
+
+def _begin_times(orders: list[Order], last: int) -> dict[tuple[int, Instruction], int]:
+    """When each computation begins in lengths of PARTS, sends taking no time: as soon as its stage and its data are."""
+    num_stages = len(orders)
+    begin: dict[tuple[int, Instruction], int] = {}
+    done: dict[tuple[bool, int, int | None], int] = {}  # (forward?, virtual stage, micro-batch) -> when
+    clocks, places = [0] * num_stages, [0] * num_stages
+    while unfinished := [stage for stage, order in enumerate(orders) if places[stage] < len(order)]:
+        before = list(places)
+        for stage in unfinished:
+            for instruction in orders[stage][places[stage] :]:
+                needed = _needed(stage, instruction, num_stages, last)
+                if needed is not None and needed not in done:
+                    break
+                begin[stage, instruction] = max(clocks[stage], 0 if needed is None else done[needed])
+                clocks[stage] = begin[stage, instruction] + PARTS[instruction.verb]
+                places[stage] += 1
+                if instruction.verb is not Verb.BACKWARD_WEIGHT:
+                    forward, virtual = instruction.verb is Verb.FORWARD, _virtual(stage, instruction, num_stages)
+                    done[forward, virtual, instruction.microbatch] = clocks[stage]
+        assert places != before, "the stages' orders wait for each other"
+    return begin
+
+
+def _needed(stage: int, instruction: Instruction, num_stages: int, last: int) -> tuple[bool, int, int | None] | None:
+    """What a computation reads from another virtual stage: (forward?, virtual stage, micro-batch)."""
+    virtual = _virtual(stage, instruction, num_stages)
+    if instruction.verb is Verb.FORWARD and virtual > 0:
+        return True, virtual - 1, instruction.microbatch
+    if instruction.verb in (Verb.BACKWARD, Verb.BACKWARD_INPUT) and virtual < last:
+        return False, virtual + 1, instruction.microbatch
+    return None
+
+
+def _virtual(stage: int, instruction: Instruction, num_stages: int) -> int:
+    return instruction.chunk * num_stages + stage
+
+
+def _finished(order: Order, stage: int, num_stages: int, last: int) -> tuple[Instruction, ...]:
+    """The list with its loads, its marks of what completes a chunk's gradients, and its end.
+
+    The first virtual stage loads the tokens, the last one the targets.
+    """
+    program: Order = []
+    completing: dict[int, int] = {}
+    for instruction in order:
+        if instruction.verb is Verb.FORWARD and _virtual(stage, instruction, num_stages) in (0, last):
+            program.append(Instruction(Verb.LOAD, instruction.microbatch, chunk=instruction.chunk))
+        if instruction.verb in (Verb.BACKWARD, Verb.BACKWARD_WEIGHT):
+            completing[instruction.chunk] = len(program)
+        program.append(instruction)
+    for place in completing.values():
+        program[place] = replace(program[place], last=True)
+    return (*program, Instruction(Verb.REDUCE), Instruction(Verb.STEP))
