@@ -212,6 +212,11 @@ class Parallel(Section):
     )
     cp: int = Field(1, ge=1, description="ranks that share one sequence")
     tp: int = Field(1, ge=1, description="ranks that share one matrix")
+    recompute: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="made again in backward to save memory: selective: GELU and attention probabilities; full: every "
+        "block, from its input",
+    )
     bucket_bytes: int = Field(16_777_216, ge=1, description="bytes of gradients that are reduced together")
     reduce_dtype: Literal["auto", "fp32", "bf16"] = Field(
         "auto", description="number format in which gradients are sent; auto: that of the weights"

@@ -73,7 +73,11 @@ class Finding:
 
 
 def layouts_of(ranks: Sequence[int]) -> Iterator[Layout]:
-    """Every way to divide each number of ranks over the axes that strategies serve, in each of their variants."""
+    """Every way to divide each number of ranks over the axes that strategies serve, in each of their variants; and, on
+    one rank, the variants of strategies that divide nothing."""
+    if 1 in ranks:
+        undivided = (variant for kind in ORDER if not kind.axis for variant in kind.variants)
+        yield from (Layout(tuple((key, str(value)) for key, value in variant.items()), 1) for variant in undivided)
     served = [axis for axis in AXES if axis in {kind.axis for kind in ORDER}]
     for number in ranks:
         if number == 1:

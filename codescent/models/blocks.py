@@ -40,6 +40,7 @@ class Attention(nn.Module):
     def __init__(self, shape: GPT2Shape, device: str) -> None:
         super().__init__()
         self.head_dim, self.dropout = shape.head_dim, shape.dropout
+        self.recompute = False  # probabilities again in the backward pass, where no fused kernel does so anyway
         self.qkv = nn.Linear(shape.hidden_dim, 3 * shape.hidden_dim, bias=shape.bias, device=device)
         self.out = nn.Linear(shape.hidden_dim, shape.hidden_dim, bias=shape.bias, device=device)
 
@@ -53,7 +54,7 @@ class Attention(nn.Module):
         """
         qkv_BTE = self.qkv(x_BTD)
         if keys_B is None and cache is None:
-            y_BTD: Tensor = self.out(causal_attention(qkv_BTE, self.head_dim))
+            y_BTD: Tensor = self.out(causal_attention(qkv_BTE, self.head_dim, self.recompute))
             return y_BTD
         batch, length, _ = x_BTD.shape
         q_BTHK, k_BTHK, v_BTHK = qkv_BTE.view(batch, length, 3, -1, self.head_dim).unbind(2)
@@ -86,10 +87,11 @@ class FeedForward(nn.Module):
         super().__init__()
         self.up = nn.Linear(shape.hidden_dim, shape.ffn_dim, bias=shape.bias, device=device)
         self.down = nn.Linear(shape.ffn_dim, shape.hidden_dim, bias=shape.bias, device=device)
+        self.recompute = False  # GELU again in the backward pass
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """What the feed-forward adds to the residual stream."""
-        return gelu_linear_(self.up(x_BTD), self.down.weight, self.down.bias)
+        return gelu_linear_(self.up(x_BTD), self.down.weight, self.down.bias, self.recompute)
 
 
 class Block(nn.Module):
@@ -129,7 +131,7 @@ def _is_kept(activation: Tensor) -> bool:
     return activation.dtype == torch.bfloat16 or activation.nbytes <= _SMALL_BYTES
 
 
-def causal_attention(qkv_BTE: Tensor, head_dim: int) -> Tensor:
+def causal_attention(qkv_BTE: Tensor, head_dim: int, recompute: bool = False) -> Tensor:
     """softmax(q k^T / sqrt(head_dim)) v over the positions up to each one: [B, T, D].
 
     On CUDA this is torch's scaled_dot_product_attention. On a CPU it is `BlockAttention`: with 4 samples of 256
@@ -138,12 +140,13 @@ def causal_attention(qkv_BTE: Tensor, head_dim: int) -> Tensor:
     Args:
         qkv_BTE: contiguous; the last dim is all of q, then all of k, then all of v, each head by head.
         head_dim: K.
+        recompute: keep no probabilities for the backward pass, even if they are small; fused kernels never do.
     """
     if qkv_BTE.device.type == "cpu":
         if torch.compiler.is_compiling():
             y_BTD: Tensor = _block_attention_op(qkv_BTE, head_dim)[0]
             return y_BTD
-        y_BTD = BlockAttention.apply(qkv_BTE, head_dim)  # type: ignore[no-untyped-call]
+        y_BTD = BlockAttention.apply(qkv_BTE, head_dim, recompute)  # type: ignore[no-untyped-call]
         return y_BTD
     batch, length, width = qkv_BTE.shape
     q_BTHK, k_BTHK, v_BTHK = qkv_BTE.view(batch, length, 3, -1, head_dim).unbind(2)
@@ -160,20 +163,20 @@ class BlockAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv_BTE: Tensor, head_dim: int) -> Tensor:
+    def forward(ctx: Any, qkv_BTE: Tensor, head_dim: int, recompute: bool) -> Tensor:
         """See `causal_attention`."""
         short = qkv_BTE.shape[1] <= _KEEP_HEAD_DIMS * head_dim
-        keep = ctx.needs_input_grad[0] and short and _is_kept(qkv_BTE)
+        keep = ctx.needs_input_grad[0] and short and not recompute and _is_kept(qkv_BTE)
         y_BTD, qkv_3PTK, kept = _attend(qkv_BTE, head_dim, keep)
         ctx.save_for_backward(qkv_3PTK, *kept)
         return y_BTD
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor, None, None]:
         """The gradient of qkv."""
         qkv_3PTK, *kept = ctx.saved_tensors
-        return _attend_backward(d_y_BTD, qkv_3PTK, kept), None
+        return _attend_backward(d_y_BTD, qkv_3PTK, kept), None, None
 
 
 def _attend(qkv_BTE: Tensor, head_dim: int, keep: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -278,7 +281,7 @@ _block_attention_backward_op.register_fake(_attention_backward_shape)
 _block_attention_op.register_autograd(_attention_op_backward, setup_context=_save_projections)
 
 
-def gelu_linear_(h_BTF: Tensor, weight_DF: Tensor, bias_D: Tensor | None) -> Tensor:
+def gelu_linear_(h_BTF: Tensor, weight_DF: Tensor, bias_D: Tensor | None, recompute: bool = False) -> Tensor:
     """gelu(h) weight^T + bias, GELU in its tanh form: [B, T, D]. Nobody else may read h: its memory is used again.
 
     On a CPU torch evaluates tanh-GELU in 1.8 to 2.1 ns an element (one AVX-512 core), sigmoid in 0.2 to 0.4. So GELU is
@@ -287,10 +290,11 @@ def gelu_linear_(h_BTF: Tensor, weight_DF: Tensor, bias_D: Tensor | None) -> Ten
 
     Args:
         h_BTF: contiguous.
+        recompute: keep h alone for the backward pass.
     """
-    if h_BTF.device.type != "cpu" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or (h_BTF.device.type != "cpu" and not recompute):
         return F.linear(F.gelu(h_BTF, approximate="tanh"), weight_DF, bias_D)
-    y_BTD: Tensor = GeluLinear.apply(h_BTF, weight_DF, bias_D)  # type: ignore[no-untyped-call]
+    y_BTD: Tensor = GeluLinear.apply(h_BTF, weight_DF, bias_D, recompute)  # type: ignore[no-untyped-call]
     return y_BTD
 
 
@@ -298,13 +302,13 @@ class GeluLinear(torch.autograd.Function):
     """See `gelu_linear_`."""
 
     @staticmethod
-    def forward(ctx: Any, h_BTF: Tensor, weight_DF: Tensor, bias_D: Tensor | None) -> Tensor:
+    def forward(ctx: Any, h_BTF: Tensor, weight_DF: Tensor, bias_D: Tensor | None, recompute: bool) -> Tensor:
         """See `gelu_linear_`."""
-        ctx.keeps = any(ctx.needs_input_grad) and _is_kept(h_BTF)
+        ctx.keeps = any(ctx.needs_input_grad) and not recompute and _is_kept(h_BTF)
         if ctx.keeps:
             value_BTF = _gelu_and_slope(h_BTF, out_slope=h_BTF)
-            ctx.slope_BTF = h_BTF  # not saved as an input: its values are no longer those that autograd knows
-            ctx.save_for_backward(value_BTF, weight_DF)
+            # As an alias: autograd takes an input for unchanged, and h has become the slope.
+            ctx.save_for_backward(value_BTF, weight_DF, h_BTF.detach())
         else:
             value_BTF = _gelu(h_BTF)
             ctx.save_for_backward(h_BTF, weight_DF)
@@ -312,20 +316,18 @@ class GeluLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         """The gradients of h, weight and bias."""
-        value_BTF, weight_DF = ctx.saved_tensors
         if ctx.keeps:
-            slope_BTF, ctx.slope_BTF = ctx.slope_BTF, None  # given back now, as autograd does with what it saves
-            if slope_BTF is None:
-                raise RuntimeError("a second backward pass through gelu_linear_: its slope is gone after the first")
+            value_BTF, weight_DF, slope_BTF = ctx.saved_tensors
         else:
-            slope_BTF = torch.empty_like(value_BTF)
-            value_BTF = _gelu_and_slope(value_BTF, out_slope=slope_BTF)
+            h_BTF, weight_DF = ctx.saved_tensors
+            slope_BTF = torch.empty_like(h_BTF)
+            value_BTF = _gelu_and_slope(h_BTF, out_slope=slope_BTF)
         d_y_ND = d_y_BTD.flatten(0, -2)
         d_weight_DF = d_y_ND.t() @ _apart(value_BTF.flatten(0, -2))
         d_h_BTF = (d_y_ND @ _apart(weight_DF)).view_as(slope_BTF).mul_(slope_BTF)
-        return d_h_BTF, d_weight_DF, d_y_ND.sum(0) if ctx.needs_input_grad[2] else None
+        return d_h_BTF, d_weight_DF, d_y_ND.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
 def _apart(matrix: Tensor) -> Tensor:

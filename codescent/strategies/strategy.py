@@ -49,7 +49,7 @@ class Strategy(Protocol):
     """One way of dividing the work of a step over one mesh axis."""
 
     axis: str
-    """The mesh axis that it serves."""
+    """The mesh axis that it serves; "" where it divides nothing."""
     Options: type[Any]
     """Dataclass of its options; the fields are keys of the section [parallel]."""
     variants: tuple[Mapping[str, Any], ...]
