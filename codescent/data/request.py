@@ -14,7 +14,7 @@ from codescent.data import corpora
 from codescent.data.bpe import MAX_BPE_VOCAB_SIZE, MIN_BPE_VOCAB_SIZE
 from codescent.errors import UserError
 
-FORMAT = "codescent tokens 1"
+FORMAT = "codescent tokens 2"
 DESCRIPTION = "description.json"
 TOKENIZER = "tokenizer.json"
 KINDS = ("char", "byte", "gpt2")
