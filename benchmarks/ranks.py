@@ -38,8 +38,13 @@ RANKS = 2
 FLOOR = 0.85
 """The share of one process's tokens/s that two ranks must reach."""
 
+FSDP = f"-fsdp-{RANKS}x1"
+FSDP_FLOOR = 0.9
+"""The share of the tokens/s of replicated ranks that the same ranks must reach where they divide the model's state."""
+
 NOTES = """{batch} x {seq} tokens per rank, {total} x {seq} in the one process: the same global batch, full steps.
-codescent: `codescent train`, timed from outside; exposed: ms of a step in which ranks wait for gradients (its metrics).
+codescent: `codescent train`, timed from outside; exposed: ms of a step in which ranks wait for gradients (its metrics;
+fsdp: parallel.dp_shard, stage 3, which waits inside backward instead).
 {peer}: the same model in torch's DistributedDataParallel with its defaults over gloo; bf16: torch's autocast.
 share: tokens/s of {ranks} ranks x 1 thread over those of the same system's one process x {ranks} threads."""
 
@@ -81,14 +86,14 @@ def arguments_of() -> argparse.Namespace:
     return parsed.parse_args()
 
 
-def product(job: Job, ranks: int) -> Watched:
+def product(job: Job, ranks: int, *, divided: bool = False) -> Watched:
     """`codescent train` on the global batch with as many threads in all as there are ranks in the comparison."""
-    name = f"codescent-{job.precision}-{ranks}x{RANKS // ranks}"
+    name = f"codescent-{job.precision}{FSDP if divided else f'-{ranks}x{RANKS // ranks}'}"
     run = job.folder / f"run-{name}"
     work = replace(job.work, batch_size=RANKS * job.work.batch_size)
     argv = training(
         work, job.tokens, run, f"train.precision={job.precision}", f"train.num_threads={RANKS // ranks}",
-        f"parallel.ranks={ranks}",
+        f"parallel.ranks={ranks}", f"parallel.dp_shard={ranks if divided else 1}",
     )  # fmt: skip
     return Watched(name, argv, environment(), job.folder, run / "metrics.csv", job.warmup + 1)
 
@@ -131,7 +136,7 @@ def entries_of(measured: Measured, job: Job, systems: list[System]) -> list[dict
     entries = []
     for timing in measured.timings:
         system = next(system for system in systems if system.name == timing.name)
-        baseline = timing.name.replace("-ddp", "").replace(f"{RANKS}x1", f"1x{RANKS}")
+        baseline = timing.name.replace("-ddp", "").replace("-fsdp", "").replace(f"{RANKS}x1", f"1x{RANKS}")
         exposed = [float(row["exposed_comm_s"]) for row in system.rows] if isinstance(system, Watched) else []
         entries.append(
             {
@@ -178,7 +183,7 @@ def measure(arguments: argparse.Namespace, work: Work) -> tuple[list[dict[str, A
             folder = Path(name)
             tokens = write_tokens(folder, work.vocab_size)
             job = Job(precision, work, tokens, folder, arguments.warmup, arguments.nanogpt)
-            systems: list[System] = [product(job, 1), product(job, RANKS)]
+            systems: list[System] = [product(job, 1), product(job, RANKS), product(job, RANKS, divided=True)]
             if not arguments.no_ddp:
                 systems += [theirs_alone(job), theirs_on_ranks(job)]
             measured = interleave(systems, arguments.rounds, arguments.steps)
@@ -199,8 +204,17 @@ def main() -> int:
         say(str(failure))
         return 1
     ours = [entry for entry in entries if entry["system"].startswith("codescent-") and entry["share"] is not None]
-    shares = {entry["precision"]: entry["share"] for entry in ours}
-    claims = [must(f"{RANKS} ranks, {kind}: share of tokens/s", share, FLOOR) for kind, share in shares.items()]
+    shares = {(entry["precision"], entry["system"].endswith(FSDP)): entry["share"] for entry in ours}
+    claims = [
+        must(f"{RANKS} ranks, {kind}: share of one process's tokens/s", share, FLOOR)
+        for (kind, divided), share in shares.items()
+        if not divided
+    ]
+    claims += [
+        must(f"{RANKS} ranks, {kind}, FSDP: share of the replicated ranks' tokens/s", share / whole, FSDP_FLOOR)
+        for (kind, divided), share in shares.items()
+        if divided and (whole := shares.get((kind, False)))
+    ]
     notes = NOTES.format(
         batch=work.batch_size, seq=work.seq_len, total=RANKS * work.batch_size, ranks=RANKS,
         peer="nanoGPT" if arguments.nanogpt else "transformers",
