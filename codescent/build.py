@@ -181,7 +181,8 @@ def _nearest_multiples(value: int, factor: int) -> str:
 
 def _nearest_divisors(value: int, wanted: int) -> str:
     """The divisors of `value` next below and next above `wanted`."""
-    divisors = [number for number in range(1, value + 1) if value % number == 0]
+    small = [number for number in range(1, math.isqrt(value) + 1) if value % number == 0]
+    divisors = [*small, *(value // number for number in small)]
     below = max((number for number in divisors if number < wanted), default=None)
     above = min((number for number in divisors if number > wanted), default=None)
     return " or ".join(str(number) for number in (below, above) if number is not None)

@@ -207,8 +207,8 @@ class Parallel(Section):
     )
     pp: int = Field(1, ge=1, description="pipeline stages")
     dp_shard: int = Field(1, ge=1, description="ranks that share one copy's weights, each on its part of the batch")
-    zero_stage: Literal[1, 2, 3] = Field(
-        3, description="what dp_shard divides: 1 the optimizer's state, 2 gradients too, 3 weights too"
+    zero_stage: int = Field(
+        3, ge=1, le=3, description="what dp_shard divides: 1 the optimizer's state, 2 gradients too, 3 weights too"
     )
     cp: int = Field(1, ge=1, description="ranks that share one sequence")
     tp: int = Field(1, ge=1, description="ranks that share one matrix")
@@ -219,7 +219,9 @@ class Parallel(Section):
     )
     bucket_bytes: int = Field(16_777_216, ge=1, description="bytes of gradients that are reduced together")
     reduce_dtype: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="number format in which gradients are sent; auto: that of the weights"
+        "auto",
+        description="number format in which gradients are sent; auto: train.precision, fp32 where bf16 micro-batches "
+        "are added first",
     )
     timeout_s: float = Field(
         600.0, gt=0, le=604_800, description="seconds that a rank waits for the others in a collective"

@@ -6,18 +6,23 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from codescent.config import Config
+from codescent.config import Config, Parallel
 from codescent.configfile import load
 from codescent.errors import UserError
 from codescent.plan import AXES
@@ -29,6 +34,12 @@ TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}
 """Largest relative difference of a loss or gradient norm at which a layout counts as the same, by precision."""
 
 COLUMNS = ("train_loss", "grad_norm", "val_loss")
+MAX_RANKS = 64
+"""Of one layout: they are all started on this machine."""
+
+STOP_S = 30.0
+"""How long a run that is to stop may take to save and to end its ranks."""
+
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -97,15 +108,26 @@ def parse_layouts(text: str) -> list[Layout]:
     """Layouts as a user writes them: "dp_shard=2,zero_stage=1; dp_replicate=4".
 
     Raises:
-        UserError: a part that is not key=value.
+        UserError: parts that are not key=value, keys that are none of [parallel], more ranks than MAX_RANKS.
     """
     found, problems = [], []
+    keys = [key for key in Parallel.model_fields if key != "ranks"]
     for part in filter(None, (part.strip() for part in text.split(";"))):
-        pairs = [pair.strip().partition("=") for pair in part.split(",")]
+        pairs = [tuple(word.strip() for word in pair.partition("=")) for pair in part.split(",")]
         problems += [f"--layouts: {key!r} is not key=value" for key, equals, value in pairs if not (equals and value)]
-        degrees = [int(value) for key, _, value in pairs if key in AXES and value.isdecimal()]
-        found.append(Layout(tuple((key.strip(), value.strip()) for key, _, value in pairs), math.prod(degrees)))
-    if not found and not problems:
+        problems += [
+            f"--layouts: {key!r} is no key of a layout; they are {', '.join(keys)}"
+            for key, equals, _ in pairs
+            if equals and key not in keys
+        ]
+        given = {key: value for key, _, value in pairs}
+        if len(given) < len(pairs):
+            problems.append(f"--layouts: {part!r} gives a key twice")
+        ranks = math.prod(int(value) for key, value in given.items() if key in AXES and value.isdecimal())
+        if not 1 <= ranks <= MAX_RANKS:
+            problems.append(f"--layouts: {part!r} is {ranks} ranks; from 1 to {MAX_RANKS} can be tried on one machine")
+        found.append(Layout(tuple(given.items()), ranks))
+    if not found:
         problems.append("--layouts: is empty; write such as dp_shard=2;dp_replicate=2,dp_shard=2")
     if problems:
         raise UserError(*problems)
@@ -130,31 +152,54 @@ class Prover:
         self.config, self.steps, self.folder = config, steps, folder
         self.precision, self.tolerance = precision, TOLERANCE[precision]
         given = load(config, overrides).config
-        decay_steps = given.optimizer.decay_steps or given.train.num_steps
         self.words = [
             *overrides,
             f"train.precision={precision}",
-            f"train.eval_every={max(1, steps // 2)}",
-            f"optimizer.decay_steps={decay_steps}",
+            f"train.eval_every={max(1, steps // 2) if given.train.eval_every else 0}",
+            f"optimizer.decay_steps={given.optimizer.decay_steps or given.train.num_steps}",
             "checkpoint.every=0",
             "log.sample_tokens=0",
             "log.tensorboard=false",
+            "parallel.reduce_dtype=auto",  # sent in bf16, gradients would be others
+            *(f"parallel.{axis}={'auto' if axis == 'dp_replicate' else 1}" for axis in AXES),
         ]
-        self._config(ALONE, steps)  # the reference must be possible
         self.number = 0
+
+    def check(self, layouts: Sequence[Layout]) -> None:
+        """Refuse what is wrong with the config or with the values of a layout, before anything runs.
+
+        Raises:
+            UserError: all of it.
+        """
+        problems: list[str] = []
+        for layout in (ALONE, *layouts):
+            try:
+                self._config(layout, self.steps)
+            except UserError as error:
+                problems += error.problems
+        if problems:
+            raise UserError(*dict.fromkeys(problems))
 
     def reference(self) -> list[dict[str, float]]:
         """Metrics of one process. Raises UserError where it does not run."""
         rows = self._run(ALONE, self._new_folder(), self.steps)
         if isinstance(rows, str):
-            raise UserError(f"the run on one process failed: {rows}")
+            raise UserError(f"one process: {rows}")
+        wrong = [
+            row["step"] for row in rows if not (math.isfinite(row["train_loss"]) and math.isfinite(row["grad_norm"]))
+        ]
+        if wrong:
+            raise UserError(f"one process: its loss is not finite at step {wrong[0]}: lower optimizer.learning_rate")
         return rows
 
     def try_layout(self, layout: Layout, expected: list[dict[str, float]]) -> Finding:
         """Run a layout from the first step."""
         if refused := self._refused(layout):
             return Finding(str(layout), layout.ranks, {}, refused=refused)
-        return _finding(str(layout), layout.ranks, self._run(layout, self._new_folder(), self.steps), expected)
+        folder = self._new_folder()
+        rows = self._run(layout, folder, self.steps)
+        shutil.rmtree(folder, ignore_errors=True)
+        return _finding(str(layout), layout.ranks, rows, expected)
 
     def try_resume(self, before: Layout, after: Layout, expected: list[dict[str, float]]) -> Finding:
         """Run half of the steps in one layout, and the rest in another, from the checkpoint of the first."""
@@ -165,6 +210,7 @@ class Prover:
         rows = self._run(before, folder, self.steps // 2)
         if not isinstance(rows, str):
             rows = self._run(after, folder, self.steps, "--resume")
+        shutil.rmtree(folder, ignore_errors=True)
         return _finding(name, ranks, rows, expected)
 
     def _refused(self, layout: Layout) -> str:
@@ -188,12 +234,51 @@ class Prover:
         """The metrics of a run, or the end of what it said where it failed."""
         words = [*self._words(layout, steps), f"run.folder={folder}", *flags]
         env = {key: value for key, value in os.environ.items() if key not in LAUNCHERS}
-        command = [sys.executable, "-m", "codescent", "train", self.config, *words]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            said = (done.stderr or done.stdout).strip().splitlines()
-            return said[-1] if said else f"exit code {done.returncode}"
+        command = [sys.executable, "-P", "-m", "codescent", "train", self.config, *words]
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            try:
+                _, said = child.communicate()
+            except BaseException:  # we are to stop: the run stops its ranks itself, and needs time for it
+                _stop(child)
+                raise
+        if child.returncode != 0:
+            return _cause(child.returncode, said)
         return [dict(row) for row in RunFolder.open(folder).read_metrics()]
+
+
+def _stop(child: subprocess.Popen[str]) -> None:
+    child.terminate()
+    try:
+        child.communicate(timeout=STOP_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def _cause(code: int, said: str) -> str:
+    """Why a run failed, in one line: its own message, else what its launcher says of the first rank that failed."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    for beginning in ("error: ", "codescent: "):
+        for line in lines:
+            if line.startswith(beginning):
+                return line.removeprefix(beginning)
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return lines[-1] if lines else f"exit code {code}"
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind the stack, as Ctrl-C does, so that runs are stopped and folders removed."""
+
+    def leave(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _finding(layout: str, ranks: int, found: list[dict[str, float]] | str, expected: list[dict[str, float]]) -> Finding:
@@ -225,7 +310,7 @@ def prove(
     *,
     resume: bool,
 ) -> bool:
-    """Run the layouts, print the table. Returns whether every layout that was not refused gave the same losses.
+    """Run the layouts, print the table. Returns whether all that were not refused gave the same losses, at least one.
 
     Args:
         config: as `train` takes it.
@@ -241,24 +326,25 @@ def prove(
     """
     if steps < 2:
         raise UserError("--steps: at least 2 are needed")
-    tried = list(layouts_of(ranks)) if layouts is None else parse_layouts(layouts)
-    if not tried:
-        raise UserError("--ranks: one process alone has nothing to be compared with; give such as 1,2,4")
+    if layouts is None and max(ranks) > MAX_RANKS:
+        raise UserError(f"--ranks: {max(ranks)} ranks; at most {MAX_RANKS} can be tried on one machine")
+    tried = list(layouts_of(list(dict.fromkeys(ranks)))) if layouts is None else parse_layouts(layouts)
     console = Console(highlight=False)
-    with tempfile.TemporaryDirectory(prefix="codescent-prove-") as folder:
+    with _stopped_by_signals(), tempfile.TemporaryDirectory(prefix="codescent-prove-") as folder:
         prover = Prover(config, overrides, steps, precision, Path(folder))
+        prover.check(tried)
         with console.status("one process") as status:
             expected = prover.reference()
             findings = []
             for layout in tried:
-                status.update(str(layout))
+                status.update(escape(str(layout)))
                 findings.append(prover.try_layout(layout, expected))
             fit = [layout for layout, finding in zip(tried, findings, strict=True) if not finding.refused]
             for before, after in _handovers(fit) if resume else ():
-                status.update(f"{before} -> {after}")
+                status.update(escape(f"{before} -> {after}"))
                 findings.append(prover.try_resume(before, after, expected))
     _show(console, findings, prover)
-    return all(finding.verdict(prover.tolerance) in ("same", "refused") for finding in findings)
+    return {finding.verdict(prover.tolerance) for finding in findings} - {"refused"} == {"same"}
 
 
 def _handovers(layouts: Sequence[Layout]) -> Iterator[tuple[Layout, Layout]]:
@@ -275,7 +361,7 @@ def _show(console: Console, findings: Sequence[Finding], prover: Prover) -> None
     for finding in findings:
         numbers = [f"{finding.differences[column]:.1e}" if finding.differences else "" for column in COLUMNS]
         step = str(finding.worst_step) if finding.worst_step else ""
-        table.add_row(finding.layout, str(finding.ranks), *numbers, step, finding.verdict(prover.tolerance))
+        table.add_row(Text(finding.layout), str(finding.ranks), *numbers, step, finding.verdict(prover.tolerance))
     console.print(f"{prover.steps} steps in {prover.precision}, largest relative differences from one process")
     console.print(f"same: at most {prover.tolerance:g}")
     console.print(table)

@@ -36,6 +36,7 @@ COLOURS: dict[Verb, str] = {
 """Of the palette of Okabe and Ito, which colour-blind readers tell apart."""
 
 WAITING = "#EEEEEE"
+MAX_NAME_BYTES = 200  # file systems end at 255, and what is written first beside it has a longer name
 
 ROW_IN, MARGIN_IN, NARROWEST_IN, WIDEST_IN, UNNUMBERED_IN = 0.4, 0.8, 8.0, 46.0, 24.0
 DIGIT_IN = 0.075  # width of a digit at the size used; a box narrower than two thirds of its number has none
@@ -45,7 +46,9 @@ TRACE_US = 1000.0  # a relative unit in the trace: a millisecond
 def refusals(path: Path) -> Iterator[str]:
     """Why no timeline can be written to `path`, before anything is computed; nothing where one can."""
     suffix = path.suffix.lower()
-    if path.is_dir():
+    if len(path.name.encode()) > MAX_NAME_BYTES:
+        yield f"--timeline: the file's name has {len(path.name.encode())} bytes; at most {MAX_NAME_BYTES} will do"
+    elif path.is_dir():
         yield f"--timeline {path}: is a folder; give a file's name"
     elif suffix not in (".png", ".json"):
         yield f"--timeline {path}: the name must end in .png (a picture) or .json (a trace for ui.perfetto.dev)"

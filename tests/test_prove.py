@@ -4,10 +4,14 @@ Does not try every layout: the tests of each strategy do."""
 from __future__ import annotations
 
 import math
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
-from runs import codescent, make_project
+from runs import codescent, environment, make_project
 
 from codescent import prove
 from codescent.errors import UserError
@@ -22,7 +26,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_layouts_of_four_ranks_are_all_divisions() -> None:
-    found = {(str(layout), layout.ranks) for layout in layouts_of([1, 4])}
+    assert {str(layout) for layout in layouts_of([1])} == {"recompute=selective", "recompute=full"}
+    found = {(str(layout), layout.ranks) for layout in layouts_of([4])}
     shards = {f"dp_shard=4 zero_stage={stage}" for stage in (1, 2, 3)}
     both = {f"dp_replicate=2 dp_shard=2 zero_stage={stage}" for stage in (1, 2, 3)}
     assert found == {(name, 4) for name in {"dp_replicate=4", *shards, *both}}
@@ -62,25 +67,71 @@ def test_verdicts(found: list[dict[str, float]] | str, verdict: str) -> None:
 
 
 def test_the_table_and_what_does_not_fit(project: Path) -> None:
-    layouts = "dp_shard=2; dp_shard=3"
-    done = codescent(project, "prove", "run.toml", "--layouts", layouts, "--steps", "4", "--resume")
+    words = ("parallel.dp_replicate=2", "--layouts", "dp_shard = 2; dp_shard=3", "--steps", "4", "--resume")
+    done = codescent(project, "prove", "run.toml", *words)
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = {" ".join(line.split()[:-5]): line.split() for line in done.stdout.splitlines() if line.split()[1:]}
-    assert lines["dp_shard=2 2"][-1] == "same"
+    lines = [line.split() for line in done.stdout.splitlines() if line.split()[1:]]
+    assert any(line[:2] == ["dp_shard=2", "2"] and line[-1] == "same" for line in lines)
     assert done.stdout.count("same") == 4  # the legend, the layout, to it and from it
-    assert "dp_shard=3: train.global_batch_size = 8 does not divide into 3 data-parallel ranks" in " ".join(
-        done.stdout.split()
-    )
+    told = " ".join(done.stdout.split())
+    assert "dp_shard=3: train.global_batch_size = 8 does not divide into 3 data-parallel ranks" in told
     assert not (project / "runs").exists()
+
+
+def test_another_loss_or_no_layout_at_all_is_no_proof(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+
+    def proved(layouts: str) -> bool:
+        return prove.prove("run.toml", [], [2], layouts, 2, "fp64", resume=False)
+
+    assert not proved("dp_shard=3")
+    monkeypatch.setattr(prove, "TOLERANCE", {"fp64": -1.0})
+    assert not proved("dp_shard=2")
+    assert "DIFFERS" in capsys.readouterr().out
+
+
+def test_a_run_that_is_killed_is_told(project: Path) -> None:
+    assert prove._cause(-9, "") == "killed by SIGKILL"
+    said = "codescent: rank 1 of 2 (pid 3) was killed by SIGKILL (9)\ncodescent: what each rank printed is kept"
+    assert prove._cause(137, said) == "rank 1 of 2 (pid 3) was killed by SIGKILL (9)"
+    assert prove._cause(2, "error: no room\n") == "no room"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_nothing_behind(project: Path, tmp_path: Path, number: int) -> None:
+    command = [sys.executable, "-m", "codescent", "prove", "run.toml", "--steps", "20000", "--layouts", "dp_shard=2"]
+    env = environment(TMPDIR=str(tmp_path))
+    process = subprocess.Popen(command, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("codescent-prove-*/run1/metrics.csv")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(1)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert not list(tmp_path.glob("codescent-*"))
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        assert str(tmp_path).encode() not in words
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["--steps", "1"], "at least 2"),
-        (["--ranks", "1"], "nothing to be compared with"),
         (["--ranks", "1,x"], "'x' is not a whole number"),
+        (["--ranks", "999999999989"], "at most 64"),
         (["--layouts", "tp"], "'tp' is not key=value"),
+        (["--layouts", "dp_shrad=2"], "'dp_shrad' is no key of a layout"),
+        (["--layouts", "ranks=2"], "'ranks' is no key of a layout"),
+        (["--layouts", "dp_shard=2,dp_shard=4"], "gives a key twice"),
+        (["--layouts", "dp_shard=2,zero_stage=7"], "parallel.zero_stage: given 7"),
+        (["--layouts", "dp_shard=100"], "from 1 to 64"),
         (["model.num_heads=3"], "3 heads do not divide"),
         (["--precision", "bf16"], "bf16"),
     ],

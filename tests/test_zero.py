@@ -131,6 +131,21 @@ def test_a_checkpoint_of_any_layout_continues_on_any_other(
     assert_same(RunFolder.open(project / "runs" / name), alone["fp64"], 1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["blocks", "model"])
+def test_compiled_shards(project: Path, alone: dict[str, RunFolder], what: str) -> None:
+    found = run(project, f"compiled-{what}", "zero3x2", "train.precision=fp64", f"train.compile={what}")
+    assert_same(found, alone["fp64"], 1e-9)
+
+
+@pytest.mark.slow
+def test_a_rank_whose_shards_are_empty(project: Path) -> None:
+    """Sixteen rows over five ranks: 4, 4, 4, 4 and none."""
+    words = ("train.precision=fp64", "train.global_batch_size=5")
+    expected = train(project, "empty-one", *words)
+    assert_same(train(project, "empty-five", *words, "parallel.dp_shard=5", "--ranks", "5"), expected, 1e-9)
+
+
 def test_a_plan_says_what_a_rank_holds(project: Path) -> None:
     words = ("plan", "run.toml", "parallel.dp_shard=4", "--ranks", "4")
     done = codescent(project, *words)
@@ -146,7 +161,7 @@ def test_a_plan_says_what_a_rank_holds(project: Path) -> None:
             ["parallel.dp_shard=4"],
             "dp_shard 4 x cp 1 x tp 1 = 4 ranks for one copy of the model, which do not divide the",
         ),
-        (["parallel.dp_shard=2", "parallel.zero_stage=4"], "must be 1, 2 or 3"),
+        (["parallel.dp_shard=2", "parallel.zero_stage=4"], "must be a whole number >= 1 and <= 3"),
         (
             ["parallel.dp_shard=2", "parallel.zero_stage=1", "train.microbatch_size=1", "parallel.reduce_dtype=bf16"],
             "adds micro-batches in the format in which it sends",

@@ -28,7 +28,12 @@ class _Shard(_Part):
     sha256: str
 
 
+class _Corpus(_Part):
+    empty_files: list[str]
+
+
 class _Split(_Part):
+    characters: Count
     shards: list[_Shard]
 
 
@@ -46,6 +51,8 @@ class _Tokenizer(_Part):
 class _Description(_Part):
     request: dict[str, Any]
     stamp: str
+    corpus: _Corpus
+    forced_cuts: Count
     tokenizer: _Tokenizer
     dtype: Literal["uint16", "uint32"]
     splits: _Splits
@@ -66,8 +73,10 @@ def read_description(folder: Path) -> dict[str, Any]:
     except ValidationError as error:
         wrong = [f"{'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg']}" for detail in error.errors()]
         raise UserError(f"{path}: damaged: {'; '.join(wrong)}: {AGAIN}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON: {error}: {AGAIN}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}: {AGAIN}") from error
     tokenizer = folder / TOKENIZER
     if not tokenizer.is_file():
         raise UserError(f"{tokenizer}: missing: {AGAIN}")
@@ -80,7 +89,7 @@ def description_of(folder: Path, key: dict[str, Any]) -> dict[str, Any] | None:
     """The raw description of a folder that was prepared for the request `key`; None of any other, or a broken one."""
     try:
         description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError, OSError):
         return None  # a broken neighbour; if it is the one in question, preparing it says so
     if not isinstance(description, dict) or (description.get("format"), description.get("request")) != (FORMAT, key):
         return None

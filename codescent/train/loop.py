@@ -62,7 +62,7 @@ def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, re
         dataset = open_dataset(prepare_dataset(config, progress=False))
         plan = plan_with(config, dataset, place.world_size)
         world.divide(plan.mesh)
-        machine.refuse_too_large(plan, world.device, place.local_world_size)
+        world.from_first(lambda: machine.refuse_too_large(plan, world.device, place.local_world_size))
         with StopRequest(alone=place.world_size == 1) as stop:
             return _Run(config, plan, world, dataset, stop, flops_of(plan), resume=resume).run()
     finally:

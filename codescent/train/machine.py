@@ -151,7 +151,8 @@ def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int) ->
         raise UserError(
             f"the model has {plan.num_parameters:,} parameters: weights, gradients and optimizer state of "
             f"{local_world_size if device.type == 'cpu' else 1} rank(s) take {needed_bytes / 2**30:,.1f} GiB, and "
-            f"{where} has {there_bytes / 2**30:,.1f} GiB; take a smaller model, or fewer ranks on one machine"
+            f"{where} has {there_bytes / 2**30:,.1f} GiB; take a smaller model, more machines, or divide it "
+            "(parallel.dp_shard)"
         )
 
 

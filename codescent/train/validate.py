@@ -8,6 +8,7 @@ import math
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from codescent.data.dataset import Split
 from codescent.plan import Plan
@@ -47,6 +48,9 @@ def validation_loss(module: nn.Module, split: Split, plan: Plan, world: World, m
         loss = module(tokens[:, :-1], tokens[:, 1:])
         total += loss if len(samples) else 0.0
     module.train(training)
+    for unit in module.modules():
+        if isinstance(unit, FSDPModule):  # it keeps some weights gathered until a backward pass, which never comes
+            unit.reshard()
     world.sum_over_data_parallel(sums := total.cpu().reshape(1))
     mean: float = sums.item() / (num_samples * seq_len)
     return mean
