@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from codescent import models
 from codescent.errors import UserError
-from codescent.plan import AXES, Mesh, Parameter, Placement, Plan, TensorPlan, Work
+from codescent.plan import AXES, WIDE, Mesh, Parameter, Placement, Plan, TensorPlan, Work
 from codescent.plan.schedule import accumulate
 from codescent.strategies import ORDER, Ask, Strategy
 
@@ -191,14 +191,13 @@ def _nearest_divisors(value: int, wanted: int) -> str:
 def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> TensorPlan:
     """Dtypes before any strategy: bf16 weights have fp32 masters and state, and fp32 sums over micro-batches."""
     precision, optimizer = config.train.precision, config.optimizer
-    mixed = precision == "bf16"
     momentum = optimizer.kind not in ("sgd", "rmsprop") or optimizer.momentum > 0
     return TensorPlan(
         parameter=parameter,
         weight_dtype=precision,
-        gradient_dtype="fp32" if mixed and num_microbatches > 1 else precision,
-        optimizer_dtype="fp32" if mixed else precision,
-        master_dtype="fp32" if mixed else "",
+        gradient_dtype=WIDE[precision] if num_microbatches > 1 else precision,
+        optimizer_dtype=WIDE[precision],
+        master_dtype=WIDE[precision] if WIDE[precision] != precision else "",
         optimizer_tensors=OPTIMIZER_TENSORS[optimizer.kind] - (not momentum),
         weights=Placement(),
         gradients=Placement(),

@@ -79,46 +79,14 @@ def parser() -> argparse.ArgumentParser:
         "--timeline", type=_path, metavar="FILE", help="draw a step's schedule: a .png, or a .json for ui.perfetto.dev"
     )
 
-    prove = _verb(verbs, "prove", _prove, "show that every layout walks the trajectory of one process")
-    _config_arguments(prove)
-    prove.add_argument("--ranks", type=_numbers, default=[1, 2], metavar="N,...", help="numbers of ranks (default 1,2)")
-    prove.add_argument("--layouts", metavar="KEY=VALUE,...;...", help="these layouts only, such as dp_shard=2")
-    prove.add_argument("--steps", type=_positive, default=20, help="steps of each run (default 20)")
-    prove.add_argument("--precision", choices=("fp64", "fp32"), default="fp64", help="number format (default fp64)")
-    prove.add_argument("--resume", action="store_true", help="also continue each layout's checkpoint in the next one")
+    _prove_arguments(_verb(verbs, "prove", _prove, "show that every layout walks the trajectory of one process"))
 
     config = _verb(verbs, "config", _config, "show every value of a config and where it comes from")
     _config_arguments(config, optional=True)
     config.add_argument("--keys", action="store_true", help="list every key there is, its default and its meaning")
 
-    data = _verb(verbs, "data", _data, "turn text into token shards")
-    data.add_argument(
-        "corpus",
-        type=_text,
-        help="python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file",
-    )
-    data.add_argument(
-        "--tokenizer", type=_text, help="char (the default), byte, gpt2, bpe:VOCAB or a tokenizer's JSON file"
-    )
-    data.add_argument(
-        "--train-bpe", type=_positive, metavar="VOCAB", help="train a BPE of so many tokens on the corpus"
-    )
-    data.add_argument("--folder", type=_path, default=Path("datasets"), help="where prepared corpora lie (data.folder)")
-    data.add_argument("--validation-fraction", type=float, default=0.1, help="share kept for validation")
-    data.add_argument("--text-key", default="text", help="which key of a JSONL line holds the text")
-    data.add_argument("--workers", type=_positive, metavar="N", help="processes; default: one per core")
-    data.add_argument("--verify", action="store_true", help="read every token again and compare the shards' hashes")
-
-    sample = _verb(verbs, "sample", _sample, "let a trained model write")
-    sample.add_argument("run", type=_path, metavar="RUN", help="run folder")
-    sample.add_argument("--prompt", action="append", help="text to continue; may be given several times")
-    sample.add_argument("--tokens", type=_positive, default=200, help="tokens to write (default 200)")
-    sample.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token (default 0.8)")
-    sample.add_argument("--top-k", type=_positive, help="draw from the K likeliest tokens only")
-    sample.add_argument("--top-p", type=float, help="draw from the likeliest tokens that make up this probability")
-    sample.add_argument("--seed", type=int, default=0, help="same seed, same text (default 0)")
-    sample.add_argument("--num", type=_positive, default=1, help="texts for each prompt (default 1)")
-    sample.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    _data_arguments(_verb(verbs, "data", _data, "turn text into token shards"))
+    _sample_arguments(_verb(verbs, "sample", _sample, "let a trained model write"))
     return top
 
 
@@ -136,6 +104,46 @@ def _verb(
 def _config_arguments(verb: argparse.ArgumentParser, *, optional: bool = False) -> None:
     verb.add_argument("config", metavar="CONFIG", type=_text, help=CONFIG_HELP, nargs="?" if optional else None)
     verb.add_argument("overrides", metavar="section.key=value", nargs="*", help=OVERRIDES_HELP)
+
+
+def _prove_arguments(prove: argparse.ArgumentParser) -> None:
+    _config_arguments(prove)
+    prove.add_argument("--ranks", type=_numbers, default=[1, 2], metavar="N,...", help="numbers of ranks (default 1,2)")
+    prove.add_argument("--layouts", metavar="KEY=VALUE,...;...", help="these layouts only, such as dp_shard=2")
+    prove.add_argument("--steps", type=_positive, default=20, help="steps of each run (default 20)")
+    prove.add_argument("--precision", choices=("fp64", "fp32"), default="fp64", help="number format (default fp64)")
+    prove.add_argument("--resume", action="store_true", help="also continue each layout's checkpoint in the next one")
+
+
+def _data_arguments(data: argparse.ArgumentParser) -> None:
+    data.add_argument(
+        "corpus",
+        type=_text,
+        help="python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file",
+    )
+    data.add_argument(
+        "--tokenizer", type=_text, help="char (the default), byte, gpt2, bpe:VOCAB or a tokenizer's JSON file"
+    )
+    data.add_argument(
+        "--train-bpe", type=_positive, metavar="VOCAB", help="train a BPE of so many tokens on the corpus"
+    )
+    data.add_argument("--folder", type=_path, default=Path("datasets"), help="where prepared corpora lie (data.folder)")
+    data.add_argument("--validation-fraction", type=float, default=0.1, help="share kept for validation")
+    data.add_argument("--text-key", default="text", help="which key of a JSONL line holds the text")
+    data.add_argument("--workers", type=_positive, metavar="N", help="processes; default: one per core")
+    data.add_argument("--verify", action="store_true", help="read every token again and compare the shards' hashes")
+
+
+def _sample_arguments(sample: argparse.ArgumentParser) -> None:
+    sample.add_argument("run", type=_path, metavar="RUN", help="run folder")
+    sample.add_argument("--prompt", action="append", help="text to continue; may be given several times")
+    sample.add_argument("--tokens", type=_positive, default=200, help="tokens to write (default 200)")
+    sample.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token (default 0.8)")
+    sample.add_argument("--top-k", type=_positive, help="draw from the K likeliest tokens only")
+    sample.add_argument("--top-p", type=float, help="draw from the likeliest tokens that make up this probability")
+    sample.add_argument("--seed", type=int, default=0, help="same seed, same text (default 0)")
+    sample.add_argument("--num", type=_positive, default=1, help="texts for each prompt (default 1)")
+    sample.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
 
 
 def _positive(word: str) -> int:

@@ -27,11 +27,6 @@ def replace_file(path: Path, content: str | bytes) -> None:
     sync_folder(path.parent)
 
 
-def replace_text(path: Path, text: str) -> None:
-    """`replace_file` of a text."""
-    replace_file(path, text)
-
-
 def sync_folder(path: Path) -> None:
     """Make the names in a folder (creations, renames, deletions) survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)

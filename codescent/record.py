@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from codescent.durable import replace_text, sync_folder, write_synced
+from codescent.durable import replace_file, sync_folder, write_synced
 from codescent.errors import UserError
 
 METRICS: tuple[str, ...] = (
@@ -181,20 +181,20 @@ class RunFolder:
     def write_tokenizer(self, text: str) -> None:
         """Keep the tokenizer of the run's data, atomically."""
         with _told(self.tokenizer):
-            replace_text(self.tokenizer, text)
+            replace_file(self.tokenizer, text)
 
     def write_config(self, config_toml: str, plan: Mapping[str, Any]) -> None:
         """Replace config.toml and plan.json, each atomically: a resumed run may have another layout."""
         text = json.dumps(plan, indent=1) + "\n"
         for name, content in ((CONFIG, config_toml), (PLAN, text)):
             with _told(self._path / name):
-                replace_text(self._path / name, content)
+                replace_file(self._path / name, content)
         self._config_text, self._plan = config_toml, json.loads(text)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Replace environment.json, atomically: what the machine is and what was chosen for it."""
         with _told(self._path / ENVIRONMENT):
-            replace_text(self._path / ENVIRONMENT, json.dumps(_strict(environment), indent=1, allow_nan=False) + "\n")
+            replace_file(self._path / ENVIRONMENT, json.dumps(_strict(environment), indent=1, allow_nan=False) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
         """What `write_environment` wrote last; empty where a run was killed before it. Raises UserError: unreadable."""
@@ -266,7 +266,7 @@ class RunFolder:
             path = self._path / name
             with _told(path):
                 if not path.is_file() or path.read_bytes() != text.encode():
-                    replace_text(path, text)
+                    replace_file(path, text)
         if dropped:
             self.event("rewind", step=step, dropped_rows=dropped)
         return dropped

@@ -69,6 +69,13 @@ def nbytes(tensors):
 def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
+# A validation beforehand changes nothing: what it gathered is not kept for the step.
+batch = Loader().next()[0]
+trainer.module.eval()
+with torch.no_grad():
+    trainer.module(batch.tokens_BT, batch.targets_BT)
+trainer.module.train()
+
 held = {}
 for verb in Verb:
     def arm(instruction, act=executor.arms.get(verb), verb=verb):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codescent.durable import replace_text, sync_folder
+from codescent.durable import replace_file, sync_folder
 
 SHARD_TOKENS = 1 << 26
 JOURNAL = "progress.json"
@@ -22,7 +22,7 @@ SPLITS = ("train", "validation")
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file so that a reader sees the old one or the new one, whole, whatever happens."""
-    replace_text(path, json.dumps(value, indent=1) + "\n")
+    replace_file(path, json.dumps(value, indent=1) + "\n")
 
 
 class SplitWriter:

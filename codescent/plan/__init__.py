@@ -4,7 +4,7 @@ Does not import anything but the standard library, and holds no rule: rules live
 from codescent.plan.mesh import AXES, Mesh
 from codescent.plan.plan import Plan, Work
 from codescent.plan.schedule import RECEIVES, SENDS, Instruction, Schedule, Verb
-from codescent.plan.shard import DTYPE_BYTES, Parameter, Placement, Role, TensorPlan
+from codescent.plan.shard import DTYPE_BYTES, WIDE, Parameter, Placement, Role, TensorPlan
 from codescent.plan.traffic import Collective, Traffic
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "DTYPE_BYTES",
     "RECEIVES",
     "SENDS",
+    "WIDE",
     "Collective",
     "Instruction",
     "Mesh",

@@ -11,6 +11,8 @@ from enum import StrEnum
 from codescent.plan.mesh import Mesh
 
 DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2}
+WIDE: dict[str, str] = {"fp64": "fp64", "fp32": "fp32", "bf16": "fp32"}
+"""By precision: dtype of master weights and optimizer state, and of sums of several micro-batches' gradients."""
 
 
 class Role(StrEnum):
@@ -103,3 +105,7 @@ class TensorPlan:
         if self.master_dtype:
             per_element += DTYPE_BYTES[self.master_dtype]
         return self.optimizer.numel(self.parameter.shape, mesh) * per_element
+
+    def state_bytes(self, mesh: Mesh) -> int:
+        """All that a rank holds of it from step to step, on the fullest rank."""
+        return self.weights_bytes(mesh) + self.gradients_bytes(mesh) + self.optimizer_bytes(mesh)

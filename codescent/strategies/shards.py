@@ -42,6 +42,14 @@ def shard_(module: nn.Module, groups: dict[str, dist.ProcessGroup], plan: Plan, 
         # Gradients are sums over the global batch (the loss is divided by its tokens before): no mean over ranks.
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
+    module.register_forward_hook(_free_without_backward)
+
+
+def _free_without_backward(module: nn.Module, _inputs: object, _output: object) -> None:
+    """What is kept gathered until backward is over would stay so after a forward pass that has none."""
+    if not torch.is_grad_enabled():
+        for unit in _units(module):
+            unit.reshard()
 
 
 def _device_mesh(groups: dict[str, dist.ProcessGroup], plan: Plan) -> DeviceMesh:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from codescent.plan import DTYPE_BYTES, Collective, Placement, Plan, TensorPlan, Traffic, Verb, Work
+from codescent.plan import DTYPE_BYTES, WIDE, Collective, Placement, Plan, TensorPlan, Traffic, Verb, Work
 from codescent.strategies.strategy import SCALARS, Ask, Gradients
 
 if TYPE_CHECKING:
@@ -42,11 +42,6 @@ def units(tensors: tuple[TensorPlan, ...], degree: int) -> dict[str, int]:
         unit = unit_of(tensor.parameter.name)
         numels[unit] = numels.get(unit, 0) + padded.numel
     return numels
-
-
-def wide(precision: str) -> str:
-    """Dtype of the shards that the optimizer updates."""
-    return "fp32" if precision == "bf16" else precision
 
 
 class Zero:
@@ -127,7 +122,7 @@ class Zero:
         """Dtype in which gradients travel."""
         if self.options.reduce_dtype != "auto":
             return self.options.reduce_dtype
-        return wide(work.precision) if self._adds_on_the_wire(work) else work.precision
+        return WIDE[work.precision] if self._adds_on_the_wire(work) else work.precision
 
     def _adds_on_the_wire(self, work: Work) -> bool:
         """Whether micro-batches are added before the reduce-scatter: fully_shard does that in the dtype it sends."""

@@ -15,7 +15,7 @@ from codescent.build import chosen, model_shape
 from codescent.data.dataset import Dataset
 from codescent.data.loader import Loader, Sampler
 from codescent.models.initialize import initialize_
-from codescent.plan import Parameter, Plan, TensorPlan
+from codescent.plan import WIDE, Parameter, Plan, TensorPlan
 from codescent.strategies import Gradients, Strategy
 from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.train.execute import Executor
@@ -51,7 +51,7 @@ def assemble(config: Config, plan: Plan, world: World, dataset: Dataset, first_s
     shape = model_shape(config, dataset.vocab_size)
     parameters = models.parameters_of(config.model.kind, shape)
     module = models.construct(config.model.kind, shape, config.train.head_chunk_tokens, device="meta")
-    module.to(_wide(config))
+    module.to(TORCH_DTYPE[WIDE[config.train.precision]])
     strategies = chosen(config.parallel)
     for strategy in strategies:
         strategy.divide(module, world.groups, plan)
@@ -65,11 +65,6 @@ def assemble(config: Config, plan: Plan, world: World, dataset: Dataset, first_s
         plan, world.stage, module, gradients, optimizer, loader, world.device, config.run.seed, stop.wished
     )
     return Trainer(executor, module, optimizer, loader)
-
-
-def _wide(config: Config) -> torch.dtype:
-    """Dtype in which initial values are drawn and weights are updated."""
-    return torch.promote_types(TORCH_DTYPE[config.train.precision], torch.float32)
 
 
 def _initialise(module: nn.Module, config: Config, parameters: tuple[Parameter, ...], plan: Plan) -> list[Weight]:

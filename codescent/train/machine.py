@@ -137,10 +137,7 @@ def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int) ->
     Raises:
         UserError: bytes needed and bytes there are.
     """
-    state_bytes = sum(
-        tensor.weights_bytes(plan.mesh) + tensor.gradients_bytes(plan.mesh) + tensor.optimizer_bytes(plan.mesh)
-        for tensor in plan.tensors
-    )
+    state_bytes = sum(tensor.state_bytes(plan.mesh) for tensor in plan.tensors)
     if device.type == "cuda":
         needed_bytes, there_bytes = state_bytes, torch.cuda.get_device_properties(device).total_memory
         where = "the device"

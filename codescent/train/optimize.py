@@ -199,7 +199,8 @@ class Optimizer:
             parts.setdefault(weight.axes, []).append(gradient)
         total = 0.0
         for axes in sorted({weight.axes for weight in self.weights}):
-            square = torch.tensor(gradient_norm(parts[axes]) ** 2, dtype=torch.float64)
+            norm = gradient_norm(parts[axes])
+            square = torch.tensor(norm * norm, dtype=torch.float64)  # `**` raises where the product is infinite
             for axis in axes:
                 self.sum_over(square, axis)
             total += float(square)

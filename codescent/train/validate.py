@@ -8,7 +8,6 @@ import math
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from codescent.data.dataset import Split
 from codescent.plan import Plan
@@ -36,9 +35,8 @@ def validation_loss(module: nn.Module, split: Split, plan: Plan, world: World, m
     part, parts = plan.mesh.dp_index(world.place.rank), plan.mesh.dp
     mine = np.arange(part * num_samples // parts, (part + 1) * num_samples // parts)
     batch = max(plan.work.microbatch_size, TOKENS_AT_ONCE // seq_len)
-    passes = math.ceil(
-        math.ceil(num_samples / parts) / batch
-    )  # on every rank: all take part where weights are gathered
+    # As many on every rank, and some of them on nothing: where weights are gathered, all ranks take part.
+    passes = math.ceil(math.ceil(num_samples / parts) / batch)
     total = torch.zeros((), dtype=torch.float64, device=world.device)
     training = module.training
     module.eval()
@@ -48,9 +46,6 @@ def validation_loss(module: nn.Module, split: Split, plan: Plan, world: World, m
         loss = module(tokens[:, :-1], tokens[:, 1:])
         total += loss if len(samples) else 0.0
     module.train(training)
-    for unit in module.modules():
-        if isinstance(unit, FSDPModule):  # it keeps some weights gathered until a backward pass, which never comes
-            unit.reshard()
     world.sum_over_data_parallel(sums := total.cpu().reshape(1))
     mean: float = sums.item() / (num_samples * seq_len)
     return mean
