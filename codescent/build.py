@@ -5,12 +5,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from codescent import models
 from codescent.errors import UserError
-from codescent.plan import AXES, WIDE, Mesh, Parameter, Placement, Plan, TensorPlan, Work
+from codescent.plan import (
+    AXES,
+    DIVIDING,
+    SCALARS,
+    WIDE,
+    Collective,
+    Mesh,
+    Parameter,
+    Placement,
+    Plan,
+    TensorPlan,
+    Traffic,
+    Verb,
+    Work,
+)
 from codescent.plan.schedule import accumulate
 from codescent.strategies import ORDER, Ask, Strategy
 
@@ -50,6 +64,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         num_layers=shape.num_layers,
         hidden_dim=shape.hidden_dim,
         num_heads=shape.num_heads,
+        num_kv_heads=shape.num_heads,
         head_dim=shape.head_dim,
         vocab_size=shape.vocab_size,
         seq_len=seq_len,
@@ -57,6 +72,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         microbatch_size=microbatch_size,
         num_microbatches=num_microbatches,
         precision=config.train.precision,
+        forward_flops=models.forward_flops(config.model.kind, shape, seq_len),
     )
     strategies, ask = chosen(config.parallel), Ask(mesh, work)
     problems += [problem for strategy in strategies for problem in strategy.refuse(ask)]
@@ -66,9 +82,21 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         _placed(_tensor(parameter, config, num_microbatches), strategies, ask)
         for parameter in models.parameters_of(config.model.kind, shape)
     )
-    plan = Plan(mesh, work, tensors, accumulate(num_microbatches), traffic=())
+    schedule = accumulate(num_microbatches, len(work.forward_flops))
+    for strategy in strategies:
+        schedule = strategy.schedule(schedule, ask)
+    plan = Plan(mesh, work, tensors, schedule, traffic=())
     traffic = tuple(record for strategy in strategies for record in strategy.traffic(plan))
-    return dataclasses.replace(plan, traffic=traffic)
+    return dataclasses.replace(plan, traffic=(*traffic, *_agreements(mesh)))
+
+
+def _agreements(mesh: Mesh) -> Iterator[Traffic]:
+    """What all the ranks find out together, whatever the strategies are."""
+    everyone, parts = mesh.joint(*AXES), mesh.joint(*DIVIDING)
+    if mesh.degree(everyone) > 1:
+        yield Traffic(Collective.ALL_REDUCE, everyone, SCALARS * 8, "fp64", Verb.REDUCE, None, "loss and wish to stop")
+    if mesh.degree(parts) > 1:
+        yield Traffic(Collective.ALL_REDUCE, parts, 8, "fp64", Verb.STEP, None, "square of the gradient norm")
 
 
 def model_shape(config: Config, vocab_size: int | None) -> models.Shape:

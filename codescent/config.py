@@ -206,12 +206,21 @@ class Parallel(Section):
         None, ge=1, description="copies of the model, each on its part of the batch; auto: what is left of the world"
     )
     pp: int = Field(1, ge=1, description="pipeline stages")
+    schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero-bubble"] = Field(
+        "1f1b", description="order in which a pipeline stage does its micro-batches"
+    )
+    virtual_stages: int = Field(
+        1, ge=1, description="chunks of the model on each pipeline stage (schedule interleaved: at least 2)"
+    )
     dp_shard: int = Field(1, ge=1, description="ranks that share one copy's weights, each on its part of the batch")
     zero_stage: int = Field(
         3, ge=1, le=3, description="what dp_shard divides: 1 the optimizer's state, 2 gradients too, 3 weights too"
     )
     cp: int = Field(1, ge=1, description="ranks that share one sequence")
     tp: int = Field(1, ge=1, description="ranks that share one matrix")
+    sequence_parallel: bool = Field(
+        True, description="ranks that share matrices divide the sequence between them where no matrix is read"
+    )
     recompute: Literal["none", "selective", "full"] = Field(
         "none",
         description="made again in backward to save memory: selective: GELU and attention probabilities; full: every "

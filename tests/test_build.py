@@ -12,7 +12,7 @@ from codescent.config import Config
 from codescent.cost.compute import step_flops
 from codescent.cost.memory import state_bytes, wire_bytes
 from codescent.errors import UserError
-from codescent.plan import Parameter, Plan, Role, TensorPlan, Verb
+from codescent.plan import Plan, Verb
 from codescent.strategies.replicate import buckets
 
 OPENAI = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
@@ -70,8 +70,7 @@ def test_flops_by_both_formulas() -> None:
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=40), st.integers(1, 1000))
 def test_buckets_hold_every_tensor_once_last_first(sizes: list[int], bucket_bytes: int) -> None:
-    tensors = [TensorPlan(Parameter(str(n), (n,), Role.NORM), "fp32", "fp32", "fp32", "", 2) for n in sizes]
-    filled = buckets(tensors, bucket_bytes, "fp32")
+    filled = buckets(sizes, bucket_bytes, "fp32")
     assert [index for bucket in filled for index in bucket] == list(reversed(range(len(sizes))))
     for bucket in filled:
         assert len(bucket) == 1 or sum(4 * sizes[index] for index in bucket) <= bucket_bytes
@@ -101,9 +100,9 @@ def test_degrees_whose_product_is_not_the_world() -> None:
 
 
 def test_axes_without_a_strategy_are_refused() -> None:
-    message = refusal(config(parallel={"tp": 2, "pp": 2}), world_size=4)
+    message = refusal(config(parallel={"tp": 2, "cp": 2}), world_size=4)
     assert "parallel.tp = 2" in message
-    assert "parallel.pp = 2" in message
+    assert "parallel.cp = 2" in message
 
 
 def test_model_problems_come_together_with_the_others() -> None:

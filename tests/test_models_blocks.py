@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codescent.models import blocks
-from codescent.models.blocks import causal_attention, gelu_linear_
+from codescent.models import linear
+from codescent.models.attention import causal_attention
+from codescent.models.linear import gelu_linear_
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
@@ -47,8 +48,8 @@ def compare(mine: list[Tensor], reference: list[Tensor], dtype: torch.dtype, loo
 def test_gelu_and_linear(
     dtype: torch.dtype, small_bytes: int, width: int, bias: bool, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "_SMALL_BYTES", small_bytes)
-    monkeypatch.setattr(blocks, "_PIECE", 1000)  # several pieces, the last one shorter
+    monkeypatch.setattr(linear, "_SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(linear, "_PIECE", 1000)  # several pieces, the last one shorter
     h = values(2, 5, width, dtype=dtype, seed=0) * 2
     inputs = [h, values(8, width, dtype=dtype, seed=1) / 8, values(8, dtype=dtype, seed=2)][: 3 if bias else 2]
     for tensor in inputs:
@@ -64,11 +65,11 @@ def test_gelu_and_linear(
 @pytest.mark.parametrize("width", [3072, 5120])
 def test_rows_are_kept_apart_only_for_the_kernels_that_need_it(width: int, kernels: str) -> None:
     matrix = values(4, width, dtype=torch.float32, seed=0)
-    apart = blocks._apart(matrix)
+    apart = linear._apart(matrix)
     assert torch.equal(apart, matrix)
     assert (apart.stride(0) % 1024 != 0) == (kernels == "medium")
     for other in (matrix[:, :96].contiguous(), matrix[:, :2048].contiguous(), matrix.double(), matrix.bfloat16()):
-        assert blocks._apart(other) is other
+        assert linear._apart(other) is other
 
 
 def test_gelu_and_linear_without_gradients_leaves_its_input() -> None:
@@ -94,9 +95,9 @@ def test_a_second_backward_pass_is_the_same_or_refused() -> None:
 @pytest.mark.parametrize("small_bytes", [0, 1 << 40], ids=["made again", "kept"])
 @pytest.mark.parametrize("length", [1, 7, 128, 129, 300])
 def test_attention(dtype: torch.dtype, small_bytes: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "_SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(linear, "_SMALL_BYTES", small_bytes)
     qkv = values(2, length, 3 * 48, dtype=dtype, seed=0).requires_grad_()
     exact = qkv.detach().double().requires_grad_()
-    q, k, v = exact.view(2, length, 3, 3, 16).permute(2, 0, 3, 1, 4)
+    q, k, v = exact.view(2, length, 3, 3, 16).permute(3, 0, 2, 1, 4)
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, length, 48)
     compare(results(causal_attention(qkv, 16), [qkv]), results(y, [exact]), dtype)

@@ -76,12 +76,16 @@ def hf_twin(module: GPT2, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Tens
     assert {id(tensor) for tensor in theirs.values()} == {id(tensor) for tensor in twin.parameters()}
     with torch.no_grad():
         for name, tensor in module.named_parameters():
-            theirs[name].copy_(tensor.t() if is_conv(name, tensor) else tensor)
+            theirs[name].copy_(as_theirs(name, tensor, shape))
     return twin, theirs
 
 
-def is_conv(name: str, tensor: Tensor) -> bool:
-    return name.startswith("blocks.") and tensor.ndim == 2
+def as_theirs(name: str, tensor: Tensor, shape: GPT2Shape) -> Tensor:
+    """A tensor of ours as transformers has it: rows of qkv not head by head but q, k, v; matrices transposed."""
+    if ".qkv." in name:
+        heads = tensor.view(shape.num_heads, 3, shape.head_dim, *tensor.shape[1:])
+        tensor = heads.transpose(0, 1).reshape(tensor.shape)
+    return tensor.t() if name.startswith("blocks.") and tensor.ndim == 2 else tensor
 
 
 def relative(mine: Tensor, theirs: Tensor) -> float:
@@ -132,7 +136,7 @@ def test_logits_and_gradients_are_those_of_transformers(dtype: torch.dtype, boun
         gradient = theirs[name].grad
         assert gradient is not None
         assert tensor.grad is not None
-        assert relative(tensor.grad, gradient.t() if is_conv(name, tensor) else gradient) < bound, name
+        assert relative(as_theirs(name, tensor.grad, shape), gradient) < bound, name
 
 
 def test_large_vocabulary_has_the_gradients_of_transformers_too() -> None:
@@ -200,7 +204,7 @@ def test_bf16_gradients_are_as_exact_as_those_of_transformers_in_bf16() -> None:
             assert truth is not None
             assert mine.dtype == torch.bfloat16
             our_errors.append(relative(mine.float(), truth))
-            their_errors.append(relative((peer.t() if is_conv(name, tensor) else peer).float(), truth))
+            their_errors.append(relative(peer.float(), as_theirs(name, truth, exact.shape)))
         assert sum(our_errors) < 1.2 * sum(their_errors)
 
 

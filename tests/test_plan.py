@@ -94,7 +94,7 @@ def test_json_round_trip_is_equal() -> None:
     tensor = TensorPlan(
         Parameter("w", (3, 2), Role.VOCAB, 0.02), "bf16", "fp32", "fp32", "fp32", 2, weights=Placement({"tp": 1})
     )
-    work = Work("gpt2", 2, 8, 2, 4, 11, 16, 8, 2, 2, "bf16")
+    work = Work("gpt2", 2, 8, 2, 2, 4, 11, 16, 8, 2, 2, "bf16", (0.0, 1.5, 1.5, 2.0))
     traffic = (
         Traffic(Collective.ALL_REDUCE, "dp_replicate", 12, "bf16", Verb.REDUCE, Verb.BACKWARD, "gradients"),
         Traffic(Collective.ALL_REDUCE, "dp_replicate", 16, "fp64", Verb.REDUCE, None, "loss"),

@@ -92,8 +92,8 @@ def test_gradients_that_are_not_finite_change_nothing() -> None:
 def test_a_norm_of_parts_that_overflows_is_infinite_and_updates_nothing() -> None:
     values = tensors(0, torch.float64)
     before = [value.clone() for value in values]
-    parts = [Weight(f"w{i}", value, value, decay=True, axes=("dp_shard",)) for i, value in enumerate(values)]
-    optimizer = Optimizer(parts, OptimizerConfig.model_validate({}), lambda squares, axis: squares)
+    parts = [Weight(f"w{i}", value, value, decay=True) for i, value in enumerate(values)]
+    optimizer = Optimizer(parts, OptimizerConfig.model_validate({}), lambda square: square)
     assert optimizer.step([torch.full_like(value, 1e200) for value in values], 0.1) == math.inf
     for value, expected in zip(values, before, strict=True):
         assert torch.equal(value, expected)

@@ -10,7 +10,10 @@ from codescent.plan import Plan
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes on the fullest rank. `optimizer_bytes` includes the fp32 master weights of bf16 training."""
+    """Bytes on the fullest rank of the fullest pipeline stage.
+
+    `optimizer_bytes` includes the fp32 master weights of bf16 training.
+    """
 
     weights_bytes: int
     gradients_bytes: int
@@ -24,13 +27,21 @@ class StateBytes:
 
 def state_bytes(plan: Plan) -> StateBytes:
     """Weights, gradients and optimizer state of a rank (the ZeRO table of Rajbhandari et al. 2020, figure 1)."""
+    return max((_of_stage(plan, stage) for stage in range(plan.mesh.pp)), key=lambda state: state.total_bytes)
+
+
+def _of_stage(plan: Plan, stage: int) -> StateBytes:
+    tensors = plan.held_by(stage)
     return StateBytes(
-        weights_bytes=sum(tensor.weights_bytes(plan.mesh) for tensor in plan.tensors),
-        gradients_bytes=sum(tensor.gradients_bytes(plan.mesh) for tensor in plan.tensors),
-        optimizer_bytes=sum(tensor.optimizer_bytes(plan.mesh) for tensor in plan.tensors),
+        weights_bytes=sum(tensor.weights_bytes(plan.mesh) for tensor in tensors),
+        gradients_bytes=sum(tensor.gradients_bytes(plan.mesh) for tensor in tensors),
+        optimizer_bytes=sum(tensor.optimizer_bytes(plan.mesh) for tensor in tensors),
     )
 
 
 def wire_bytes(plan: Plan) -> float:
-    """Bytes that one rank sends in a step, over every axis, in the ring algorithms."""
-    return sum(traffic.times * traffic.wire_bytes(plan.mesh.degree(traffic.axis)) for traffic in plan.traffic)
+    """Bytes that the busiest rank sends in a step, over every axis, in the ring algorithms."""
+    return max(
+        sum(t.times * t.wire_bytes(plan.mesh.degree(t.axis)) for t in plan.traffic if t.stage in (None, stage))
+        for stage in range(plan.mesh.pp)
+    )

@@ -136,12 +136,10 @@ class Batch:
     Attributes:
         tokens_BT: int64, the inputs.
         targets_BT: int64, the token after each input.
-        sample_ids_B: int64, the position of each sample in the global batch of its step: what dropout masks follow.
     """
 
     tokens_BT: torch.Tensor
     targets_BT: torch.Tensor
-    sample_ids_B: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -254,9 +252,5 @@ class Loader:
         targets = torch.from_numpy(np.ascontiguousarray(rows[:, 1:])).view(count, stop - start, -1)
         if self._pin_memory:
             tokens, targets = tokens.pin_memory(), targets.pin_memory()
-        sample_ids = torch.arange(start, stop)
         parts = [slice(begin - start, end - start) for begin, end in self._positions]
-        return [
-            [Batch(tokens[step, part], targets[step, part], sample_ids[part]) for part in parts]
-            for step in range(count)
-        ]
+        return [[Batch(tokens[step, part], targets[step, part]) for part in parts] for step in range(count)]

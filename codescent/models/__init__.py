@@ -53,7 +53,15 @@ def parameters_of(kind: str, shape: Shape) -> tuple[Parameter, ...]:
     return declared
 
 
-def construct(kind: str, shape: Shape, head_chunk_tokens: int = 1024, device: str = "meta") -> nn.Module:
+def forward_flops(kind: str, shape: Shape, seq_len: int) -> tuple[float, ...]:
+    """FLOPs of a forward pass per token at each depth (see `Parameter.depths`)."""
+    flops: tuple[float, ...] = _SHAPES[_known(kind)].forward_flops(shape, seq_len)
+    return flops
+
+
+def construct(
+    kind: str, shape: Shape, head_chunk_tokens: int = 1024, device: str = "meta", depths: range | None = None
+) -> nn.Module:
     """The module, its parameters without values: none are drawn here, `initialize.initialize_` draws them.
 
     Args:
@@ -61,8 +69,9 @@ def construct(kind: str, shape: Shape, head_chunk_tokens: int = 1024, device: st
         shape: from `shape_of`.
         head_chunk_tokens: rows of logits that exist at a time while training; 0: all at once.
         device: where the parameters lie. On "meta" nothing is allocated; elsewhere they are uninitialised memory.
+        depths: the part of the model; None: all of it.
     """
     module_name, class_name = _MODULES[_known(kind)]
     module = importlib.import_module(module_name)
-    built: nn.Module = getattr(module, class_name)(shape, head_chunk_tokens, device)
+    built: nn.Module = getattr(module, class_name)(shape, head_chunk_tokens, device, depths)
     return built

@@ -37,17 +37,21 @@ def site_keys(keys_B: Tensor, num_sites: int) -> Tensor:
 
 
 def dropped_rows(keys_B: Tensor, rows: int, width: int, probability: float, first_row: int = 0) -> Tensor:
-    """bool [B, rows, width], True where the element is dropped: one hash of (key, row, column) for each element.
+    """bool [B, rows, width], True where the element is dropped, of consecutive rows and all columns."""
+    rows_R = torch.arange(first_row, first_row + rows, dtype=torch.int64, device=keys_B.device)
+    return dropped_at(keys_B, rows_R, torch.arange(width, dtype=torch.int32, device=keys_B.device), probability)
+
+
+def dropped_at(keys_B: Tensor, rows_R: Tensor, columns_W: Tensor, probability: float) -> Tensor:
+    """bool [B, R, W], True where the element is dropped: one hash of (key, row, column) for each element.
 
     The row's 64-bit key is mixed once; its two halves enter the 32-bit hash of the column before and between the
     rounds of murmur3's finaliser (Appleby), so that no two rows walk the same sequence.
     """
-    row_ids = torch.arange(first_row, first_row + rows, dtype=torch.int64, device=keys_B.device)
     # Halved by reinterpreting: torch 2.13's compiler vectorises the arithmetic of int64 to int32 wrongly on CPUs.
-    halves_BR2 = mix(keys_B[:, None] ^ mix(row_ids)[None, :])[..., None].view(torch.int32)
+    halves_BR2 = mix(keys_B[:, None] ^ mix(rows_R)[None, :])[..., None].view(torch.int32)
     low_BR1, high_BR1 = halves_BR2[..., :1], halves_BR2[..., 1:]
-    columns = torch.arange(width, dtype=torch.int32, device=keys_B.device) * _GOLDEN_32
-    hashed = low_BR1 + columns
+    hashed = low_BR1 + columns_W.to(torch.int32) * _GOLDEN_32
     hashed ^= (hashed >> 16) & 0xFFFF
     hashed *= _MIX_32_1
     hashed ^= high_BR1
@@ -58,8 +62,15 @@ def dropped_rows(keys_B: Tensor, rows: int, width: int, probability: float, firs
     return dropped
 
 
-def drop(x_BRW: Tensor, keys_B: Tensor, probability: float) -> Tensor:
-    """x with each element zeroed with this probability and the rest scaled by 1 / (1 - probability)."""
+def drop(x_BRW: Tensor, keys_B: Tensor, probability: float, rows_R: Tensor | None = None) -> Tensor:
+    """x with each element zeroed with this probability and the rest scaled by 1 / (1 - probability).
+
+    `rows_R`: int64, the numbers of the rows that x has; None: from 0 on.
+    """
     _, rows, width = x_BRW.shape
-    dropped = dropped_rows(keys_B, rows, width, probability)
+    if rows_R is None:
+        dropped = dropped_rows(keys_B, rows, width, probability)
+    else:
+        columns_W = torch.arange(width, dtype=torch.int32, device=x_BRW.device)
+        dropped = dropped_at(keys_B, rows_R.to(x_BRW.device), columns_W, probability)
     return x_BRW.masked_fill(dropped, 0.0) * (1.0 / (1.0 - probability))

@@ -115,28 +115,42 @@ def parameters(shape: GPT2Shape) -> tuple[Parameter, ...]:
 
 
 def _parameters(shape: GPT2Shape) -> Iterator[Parameter]:
-    width, ffn = shape.hidden_dim, shape.ffn_dim
+    width, ffn, end = shape.hidden_dim, shape.ffn_dim, shape.num_layers + 1
     residual_std = WEIGHT_STD / math.sqrt(2 * shape.num_layers)
-    yield Parameter("tok.weight", (shape.vocab_size, width), Role.VOCAB, WEIGHT_STD)
-    yield Parameter("pos.weight", (shape.seq_len, width), Role.POSITION, WEIGHT_STD)
+    yield Parameter("tok.weight", (shape.vocab_size, width), Role.VOCAB, WEIGHT_STD, depths=(0, end))
+    yield Parameter("pos.weight", (shape.seq_len, width), Role.POSITION, WEIGHT_STD, depths=(0,))
     for layer in range(shape.num_layers):
-        at = f"blocks.{layer}"
-        yield from _norm(f"{at}.norm_1", shape)
-        yield from _linear(f"{at}.attn.qkv", width, 3 * width, Role.COLUMN, WEIGHT_STD, shape.bias)
-        yield from _linear(f"{at}.attn.out", width, width, Role.ROW, residual_std, shape.bias)
-        yield from _norm(f"{at}.norm_2", shape)
-        yield from _linear(f"{at}.mlp.up", width, ffn, Role.COLUMN, WEIGHT_STD, shape.bias)
-        yield from _linear(f"{at}.mlp.down", ffn, width, Role.ROW, residual_std, shape.bias)
-    yield from _norm("norm", shape)
+        at, depth = f"blocks.{layer}", layer + 1
+        yield from _norm(f"{at}.norm_1", shape, depth)
+        yield from _linear(f"{at}.attn.qkv", width, 3 * width, Role.COLUMN, WEIGHT_STD, shape.bias, depth)
+        yield from _linear(f"{at}.attn.out", width, width, Role.ROW, residual_std, shape.bias, depth)
+        yield from _norm(f"{at}.norm_2", shape, depth)
+        yield from _linear(f"{at}.mlp.up", width, ffn, Role.COLUMN, WEIGHT_STD, shape.bias, depth)
+        yield from _linear(f"{at}.mlp.down", ffn, width, Role.ROW, residual_std, shape.bias, depth)
+    yield from _norm("norm", shape, end)
 
 
-def _norm(name: str, shape: GPT2Shape) -> Iterator[Parameter]:
-    yield Parameter(f"{name}.weight", (shape.hidden_dim,), Role.NORM, mean=1.0)
+def _norm(name: str, shape: GPT2Shape, depth: int) -> Iterator[Parameter]:
+    yield Parameter(f"{name}.weight", (shape.hidden_dim,), Role.NORM, mean=1.0, depths=(depth,))
     if shape.bias:
-        yield Parameter(f"{name}.bias", (shape.hidden_dim,), Role.NORM)
+        yield Parameter(f"{name}.bias", (shape.hidden_dim,), Role.NORM, depths=(depth,))
 
 
-def _linear(name: str, inputs: int, outputs: int, role: Role, std: float, bias: bool) -> Iterator[Parameter]:
-    yield Parameter(f"{name}.weight", (outputs, inputs), role, std)
+def _linear(
+    name: str, inputs: int, outputs: int, role: Role, std: float, bias: bool, depth: int
+) -> Iterator[Parameter]:
+    yield Parameter(f"{name}.weight", (outputs, inputs), role, std, depths=(depth,))
     if bias:
-        yield Parameter(f"{name}.bias", (outputs,), Role.BIAS_COLUMN if role is Role.COLUMN else Role.BIAS_ROW)
+        bias_role = Role.BIAS_COLUMN if role is Role.COLUMN else Role.BIAS_ROW
+        yield Parameter(f"{name}.bias", (outputs,), bias_role, depths=(depth,))
+
+
+def forward_flops(shape: GPT2Shape, seq_len: int) -> tuple[float, ...]:
+    """FLOPs of a forward pass per token at each depth: embedding, blocks, head.
+
+    2 per element of a matrix, and 4 s h for the two products of attention with s positions (Narayanan et al. 2021,
+    "Efficient Large-Scale Language Model Training on GPU Clusters", appendix); an embedding is a look-up.
+    """
+    width = shape.hidden_dim
+    block = 2.0 * width * (4 * width + 2 * shape.ffn_dim) + 4.0 * seq_len * width
+    return (0.0, *[block] * shape.num_layers, 2.0 * width * shape.vocab_size)

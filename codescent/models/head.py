@@ -17,6 +17,31 @@ _SMALL_VOCAB = 2048  # below it the number of operations counts, not their memor
 _ONE_HOT_VOCAB = 1024  # up to this vocabulary a product with one-hot rows adds more exactly, and sooner
 
 
+class Vocabulary:
+    """Both ends of a model, on one device: what reads the vocabulary matrix. Where its rows are divided over ranks,
+    another object takes its place."""
+
+    def embed(
+        self, weight_VD: Tensor, tokens_BT: Tensor, port_dtype: torch.dtype | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Rows of the matrix [B, T, D]; with a `port_dtype` also the port of `tied_embedding`."""
+        if port_dtype is None:
+            return F.embedding(tokens_BT, weight_VD), None
+        return tied_embedding(weight_VD, tokens_BT, port_dtype)
+
+    def loss(
+        self,
+        x_BTD: Tensor,
+        weight_VD: Tensor,
+        targets_BT: Tensor,
+        chunk_tokens: int,
+        loss_scale: float,
+        port_VD: Tensor | None,
+    ) -> Tensor:
+        """See `head_loss`."""
+        return head_loss(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), chunk_tokens, loss_scale, port_VD)
+
+
 def tied_embedding(weight_VD: Tensor, tokens_BT: Tensor, port_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Rows of a matrix that the head reads too, so that its gradient is made once.
 

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
 
 from codescent.plan.shard import Parameter
 
@@ -49,8 +48,6 @@ def initial_values(seed: int, parameter: Parameter, slices: tuple[slice, ...] | 
 def initialize_(module: nn.Module, seed: int, parameters: Iterable[Parameter]) -> None:
     """Writes the initial values of every declared parameter into the module, whatever its dtype and device.
 
-    Of a DTensor only this rank's part is drawn.
-
     Raises:
         ValueError: the module has other parameters than the declared ones, or others in shape.
     """
@@ -58,32 +55,20 @@ def initialize_(module: nn.Module, seed: int, parameters: Iterable[Parameter]) -
     there = dict(module.named_parameters())
     if {name: tuple(tensor.shape) for name, tensor in there.items()} != {p.name: p.shape for p in declared.values()}:
         raise ValueError(f"declared and present parameters differ: {sorted(set(declared) ^ set(there)) or 'in shape'}")
+    draw_(seed, [(declared[name], tensor, None) for name, tensor in there.items()])
 
-    def write(name: str) -> None:
+
+def draw_(seed: int, parts: Iterable[tuple[Parameter, torch.Tensor, tuple[slice, ...] | None]]) -> None:
+    """Writes into each tensor the initial values of its part of a parameter (None: all of it); only these are drawn."""
+
+    def write(part: tuple[Parameter, torch.Tensor, tuple[slice, ...] | None]) -> None:
+        parameter, tensor, slices = part
         with torch.no_grad():
-            tensor = there[name]
-            if isinstance(tensor, DTensor):
-                tensor.to_local().copy_(initial_values(seed, declared[name], _part(tensor)))
-            else:
-                tensor.copy_(initial_values(seed, declared[name]))
+            tensor.copy_(initial_values(seed, parameter, slices))
 
-    largest_first = sorted(declared, key=lambda name: -declared[name].numel)
+    largest_first = sorted(parts, key=lambda part: -part[1].numel())
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         list(pool.map(write, largest_first))
-
-
-def _part(tensor: DTensor) -> tuple[slice, ...]:
-    """This rank's part of the whole: along a mesh dim, parts as torch.chunk cuts them."""
-    bounds = [(0, size) for size in tensor.shape]
-    coordinate = tensor.device_mesh.get_coordinate()
-    assert coordinate is not None
-    for axis, placement in enumerate(tensor.placements):
-        if isinstance(placement, Shard):
-            start, stop = bounds[placement.dim]
-            size = -(-(stop - start) // tensor.device_mesh.size(axis))
-            first = start + coordinate[axis] * size
-            bounds[placement.dim] = (min(first, stop), min(first + size, stop))
-    return tuple(slice(start, stop) for start, stop in bounds)
 
 
 def _bounds(shape: tuple[int, ...], slices: tuple[slice, ...] | None) -> list[tuple[int, int]]:

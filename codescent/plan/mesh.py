@@ -3,16 +3,25 @@ Does not create process groups and knows no strategy; a mesh is an array, a grou
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 AXES: tuple[str, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Mesh axes, outermost first: neighbours on the last axis are neighbouring ranks, so tp stays inside a node."""
 
+DIVIDING: tuple[str, ...] = ("pp", "dp_shard", "tp")
+"""The axes along which ranks hold different parts of the model, or of its gradients and optimizer state."""
+
 
 @dataclass(frozen=True)
 class Mesh:
-    """An array of ranks with one dimension per axis of AXES, rank 0 first, row-major."""
+    """An array of ranks with one dimension per axis of AXES, rank 0 first, row-major.
+
+    Where an axis is asked for by name, several can be named as one ("dp_replicate*cp": the ranks that differ on these
+    two alone), and some of the ranks along one ("pp[0,3]": the first and the fourth).
+    """
 
     pp: int = 1
     dp_replicate: int = 1
@@ -22,7 +31,12 @@ class Mesh:
 
     def degree(self, axis: str) -> int:
         """Number of ranks along `axis`."""
-        return int(getattr(self, axis))
+        return math.prod(len(indices) for indices in self._indices(axis).values())
+
+    def joint(self, *axes: str) -> str:
+        """The name of several axes as one: of those that have more than one rank, or else the first."""
+        used = [axis for axis in axes if self.degree(axis) > 1]
+        return "*".join(used) if used else axes[0]
 
     @property
     def world_size(self) -> int:
@@ -41,7 +55,7 @@ class Mesh:
             rank, place[axis] = divmod(rank, self.degree(axis))
         return place
 
-    def rank_at(self, coordinates: dict[str, int]) -> int:
+    def rank_at(self, coordinates: Mapping[str, int]) -> int:
         """Inverse of `coordinates`."""
         rank = 0
         for axis in AXES:
@@ -55,9 +69,21 @@ class Mesh:
 
     def group(self, axis: str, rank: int) -> tuple[int, ...]:
         """Ranks that differ from `rank` on `axis` alone, in their order on it."""
-        place = self.coordinates(rank)
-        return tuple(self.rank_at({**place, axis: index}) for index in range(self.degree(axis)))
+        indices, place = self._indices(axis), self.coordinates(rank)
+        return tuple(
+            self.rank_at({**place, **dict(zip(indices, chosen, strict=True))})
+            for chosen in itertools.product(*indices.values())
+        )
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
-        """All the groups of `axis`; every rank is in exactly one."""
+        """All the groups of `axis`; a rank is in one at the most."""
         return tuple(dict.fromkeys(self.group(axis, rank) for rank in range(self.world_size)))
+
+    def _indices(self, axis: str) -> dict[str, tuple[int, ...]]:
+        """The plain axes of a name, and the indices on each."""
+        found: dict[str, tuple[int, ...]] = {}
+        for part in axis.split("*"):
+            name, _, some = part.partition("[")
+            every = range(int(getattr(self, name)))
+            found[name] = tuple(int(index) for index in some.rstrip("]").split(",")) if some else tuple(every)
+        return found

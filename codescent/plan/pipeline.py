@@ -3,8 +3,10 @@ Does not know what anything costs; lists that cannot be made are refused in word
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from codescent.plan.schedule import Instruction, Schedule, Verb
 
@@ -61,6 +63,39 @@ def refusals(name: str, num_stages: int, num_microbatches: int, num_chunks: int 
             f"schedule interleaved: {num_microbatches} micro-batches are no multiple of {num_stages} pipeline stages; "
             f"nearest that would do: {f'{below} or ' if below else ''}{below + num_stages} micro-batches"
         )
+
+
+def cut(costs: Sequence[float], num_parts: int) -> tuple[tuple[int, int], ...]:
+    """Consecutive parts of `costs`, first index and end of each: the dearest as cheap as can be, and of all such cuts
+    the one whose parts are most alike (the least sum of squares).
+
+    Raises:
+        ValueError: more parts than costs.
+    """
+    if num_parts > len(costs):
+        raise ValueError(f"{len(costs)} costs cannot be cut in {num_parts} parts")
+    sums = [0.0, *accumulate(costs)]
+
+    def best(price: Callable[[float, float], float], most: float) -> tuple[float, list[int]]:
+        """The least total price of all cuts whose parts cost `most` at the most, and where each part begins."""
+        totals: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
+        for part in range(num_parts):
+            left = num_parts - part - 1
+            ends = range(part + 1, len(costs) + 1) if left else (len(costs),)
+            totals = {
+                end: min(
+                    (price(total, cost), [*begins, begin])
+                    for begin, (total, begins) in totals.items()
+                    if begin < end and ((cost := sums[end] - sums[begin]) <= most)
+                )
+                for end in ends
+                if any(begin < end and sums[end] - sums[begin] <= most for begin in totals)
+            }
+        return totals[len(costs)]
+
+    dearest, _ = best(max, math.inf)
+    _, begins = best(lambda total, cost: total + cost * cost, dearest * (1 + 1e-12))
+    return tuple(zip(begins, [*begins[1:], len(costs)], strict=True))
 
 
 def _naive(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:

@@ -22,12 +22,14 @@ class Work:
     """What one step computes: the model's sizes and the batch arithmetic.
 
     global_batch_size = dp * microbatch_size * num_microbatches, in samples of `seq_len` tokens each.
+    `forward_flops` are those of a forward pass per token at each depth: embedding, blocks, head.
     """
 
     kind: str
     num_layers: int
     hidden_dim: int
     num_heads: int
+    num_kv_heads: int
     head_dim: int
     vocab_size: int
     seq_len: int
@@ -35,6 +37,7 @@ class Work:
     microbatch_size: int
     num_microbatches: int
     precision: str
+    forward_flops: tuple[float, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -56,6 +59,29 @@ class Plan:
     def num_parameters(self) -> int:
         """Parameters of the whole model, each counted once."""
         return sum(tensor.parameter.numel for tensor in self.tensors)
+
+    def held_by(self, stage: int) -> tuple[TensorPlan, ...]:
+        """The tensors of a pipeline stage, each once, chunk by chunk, in the order in which forward reads them."""
+        held: dict[str, TensorPlan] = {}
+        for part in self.schedule.parts(stage):
+            held |= {t.parameter.name: t for t in self.tensors if any(depth in part for depth in t.parameter.depths)}
+        return tuple(held.values())
+
+    def stages_of(self, tensor: TensorPlan) -> tuple[int, ...]:
+        """The pipeline stages that hold a tensor, the one that reads it first in front."""
+        virtual = [
+            number
+            for depth in tensor.parameter.depths
+            for number, (first, stop) in enumerate(self.schedule.depths)
+            if first <= depth < stop
+        ]
+        return tuple(dict.fromkeys(number % len(self.schedule.programs) for number in virtual))
+
+    def samples(self, rank: int, microbatch: int) -> range:
+        """The samples of a rank's micro-batch, by their number in the global batch."""
+        size = self.work.microbatch_size
+        first = (self.mesh.dp_index(rank) * self.work.num_microbatches + microbatch) * size
+        return range(first, first + size)
 
     def to_json(self) -> dict[str, Any]:
         """Nested dicts, lists, strings and numbers; `from_json` gives an equal plan back."""

@@ -23,6 +23,9 @@ class Verb(StrEnum):
     RECEIVE_GRADIENT = "receive_gradient"  # what BACKWARD will read
 
 
+SCALARS = 2
+"""Sums that every rank makes in REDUCE: the loss, and the wish of a rank to stop."""
+
 SENDS: frozenset[Verb] = frozenset({Verb.SEND_ACTIVATION, Verb.SEND_GRADIENT})
 RECEIVES: frozenset[Verb] = frozenset({Verb.RECEIVE_ACTIVATION, Verb.RECEIVE_GRADIENT})
 
@@ -53,12 +56,21 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`programs[stage]` is what every rank of that pipeline stage does in one step, in order."""
+    """`programs[stage]` is what every rank of that pipeline stage does in one step, in order.
+
+    `depths[number]` is the part of the model that is virtual stage `number`: its first depth (see `Parameter.depths`)
+    and the one after its last. Chunk c of stage s, of p, is the virtual stage c p + s.
+    """
 
     programs: tuple[tuple[Instruction, ...], ...]
+    depths: tuple[tuple[int, int], ...] = ()
+
+    def parts(self, stage: int) -> list[range]:
+        """The depths of each chunk of a stage."""
+        return [range(first, stop) for first, stop in self.depths[stage :: len(self.programs)]]
 
 
-def accumulate(num_microbatches: int) -> Schedule:
+def accumulate(num_microbatches: int, num_depths: int = 1) -> Schedule:
     """The schedule of one stage: forward and backward of each micro-batch in turn, then reduce and step."""
     program: list[Instruction] = []
     for microbatch in range(num_microbatches):
@@ -68,4 +80,4 @@ def accumulate(num_microbatches: int) -> Schedule:
             Instruction(Verb.BACKWARD, microbatch, last=microbatch == num_microbatches - 1),
         ]
     program += [Instruction(Verb.REDUCE), Instruction(Verb.STEP)]
-    return Schedule((tuple(program),))
+    return Schedule((tuple(program),), ((0, num_depths),))

@@ -32,7 +32,7 @@ class Parameter:
     """A parameter as its model declares it.
 
     `std` is the standard deviation of its initial values; `mean` their mean (a constant where std is 0).
-    `decay` says whether weight decay applies (matrices only).
+    `depths` are the places of the forward pass that read it: 0 the embedding, 1 to L the blocks, L + 1 the head.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Parameter:
     role: Role
     std: float = 0.0
     mean: float = 0.0
+    depths: tuple[int, ...] = (0,)
 
     @property
     def decay(self) -> bool:
@@ -62,12 +63,31 @@ class Placement:
         """Axes over which the tensor is really divided."""
         return tuple(axis for axis in self.shards if mesh.degree(axis) > 1)
 
-    def numel(self, shape: tuple[int, ...], mesh: Mesh) -> int:
-        """Elements that the fullest rank holds: uneven splits are rounded up, as torch.chunk does."""
-        sizes = list(shape)
+    def without(self, axis: str) -> Placement:
+        """The same, whole along `axis`."""
+        return Placement({name: dim for name, dim in self.shards.items() if name != axis})
+
+    def box(self, shape: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[tuple[int, int], ...]:
+        """First and end of what `rank` holds, in each dim.
+
+        One axis after the other cuts what the one before has left, into parts as torch.chunk cuts them: rounded up,
+        the last ones smaller or empty.
+        """
+        bounds, place = [(0, size) for size in shape], mesh.coordinates(rank)
         for axis, dim in self.shards.items():
-            sizes[dim] = -(-sizes[dim] // mesh.degree(axis))
-        return math.prod(sizes)
+            start, stop = bounds[dim]
+            size = -(-(stop - start) // mesh.degree(axis))
+            first = start + place[axis] * size
+            bounds[dim] = (min(first, stop), min(first + size, stop))
+        return tuple(bounds)
+
+    def sizes(self, shape: tuple[int, ...], mesh: Mesh, rank: int = 0) -> tuple[int, ...]:
+        """Shape of what `rank` holds; none holds more than rank 0."""
+        return tuple(stop - start for start, stop in self.box(shape, mesh, rank))
+
+    def numel(self, shape: tuple[int, ...], mesh: Mesh) -> int:
+        """Elements that the fullest rank holds."""
+        return math.prod(self.sizes(shape, mesh))
 
 
 @dataclass(frozen=True)

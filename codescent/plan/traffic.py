@@ -16,6 +16,7 @@ class Collective(StrEnum):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_GATHER = "all_gather"
     BROADCAST = "broadcast"
+    SEND = "send"
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Traffic:
     `payload_bytes` is the size of the buffer that a rank hands in (for ALL_GATHER: the whole gathered buffer).
     `during` is the verb whose last instance it may overlap, or None where the ranks wait for it.
     `times`: how often in a step (once per micro-batch, or once).
+    `stage`: the pipeline stage whose ranks issue it; None: all of them.
     """
 
     collective: Collective
@@ -35,15 +37,16 @@ class Traffic:
     during: Verb | None
     what: str
     times: int = 1
+    stage: int | None = None
 
     def wire_bytes(self, degree: int) -> float:
         """Bytes that one rank sends each time, in a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69).
 
-        All-reduce 2(n-1)/n S; reduce-scatter and all-gather (n-1)/n S; broadcast S from the root.
+        All-reduce 2(n-1)/n S; reduce-scatter and all-gather (n-1)/n S; broadcast S from the root; a send S.
         """
         share = (degree - 1) / degree
         if self.collective is Collective.ALL_REDUCE:
             return 2 * share * self.payload_bytes
-        if self.collective is Collective.BROADCAST:
+        if self.collective in (Collective.BROADCAST, Collective.SEND):
             return float(self.payload_bytes) if degree > 1 else 0.0
         return share * self.payload_bytes

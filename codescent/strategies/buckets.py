@@ -25,7 +25,7 @@ class BucketedGradients:
         wire_dtype: dtype of the buckets.
         kept_dtype: dtype in which contributions of micro-batches are added; where it is not the parameters' own
             (bf16 weights, several micro-batches), sums are kept here and not in `.grad`.
-        group: ranks to sum over; with one rank nothing is copied and nothing is sent.
+        group: ranks to sum over; with one rank, or None, nothing is copied and nothing is sent.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class BucketedGradients:
         buckets: Sequence[Sequence[int]],
         wire_dtype: str,
         kept_dtype: str,
-        group: dist.ProcessGroup,
+        group: dist.ProcessGroup | None,
     ) -> None:
         self.parameters = list(parameters)
         self.buckets = [list(bucket) for bucket in buckets]
         self.bucket_of = {index: number for number, bucket in enumerate(self.buckets) for index in bucket}
-        self.group: dist.ProcessGroup | None = group
-        self.alone = group.size() == 1
+        self.group = group
+        self.alone = group is None or group.size() == 1
         self.wire_dtype = TORCH_DTYPE[wire_dtype]
         self.kept_dtype = TORCH_DTYPE[kept_dtype]
         self.in_place = not self.alone and wire_dtype == kept_dtype
@@ -49,7 +49,7 @@ class BucketedGradients:
         self.complete: dict[int, torch.Tensor] = {}
         self.views: list[torch.Tensor] = []
         self.buffers: list[torch.Tensor] = []
-        self.missing: list[int] = []
+        self.missing = [len(bucket) for bucket in self.buckets]
         self.next_bucket = 0
         self.works: list[Any] = []
         if not self.alone:
@@ -103,22 +103,17 @@ class BucketedGradients:
             self.works.append(dist.all_reduce(self.buffers[self.next_bucket], group=self.group, async_op=True))
             self.next_bucket += 1
 
-    def before_backward(self, *, last: bool) -> None:
-        """See Gradients."""
+    def before_backward(self, *, last: bool, chunk: int = 0) -> None:
+        """See Gradients. Only the chunk's own parameters have hooks that fire."""
         self.last = last
-        if last:
-            self.missing = [len(bucket) for bucket in self.buckets]
-            self.next_bucket = 0
 
-    def reduce(self, scalars: torch.Tensor) -> None:
+    def reduce(self) -> None:
         """See Gradients. A parameter that took no part in the loss has a gradient of zero."""
         for index, parameter in enumerate(self.parameters):
             if index not in self.complete:
                 seen = self.sums.get(index, parameter.grad)
                 parameter.grad = None
                 self._completed(index, torch.zeros_like(parameter) if seen is None else seen)
-        if not self.alone:
-            self.works.append(dist.all_reduce(scalars, group=self.group, async_op=True))
         for work in self.works:
             work.wait()
         self.works.clear()
@@ -131,6 +126,8 @@ class BucketedGradients:
         """See Gradients. Buckets are kept for the next step."""
         self.complete.clear()
         self.sums.clear()
+        self.missing = [len(bucket) for bucket in self.buckets]
+        self.next_bucket = 0
 
     def close(self) -> None:
         """See Gradients. A group that outlives its destruction has threads that the end of the process trips over."""

@@ -3,17 +3,16 @@ Does not divide anything: it serves no mesh axis, changes no tensor of the plan 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from codescent.plan import Plan, TensorPlan, Traffic
-from codescent.strategies.strategy import Ask, Gradients
+from codescent.plan import Plan, Schedule, TensorPlan, Traffic
+from codescent.strategies.strategy import Ask, Gradients, Here
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -52,27 +51,31 @@ class Recompute:
         """Parameters, gradients and state stay where they are."""
         return tensor
 
+    def schedule(self, schedule: Schedule, ask: Ask) -> Schedule:
+        """A step is the same list: what is made again is part of BACKWARD."""
+        return schedule
+
     def traffic(self, plan: Plan) -> Iterator[Traffic]:
         """Nothing: a block's weights are there in its backward pass, where it is made again."""
         yield from ()
 
-    def divide(self, module: torch.nn.Module, groups: dict[str, ProcessGroup], plan: Plan) -> None:
+    def divide(self, part: torch.nn.Module, here: Here) -> None:
         """Of every block, either its forward pass is checkpointed or its parts are told to make again what they can."""
         from torch import nn  # noqa: PLC0415 - keeps torch out of planning
         from torch.utils.checkpoint import checkpoint  # noqa: PLC0415
 
-        blocks = module.blocks
-        assert isinstance(blocks, nn.ModuleList)
-        for block in blocks:
+        blocks = part.blocks
+        assert isinstance(blocks, nn.ModuleDict)
+        for block in blocks.values():
             if self.what == "full":
                 # Not the module's call but its forward: hooks of strategies applied later must not run twice. Dropout
                 # masks are a function of keys, so there is no random state to bring back.
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
             elif self.what == "selective":
-                for part in block.modules():
-                    if hasattr(part, "recompute"):
-                        cast(Recomputing, part).recompute = True
+                for layer in block.modules():
+                    if hasattr(layer, "recompute"):
+                        cast(Recomputing, layer).recompute = True
 
-    def gradients(self, module: torch.nn.Module, groups: dict[str, ProcessGroup], plan: Plan) -> Gradients | None:
+    def gradients(self, parts: Sequence[torch.nn.Module], before: Gradients | None, here: Here) -> Gradients | None:
         """Another strategy's."""
-        return None
+        return before

@@ -1,4 +1,4 @@
-"""In: a plan's tensors and the dp_replicate axis. Out: data parallelism: every rank holds all, gradients are summed.
+"""In: a plan's tensors, the dp_replicate axis. Out: data parallelism: every rank holds all, gradients are summed.
 Does not shard anything (zero does) and does not touch a gradient itself: `buckets` does."""
 
 from __future__ import annotations
@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from codescent.plan import DTYPE_BYTES, Collective, Plan, TensorPlan, Traffic, Verb
-from codescent.strategies.strategy import SCALARS, Ask, Gradients
+from codescent.plan import DTYPE_BYTES, Collective, Mesh, Plan, Schedule, TensorPlan, Traffic, Verb
+from codescent.strategies.strategy import Ask, Gradients, Here
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True)
@@ -24,16 +23,16 @@ class ReplicateOptions:
     reduce_dtype: str
 
 
-def buckets(tensors: Sequence[TensorPlan], bucket_bytes: int, wire_dtype: str) -> list[list[int]]:
-    """Indices of `tensors` by bucket, in the order in which backward completes them: last layer first.
+def buckets(numels: Sequence[int], bucket_bytes: int, wire_dtype: str) -> list[list[int]]:
+    """Indices of tensors of these sizes by bucket, in the order in which backward completes them: last layer first.
 
     A tensor that is larger than a bucket gets one of its own.
     (Li et al. 2020, "PyTorch Distributed", VLDB 13(12), 3.2.3.)
     """
     filled: list[list[int]] = []
     free_bytes = 0
-    for index in reversed(range(len(tensors))):
-        size_bytes = tensors[index].parameter.numel * DTYPE_BYTES[wire_dtype]
+    for index in reversed(range(len(numels))):
+        size_bytes = numels[index] * DTYPE_BYTES[wire_dtype]
         if not filled or size_bytes > free_bytes:
             filled.append([])
             free_bytes = bucket_bytes
@@ -43,7 +42,11 @@ def buckets(tensors: Sequence[TensorPlan], bucket_bytes: int, wire_dtype: str) -
 
 
 class Replicate:
-    """Distributed data parallelism: one all-reduce per bucket of gradients, hidden behind the rest of backward."""
+    """Distributed data parallelism: one all-reduce per bucket of gradients, hidden behind the rest of backward.
+
+    Ranks that share a sequence (cp) hold the same weights too, and each knows its tokens' gradients: they are copies
+    like any others.
+    """
 
     axis = "dp_replicate"
     Options = ReplicateOptions
@@ -61,46 +64,60 @@ class Replicate:
         if ask.mesh.dp_shard > 1:
             return tensor
         wire_dtype = self.wire_dtype(tensor.weight_dtype)
-        beside = ask.mesh.degree(self.axis) > 1 and wire_dtype != tensor.gradient_dtype
+        beside = ask.mesh.degree(copies(ask.mesh)) > 1 and wire_dtype != tensor.gradient_dtype
         return replace(tensor, bucket_dtype=wire_dtype if beside else "")
 
     def wire_dtype(self, weight_dtype: str) -> str:
         """Dtype in which gradients travel."""
         return weight_dtype if self.options.reduce_dtype == "auto" else self.options.reduce_dtype
 
+    def schedule(self, schedule: Schedule, ask: Ask) -> Schedule:
+        """REDUCE is there already: a step ends with it on one rank too."""
+        return schedule
+
     def traffic(self, plan: Plan) -> Iterator[Traffic]:
-        """One all-reduce per bucket, and one of the step's two scalars. Shards of gradients are zero's to reduce."""
-        if plan.mesh.degree(self.axis) == 1:
+        """One all-reduce per bucket of each stage's gradients. Shards of gradients are zero's to reduce."""
+        axis = copies(plan.mesh)
+        if plan.mesh.degree(axis) == 1 or plan.mesh.dp_shard > 1:
             return
         dtype = self.wire_dtype(plan.work.precision)
-        whole = plan.tensors if plan.mesh.dp_shard == 1 else ()
-        for number, bucket in enumerate(buckets(whole, self.options.bucket_bytes, dtype)):
-            numel = sum(plan.tensors[index].parameter.numel for index in bucket)
-            yield Traffic(
-                collective=Collective.ALL_REDUCE,
-                axis=self.axis,
-                payload_bytes=numel * DTYPE_BYTES[dtype],
-                dtype=dtype,
-                verb=Verb.REDUCE,
-                during=Verb.BACKWARD,
-                what=f"gradients, bucket {number}",
-            )
-        yield Traffic(Collective.ALL_REDUCE, self.axis, SCALARS * 8, "fp64", Verb.REDUCE, None, "loss and wish to stop")
+        for stage in range(plan.mesh.pp):
+            numels = _numels(plan.held_by(stage), plan.mesh)
+            for number, bucket in enumerate(buckets(numels, self.options.bucket_bytes, dtype)):
+                yield Traffic(
+                    collective=Collective.ALL_REDUCE,
+                    axis=axis,
+                    payload_bytes=sum(numels[index] for index in bucket) * DTYPE_BYTES[dtype],
+                    dtype=dtype,
+                    verb=Verb.REDUCE,
+                    during=Verb.BACKWARD,
+                    what=f"gradients, bucket {number}",
+                    stage=stage if plan.mesh.pp > 1 else None,
+                )
 
-    def divide(self, module: torch.nn.Module, groups: dict[str, ProcessGroup], plan: Plan) -> None:
+    def divide(self, part: torch.nn.Module, here: Here) -> None:
         """The module stays as it is."""
 
-    def gradients(self, module: torch.nn.Module, groups: dict[str, ProcessGroup], plan: Plan) -> Gradients | None:
-        """Hooks on the parameters of `module` fill the buckets and send them; None where gradients are sharded."""
-        if plan.mesh.dp_shard > 1:
-            return None
+    def gradients(self, parts: Sequence[torch.nn.Module], before: Gradients | None, here: Here) -> Gradients | None:
+        """Hooks on the parameters fill the buckets and send them, unless somebody divides the gradients."""
+        if before is not None:
+            return before
         from codescent.strategies.buckets import BucketedGradients  # noqa: PLC0415 - keeps torch out of planning
 
-        wire_dtype = self.wire_dtype(plan.work.precision)
+        wire_dtype, tensors, mesh = self.wire_dtype(here.plan.work.precision), here.tensors, here.plan.mesh
         return BucketedGradients(
-            list(module.parameters()),
-            buckets(plan.tensors, self.options.bucket_bytes, wire_dtype),
+            [parameter for part in parts for parameter in part.parameters()],
+            buckets(_numels(tensors, mesh), self.options.bucket_bytes, wire_dtype),
             wire_dtype,
-            plan.tensors[0].gradient_dtype,
-            groups[self.axis],
+            tensors[0].gradient_dtype,
+            here.groups.get(copies(mesh)),
         )
+
+
+def copies(mesh: Mesh) -> str:
+    """The axis of the ranks that hold the same and see other tokens."""
+    return mesh.joint("dp_replicate", "cp")
+
+
+def _numels(tensors: Sequence[TensorPlan], mesh: Mesh) -> list[int]:
+    return [tensor.gradients.numel(tensor.parameter.shape, mesh) for tensor in tensors]

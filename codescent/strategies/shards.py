@@ -1,4 +1,4 @@
-"""In: a module on the meta device, process groups. Out: the module divided by torch's fully_shard, and its gradients.
+"""In: a chunk of a model on the meta device. Out: the chunk divided by torch's fully_shard, and its gradients.
 Does not decide what is divided (zero does) and does not update weights."""
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from codescent.plan import Plan
 from codescent.strategies.buckets import TORCH_DTYPE
+from codescent.strategies.replicate import copies
+from codescent.strategies.strategy import Here
 
 
-def shard_(module: nn.Module, groups: dict[str, dist.ProcessGroup], plan: Plan, *, stage: int, wire_dtype: str) -> None:
+def shard_(module: nn.Module, here: Here, *, stage: int, wire_dtype: str) -> None:
     """Divide the module's parameters over dp_shard, block by block; they become DTensors on their wide dtype.
 
     Args:
         module: on the meta device; its blocks are in `module.blocks`.
-        groups: this rank's group of each axis.
-        plan: mesh and precision.
+        here: the plan, and this rank of it.
         stage: 3 frees the gathered weights of a block after its forward; 1 and 2 keep them until backward is done.
         wire_dtype: of gradients.
     """
-    mesh = _device_mesh(groups, plan)
+    mesh = _device_mesh(here)
     policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if plan.work.precision == "bf16" else None, reduce_dtype=TORCH_DTYPE[wire_dtype]
+        param_dtype=torch.bfloat16 if here.plan.work.precision == "bf16" else None,
+        reduce_dtype=TORCH_DTYPE[wire_dtype],
+        cast_forward_inputs=False,  # the model hands over what it computes in
     )
-    blocks = module.blocks
-    assert isinstance(blocks, nn.ModuleList)
+    assert isinstance(module.blocks, nn.ModuleDict)
+    blocks = list(module.blocks.values())
     for block in blocks:
         # Backward begins with the last block: to free its weights would be to gather them again at once.
         free = stage == 3 and block is not blocks[-1]
@@ -52,19 +54,15 @@ def _free_without_backward(module: nn.Module, _inputs: object, _output: object) 
             unit.reshard()
 
 
-def _device_mesh(groups: dict[str, dist.ProcessGroup], plan: Plan) -> DeviceMesh:
+def _device_mesh(here: Here) -> DeviceMesh:
     """The data-parallel part of the plan's mesh around this rank, on the process groups that there are."""
-    shard, copies = groups["dp_shard"], groups["dp_replicate"]
+    mesh, shard, others = here.plan.mesh, here.groups["dp_shard"], copies(here.plan.mesh)
     device = "cuda" if torch.cuda.is_available() and "nccl" in dist.get_backend() else "cpu"
-    if plan.mesh.dp_replicate == 1:
+    if mesh.degree(others) == 1:
         return DeviceMesh.from_group(shard, device, mesh_dim_names=("dp_shard",))
-    here = plan.mesh.coordinates(dist.get_rank())
-    ranks = [
-        [plan.mesh.rank_at({**here, "dp_replicate": copy, "dp_shard": part}) for part in range(plan.mesh.dp_shard)]
-        for copy in range(plan.mesh.dp_replicate)
-    ]
+    ranks = [mesh.group("dp_shard", copy) for copy in mesh.group(others, here.rank)]
     return DeviceMesh.from_group(
-        [copies, shard], device, mesh=torch.tensor(ranks), mesh_dim_names=("dp_replicate", "dp_shard")
+        [here.groups[others], shard], device, mesh=torch.tensor(ranks), mesh_dim_names=("copies", "dp_shard")
     )
 
 
@@ -76,29 +74,26 @@ class ShardedGradients:
     """Gradients that fully_shard reduces while backward runs. See Gradients.
 
     Args:
-        module: as `shard_` has left it, its parameters in memory.
-        groups: this rank's group of each axis.
+        parts: as `shard_` has left them, their parameters in memory.
         stage: 1 reduces the sum of all micro-batches once; 2 and 3 reduce each and add the shards.
     """
 
-    def __init__(self, module: nn.Module, groups: dict[str, dist.ProcessGroup], stage: int) -> None:
-        self.module = cast(FSDPModule, module)
-        self.parameters = list(module.parameters())
-        self.groups = [group for axis in ("dp_shard", "dp_replicate") if (group := groups[axis]).size() > 1]
+    def __init__(self, parts: Sequence[nn.Module], stage: int) -> None:
+        self.parts = [cast(FSDPModule, part) for part in parts]
+        self.parameters = [parameter for part in parts for parameter in part.parameters()]
         self.stage = stage
 
-    def before_backward(self, *, last: bool) -> None:
+    def before_backward(self, *, last: bool, chunk: int = 0) -> None:
         """See Gradients."""
-        self.module.set_is_last_backward(last)
+        part = self.parts[chunk]
+        part.set_is_last_backward(last)
         if self.stage == 1:
-            self.module.set_requires_gradient_sync(last)
+            part.set_requires_gradient_sync(last)
         if self.stage < 3:
-            self.module.set_reshard_after_backward(last)
+            part.set_reshard_after_backward(last)
 
-    def reduce(self, scalars: torch.Tensor) -> None:
+    def reduce(self) -> None:
         """See Gradients. Backward has waited for the gradients already."""
-        for group in self.groups:
-            dist.all_reduce(scalars, group=group)
 
     def collect(self) -> Sequence[torch.Tensor]:
         """See Gradients. This rank's shards."""
@@ -110,8 +105,7 @@ class ShardedGradients:
             parameter.grad = None
 
     def close(self) -> None:
-        """See Gradients."""
-        self.groups.clear()
+        """See Gradients. Its groups are fully_shard's."""
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""In: nothing. Out: what a strategy is: what it refuses, where it puts tensors, what it sends, how it acts.
+"""In: nothing. Out: what a strategy is: what it refuses, where it puts tensors, what it does when, how it acts.
 Does not name any strategy and does not import torch."""
 
 from __future__ import annotations
@@ -7,15 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from codescent.plan import Mesh, Plan, TensorPlan, Traffic, Work
+from codescent.plan import Mesh, Plan, Schedule, TensorPlan, Traffic, Work
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
-
-
-SCALARS = 2
-"""Sums that travel beside the gradients in each step: the loss, and the wish of a rank to stop."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +22,37 @@ class Ask:
     work: Work
 
 
+@dataclass(frozen=True)
+class Here:
+    """Where a strategy acts: a rank of a plan, and its process group of each axis that the plan's traffic names."""
+
+    plan: Plan
+    rank: int
+    groups: Mapping[str, ProcessGroup]
+
+    @property
+    def coordinates(self) -> dict[str, int]:
+        """Place of this rank on each axis."""
+        return self.plan.mesh.coordinates(self.rank)
+
+    @property
+    def tensors(self) -> tuple[TensorPlan, ...]:
+        """Those of this rank's pipeline stage."""
+        return self.plan.held_by(self.coordinates["pp"])
+
+
 class Gradients(Protocol):
     """The gradients of a step on their way from backward to the optimizer."""
 
-    def before_backward(self, *, last: bool) -> None:
-        """Called before each BACKWARD; `last` marks the one that completes the gradients."""
+    def before_backward(self, *, last: bool, chunk: int = 0) -> None:
+        """Called before each backward pass of a chunk; `last` marks the one that completes the chunk's gradients."""
 
-    def reduce(self, scalars: torch.Tensor) -> None:
-        """The REDUCE verb: returns when gradients and `scalars` (fp64 [n]) are sums over the data-parallel ranks."""
+    def reduce(self) -> None:
+        """The REDUCE verb: returns when the gradients are sums over all the ranks that know a part of them."""
 
     def collect(self) -> Sequence[torch.Tensor]:
-        """The gradients of what this rank holds, one per parameter, in the module's order; valid after `reduce`."""
+        """The gradients of what this rank holds, one per tensor of its stage, in the plan's order; valid after
+        `reduce`."""
 
     def release(self) -> None:
         """Forget the gradients, after the optimizer has used them."""
@@ -63,14 +79,18 @@ class Strategy(Protocol):
     def place(self, tensor: TensorPlan, ask: Ask) -> TensorPlan:
         """The tensor with the placements and dtypes of its weights, gradients and optimizer state."""
 
+    def schedule(self, schedule: Schedule, ask: Ask) -> Schedule:
+        """The instruction lists, as those before it in ORDER have left them, with what it does differently."""
+
     def traffic(self, plan: Plan) -> Iterator[Traffic]:
         """Every collective that it issues in a step of `plan` (whose own traffic is not yet complete)."""
 
-    def divide(self, module: torch.nn.Module, groups: dict[str, ProcessGroup], plan: Plan) -> None:
-        """Change the module, while its parameters are on the meta device and take no memory, into this rank's part.
+    def divide(self, part: torch.nn.Module, here: Here) -> None:
+        """Change one chunk of the model, while its parameters are on the meta device and take no memory, into what this
+        rank holds of it. This and `gradients` are what needs torch."""
 
-        `groups` holds this rank's process group of each axis. This and `gradients` are what needs torch.
+    def gradients(self, parts: Sequence[torch.nn.Module], before: Gradients | None, here: Here) -> Gradients | None:
+        """Who looks after the gradients of the chunks, whose parameters now have memory.
+
+        `before` is whom the strategies before it in ORDER have put there: to be returned, or wrapped; None: nobody yet.
         """
-
-    def gradients(self, module: torch.nn.Module, groups: dict[str, ProcessGroup], plan: Plan) -> Gradients | None:
-        """Who looks after the gradients of the module, whose parameters now have memory; None: another strategy."""

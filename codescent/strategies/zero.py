@@ -3,19 +3,31 @@ Does not copy whole models (replicate does) and moves no byte itself: torch's fu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from codescent.plan import DTYPE_BYTES, WIDE, Collective, Placement, Plan, TensorPlan, Traffic, Verb, Work
-from codescent.strategies.strategy import SCALARS, Ask, Gradients
+from codescent.plan import (
+    DTYPE_BYTES,
+    WIDE,
+    Collective,
+    Mesh,
+    Placement,
+    Plan,
+    Schedule,
+    TensorPlan,
+    Traffic,
+    Verb,
+    Work,
+)
+from codescent.strategies.replicate import copies
+from codescent.strategies.strategy import Ask, Gradients, Here
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import ProcessGroup
 
-ROOT = ""
-"""The unit of the parameters that belong to no block."""
+ROOT = 0
+"""The unit of the parameters that belong to no block: the depth of the embedding stands for all of them."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +39,21 @@ class ZeroOptions:
     reduce_dtype: str
 
 
-def unit_of(name: str) -> str:
-    """What a parameter is gathered and reduced together with: its block ("blocks.3"), or the root."""
-    first, _, rest = name.partition(".")
-    return f"{first}.{rest.partition('.')[0]}" if first == "blocks" else ROOT
+def units(tensors: Sequence[TensorPlan], part: range, mesh: Mesh, num_layers: int) -> dict[int, int]:
+    """Elements that travel for each unit of a chunk of the model, root first: the root and each block by its depth.
 
-
-def units(tensors: tuple[TensorPlan, ...], degree: int) -> dict[str, int]:
-    """Elements that travel for each unit, root first: every first dim is padded to a multiple of the ranks."""
-    numels: dict[str, int] = {ROOT: 0}
+    Every first dim, of what the axes before have left, is padded to a multiple of the ranks.
+    """
+    degree = mesh.dp_shard
+    numels: dict[int, int] = {ROOT: 0}
     for tensor in tensors:
-        rows, *others = tensor.parameter.shape
+        depths = [depth for depth in tensor.parameter.depths if depth in part]
+        if not depths:
+            continue
+        placement = tensor.optimizer.without("dp_shard")
+        rows, *others = placement.sizes(tensor.parameter.shape, mesh)
         padded = replace(tensor.parameter, shape=(-(-rows // degree) * degree, *others))
-        unit = unit_of(tensor.parameter.name)
+        unit = depths[0] if 1 <= depths[0] <= num_layers else ROOT
         numels[unit] = numels.get(unit, 0) + padded.numel
     return numels
 
@@ -72,7 +86,7 @@ class Zero:
         in stage 3; below it they are masters beside the weights that forward and backward read."""
         if ask.mesh.degree(self.axis) == 1:
             return tensor
-        shard = Placement({**tensor.optimizer.shards, self.axis: 0})
+        shard = Placement({**tensor.optimizer.shards, self.axis: 0})  # of what the axes before have left
         master_dtype = tensor.optimizer_dtype
         if self.stage == 3:
             tensor = replace(tensor, weight_dtype=master_dtype, master_dtype="", weights=shard)
@@ -84,39 +98,52 @@ class Zero:
             gradients, gradient_dtype = shard, master_dtype
         return replace(tensor, gradient_dtype=gradient_dtype, gradients=gradients, optimizer=shard)
 
+    def schedule(self, schedule: Schedule, ask: Ask) -> Schedule:
+        """A step is the same list: gathers and reductions belong to FORWARD and BACKWARD."""
+        return schedule
+
     def traffic(self, plan: Plan) -> Iterator[Traffic]:
         """All-gathers of the weights before they are read, reduce-scatters of the gradients, one set per unit."""
-        degree = plan.mesh.degree(self.axis)
-        if degree == 1:
+        if plan.mesh.degree(self.axis) == 1:
             return
-        numels = units(plan.tensors, degree)
-        last = list(numels)[-1]
-        micro = plan.work.num_microbatches
-        gathers = micro if self.stage == 3 else 1
-        for unit, numel in numels.items():
-            yield self._gather(plan, unit, numel, Verb.FORWARD, gathers)
-        if self.stage == 3:
-            for unit in reversed([unit for unit in numels if unit not in (ROOT, last)]):
-                yield self._gather(plan, unit, numels[unit], Verb.BACKWARD, gathers)
-        dtype = self.wire_dtype(plan.work)
-        for unit, numel in reversed(numels.items()):
-            payload_bytes, what = numel * DTYPE_BYTES[dtype], f"gradients of {unit or 'the root'}"
-            times = 1 if self.stage == 1 else micro
-            yield Traffic(
-                Collective.REDUCE_SCATTER, self.axis, payload_bytes, dtype, Verb.BACKWARD, Verb.BACKWARD, what, times
-            )
-            if plan.mesh.dp_replicate > 1:
-                share = payload_bytes // degree
-                yield Traffic(
-                    Collective.ALL_REDUCE, "dp_replicate", share, dtype, Verb.BACKWARD, Verb.BACKWARD, what, times
-                )
-        yield Traffic(Collective.ALL_REDUCE, self.axis, SCALARS * 8, "fp64", Verb.REDUCE, None, "loss and wish to stop")
-        yield Traffic(Collective.ALL_REDUCE, self.axis, 8, "fp64", Verb.STEP, None, "square of the gradient norm")
+        for stage in range(plan.mesh.pp):
+            for chunk, part in enumerate(plan.schedule.parts(stage)):
+                numels = units(plan.tensors, part, plan.mesh, plan.work.num_layers)
+                yield from self._of_chunk(plan, stage, chunk, {u: numel for u, numel in numels.items() if numel})
 
-    def _gather(self, plan: Plan, unit: str, numel: int, verb: Verb, times: int) -> Traffic:
+    def _of_chunk(self, plan: Plan, stage: int, chunk: int, numels: dict[int, int]) -> Iterator[Traffic]:
+        at = stage if plan.mesh.pp > 1 else None
+        last = list(numels)[-1]
         dtype = plan.work.precision
-        what = f"weights of {unit or 'the root'}"
-        return Traffic(Collective.ALL_GATHER, self.axis, numel * DTYPE_BYTES[dtype], dtype, verb, verb, what, times)
+        for unit, numel in numels.items():
+            for verb, times in self._gathers(plan, stage, chunk, freed=unit not in (ROOT, last)).items():
+                payload_bytes, what = numel * DTYPE_BYTES[dtype], f"weights of {_named(unit)}"
+                yield Traffic(Collective.ALL_GATHER, self.axis, payload_bytes, dtype, verb, verb, what, times, at)
+        dtype, verb = self.wire_dtype(plan.work), Verb.BACKWARD
+        times = 1 if self.stage == 1 else plan.work.num_microbatches
+        for unit, numel in reversed(numels.items()):
+            payload_bytes, what = numel * DTYPE_BYTES[dtype], f"gradients of {_named(unit)}"
+            yield Traffic(Collective.REDUCE_SCATTER, self.axis, payload_bytes, dtype, verb, verb, what, times, at)
+            if plan.mesh.degree(copies(plan.mesh)) > 1:
+                share, axis = payload_bytes // plan.mesh.dp_shard, copies(plan.mesh)
+                yield Traffic(Collective.ALL_REDUCE, axis, share, dtype, verb, verb, what, times, at)
+
+    def _gathers(self, plan: Plan, stage: int, chunk: int, *, freed: bool) -> dict[Verb, int]:
+        """How often a unit's weights are gathered by each verb, going by the stage's instruction list.
+
+        Below stage 3 they are there until the last backward pass. In stage 3 they are freed after each backward pass,
+        and where `freed` after each forward pass too.
+        """
+        gathers: dict[Verb, int] = {}
+        there = False
+        for instruction in plan.schedule.programs[stage]:
+            if instruction.chunk != chunk or instruction.verb not in (Verb.FORWARD, Verb.BACKWARD):
+                continue
+            if not there:
+                gathers[instruction.verb] = gathers.get(instruction.verb, 0) + 1
+            forward = instruction.verb is Verb.FORWARD
+            there = self.stage < 3 or (forward and not freed)
+        return gathers
 
     def wire_dtype(self, work: Work) -> str:
         """Dtype in which gradients travel."""
@@ -128,18 +155,21 @@ class Zero:
         """Whether micro-batches are added before the reduce-scatter: fully_shard does that in the dtype it sends."""
         return work.num_microbatches > 1 and self.stage == 1
 
-    def divide(self, module: torch.nn.Module, groups: dict[str, ProcessGroup], plan: Plan) -> None:
-        """Every block, and what is left of the module, becomes a unit of fully_shard."""
-        if plan.mesh.degree(self.axis) > 1:
+    def divide(self, part: torch.nn.Module, here: Here) -> None:
+        """Every block, and what is left of the chunk, becomes a unit of fully_shard."""
+        if here.plan.mesh.degree(self.axis) > 1:
             from codescent.strategies.shards import shard_  # noqa: PLC0415 - keeps torch out of planning
 
-            wire_dtype = self.wire_dtype(plan.work)
-            shard_(module, groups, plan, stage=self.stage, wire_dtype=wire_dtype)
+            shard_(part, here, stage=self.stage, wire_dtype=self.wire_dtype(here.plan.work))
 
-    def gradients(self, module: torch.nn.Module, groups: dict[str, ProcessGroup], plan: Plan) -> Gradients | None:
+    def gradients(self, parts: Sequence[torch.nn.Module], before: Gradients | None, here: Here) -> Gradients | None:
         """Of the shards, where there are any."""
-        if plan.mesh.degree(self.axis) == 1:
-            return None
+        if here.plan.mesh.degree(self.axis) == 1:
+            return before
         from codescent.strategies.shards import ShardedGradients  # noqa: PLC0415 - keeps torch out of planning
 
-        return ShardedGradients(module, groups, self.stage)
+        return ShardedGradients(parts, self.stage)
+
+
+def _named(unit: int) -> str:
+    return "the root" if unit == ROOT else f"block {unit - 1}"

@@ -1,9 +1,10 @@
-"""In: a config, a plan, this rank's world, an open dataset. Out: module, optimizer, loader and executor, ready to step.
+"""In: a config, a plan, this rank's world, an open dataset. Out: the parts of the model, optimizer, loader, executor.
 Does not run a step, does not write a file, and names no strategy: it applies those of ORDER in their order."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,9 +15,9 @@ from codescent import models
 from codescent.build import chosen, model_shape
 from codescent.data.dataset import Dataset
 from codescent.data.loader import Loader, Sampler
-from codescent.models.initialize import initialize_
-from codescent.plan import WIDE, Parameter, Plan, TensorPlan
-from codescent.strategies import Gradients, Strategy
+from codescent.models.initialize import draw_
+from codescent.plan import DIVIDING, WIDE, Plan, TensorPlan
+from codescent.strategies import Gradients, Here, Strategy
 from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.train.execute import Executor
 from codescent.train.optimize import Optimizer, Weight
@@ -32,14 +33,14 @@ class Trainer:
     """All that one rank needs to train."""
 
     executor: Executor
-    module: nn.Module
+    parts: list[nn.Module]
     optimizer: Optimizer
     loader: Loader
 
     def close(self) -> None:
         """Stop reading ahead, let go of process groups."""
         self.loader.close()
-        self.executor.gradients.close()
+        self.executor.close()
 
 
 def assemble(config: Config, plan: Plan, world: World, dataset: Dataset, first_step: int, stop: StopRequest) -> Trainer:
@@ -49,80 +50,99 @@ def assemble(config: Config, plan: Plan, world: World, dataset: Dataset, first_s
         UserError: the corpus is too short for a batch, or a lever that is asked for is not available.
     """
     shape = model_shape(config, dataset.vocab_size)
-    parameters = models.parameters_of(config.model.kind, shape)
-    module = models.construct(config.model.kind, shape, config.train.head_chunk_tokens, device="meta")
-    module.to(TORCH_DTYPE[WIDE[config.train.precision]])
-    strategies = chosen(config.parallel)
-    for strategy in strategies:
-        strategy.divide(module, world.groups, plan)
-    module.to_empty(device=world.device)
-    weights = _initialise(module, config, parameters, plan)
-    gradients = _gradients(module, strategies, world, plan)
-    _compile(module, config.train.compile)
-    optimizer = Optimizer(weights, config.optimizer, world.sum_over)
+    strategies, here = chosen(config.parallel), Here(plan, world.place.rank, world.groups)
+    parts = []
+    for depths in plan.schedule.parts(world.stage):
+        part = models.construct(config.model.kind, shape, config.train.head_chunk_tokens, "meta", depths)
+        part.to(TORCH_DTYPE[WIDE[config.train.precision]])
+        for strategy in strategies:
+            strategy.divide(part, here)
+        parts.append(part.to_empty(device=world.device))
+    weights = _initialise(parts, config, here)
+    gradients = _gradients(parts, strategies, here)
+    for part in parts:
+        _compile(part, config.train.compile)
+    parted = plan.mesh.joint(*DIVIDING)
+    divided = plan.mesh.degree(parted) > 1
+    optimizer = Optimizer(weights, config.optimizer, partial(world.sum_over, axis=parted) if divided else None)
     loader = _loader(config, plan, world, dataset, first_step)
-    executor = Executor(
-        plan, world.stage, module, gradients, optimizer, loader, world.device, config.run.seed, stop.wished
-    )
-    return Trainer(executor, module, optimizer, loader)
+    executor = Executor(plan, world, parts, gradients, optimizer, loader, config.run.seed, stop.wished)
+    return Trainer(executor, parts, optimizer, loader)
 
 
-def _initialise(module: nn.Module, config: Config, parameters: tuple[Parameter, ...], plan: Plan) -> list[Weight]:
+def _initialise(parts: list[nn.Module], config: Config, here: Here) -> list[Weight]:
     """Initial values, and the master copies of bf16 weights, which keep the values that rounding takes from them.
 
     Where a strategy has made DTensors of the parameters, these are the masters: it makes what forward reads itself.
     """
-    initialize_(module, config.run.seed, parameters)
-    there = dict(module.named_parameters())
-    masters = {name: tensor.data for name, tensor in there.items()}
-    if not any(isinstance(tensor, DTensor) for tensor in there.values()):
-        module.to(TORCH_DTYPE[config.train.precision])
-    return [
-        _weight(tensor, module.get_parameter(tensor.parameter.name), masters[tensor.parameter.name], plan)
-        for tensor in plan.tensors
-    ]
+    masters = {name: _local(tensor) for part in parts for name, tensor in part.named_parameters()}
+    assert list(masters) == [tensor.parameter.name for tensor in here.tensors], "other parameters than the plan's"
+    weights = {tensor.parameter.name: _weight(tensor, masters[tensor.parameter.name], here) for tensor in here.tensors}
+    draw_(
+        config.run.seed,
+        [(tensor.parameter, masters[tensor.parameter.name], _slices(tensor, here)) for tensor in here.tensors],
+    )
+    for part in parts:
+        if not any(isinstance(tensor, DTensor) for tensor in part.parameters()):
+            part.to(TORCH_DTYPE[config.train.precision])
+            for name, tensor in part.named_parameters():
+                if tensor.dtype == masters[name].dtype:
+                    weights[name] = replace(weights[name], tensor=tensor, master=tensor)
+                else:
+                    weights[name] = replace(weights[name], tensor=tensor)
+    return list(weights.values())
 
 
-def _weight(planned: TensorPlan, tensor: torch.Tensor, master: torch.Tensor, plan: Plan) -> Weight:
-    name, decay, axes = planned.parameter.name, planned.parameter.decay, planned.optimizer.axes(plan.mesh)
-    if isinstance(master, DTensor):
-        with torch.no_grad():
-            local = master.to_local()
-        return Weight(name, local, local, decay, axes, whole=master)
-    same = tensor.dtype == master.dtype
-    return Weight(name, tensor, tensor if same else master, decay, axes)
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a parameter, without the gradients' history."""
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor.data
 
 
-def _gradients(module: nn.Module, strategies: list[Strategy], world: World, plan: Plan) -> Gradients:
-    """The one strategy that looks after gradients in this layout."""
-    (owner,) = (g for strategy in strategies if (g := strategy.gradients(module, world.groups, plan)) is not None)
+def _slices(tensor: TensorPlan, here: Here) -> tuple[slice, ...]:
+    box = tensor.optimizer.box(tensor.parameter.shape, here.plan.mesh, here.rank)
+    return tuple(slice(start, stop) for start, stop in box)
+
+
+def _weight(tensor: TensorPlan, master: torch.Tensor, here: Here) -> Weight:
+    """What the optimizer and checkpoints know of a tensor; of the ranks with the same part the first counts it."""
+    divided = tensor.optimizer.axes(here.plan.mesh)
+    starts = tuple(part.start for part in _slices(tensor, here))
+    counts = here.plan.stages_of(tensor)[0] == here.coordinates["pp"] and all(
+        here.coordinates[axis] == 0 for axis in DIVIDING if axis not in ("pp", *divided)
+    )
+    parameter = tensor.parameter
+    offsets = starts if divided else None
+    return Weight(parameter.name, master, master, parameter.decay, parameter.shape, offsets, counts)
+
+
+def _gradients(parts: list[nn.Module], strategies: list[Strategy], here: Here) -> Gradients:
+    """Who looks after gradients in this layout: what one strategy has put there the next may wrap."""
+    owner: Gradients | None = None
+    for strategy in strategies:
+        owner = strategy.gradients(parts, owner, here)
+    assert owner is not None
     return owner
 
 
-def _compile(module: nn.Module, what: str) -> None:
+def _compile(part: nn.Module, what: str) -> None:
     if what == "model":
-        module.compile()
+        part.compile()
     elif what == "blocks":
-        blocks = module.blocks
-        assert isinstance(blocks, nn.ModuleList)
-        for block in blocks:
+        assert isinstance(part.blocks, nn.ModuleDict)
+        for block in part.blocks.values():
             block.compile()
 
 
 def _loader(config: Config, plan: Plan, world: World, dataset: Dataset, first_step: int) -> Loader:
-    work = plan.work
+    work, rank = plan.work, world.place.rank
     sampler = Sampler(config.run.seed, dataset.train.num_samples(work.seq_len), work.global_batch_size)
-    share = work.microbatch_size * work.num_microbatches
-    first = plan.mesh.dp_index(world.place.rank) * share
-    positions = [
-        (first + number * work.microbatch_size, first + (number + 1) * work.microbatch_size)
-        for number in range(work.num_microbatches)
-    ]
+    mine = [plan.samples(rank, number) for number in range(work.num_microbatches)]
     return Loader(
         dataset.train,
         sampler,
         work.seq_len,
-        positions,
+        [(samples.start, samples.stop) for samples in mine],
         first_step,
         config.data.prefetch,
         pin_memory=world.device.type == "cuda",

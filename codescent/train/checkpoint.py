@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -41,8 +40,10 @@ from codescent.train.checkpoint_storage import (
     BalancedSavePlanner,
     CheckedReader,
     CheckedWriter,
+    PieceLoadPlanner,
     SaveOrder,
 )
+from codescent.train.piece import Piece
 
 __all__ = ["CheckpointError", "Checkpoints", "Saved", "read_tensors"]
 
@@ -82,7 +83,7 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        tensors: Mapping[str, torch.Tensor],
+        tensors: Mapping[str, torch.Tensor | Piece],
         state: Mapping[str, Any],
         validation_loss: float | None = None,
     ) -> Path:
@@ -91,7 +92,7 @@ class Checkpoints:
         Args:
             step: steps done; an older checkpoint of the same step is replaced.
             tensors: by name. A plain tensor is taken to be equal on the ranks that have it and is written by one of
-                them; a DTensor is written shard by shard.
+                them; of a Piece or a DTensor every part is.
             state: JSON data, rank 0's.
             validation_loss: what `keep_best` compares; None or NaN is never the best.
 
@@ -153,12 +154,12 @@ class Checkpoints:
         for path in self.incomplete():
             _remove(path)
 
-    def load(self, saved: Saved, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    def load(self, saved: Saved, tensors: Mapping[str, torch.Tensor | Piece]) -> dict[str, Any]:
         """Load every tensor in place, in whatever layout it has now. No tensor changes before all files are verified.
 
         Args:
             saved: from `latest`, the same on every rank.
-            tensors: by name, all those that the checkpoint has between the ranks; a DTensor gets its own shard.
+            tensors: by name, between the ranks all of the checkpoint; a Piece or a DTensor gets its own part.
 
         Returns:
             The state that was saved.
@@ -313,7 +314,7 @@ def _manifest_of(step: int, path: Path) -> Manifest:
     return manifest
 
 
-def _misfits(manifest: Manifest, tensors: Mapping[str, torch.Tensor], wanted: set[str]) -> list[str]:
+def _misfits(manifest: Manifest, tensors: Mapping[str, torch.Tensor | Piece], wanted: set[str]) -> list[str]:
     """Where the checkpoint is not of these tensors: missing ones, other shapes and dtypes, then extra ones."""
     problems = []
     for name, tensor in sorted(tensors.items()):
@@ -350,8 +351,8 @@ def _share_of(files: Mapping[str, StoredFile]) -> list[str]:
     return mine
 
 
-def _read(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor], no_dist: bool) -> None:
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+def _read(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor | Piece], no_dist: bool) -> None:
+    planner = PieceLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         with _dcp_quiet(), torch.no_grad():
             load(dict(tensors), storage_reader=CheckedReader(path, manifest), planner=planner, no_dist=no_dist)

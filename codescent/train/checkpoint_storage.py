@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -38,6 +38,7 @@ from codescent.train.checkpoint_manifest import (
     StoredTensor,
     refusal,
 )
+from codescent.train.piece import Piece
 
 DTYPE_CODES: dict[torch.dtype, str] = {
     torch.float64: "F64",
@@ -104,6 +105,28 @@ class BalancedSavePlanner(DefaultSavePlanner):
             chosen[rank].append(item)
         plans = [dataclasses.replace(plan, items=items) for plan, items in zip(all_plans, chosen)]
         return super().create_global_plan(plans)
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """What is to be written: of a Piece, this rank's part."""
+        found = self.state_dict[index.fqn]
+        return found.local if isinstance(found, Piece) else super().lookup_object(index)
+
+
+class PieceLoadPlanner(DefaultLoadPlanner):
+    """DCP's own, for Pieces too."""
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """DCP's own would fill a copy of what it does not know."""
+        known = {name: tensor for name, tensor in state_dict.items() if not isinstance(tensor, Piece)}
+        super().set_up_planner(known, metadata, is_coordinator)
+        self.state_dict = self.original_state_dict = state_dict
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        """What is to be filled: of a Piece, this rank's part."""
+        found = self.state_dict[index.fqn]
+        return found.local if isinstance(found, Piece) else super().lookup_tensor(index)
 
 
 class CheckedWriter(StorageWriter):

@@ -1,24 +1,34 @@
-"""In: a plan's instruction list, a module, its gradients, an optimizer, a loader. Out: one step done, and its times.
+"""In: a plan's instruction list, parts of a model, gradients, optimizer, loader. Out: one step done, and its times.
 Does not decide what a step consists of (the plan does) and knows no strategy by name: cost/simulate is its twin."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 import torch
 
 from codescent.data.loader import Batch, Loader
-from codescent.plan import Instruction, Plan, Verb
+from codescent.models.linear import Later
+from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Collective, Instruction, Plan, Verb
 from codescent.strategies import Gradients
+from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.train.optimize import Optimizer
+from codescent.train.world import World
 
 PART: dict[Verb, str] = {
     Verb.LOAD: "data_s",
     Verb.FORWARD: "compute_s",
     Verb.BACKWARD: "compute_s",
+    Verb.BACKWARD_INPUT: "compute_s",
+    Verb.BACKWARD_WEIGHT: "compute_s",
+    Verb.SEND_ACTIVATION: "exposed_comm_s",
+    Verb.RECEIVE_ACTIVATION: "exposed_comm_s",
+    Verb.SEND_GRADIENT: "exposed_comm_s",
+    Verb.RECEIVE_GRADIENT: "exposed_comm_s",
     Verb.REDUCE: "exposed_comm_s",
     Verb.STEP: "optimizer_s",
 }
@@ -39,13 +49,32 @@ class StepResult:
 
 
 class Trainable(Protocol):
-    """What the executor asks of a module: the sum of a micro-batch's token losses, its gradients scaled."""
+    """What the executor asks of a part of a model.
+
+    Attributes:
+        embeds: whether it begins with the embedding: it reads tokens; else activations.
+        ends: whether it ends with the head: it gives the sum of the token losses; else activations.
+        later: what its backward passes have put off, where they do.
+    """
+
+    embeds: bool
+    ends: bool
+    later: Later
+    training: bool
+
+    def train(self, mode: bool = True) -> object:
+        """Switch dropout on or off."""
 
     def set_dropout_context(self, seed: int, step: int, sample_ids_B: torch.Tensor) -> None:
         """Says which samples the next forward pass reads."""
 
-    def __call__(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor, *, loss_scale: float) -> torch.Tensor:
-        """The sum of the losses; their gradients come out multiplied by `loss_scale`."""
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """The weights."""
+
+    def __call__(
+        self, inputs: torch.Tensor, targets_BT: torch.Tensor | None = None, *, loss_scale: float = 1.0
+    ) -> torch.Tensor:
+        """The sum of the losses, whose gradients come out multiplied by `loss_scale`; or activations [B, T, D]."""
 
 
 class Stopwatch:
@@ -85,12 +114,12 @@ class Executor:
     """Walks one pipeline stage's instruction list, step after step.
 
     Args:
-        plan: the plan; `stage` is this rank's program in it.
-        module: as the strategies have left it.
-        gradients: who looks after its gradients.
+        plan: the plan.
+        world: this rank, its stage and its process groups.
+        parts: the chunks of this stage, as the strategies have left them.
+        gradients: who looks after their gradients.
         optimizer: owner of the weights.
         loader: owner of this rank's batches.
-        device: where the module computes.
         seed: the run's seed, for dropout masks.
         wish_to_stop: asked once per step; its answer is shared by all ranks.
     """
@@ -98,39 +127,45 @@ class Executor:
     def __init__(
         self,
         plan: Plan,
-        stage: int,
-        module: torch.nn.Module,
+        world: World,
+        parts: Sequence[torch.nn.Module],
         gradients: Gradients,
         optimizer: Optimizer,
         loader: Loader,
-        device: torch.device,
         seed: int,
         wish_to_stop: Callable[[], bool],
     ) -> None:
         self.plan = plan
-        self.program = plan.schedule.programs[stage]
-        self.module = cast(Trainable, module)
+        self.world = world
+        self.program = plan.schedule.programs[world.stage]
+        self.chunks = [Chunk(part) for part in parts]
         self.gradients = gradients
         self.optimizer = optimizer
         self.loader = loader
-        self.device = device
+        self.device = world.device
         self.seed = seed
         self.wish_to_stop = wish_to_stop
-        self.watch = Stopwatch(device)
+        self.messages = world.messages(TORCH_DTYPE[plan.work.precision], message_shape(plan))
+        self.watch = Stopwatch(self.device)
         self.arms: dict[Verb, Callable[[Instruction], None]] = {
             Verb.LOAD: self._load,
             Verb.FORWARD: self._forward,
             Verb.BACKWARD: self._backward,
+            Verb.BACKWARD_INPUT: self._backward_input,
+            Verb.BACKWARD_WEIGHT: self._backward_weight,
+            Verb.SEND_ACTIVATION: self._send_activation,
+            Verb.RECEIVE_ACTIVATION: self._receive_activation,
+            Verb.SEND_GRADIENT: self._send_gradient,
+            Verb.RECEIVE_GRADIENT: self._receive_gradient,
             Verb.REDUCE: self._reduce,
             Verb.STEP: self._step,
         }
         self.number = 0
         self.rate = 0.0
         self.batches: list[Batch] = []
-        self.losses: dict[int, torch.Tensor] = {}
         self.batch: Batch | None = None
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self.sums = torch.zeros(2, dtype=torch.float64)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.sums = torch.zeros(SCALARS, dtype=torch.float64)
         self.grad_norm = 0.0
 
     def step(self, number: int, rate: float) -> StepResult:
@@ -138,43 +173,166 @@ class Executor:
         self.number, self.rate = number, rate
         self.loss_sum.zero_()
         self.watch.lap("begin")
+        self.messages.begin(self.program, self.plan.work.microbatch_size)
         for instruction in self.program:
             self.arms[instruction.verb](instruction)
             self.watch.lap(PART[instruction.verb])
         loss, stops = self.sums.tolist()
         return StepResult(loss / self.plan.work.tokens, self.grad_norm, stops > 0, self.watch.read())
 
+    @contextmanager
+    def evaluating(self) -> Iterator[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+        """A function that gives the sum of the token losses of tokens and targets [B, T], without gradients; 0 on the
+        stages that do not compute it. Every stage calls it for the same batches."""
+        training = [chunk.part.training for chunk in self.chunks]
+        for chunk in self.chunks:
+            chunk.part.train(False)
+        with torch.no_grad():
+            yield self._evaluate
+        self.messages.end()
+        for chunk, mode in zip(self.chunks, training, strict=True):
+            chunk.part.train(mode)
+
+    def _evaluate(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+        stage, degree = self.world.stage, self.plan.mesh.pp
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        receives = [
+            Instruction(Verb.RECEIVE_ACTIVATION, 0, chunk=number, peer=(stage - 1) % degree)
+            for number, chunk in enumerate(self.chunks)
+            if not chunk.part.embeds
+        ]
+        self.messages.begin(receives, len(tokens_BT))
+        for number, chunk in enumerate(self.chunks):
+            inputs = tokens_BT if chunk.part.embeds else self.messages.receive(receives.pop(0))
+            if chunk.part.ends:
+                loss += chunk.part(inputs, targets_BT)
+            else:
+                to = Instruction(Verb.SEND_ACTIVATION, 0, chunk=number, peer=(stage + 1) % degree)
+                self.messages.send(to, chunk.part(inputs))
+        return loss
+
+    def sum_of_losses(self, loss: torch.Tensor) -> torch.Tensor:
+        """Over all the ranks, in place; of ranks that have computed the same loss the first counts."""
+        if self.plan.mesh.coordinates(self.world.place.rank)["tp"] > 0:
+            loss.zero_()
+        return self.world.sum_over(loss, self.plan.mesh.joint(*AXES))
+
+    def close(self) -> None:
+        """Let go of process groups."""
+        self.gradients.close()
+        self.messages.close()
+
     def _load(self, instruction: Instruction) -> None:
         if instruction.microbatch == 0:
             self.batches = self.loader.next()
-        assert instruction.microbatch is not None
-        batch = self.batches[instruction.microbatch]
+        batch = self.batches[_microbatch(instruction)]
         self.batch = Batch(
-            batch.tokens_BT.to(self.device, non_blocking=True),
-            batch.targets_BT.to(self.device, non_blocking=True),
-            batch.sample_ids_B.to(self.device, non_blocking=True),
+            batch.tokens_BT.to(self.device, non_blocking=True), batch.targets_BT.to(self.device, non_blocking=True)
         )
 
     def _forward(self, instruction: Instruction) -> None:
-        assert self.batch is not None
-        assert instruction.microbatch is not None
-        self.module.set_dropout_context(self.seed, self.number, self.batch.sample_ids_B)
-        self.losses[instruction.microbatch] = self.module(
-            self.batch.tokens_BT, self.batch.targets_BT, loss_scale=1.0 / self.plan.work.tokens
+        chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
+        samples = self.plan.samples(self.world.place.rank, number)
+        chunk.part.set_dropout_context(
+            self.seed, self.number, torch.arange(samples.start, samples.stop, device=self.device)
         )
+        if chunk.part.embeds:
+            assert self.batch is not None
+            inputs = self.batch.tokens_BT
+        else:
+            inputs = chunk.inputs[number].requires_grad_()
+        if chunk.part.ends:
+            assert self.batch is not None
+            loss = chunk.part(inputs, self.batch.targets_BT, loss_scale=1.0 / self.plan.work.tokens)
+            chunk.outputs[number] = loss
+            self.loss_sum += loss.detach()
+        else:
+            chunk.outputs[number] = chunk.part(inputs)
 
     def _backward(self, instruction: Instruction) -> None:
-        assert instruction.microbatch is not None
-        loss = self.losses.pop(instruction.microbatch)
-        self.gradients.before_backward(last=instruction.last)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.loss_sum += loss.detach()
+        chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
+        self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk)
+        torch.autograd.backward(chunk.outputs.pop(number), chunk.output_gradients.pop(number, None))
+        if not chunk.part.embeds:
+            chunk.input_gradients[number] = _gradient(chunk.inputs.pop(number))
+
+    def _backward_input(self, instruction: Instruction) -> None:
+        """The chain of activations' gradients; the products of the linear layers' weights put themselves off."""
+        chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
+        weights = list(chunk.part.parameters())
+        wanted = weights if chunk.part.embeds else [chunk.inputs.pop(number), *weights]
+        found = list(
+            torch.autograd.grad(
+                chunk.outputs.pop(number), wanted, chunk.output_gradients.pop(number, None), allow_unused=True
+            )
+        )
+        if not chunk.part.embeds:
+            chunk.input_gradients[number] = found.pop(0)
+        made: list[tuple[torch.Tensor, torch.Tensor]] = [
+            (weight, gradient) for weight, gradient in zip(weights, found, strict=True) if gradient is not None
+        ]
+        chunk.put_off[number] = made, list(chunk.part.later)
+        chunk.part.later.clear()
+
+    def _backward_weight(self, instruction: Instruction) -> None:
+        """What was put off; all of the chunk's gradients arrive now, as in one backward pass."""
+        chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
+        made, later = chunk.put_off.pop(number)
+        made += [(weight, make()) for weight, make in later]
+        self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk)
+        torch.autograd.backward([weight for weight, _ in made], [gradient for _, gradient in made])
+
+    def _send_activation(self, instruction: Instruction) -> None:
+        self.messages.send(instruction, self.chunks[instruction.chunk].outputs[_microbatch(instruction)])
+
+    def _receive_activation(self, instruction: Instruction) -> None:
+        self.chunks[instruction.chunk].inputs[_microbatch(instruction)] = self.messages.receive(instruction)
+
+    def _send_gradient(self, instruction: Instruction) -> None:
+        self.messages.send(instruction, self.chunks[instruction.chunk].input_gradients.pop(_microbatch(instruction)))
+
+    def _receive_gradient(self, instruction: Instruction) -> None:
+        self.chunks[instruction.chunk].output_gradients[_microbatch(instruction)] = self.messages.receive(instruction)
 
     def _reduce(self, instruction: Instruction) -> None:
-        scalars = torch.stack((self.loss_sum, torch.full_like(self.loss_sum, float(self.wish_to_stop()))))
-        self.gradients.reduce(scalars)
+        """The gradients, and the sums that every rank makes (of ranks with the same loss the first counts it)."""
+        self.messages.end()
+        counted = float(self.plan.mesh.coordinates(self.world.place.rank)["tp"] == 0)
+        wish = torch.full_like(self.loss_sum, float(self.wish_to_stop()))
+        scalars = torch.stack((self.loss_sum * counted, wish))
+        self.world.sum_over(scalars, self.plan.mesh.joint(*AXES))
+        self.gradients.reduce()
         self.sums = scalars.cpu()
 
     def _step(self, instruction: Instruction) -> None:
         self.grad_norm = self.optimizer.step(self.gradients.collect(), self.rate)
         self.gradients.release()
+
+
+class Chunk:
+    """A chunk of the model on this rank, and what of each micro-batch is between its forward and backward pass."""
+
+    def __init__(self, part: torch.nn.Module) -> None:
+        self.part = cast(Trainable, part)
+        self.inputs: dict[int, torch.Tensor] = {}
+        self.outputs: dict[int, torch.Tensor] = {}
+        self.output_gradients: dict[int, torch.Tensor] = {}
+        self.input_gradients: dict[int, torch.Tensor] = {}
+        self.put_off: dict[int, tuple[list[tuple[torch.Tensor, torch.Tensor]], Later]] = {}
+
+
+def message_shape(plan: Plan) -> tuple[int, int]:
+    """[T, D] of a sample's activations as one stage sends them to the next; T is as many positions as a rank has."""
+    work, sent = plan.work, [t.payload_bytes for t in plan.traffic if t.collective is Collective.SEND]
+    position_bytes = work.microbatch_size * work.hidden_dim * DTYPE_BYTES[work.precision]
+    return (sent[0] // position_bytes if sent else work.seq_len), work.hidden_dim
+
+
+def _microbatch(instruction: Instruction) -> int:
+    assert instruction.microbatch is not None
+    return instruction.microbatch
+
+
+def _gradient(tensor: torch.Tensor) -> torch.Tensor:
+    assert tensor.grad is not None
+    return tensor.grad

@@ -61,7 +61,7 @@ def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, re
         world.in_turn(lambda: prepare_dataset(config, progress=world.is_first))
         dataset = open_dataset(prepare_dataset(config, progress=False))
         plan = plan_with(config, dataset, place.world_size)
-        world.divide(plan.mesh)
+        world.divide(plan)
         world.from_first(lambda: machine.refuse_too_large(plan, world.device, place.local_world_size))
         with StopRequest(alone=place.world_size == 1) as stop:
             return _Run(config, plan, world, dataset, stop, flops_of(plan), resume=resume).run()
@@ -231,9 +231,7 @@ class _Run:
             )
 
     def _validate(self) -> float:
-        return validation_loss(
-            self.trainer.module, self.dataset.validation, self.plan, self.world, self.config.train.eval_samples
-        )
+        return validation_loss(self.trainer.executor, self.dataset.validation, self.config.train.eval_samples)
 
     def _record(self, step: int, rate: float, result: StepResult, step_s: float, val_loss: float | None) -> None:
         if self.folder is None:

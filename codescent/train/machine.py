@@ -137,19 +137,19 @@ def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int) ->
     Raises:
         UserError: bytes needed and bytes there are.
     """
-    state_bytes = sum(tensor.state_bytes(plan.mesh) for tensor in plan.tensors)
+    by_stage = [sum(tensor.state_bytes(plan.mesh) for tensor in plan.held_by(s)) for s in range(plan.mesh.pp)]
     if device.type == "cuda":
-        needed_bytes, there_bytes = state_bytes, torch.cuda.get_device_properties(device).total_memory
+        needed_bytes, there_bytes = max(by_stage), torch.cuda.get_device_properties(device).total_memory
         where = "the device"
     else:
-        needed_bytes, there_bytes = state_bytes * local_world_size, _host_memory_bytes()
+        needed_bytes, there_bytes = sum(by_stage) * local_world_size // plan.mesh.pp, _host_memory_bytes()
         where = "this machine"
     if needed_bytes > there_bytes:
         raise UserError(
             f"the model has {plan.num_parameters:,} parameters: weights, gradients and optimizer state of "
             f"{local_world_size if device.type == 'cpu' else 1} rank(s) take {needed_bytes / 2**30:,.1f} GiB, and "
             f"{where} has {there_bytes / 2**30:,.1f} GiB; take a smaller model, more machines, or divide it "
-            "(parallel.dp_shard)"
+            "(parallel.dp_shard, tp, pp)"
         )
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.tensor import DTensor
+
+from codescent.train.piece import Piece
 
 if TYPE_CHECKING:
     from codescent.config import Optimizer as OptimizerConfig
@@ -49,32 +50,23 @@ class Weight:
     """A trainable tensor on this rank: its name, the tensor that forward reads, the master copy that the optimizer
     updates (the same tensor, unless weights are bf16), and whether weight decay applies.
 
-    `axes`: mesh axes over whose ranks the tensor is divided; `whole`: then the DTensor of which this is the local part.
+    Where it is divided over ranks, `shape` is that of the whole and `offsets` say where in it this part begins.
+    `counted`: whether this rank counts it in the norm; of ranks that hold the same part, one does.
     """
 
     name: str
     tensor: torch.Tensor
     master: torch.Tensor
     decay: bool
-    axes: tuple[str, ...] = ()
-    whole: DTensor | None = None
+    shape: tuple[int, ...] = ()
+    offsets: tuple[int, ...] | None = None
+    counted: bool = True
 
-    def named(self, value: torch.Tensor) -> torch.Tensor:
-        """A tensor of the master's shape (the master, its moments) as a checkpoint knows it: a DTensor if divided."""
-        if self.whole is None or value.shape != self.master.shape:
+    def named(self, value: torch.Tensor) -> torch.Tensor | Piece:
+        """A tensor of the master's shape (the master, its moments) as a checkpoint knows it: a Piece if divided."""
+        if self.offsets is None or value.shape != self.master.shape:
             return value
-        whole = self.whole
-        return DTensor.from_local(
-            value, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
-        )
-
-
-SumOver = Callable[[torch.Tensor, str], torch.Tensor]
-"""Adds a tensor over the ranks of an axis, in place, and returns it."""
-
-
-def _undivided(values: torch.Tensor, axis: str) -> torch.Tensor:
-    raise AssertionError(f"weights are divided over {axis}, but nothing was given that adds over it")
+        return Piece(value, torch.Size(self.shape), self.offsets)
 
 
 class Unit:
@@ -110,14 +102,19 @@ class Optimizer:
     Args:
         weights: every trainable tensor that this rank has a part of, in the plan's order.
         config: the section [optimizer].
-        sum_over: used for the norm where weights are divided.
+        sum_parts: adds a tensor on the CPU, in place, over the ranks that hold other parts of the model; None: this
+            rank holds all of it.
     """
 
-    def __init__(self, weights: Sequence[Weight], config: OptimizerConfig, sum_over: SumOver = _undivided) -> None:
+    def __init__(
+        self,
+        weights: Sequence[Weight],
+        config: OptimizerConfig,
+        sum_parts: Callable[[torch.Tensor], object] | None = None,
+    ) -> None:
         self.weights = list(weights)
         self.config = config
-        self.sum_over = sum_over
-        self.divided = any(weight.axes for weight in self.weights)
+        self.sum_parts = sum_parts
         self.masters = [weight.master for weight in self.weights]
         self.narrow = any(weight.master is not weight.tensor for weight in self.weights)
         self.units = self._make_units()
@@ -179,8 +176,8 @@ class Optimizer:
         """
         first = self.units[0]
         once = len(self.units) == 1 and first.wide is not None  # cast for the norm, they are ready for the update
-        if self.divided:
-            norm = self._norm_of_parts(gradients)
+        if self.sum_parts is not None:
+            norm = self._norm_of_parts(gradients, self.sum_parts)
         else:
             norm = float(torch.linalg.vector_norm(first.cast(gradients))) if once else gradient_norm(gradients)
         if not math.isfinite(norm):
@@ -192,18 +189,13 @@ class Optimizer:
             self._update(unit, gradients, norm)
         return norm
 
-    def _norm_of_parts(self, gradients: Sequence[torch.Tensor]) -> float:
-        """The norm of the whole: squares of parts are added over the axes that divide them, each whole counted once."""
-        parts: dict[tuple[str, ...], list[torch.Tensor]] = {}
-        for weight, gradient in zip(self.weights, gradients, strict=True):
-            parts.setdefault(weight.axes, []).append(gradient)
-        total = 0.0
-        for axes in sorted({weight.axes for weight in self.weights}):
-            norm = gradient_norm(parts[axes])
-            square = torch.tensor(norm * norm, dtype=torch.float64)  # `**` raises where the product is infinite
-            for axis in axes:
-                self.sum_over(square, axis)
-            total += float(square)
+    def _norm_of_parts(self, gradients: Sequence[torch.Tensor], sum_parts: Callable[[torch.Tensor], object]) -> float:
+        """The norm of the whole: the squares of all the parts, each counted by one of the ranks that hold it."""
+        counted = [gradient for weight, gradient in zip(self.weights, gradients, strict=True) if weight.counted]
+        norm = gradient_norm(counted) if counted else 0.0
+        square = torch.tensor(norm * norm, dtype=torch.float64)  # `**` raises where the product is infinite
+        sum_parts(square)
+        total = float(square)
         return math.sqrt(total) if math.isfinite(total) else total
 
     def _update(self, unit: Unit, gradients: Sequence[torch.Tensor], norm: float) -> None:
@@ -222,9 +214,9 @@ class Optimizer:
             if master is not self.weights[index].tensor:
                 self.weights[index].tensor.copy_(master)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, torch.Tensor | Piece]:
         """Everything that a checkpoint holds, by name: "model.NAME" (the master weights), "optimizer.STATE.NAME"."""
-        named: dict[str, torch.Tensor] = {}
+        named: dict[str, torch.Tensor | Piece] = {}
         for weight, master in zip(self.weights, self.masters, strict=True):
             named[f"model.{weight.name}"] = weight.named(master.detach())
             for state, value in self.torch.state[master].items():

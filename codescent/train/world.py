@@ -17,7 +17,8 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 from codescent.cores import available_cores, threads_per_rank
 from codescent.errors import UserError
 from codescent.place import Place
-from codescent.plan import AXES, Mesh
+from codescent.plan import AXES, Mesh, Plan
+from codescent.train.messages import Messages
 
 DATASET_WAIT = timedelta(days=2)
 """Preparing a large corpus takes hours; ranks wait for it at the store, where no collective can time out."""
@@ -51,13 +52,26 @@ class World:
         self.mesh = Mesh(dp_replicate=place.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
 
-    def divide(self, mesh: Mesh) -> None:
-        """Lay the mesh over the ranks: from here on there is a process group for each axis."""
+    def divide(self, plan: Plan) -> None:
+        """Lay the mesh over the ranks: from here on there is a process group for each axis that the plan sends over."""
         world = dist.group.WORLD
         assert world is not None
-        made = {tuple(range(mesh.world_size)): world}
-        self.mesh = mesh
-        self.groups = {axis: self._group(mesh.group(axis, self.place.rank), made) for axis in AXES}
+        self.mesh, here = plan.mesh, self.place.rank
+        made = {tuple(range(self.mesh.world_size)): world}
+        axes = dict.fromkeys([*AXES, *(record.axis for record in plan.traffic)])
+        # Every rank makes as many groups as every other, or torch would name the same group differently on two ranks.
+        for axis in axes:
+            ranks = self.mesh.group(axis, here)
+            if "[" not in axis:
+                self.groups[axis] = self._group(ranks, made)
+            elif here in ranks:
+                self.groups[axis] = self._new_group(ranks)
+            else:
+                self._new_group((here,))
+
+    def messages(self, dtype: torch.dtype, shape: tuple[int, int]) -> Messages:
+        """The mail of this rank's pipeline stage."""
+        return Messages(self.stage, self.groups, self.mesh.group("pp", self.place.rank), dtype, self.device, shape)
 
     @property
     def stage(self) -> int:
@@ -84,8 +98,12 @@ class World:
     def _group(self, ranks: tuple[int, ...], made: dict[tuple[int, ...], dist.ProcessGroup]) -> dist.ProcessGroup:
         """The group of `ranks`, this one among them; axes with the same ranks share one."""
         if ranks not in made:
-            made[ranks] = dist.new_group(list(ranks), self.timeout, use_local_synchronization=True)
+            made[ranks] = self._new_group(ranks)
         return made[ranks]
+
+    def _new_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        group: dist.ProcessGroup = dist.new_group(list(ranks), self.timeout, use_local_synchronization=True)
+        return group
 
     @property
     def is_first(self) -> bool:
@@ -122,15 +140,9 @@ class World:
         return bool(votes.item())
 
     def sum_over(self, values: torch.Tensor, axis: str) -> torch.Tensor:
-        """`values` (on CPU) summed over the ranks of an axis, in place."""
+        """`values` summed over the ranks of an axis, in place."""
         if self.mesh.degree(axis) > 1:
             dist.all_reduce(values, group=self.groups[axis])
-        return values
-
-    def sum_over_data_parallel(self, values: torch.Tensor) -> torch.Tensor:
-        """`values` (CPU, fp64) summed over every rank that works on another part of the batch, in place."""
-        for axis in ("dp_replicate", "dp_shard"):
-            self.sum_over(values, axis)
         return values
 
     def in_turn(self, work: Callable[[], object]) -> None:

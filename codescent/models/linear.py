@@ -1,0 +1,217 @@
+"""In: activations. Out: their products with a matrix of weights, GELU before it where the feed-forward wants it.
+Does not divide anything: a strategy that does puts what it sends into `before` and `after`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+# Shapes: B batch, T positions, N = B * T, I inputs, O outputs; of GELU: F its width, D outputs.
+# gelu(x) = x (1 + tanh(u)) / 2 = x sigmoid(2u),  2u = x (A + B x^2)  (Hendrycks and Gimpel 2016)
+_A = 2.0 * math.sqrt(2.0 / math.pi)
+_B = _A * 0.044715
+_PIECE = 1 << 17  # elements at a time: the intermediate values stay in the caches of two cores
+
+_SMALL_BYTES = 4 << 20
+_PAGE_BYTES = 4096  # addresses so far apart fall into the same set of a first-level cache
+_LINE_BYTES = 64
+
+Later = list[tuple[Tensor, Callable[[], Tensor]]]
+"""Weights, and how to make the gradients that a backward pass has put off."""
+
+
+class Linear(nn.Module):
+    """x W^T + b.
+
+    Attributes:
+        before: what is done to x first, where the weight is divided; None: nothing.
+        after: what is done to x W^T, before the bias is added.
+        later: where the backward pass puts the product that makes the weight's gradient, instead of making it; None:
+            it is made at once.
+    """
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, device: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, device=device))
+        self.bias = nn.Parameter(torch.empty(outputs, device=device)) if bias else None
+        self.before: Callable[[Tensor], Tensor] | None = None
+        self.after: Callable[[Tensor], Tensor] | None = None
+        self.later: Later | None = None
+
+    def forward(self, x_BTI: Tensor) -> Tensor:
+        """[B, T, O]."""
+        if self.before is not None:
+            x_BTI = self.before(x_BTI)
+        if self.after is None:
+            return self._product(x_BTI, self.bias)
+        y_BTO = self.after(self._product(x_BTI, None))
+        return y_BTO if self.bias is None else y_BTO + self.bias
+
+    def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
+        if self.later is None:
+            return F.linear(x_BTI, self.weight, bias_O)
+        y_BTO: Tensor = LaterLinear.apply(x_BTI, self.weight, bias_O, self.later)  # type: ignore[no-untyped-call]
+        return y_BTO
+
+
+class GeluThenLinear(Linear):
+    """gelu(x) W^T + b, GELU in its tanh form. Nobody else may read x: its memory is used again.
+
+    Attributes:
+        recompute: make GELU again in the backward pass.
+    """
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, device: str) -> None:
+        super().__init__(inputs, outputs, bias, device)
+        self.recompute = False
+
+    def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
+        return gelu_linear_(x_BTI, self.weight, bias_O, self.recompute, self.later)
+
+
+class LaterLinear(torch.autograd.Function):
+    """x W^T + b, whose backward pass gives the gradient of x and puts that of W off (Qi et al. 2023, section 2)."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, later: Later) -> Tensor:
+        """See `Linear`."""
+        ctx.save_for_backward(x_BTI, weight_OI)
+        ctx.later = later
+        return F.linear(x_BTI, weight_OI, bias_O)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y_BTO: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
+        """The gradients of x and of the bias."""
+        x_BTI, weight_OI = ctx.saved_tensors
+        d_y_NO = d_y_BTO.flatten(0, -2)
+        ctx.later.append((weight_OI, lambda: d_y_NO.t() @ x_BTI.flatten(0, -2)))
+        return d_y_BTO @ weight_OI, None, d_y_NO.sum(0) if ctx.needs_input_grad[2] else None, None
+
+
+def is_kept(activation: Tensor) -> bool:
+    """Whether a CPU keeps for the backward pass what it can make again from this activation.
+
+    In fp32 to make GELU and probabilities again is 3 % of a step of GPT-2 124M and saves 250 of 3,200 MiB (4 x 256
+    tokens); bf16 has half of the bytes to save, and beside its faster products it would be 8 %.
+    """
+    return activation.dtype == torch.bfloat16 or activation.nbytes <= _SMALL_BYTES
+
+
+def gelu_linear_(
+    h_BTF: Tensor, weight_DF: Tensor, bias_D: Tensor | None, recompute: bool = False, later: Later | None = None
+) -> Tensor:
+    """gelu(h) weight^T + bias, GELU in its tanh form: [B, T, D]. Nobody else may read h: its memory is used again.
+
+    On a CPU torch evaluates tanh-GELU in 1.8 to 2.1 ns an element (one AVX-512 core), sigmoid in 0.2 to 0.4. So GELU is
+    written by sigmoid there, and its slope is made together with the value: 1.3 ns for both instead of 2.7. The two are
+    a layer's largest activations: where `is_kept` says no, only h is kept and they are made again.
+
+    Args:
+        h_BTF: contiguous.
+        recompute: keep h alone for the backward pass.
+        later: see `Linear`.
+    """
+    if torch.compiler.is_compiling() or (h_BTF.device.type != "cpu" and not recompute and later is None):
+        return F.linear(F.gelu(h_BTF, approximate="tanh"), weight_DF, bias_D)
+    y_BTD: Tensor = GeluLinear.apply(h_BTF, weight_DF, bias_D, recompute, later)  # type: ignore[no-untyped-call]
+    return y_BTD
+
+
+class GeluLinear(torch.autograd.Function):
+    """See `gelu_linear_`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, h_BTF: Tensor, weight_DF: Tensor, bias_D: Tensor | None, recompute: bool, later: Later | None
+    ) -> Tensor:
+        """See `gelu_linear_`."""
+        ctx.later = later
+        ctx.keeps = any(ctx.needs_input_grad) and not recompute and is_kept(h_BTF)
+        if ctx.keeps:
+            value_BTF = _gelu_and_slope(h_BTF, out_slope=h_BTF)
+            # As an alias: autograd takes an input for unchanged, and h has become the slope.
+            ctx.save_for_backward(value_BTF, weight_DF, h_BTF.detach())
+        else:
+            value_BTF = _gelu(h_BTF)
+            ctx.save_for_backward(h_BTF, weight_DF)
+        return F.linear(value_BTF, weight_DF, bias_D)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
+        """The gradients of h, weight and bias."""
+        if ctx.keeps:
+            value_BTF, weight_DF, slope_BTF = ctx.saved_tensors
+        else:
+            h_BTF, weight_DF = ctx.saved_tensors
+            slope_BTF = torch.empty_like(h_BTF)
+            value_BTF = _gelu_and_slope(h_BTF, out_slope=slope_BTF)
+        d_y_ND = d_y_BTD.flatten(0, -2)
+        d_weight_DF = None
+        if ctx.later is not None:
+            ctx.later.append((weight_DF, lambda: d_y_ND.t() @ _apart(value_BTF.flatten(0, -2))))
+        else:
+            d_weight_DF = d_y_ND.t() @ _apart(value_BTF.flatten(0, -2))
+        d_h_BTF = (d_y_ND @ _apart(weight_DF)).view_as(slope_BTF).mul_(slope_BTF)
+        return d_h_BTF, d_weight_DF, d_y_ND.sum(0) if ctx.needs_input_grad[2] else None, None, None
+
+
+def _apart(matrix: Tensor) -> Tensor:
+    """The matrix, copied with its rows a cache line further apart where a product would find them in each other's way.
+
+    oneDNN's fp32 kernels read a few columns of many rows. Where these are three or five pages apart (the feed-forward
+    of hidden_dim 768 and 1280) they share their cache sets, and the kernels fall to less than half of their speed;
+    where the distance is a power of two they copy by themselves, and MKL ("exact" kernels) always does.
+    """
+    rows, columns = matrix.shape
+    distance_bytes = columns * matrix.itemsize
+    harmless = distance_bytes % _PAGE_BYTES != 0 or distance_bytes.bit_count() == 1
+    if harmless or matrix.dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest":
+        return matrix
+    return matrix.new_empty(rows, columns + _LINE_BYTES // matrix.itemsize)[:, :columns].copy_(matrix)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    factor = torch.tensor(_A, dtype=torch.promote_types(x.dtype, torch.float32))
+    for x_piece, y_piece in zip(torch.split(x.view(-1), _PIECE), torch.split(y.view(-1), _PIECE), strict=True):
+        wide = x_piece.to(factor.dtype)
+        gate = torch.add(factor, wide * wide, alpha=_B).mul_(wide).sigmoid_()
+        y_piece.copy_(gate.mul_(wide))
+    return y
+
+
+def _gelu_and_slope(x: Tensor, out_slope: Tensor) -> Tensor:
+    """gelu(x), and gelu'(x) = gate + gelu(x) (1 - gate) (A + 3 B x^2), gate = sigmoid(x (A + B x^2)), in `out_slope`.
+
+    `out_slope` may be x.
+    """
+    y = torch.empty_like(x)
+    work = torch.promote_types(x.dtype, torch.float32)
+    narrow = x.dtype != work
+    factor = torch.tensor(_A, dtype=work)  # a scalar in a sum of two is vectorised by torch, in addcmul it is not
+    scratch = x.new_empty(4 if narrow else 2, min(_PIECE, x.numel()), dtype=work)
+    for start in range(0, x.numel(), _PIECE):
+        x_piece, y_piece, out_piece = (tensor.view(-1)[start : start + _PIECE] for tensor in (x, y, out_slope))
+        gate, slope, *wider = scratch[:, : len(x_piece)].unbind()
+        wide, value = wider if narrow else (x_piece, y_piece)
+        if narrow:
+            wide.copy_(x_piece)
+        torch.mul(wide, wide, out=slope)
+        torch.add(factor, slope, alpha=_B, out=gate).mul_(wide).sigmoid_()
+        torch.mul(wide, gate, out=value)
+        torch.add(factor, slope, alpha=3.0 * _B, out=slope).mul_(value)
+        slope.addcmul_(slope, gate, value=-1.0)
+        if narrow:
+            y_piece.copy_(value)
+            out_piece.copy_(slope.add_(gate))
+        else:
+            torch.add(slope, gate, out=out_piece)
+    return y

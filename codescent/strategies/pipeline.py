@@ -1,0 +1,159 @@
+"""In: the pp axis, a schedule's name, what each depth of the model costs. Out: the model's stages, and their lists.
+Does not make the lists (plan/pipeline does) and sends no activation (train/messages does, where the lists say so)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from codescent.plan import DTYPE_BYTES, Collective, Plan, Schedule, TensorPlan, Traffic, Verb
+from codescent.plan.pipeline import cut, pipeline, refusals
+from codescent.strategies.strategy import Ask, Gradients, Here
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """`schedule`: one of plan/pipeline.SCHEDULES. `virtual_stages`: chunks of the model on each rank.
+    `sequence_parallel`: whether what is sent is divided over tp."""
+
+    schedule: str
+    virtual_stages: int
+    sequence_parallel: bool
+
+
+class PuttingOff(Protocol):
+    """What can put off making the gradient of its weight, as models have it."""
+
+    later: list[Any] | None
+
+
+class Pipeline:
+    """Each rank of the axis has some of the layers; micro-batches follow each other through them.
+
+    Huang et al. 2019, "GPipe"; Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters".
+    """
+
+    axis = "pp"
+    Options = PipelineOptions
+    variants: tuple[Mapping[str, Any], ...] = (
+        {"schedule": "naive"},
+        {"schedule": "gpipe"},
+        {"schedule": "1f1b"},
+        {"schedule": "interleaved", "virtual_stages": 2},
+        {"schedule": "zero-bubble"},
+    )
+
+    def __init__(self, options: PipelineOptions) -> None:
+        self.options = options
+        self.name, self.num_chunks = options.schedule, options.virtual_stages
+
+    def refuse(self, ask: Ask) -> Iterator[str]:
+        """Schedules that there are not, fewer layers than stages, weight parts that nobody could reduce."""
+        degree = ask.mesh.degree(self.axis)
+        if degree == 1:
+            return
+        for problem in refusals(self.name, degree, ask.work.num_microbatches, self.num_chunks):
+            yield f"parallel.pp = {degree}: {problem}"
+        layers, parts = ask.work.num_layers, degree * self.num_chunks
+        if layers < parts:
+            virtual = f" x {self.num_chunks} (virtual_stages) = {parts}" if self.num_chunks > 1 else ""
+            fewer = max(1, layers // self.num_chunks)
+            yield (
+                f"parallel.pp = {degree}{virtual}: the model has {layers} layers, fewer than stages; nearest that "
+                f"would do: pp = {fewer}, or model.num_layers = {parts}"
+            )
+        if self.name == "zero-bubble" and ask.mesh.dp_shard > 1:
+            yield (
+                f'parallel.schedule = "zero-bubble" with dp_shard = {ask.mesh.dp_shard}: fully_shard reduces gradients '
+                "in the input part of backward, where those of the weight part are not there yet; take schedule = "
+                '"1f1b", or dp_replicate in place of dp_shard'
+            )
+
+    def place(self, tensor: TensorPlan, ask: Ask) -> TensorPlan:
+        """A tensor is on the stages whose depths read it: that is said by the schedule, not by its placement."""
+        return tensor
+
+    def schedule(self, schedule: Schedule, ask: Ask) -> Schedule:
+        """Each stage's list, and the depths of each virtual stage, cut so that the dearest is as cheap as can be."""
+        degree = ask.mesh.degree(self.axis)
+        if degree == 1:
+            return schedule
+        lists = pipeline(self.name, degree, ask.work.num_microbatches, self.num_chunks)
+        return replace(lists, depths=cut(ask.work.forward_flops, degree * self.num_chunks))
+
+    def traffic(self, plan: Plan) -> Iterator[Traffic]:
+        """A send for every SEND of the lists, and the sum of what several stages know of a tied tensor's gradient."""
+        degree = plan.mesh.degree(self.axis)
+        if degree == 1:
+            return
+        for stage, program in enumerate(plan.schedule.programs):
+            counted: dict[tuple[Verb, int, int], int] = {}
+            for at in program:
+                if at.verb in (Verb.SEND_ACTIVATION, Verb.SEND_GRADIENT):
+                    assert at.peer is not None
+                    key = at.verb, at.chunk, at.peer
+                    counted[key] = counted.get(key, 0) + 1
+            for (verb, chunk, peer), times in counted.items():
+                what = "activations" if verb is Verb.SEND_ACTIVATION else "gradients of activations"
+                yield Traffic(
+                    Collective.SEND,
+                    f"pp[{stage},{peer}]",
+                    self._message_bytes(plan),
+                    plan.work.precision,
+                    verb,
+                    Verb.FORWARD if verb is Verb.SEND_ACTIVATION else Verb.BACKWARD,
+                    f"{what} of virtual stage {chunk * degree + stage}",
+                    times,
+                    stage,
+                )
+        for stages, tensors in _shared(plan).items():
+            numel = sum(t.gradients.numel(t.parameter.shape, plan.mesh) for t in tensors)
+            dtype = tensors[0].gradient_dtype
+            what = f"gradients of {', '.join(t.parameter.name for t in tensors)}"
+            for stage in stages:
+                axis, payload = _sub_axis(stages, degree), numel * DTYPE_BYTES[dtype]
+                yield Traffic(Collective.ALL_REDUCE, axis, payload, dtype, Verb.REDUCE, None, what, stage=stage)
+
+    def _message_bytes(self, plan: Plan) -> int:
+        """The residual stream of a micro-batch, as much of it as a rank has."""
+        work, mesh = plan.work, plan.mesh
+        rows = work.seq_len // mesh.cp // (mesh.tp if self.options.sequence_parallel else 1)
+        return work.microbatch_size * rows * work.hidden_dim * DTYPE_BYTES[work.precision]
+
+    def divide(self, part: torch.nn.Module, here: Here) -> None:
+        """What is a stage's is decided before it is made; zero-bubble puts products of the weight parts off."""
+        if here.plan.mesh.degree(self.axis) > 1 and self.name == "zero-bubble":
+            later: list[Any] = []
+            for layer in part.modules():
+                if hasattr(layer, "later"):
+                    cast(PuttingOff, layer).later = later
+
+    def gradients(self, parts: Sequence[torch.nn.Module], before: Gradients | None, here: Here) -> Gradients | None:
+        """Those of tied tensors are added between their stages, after whatever happens to them on each."""
+        stage = here.coordinates["pp"]
+        for stages, tensors in _shared(here.plan).items():
+            if stage in stages:
+                from codescent.strategies.summed import SummedGradients  # noqa: PLC0415 - keeps torch out of planning
+
+                assert before is not None
+                group = here.groups[_sub_axis(stages, here.plan.mesh.pp)]
+                before = SummedGradients(before, [here.tensors.index(tensor) for tensor in tensors], group)
+        return before
+
+
+def _shared(plan: Plan) -> dict[tuple[int, ...], list[TensorPlan]]:
+    """The tensors that more than one stage reads, by these stages."""
+    shared: dict[tuple[int, ...], list[TensorPlan]] = {}
+    for tensor in plan.tensors:
+        stages = tuple(sorted(plan.stages_of(tensor)))
+        if len(stages) > 1:
+            shared.setdefault(stages, []).append(tensor)
+    return shared
+
+
+def _sub_axis(stages: tuple[int, ...], degree: int) -> str:
+    return "pp" if len(stages) == degree else f"pp[{','.join(map(str, stages))}]"

@@ -1,0 +1,54 @@
+"""In: gradients that another one looks after, ranks that each know a part of some of them. Out: these, summed.
+Does not decide which (the strategies do)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from codescent.strategies.strategy import Gradients
+
+
+class SummedGradients:
+    """Gradients of parameters that the ranks of a group hold alike and of which each makes a part: one all-reduce.
+
+    Args:
+        before: who looks after the gradients until then.
+        indices: which of `before.collect()` are added; empty: none.
+        group: over these ranks.
+    """
+
+    def __init__(self, before: Gradients, indices: Sequence[int], group: dist.ProcessGroup) -> None:
+        self.before, self.indices = before, list(indices)
+        self.group: dist.ProcessGroup | None = group
+
+    def before_backward(self, *, last: bool, chunk: int = 0) -> None:
+        """See Gradients."""
+        self.before.before_backward(last=last, chunk=chunk)
+
+    def reduce(self) -> None:
+        """See Gradients."""
+        self.before.reduce()
+        if not self.indices:
+            return
+        gradients = self.before.collect()
+        parts = [gradients[index] for index in self.indices]
+        together = torch.cat([part.reshape(-1) for part in parts])
+        dist.all_reduce(together, group=self.group)
+        for part, summed in zip(parts, torch.split(together, [part.numel() for part in parts]), strict=True):
+            part.copy_(summed.view_as(part))
+
+    def collect(self) -> Sequence[torch.Tensor]:
+        """See Gradients."""
+        return self.before.collect()
+
+    def release(self) -> None:
+        """See Gradients."""
+        self.before.release()
+
+    def close(self) -> None:
+        """See Gradients."""
+        self.before.close()
+        self.group = None

@@ -1,0 +1,91 @@
+"""In: a pipeline stage's instruction list. Out: activations and their gradients, sent to other stages and received.
+Does not decide what is sent when (the list does) and computes nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from codescent.plan import RECEIVES, SENDS, Instruction
+
+
+class Messages:
+    """The mail of one stage. Nobody waits for a send; a receive is posted as soon as the one before it has come in, so
+    that a message travels while its receiver still computes.
+
+    A channel leads from one stage to one other and has a process group of its own: what is sent through it arrives in
+    the order of both lists, and on NCCL a receive that waits holds up no send.
+
+    Args:
+        stage: whose mail it is.
+        groups: by "pp[from,to]".
+        ranks: global rank of each stage, next to this one on the pp axis.
+        dtype, device, shape: of every message; [T, D] of one sample.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        groups: Mapping[str, dist.ProcessGroup],
+        ranks: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        shape: tuple[int, int],
+    ) -> None:
+        self.stage, self.groups, self.ranks = stage, dict(groups), ranks
+        self.dtype, self.device, self.shape = dtype, device, shape
+        self.batch = 0
+        self.sent: list[tuple[Any, torch.Tensor]] = []
+        self.awaited: dict[int, deque[Instruction]] = {}
+        self.coming: dict[int, tuple[Any, torch.Tensor]] = {}
+
+    def begin(self, program: Iterable[Instruction], batch: int) -> None:
+        """Post the first receive of each channel. Every message of this program is of so many samples."""
+        self.batch = batch
+        for instruction in program:
+            if instruction.verb in RECEIVES:
+                assert instruction.peer is not None
+                self.awaited.setdefault(instruction.peer, deque()).append(instruction)
+        for peer in self.awaited:
+            self._post(peer)
+
+    def send(self, instruction: Instruction, message: torch.Tensor) -> None:
+        """Send it on its way; it is kept until it has left."""
+        assert instruction.verb in SENDS
+        assert instruction.peer is not None
+        self.sent = [(work, kept) for work, kept in self.sent if not work.is_completed()]
+        message = message.detach().contiguous()
+        group = self.groups[f"pp[{self.stage},{instruction.peer}]"]
+        self.sent.append((dist.isend(message, self.ranks[instruction.peer], group=group), message))
+
+    def receive(self, instruction: Instruction) -> torch.Tensor:
+        """Wait for the message of this instruction, the next of its channel."""
+        peer = instruction.peer
+        assert peer is not None
+        expected = self.awaited[peer].popleft()
+        assert expected == instruction, f"{expected} is next from stage {peer}, not {instruction}"
+        work, message = self.coming.pop(peer)
+        work.wait()
+        self._post(peer)
+        return message
+
+    def end(self) -> None:
+        """Wait until everything that was sent has left."""
+        for work, _ in self.sent:
+            work.wait()
+        self.sent.clear()
+        self.awaited.clear()
+
+    def close(self) -> None:
+        """Let go of the process groups."""
+        self.groups.clear()
+
+    def _post(self, peer: int) -> None:
+        if self.awaited[peer]:
+            message = torch.empty(self.batch, *self.shape, dtype=self.dtype, device=self.device)
+            work = dist.irecv(message, self.ranks[peer], group=self.groups[f"pp[{peer},{self.stage}]"])
+            self.coming[peer] = work, message
