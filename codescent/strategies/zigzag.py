@@ -159,7 +159,7 @@ class Zigzag:
             d_k_PTK[:, tile.keys] += torch.bmm(d_s_PNS.transpose(1, 2), q_PNK)
 
     def _dropped(self, keys_B: Tensor, source: int, tile: Tile, p_PNS: Tensor) -> Tensor:
-        """The mask that one device has: the row is head * seq_len + position of the query, the column that of the key."""
+        """One device's mask: its row is head * seq_len + position of the query, its column the position of the key."""
         seq_len = self.degree * self.length
         num_heads = len(p_PNS) // len(keys_B) * p_PNS.shape[1] // (tile.queries.stop - tile.queries.start)
         queries_T = zigzag_positions(seq_len, self.degree, self.index, keys_B.device)
