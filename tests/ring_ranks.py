@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch._dynamo  # collectives import it when they are first called: here once, not in each rank
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -136,6 +135,26 @@ def layers(group: Any) -> list[float]:
     return relative(found, [expected[:, :, here]] * 2)
 
 
+def compiled(group: Any) -> list[float]:
+    """Errors of y and d_q of each method in the middle of what torch.compile is given, with dropout."""
+    here = zigzag.zigzag_positions(SEQ_LEN, group.size(), group.rank())
+    whole = [values(2, seed, torch.float64) for seed in range(3)]
+    exact = whole[0].clone().requires_grad_()
+    y = one_device(exact * 2, *whole[1:], 0.3) * 3
+    expected = [tensor[:, :, here] for tensor in (y, *torch.autograd.grad(y, exact, torch.ones_like(y)))]
+    errors = []
+    for method in METHODS.values():
+        q, k, v = (tensor[:, :, here] for tensor in whole)
+        q.requires_grad_()
+
+        def layer(q: Tensor, k: Tensor, v: Tensor, method: Any = method) -> Tensor:
+            return method(q * 2, k, v, group, BATCH_KEYS, 0.3) * 3
+
+        mine = torch.compile(layer, backend="aot_eager")(q, k, v)
+        errors += relative([mine.detach(), *torch.autograd.grad(mine, q, torch.ones_like(mine))], expected)
+    return errors
+
+
 def largest(group: Any) -> dict[str, int]:
     """Elements of the largest tensor that an operator makes, with blocks of 16 queries of LONG positions."""
     zigzag.BLOCK_QUERIES = 16
@@ -160,6 +179,7 @@ def work(rank: int, folder: Path) -> None:
             "cases": [case(spec, group) for spec in CASES],
             "some_heads": some_heads(group),
             "layers": layers(group),
+            "compiled": compiled(group) if group.size() == 2 else [],
             "largest": largest(group),
         }
         (folder / f"answer_{group.rank()}_of_{len(ranks)}").write_text(json.dumps(answer))

@@ -83,6 +83,12 @@ def test_layers_upon_layers_do_not_mix_their_messages(answers: list[dict[str, An
     assert max(error for answer in answers for error in answer["layers"]) < 1e-12
 
 
+def test_compiled_code_stops_before_attention_and_goes_on_after(answers: list[dict[str, Any]]) -> None:
+    errors = [error for answer in answers for error in answer["compiled"]]
+    assert len(errors) == (8 if len(answers) == 2 else 0)
+    assert max(errors, default=0.0) < 1e-12
+
+
 def test_probabilities_are_never_all_there(answers: list[dict[str, Any]]) -> None:
     """No tensor is larger than one block of 16 queries' (hashes are made for [B, H, 16, S], too), or than all of kv."""
     length = ring_ranks.LONG // len(answers)

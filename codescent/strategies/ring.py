@@ -46,7 +46,7 @@ def ring_attention(
         dropout: probability of being dropped.
         first_head: number of the first query head that is here, in the whole layer: where dropout begins.
     """
-    return _attention(q_BHTK, k_BGTK, v_BGTK, Ring(group), keys_B, dropout, first_head)
+    return _uncompiled(q_BHTK, k_BGTK, v_BGTK, Ring(group), keys_B, dropout, first_head)
 
 
 def gathered_attention(
@@ -65,7 +65,7 @@ def gathered_attention(
     hides them, and keys and values of the whole sequence are there for a while; they are gathered again in the
     backward pass, so that no layer keeps them. The collectives are those of `ring_traffic.gather_traffic`.
     """
-    return _attention(q_BHTK, k_BGTK, v_BGTK, Gather(group), keys_B, dropout, first_head)
+    return _uncompiled(q_BHTK, k_BGTK, v_BGTK, Gather(group), keys_B, dropout, first_head)
 
 
 def _attention(
@@ -82,6 +82,9 @@ def _attention(
     y_BHTK: Tensor = SplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, zigzag)  # type: ignore[no-untyped-call]
     return y_BHTK
 
+
+# Compiled code stops before it and goes on after it: messages leave in the order of this file, on every rank.
+_uncompiled: Callable[..., Tensor] = torch.compiler.disable(_attention)  # type: ignore[no-untyped-call]
 
 AddGradient = Callable[[int, Tensor, Tensor], None]
 """(source, its kv, d_kv): adds to d_kv what this rank's queries make of the source's keys and values."""
