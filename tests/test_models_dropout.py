@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import backward
 
 from codescent import models
-from codescent.models.dropout import drop, dropped_rows, mix, sample_keys, site_keys
+from codescent.models.dropout import drop, dropped_at, dropped_rows, mix, sample_keys, site_keys
 from codescent.models.gpt2 import GPT2
 from codescent.models.gpt2_shape import parameters
 from codescent.models.initialize import initialize_
@@ -102,6 +102,29 @@ def test_every_coordinate_matters() -> None:
     for other in (mask(2, 2, 3, 4), mask(1, 3, 3, 4), mask(1, 2, 4, 4), mask(1, 2, 3, 5), mask(2, 1, 3, 4)):
         assert (base == other).double().mean().item() == pytest.approx(0.5, abs=5 * 0.5 / math.sqrt(2048))
     assert torch.equal(base, mask(1, 2, 3, 4))
+
+
+def test_any_rows_and_columns_have_the_mask_that_they_have_in_the_whole() -> None:
+    keys_B = sample_keys(1, 2, torch.arange(3))
+    whole = dropped_rows(keys_B, 40, 30, 0.4)
+    rows, columns = torch.randperm(40)[:11], torch.randperm(30)[:7]
+    for kind in (torch.int32, torch.int64):
+        assert torch.equal(dropped_at(keys_B, rows, columns.to(kind), 0.4), whole[:, rows][:, :, columns])
+    assert torch.equal(dropped_rows(keys_B, 5, 30, 0.4, first_row=9), whole[:, 9:14])
+
+
+def test_masks_are_those_of_earlier_versions() -> None:
+    """A run is continued by its checkpoints alone, so the masks are part of their format."""
+    mask = dropped_rows(sample_keys(1, 2, torch.tensor([3])), 4, 16, 0.5)
+    bits = ["".join(str(int(dropped)) for dropped in row) for row in mask[0].tolist()]
+    assert bits == ["0100000100011011", "0000101011110101", "1000001110100001", "1111100110011001"]
+
+
+def test_rows_of_an_activation_are_dropped_as_in_the_whole() -> None:
+    keys_B = sample_keys(0, 0, torch.arange(2))
+    x = torch.randn(2, 50, 6, generator=torch.Generator().manual_seed(0))
+    rows = torch.tensor([3, 4, 40, 41, 42])
+    assert torch.equal(drop(x[:, rows], keys_B, 0.25, rows), drop(x, keys_B, 0.25)[:, rows])
 
 
 def test_what_is_kept_is_scaled() -> None:

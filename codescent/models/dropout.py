@@ -36,17 +36,17 @@ def site_keys(keys_B: Tensor, num_sites: int) -> Tensor:
     return mix(keys_B[None, :] ^ mix(sites)[:, None])
 
 
-def dropped_rows(keys_B: Tensor, rows: int, width: int, probability: float, first_row: int = 0) -> Tensor:
-    """bool [B, rows, width], True where the element is dropped, of consecutive rows and all columns."""
-    rows_R = torch.arange(first_row, first_row + rows, dtype=torch.int64, device=keys_B.device)
-    return dropped_at(keys_B, rows_R, torch.arange(width, dtype=torch.int32, device=keys_B.device), probability)
-
-
 def dropped_at(keys_B: Tensor, rows_R: Tensor, columns_W: Tensor, probability: float) -> Tensor:
     """bool [B, R, W], True where the element is dropped: one hash of (key, row, column) for each element.
 
     The row's 64-bit key is mixed once; its two halves enter the 32-bit hash of the column before and between the
     rounds of murmur3's finaliser (Appleby), so that no two rows walk the same sequence.
+
+    Args:
+        keys_B: from `site_keys`.
+        rows_R: int64 numbers of the rows in the whole activation, wherever a layout has put them.
+        columns_W: numbers of the columns in the whole activation; in compiled code int32.
+        probability: of being dropped.
     """
     # Halved by reinterpreting: torch 2.13's compiler vectorises the arithmetic of int64 to int32 wrongly on CPUs.
     halves_BR2 = mix(keys_B[:, None] ^ mix(rows_R)[None, :])[..., None].view(torch.int32)
@@ -62,15 +62,28 @@ def dropped_at(keys_B: Tensor, rows_R: Tensor, columns_W: Tensor, probability: f
     return dropped
 
 
+def dropped_rows(keys_B: Tensor, rows: int, width: int, probability: float, first_row: int = 0) -> Tensor:
+    """bool [B, rows, width]: `dropped_at` of neighbouring rows, and of all columns."""
+    row_ids = torch.arange(first_row, first_row + rows, dtype=torch.int64, device=keys_B.device)
+    return dropped_at(keys_B, row_ids, _columns(width, keys_B), probability)
+
+
+def _columns(width: int, keys_B: Tensor) -> Tensor:
+    return torch.arange(width, dtype=torch.int32, device=keys_B.device)
+
+
 def drop(x_BRW: Tensor, keys_B: Tensor, probability: float, rows_R: Tensor | None = None) -> Tensor:
     """x with each element zeroed with this probability and the rest scaled by 1 / (1 - probability).
 
-    `rows_R`: int64, the numbers of the rows that x has; None: from 0 on.
+    Args:
+        x_BRW: whole rows of an activation.
+        keys_B: from `site_keys`.
+        probability: of being zeroed.
+        rows_R: numbers of these rows in the whole activation; None where x is all of it.
     """
     _, rows, width = x_BRW.shape
     if rows_R is None:
         dropped = dropped_rows(keys_B, rows, width, probability)
     else:
-        columns_W = torch.arange(width, dtype=torch.int32, device=x_BRW.device)
-        dropped = dropped_at(keys_B, rows_R.to(x_BRW.device), columns_W, probability)
+        dropped = dropped_at(keys_B, rows_R, _columns(width, keys_B), probability)
     return x_BRW.masked_fill(dropped, 0.0) * (1.0 / (1.0 - probability))

@@ -1,0 +1,236 @@
+"""In: queries, keys and values of this rank's part of a sequence. Out: exact causal attention over all of the sequence.
+Does not know which positions a rank has, nor how a tile is computed: `zigzag` does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from codescent.strategies.zigzag import Zigzag
+
+# Shapes: B samples, H query heads, G key-value heads, T positions of this rank, K head_dim; 2 are keys and values;
+# inside P = B * G and R = H / G, as in `zigzag`.
+# torch 2.13 renames its two collectives, and warns of the names that 2.11 has.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_KEYS_VALUES, _GRADIENTS = 0, 1  # tags of messages: both may be under way between the same two ranks
+
+
+def ring_attention(
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    group: dist.ProcessGroup,
+    keys_B: Tensor | None = None,
+    dropout: float = 0.0,
+    *,
+    first_head: int = 0,
+) -> Tensor:
+    """softmax(q k^T / sqrt(K)) v over the positions up to each one, keys and values going round a ring: [B, H, T, K].
+
+    Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers". Each of the `degree` ranks holds the
+    positions of `zigzag.zigzag_positions`. The messages are those of `ring_traffic.ring_traffic`.
+
+    Args:
+        q_BHTK: queries; head h reads key-value head h // (H / G).
+        k_BGTK: keys.
+        v_BGTK: values.
+        group: the ranks that share the sequence, in its order; of one rank nothing is sent.
+        keys_B: keys of the dropout of the probabilities, the same on every rank; None drops nothing.
+        dropout: probability of being dropped.
+        first_head: number of the first query head that is here, in the whole layer: where dropout begins.
+    """
+    return _uncompiled(q_BHTK, k_BGTK, v_BGTK, Ring(group), keys_B, dropout, first_head)
+
+
+def gathered_attention(
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    group: dist.ProcessGroup,
+    keys_B: Tensor | None = None,
+    dropout: float = 0.0,
+    *,
+    first_head: int = 0,
+) -> Tensor:
+    """The same as `ring_attention`, to the bit, with every rank's keys and values gathered at once: [B, H, T, K].
+
+    Llama team 2024, "The Llama 3 Herd of Models", section 3.3.2. Two collectives instead of many messages, but nothing
+    hides them, and keys and values of the whole sequence are there for a while; they are gathered again in the
+    backward pass, so that no layer keeps them. The collectives are those of `ring_traffic.gather_traffic`.
+    """
+    return _uncompiled(q_BHTK, k_BGTK, v_BGTK, Gather(group), keys_B, dropout, first_head)
+
+
+def _attention(
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    exchange: Exchange,
+    keys_B: Tensor | None,
+    dropout: float,
+    first_head: int,
+) -> Tensor:
+    group = exchange.group
+    zigzag = Zigzag(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head)
+    y_BHTK: Tensor = SplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, zigzag)  # type: ignore[no-untyped-call]
+    return y_BHTK
+
+
+# Compiled code stops before it and goes on after it: messages leave in the order of this file, on every rank.
+_uncompiled: Callable[..., Tensor] = torch.compiler.disable(_attention)  # type: ignore[no-untyped-call]
+
+AddGradient = Callable[[int, Tensor, Tensor], None]
+"""(source, its kv, d_kv): adds to d_kv what this rank's queries make of the source's keys and values."""
+
+
+class Exchange(Protocol):
+    """How keys and values get to every rank's queries, and their gradients home."""
+
+    group: dist.ProcessGroup
+
+    def visits(self, kv_2BGTK: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Each rank of the group with its kv: this rank first, then the one before it, and so on."""
+
+    def gradient(self, kv_2BGTK: Tensor, add: AddGradient) -> Tensor:
+        """The sum over the ranks of what they add to the gradient of this rank's kv, in at least fp32."""
+
+
+class Ring:
+    """Each rank hands on to the next what it has from the one before, while it computes. See Exchange."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def visits(self, kv_2BGTK: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """See Exchange."""
+        degree, index = self.group.size(), self.group.rank()
+        for hop in range(degree - 1):
+            following = _HandOn(kv_2BGTK, self.group, _KEYS_VALUES)
+            yield (index - hop) % degree, kv_2BGTK
+            kv_2BGTK = following.arrived()
+        yield (index + 1) % degree, kv_2BGTK
+
+    def gradient(self, kv_2BGTK: Tensor, add: AddGradient) -> Tensor:
+        """See Exchange. A sum follows its kv from rank to rank, and goes home from the last; the own part stays."""
+        home: Tensor | None = None
+        travelling: _HandOn | None = None
+        for source, visitor_2BGTK in self.visits(kv_2BGTK):
+            d_kv_2BGTK = torch.zeros_like(visitor_2BGTK, dtype=_wide(visitor_2BGTK))
+            add(source, visitor_2BGTK, d_kv_2BGTK)
+            if home is None:
+                home = d_kv_2BGTK
+                continue
+            if travelling is not None:
+                d_kv_2BGTK += travelling.arrived()
+            travelling = _HandOn(d_kv_2BGTK, self.group, _GRADIENTS)
+        assert home is not None
+        return home if travelling is None else home.add_(travelling.arrived())
+
+
+class _HandOn:
+    """A tensor on its way to the next rank of the ring, and its like on the way here from the rank before.
+
+    Both are posted together, so that no rank waits for another to begin, whatever the backend.
+    """
+
+    def __init__(self, tensor: Tensor, group: dist.ProcessGroup, tag: int) -> None:
+        following, preceding = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
+        self.sent, self.received = tensor, torch.empty_like(tensor)
+        self.works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, self.sent, group=group, tag=tag, group_peer=following),
+                dist.P2POp(dist.irecv, self.received, group=group, tag=tag, group_peer=preceding),
+            ]
+        )
+
+    def arrived(self) -> Tensor:
+        """What the rank before has sent; what was sent may be overwritten now."""
+        for work in self.works:
+            work.wait()
+        return self.received
+
+
+class Gather:
+    """One all-gather there, one reduce-scatter back. See Exchange."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    def visits(self, kv_2BGTK: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """See Exchange."""
+        degree, index = self.group.size(), self.group.rank()
+        all_kv = [kv_2BGTK]
+        if degree > 1:
+            gathered = kv_2BGTK.new_empty(degree, *kv_2BGTK.shape)
+            _all_gather(gathered.flatten(0, 1), kv_2BGTK, group=self.group)
+            all_kv = list(gathered)
+        for hop in range(degree):
+            source = (index - hop) % degree
+            yield source, all_kv[source]
+
+    def gradient(self, kv_2BGTK: Tensor, add: AddGradient) -> Tensor:
+        """See Exchange."""
+        wide = _wide(kv_2BGTK)
+        all_d_kv = kv_2BGTK.new_zeros(self.group.size(), *kv_2BGTK.shape, dtype=wide)
+        for source, visitor_2BGTK in self.visits(kv_2BGTK):
+            add(source, visitor_2BGTK, all_d_kv[source])
+        if self.group.size() == 1:
+            return all_d_kv[0]
+        d_kv_2BGTK = torch.empty_like(kv_2BGTK, dtype=wide)
+        _reduce_scatter(d_kv_2BGTK, all_d_kv.flatten(0, 1), group=self.group)
+        return d_kv_2BGTK
+
+
+class SplitAttention(torch.autograd.Function):
+    """See `ring_attention`. Keeps for the backward pass q, k, v and y of this rank, and a number per query and head."""
+
+    @staticmethod
+    def forward(ctx: Any, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, exchange: Exchange, zigzag: Zigzag) -> Tensor:
+        """See `ring_attention`."""
+        kv_2BGTK = torch.stack([k_BGTK, v_BGTK])
+        q_PRTK = _by_pairs(q_BHTK, kv_2BGTK, 1.0 / math.sqrt(q_BHTK.shape[-1]))
+        wide_PRTK = torch.zeros_like(q_PRTK, dtype=_wide(q_PRTK))
+        lse_PRT = wide_PRTK.new_full(wide_PRTK.shape[:-1], -math.inf)
+        for source, visitor_2BGTK in exchange.visits(kv_2BGTK):
+            zigzag.attend_(source, q_PRTK, visitor_2BGTK.flatten(1, 2), wide_PRTK, lse_PRT)
+        y_BHTK = wide_PRTK.mul_(zigzag.kept_scale).to(q_BHTK.dtype).view(q_BHTK.shape)
+        ctx.save_for_backward(q_PRTK, kv_2BGTK, y_BHTK, lse_PRT)
+        ctx.exchange, ctx.zigzag = exchange, zigzag
+        return y_BHTK
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y_BHTK: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        """The gradients of q, k and v."""
+        q_PRTK, kv_2BGTK, y_BHTK, lse_PRT = ctx.saved_tensors
+        zigzag: Zigzag = ctx.zigzag
+        delta_PRT = (d_y_BHTK.to(lse_PRT.dtype) * y_BHTK).sum(-1).view(lse_PRT.shape)
+        d_y_PRTK = _by_pairs(d_y_BHTK, kv_2BGTK, zigzag.kept_scale)
+        d_q_PRTK = torch.zeros_like(q_PRTK, dtype=lse_PRT.dtype)
+
+        def add(source: int, visitor_2BGTK: Tensor, d_kv_2BGTK: Tensor) -> None:
+            kv_2PTK, d_kv_2PTK = visitor_2BGTK.flatten(1, 2), d_kv_2BGTK.flatten(1, 2)
+            zigzag.attend_backward_(source, q_PRTK, kv_2PTK, lse_PRT, d_y_PRTK, delta_PRT, d_q_PRTK, d_kv_2PTK)
+
+        d_k_BGTK, d_v_BGTK = ctx.exchange.gradient(kv_2BGTK, add).to(kv_2BGTK.dtype)
+        d_q_BHTK = d_q_PRTK.mul_(1.0 / math.sqrt(q_PRTK.shape[-1])).to(q_PRTK.dtype).view(y_BHTK.shape)
+        return d_q_BHTK, d_k_BGTK, d_v_BGTK, None, None
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """Dtype of sums over keys: bf16 would lose the small ones."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _by_pairs(x_BHTK: Tensor, kv_2BGTK: Tensor, factor: float) -> Tensor:
+    """x times the factor, contiguous, by pairs of sample and key-value head: [P, R, T, K]."""
+    _, batch, kv_heads, length, head_dim = kv_2BGTK.shape
+    scaled_BHTK = torch.mul(x_BHTK, factor, out=x_BHTK.new_empty(x_BHTK.shape))
+    return scaled_BHTK.view(batch * kv_heads, -1, length, head_dim)

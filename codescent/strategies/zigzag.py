@@ -1,0 +1,185 @@
+"""In: a sequence cut over the ranks of a group. Out: the positions of a rank, and its queries' attention to another's.
+Does not send anything: `ring` brings the keys and values here and takes their gradients home."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from codescent.models.dropout import dropped_at
+
+# Shapes: B samples, G key-value heads, P = B * G pairs of both, R query heads that read the same key-value head,
+# T positions of a rank, K head_dim; of a tile: Q queries, N = R * Q rows, S keys.
+BLOCK_QUERIES = 128  # of one head at a time: no more than [P, R * 128, T] probabilities are ever there
+
+
+def zigzag_positions(seq_len: int, degree: int, index: int, device: torch.device | None = None) -> Tensor:
+    """int64 [seq_len / degree]: the positions of rank `index`, in the order in which it has them, which is ascending.
+
+    The sequence is cut in 2 * degree parts, and rank i has parts i and 2 * degree - 1 - i. One early and one late part
+    together see as many keys as any other such pair: every rank has the same work under a causal mask (Llama team
+    2024, "The Llama 3 Herd of Models", section 3.3.2; Zhu 2024, ring-flash-attention, "zigzag").
+
+    Raises:
+        ValueError: the parts would not be equal.
+    """
+    if seq_len % (2 * degree) != 0:
+        raise ValueError(f"{seq_len} positions cannot be cut in 2 * {degree} equal parts")
+    part = seq_len // (2 * degree)
+    of_first = torch.arange(part, device=device)
+    return torch.cat([of_first + index * part, of_first + (2 * degree - 1 - index) * part])
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some of this rank's queries against some of a source's keys, both as places in what those ranks have.
+
+    `causal`: the last keys are the queries themselves, and each query sees those up to itself; else it sees all keys.
+    """
+
+    queries: slice
+    keys: slice
+    causal: bool
+
+
+@dataclass(frozen=True)
+class Zigzag:
+    """What rank `index` of `degree` computes with its own queries and the keys and values of each `source`.
+
+    Attributes:
+        degree: ranks of the group.
+        index: of this rank in the group.
+        length: T, positions of each rank.
+        keys_B: keys of the dropout of the probabilities; None drops nothing.
+        dropout: probability of being dropped.
+        first_head: number of the first query head that is here, in the whole layer.
+    """
+
+    degree: int
+    index: int
+    length: int
+    keys_B: Tensor | None = None
+    dropout: float = 0.0
+    first_head: int = 0
+
+    def __post_init__(self) -> None:
+        if self.length % 2 != 0:
+            raise ValueError(f"{self.length} positions of a rank cannot be an early and a late part, equally long")
+
+    @property
+    def kept_scale(self) -> float:
+        """What is not dropped counts for so much more."""
+        return 1.0 if self.keys_B is None else 1.0 / (1.0 - self.dropout)
+
+    def tiles(self, source: int) -> Iterator[Tile]:
+        """Everything that queries of this rank may see of the source's keys; for another rank's it is just half.
+
+        Of an earlier rank's two parts every query here sees the first and none the second; of a later rank's both are
+        seen by the second part of the queries and neither by the first.
+        """
+        half = self.length // 2
+        first = half if source > self.index else 0
+        for start in range(first, self.length, BLOCK_QUERIES):
+            stop = min(start + BLOCK_QUERIES, self.length)
+            seen = stop if source == self.index else half if source < self.index else self.length
+            yield Tile(slice(start, stop), slice(0, seen), causal=source == self.index)
+
+    def attend_(self, source: int, q_PRTK: Tensor, kv_2PTK: Tensor, y_PRTK: Tensor, lse_PRT: Tensor) -> None:
+        """Merge into y and lse, in place, what this rank's queries find with the source.
+
+        Parts of a softmax are merged by the logarithms of their sums (Milakov and Gimelshein 2018, "Online normalizer
+        calculation for softmax"), each part already divided by its own sum, which dropout does not change.
+
+        Args:
+            source: rank that kv is of.
+            q_PRTK: queries divided by sqrt(K).
+            kv_2PTK: keys and values.
+            y_PRTK: weighted means of the values of the sources so far, without `kept_scale`; zeros at first.
+            lse_PRT: logarithms of the sums of exp(score) over the sources so far; -inf at first.
+        """
+        k_PTK, v_PTK = kv_2PTK
+        for tile in self.tiles(source):
+            v_PSK = v_PTK[:, tile.keys]
+            scores_PNS = _scores(q_PRTK, k_PTK, tile).to(y_PRTK.dtype)
+            top_PN1 = scores_PNS.amax(-1, keepdim=True)
+            p_PNS = scores_PNS.sub_(top_PN1).exp_()
+            sum_PN1 = p_PNS.sum(-1, keepdim=True)
+            if self.keys_B is not None:
+                p_PNS.masked_fill_(self._dropped(self.keys_B, source, tile, p_PNS), 0.0)
+            new_PNK = torch.bmm(p_PNS.to(v_PSK.dtype), v_PSK).to(y_PRTK.dtype) / sum_PN1
+            y_PRQK, lse_PRQ = y_PRTK[:, :, tile.queries], lse_PRT[:, :, tile.queries]
+            new_lse_PRQ = top_PN1.add_(sum_PN1.log_()).view_as(lse_PRQ)
+            y_PRQK.lerp_(new_PNK.view_as(y_PRQK), torch.sigmoid(new_lse_PRQ - lse_PRQ).unsqueeze(-1))
+            lse_PRQ.copy_(torch.logaddexp(lse_PRQ, new_lse_PRQ))
+
+    def attend_backward_(
+        self,
+        source: int,
+        q_PRTK: Tensor,
+        kv_2PTK: Tensor,
+        lse_PRT: Tensor,
+        d_y_PRTK: Tensor,
+        delta_PRT: Tensor,
+        d_q_PRTK: Tensor,
+        d_kv_2PTK: Tensor,
+    ) -> None:
+        """Add to d_q and d_kv, in place, what this rank's queries make of the source; probabilities are made again.
+
+        Args:
+            source: rank that kv is of.
+            q_PRTK: queries divided by sqrt(K).
+            kv_2PTK: keys and values.
+            lse_PRT: over all sources.
+            d_y_PRTK: gradient of the output, times `kept_scale`.
+            delta_PRT: sum over K of y and its gradient, which is the sum over all keys of p and its gradient (Dao
+                2023, "FlashAttention-2", section 3.1).
+            d_q_PRTK: of the divided queries, in the wide dtype.
+            d_kv_2PTK: in the wide dtype.
+        """
+        k_PTK, v_PTK = kv_2PTK
+        d_k_PTK, d_v_PTK = d_kv_2PTK
+        for tile in self.tiles(source):
+            k_PSK, v_PSK = k_PTK[:, tile.keys], v_PTK[:, tile.keys]
+            q_PNK, d_y_PNK = _rows(q_PRTK, tile), _rows(d_y_PRTK, tile)
+            p_PNS = _scores(q_PRTK, k_PTK, tile).to(d_q_PRTK.dtype).sub_(_rows(lse_PRT, tile).unsqueeze(-1)).exp_()
+            d_p_PNS = torch.bmm(d_y_PNK, v_PSK.transpose(1, 2)).to(d_q_PRTK.dtype)
+            kept_PNS = p_PNS
+            if self.keys_B is not None:
+                dropped_PNS = self._dropped(self.keys_B, source, tile, p_PNS)
+                kept_PNS = p_PNS.masked_fill(dropped_PNS, 0.0)
+                d_p_PNS.masked_fill_(dropped_PNS, 0.0)
+            d_v_PTK[:, tile.keys] += torch.bmm(kept_PNS.to(v_PSK.dtype).transpose(1, 2), d_y_PNK)
+            d_s_PNS = d_p_PNS.sub_(_rows(delta_PRT, tile).unsqueeze(-1)).mul_(p_PNS).to(k_PSK.dtype)
+            d_q_PRQK = d_q_PRTK[:, :, tile.queries]
+            d_q_PRQK += torch.bmm(d_s_PNS, k_PSK).view_as(d_q_PRQK)
+            d_k_PTK[:, tile.keys] += torch.bmm(d_s_PNS.transpose(1, 2), q_PNK)
+
+    def _dropped(self, keys_B: Tensor, source: int, tile: Tile, p_PNS: Tensor) -> Tensor:
+        """One device's mask: its row is head * seq_len + position of the query, its column the position of the key."""
+        seq_len = self.degree * self.length
+        num_heads = len(p_PNS) // len(keys_B) * p_PNS.shape[1] // (tile.queries.stop - tile.queries.start)
+        queries_T = zigzag_positions(seq_len, self.degree, self.index, keys_B.device)
+        keys_T = zigzag_positions(seq_len, self.degree, source, keys_B.device)
+        heads_H = torch.arange(self.first_head, self.first_head + num_heads, device=keys_B.device)
+        rows_HQ = heads_H[:, None] * seq_len + queries_T[tile.queries]
+        return dropped_at(keys_B, rows_HQ.flatten(), keys_T[tile.keys], self.dropout).view_as(p_PNS)
+
+
+def _rows(of_PRT: Tensor, tile: Tile) -> Tensor:
+    """The tile's queries of all heads that read the same keys, one below the other: [P, N, ...]."""
+    return of_PRT[:, :, tile.queries].flatten(1, 2)
+
+
+def _scores(q_PRTK: Tensor, k_PTK: Tensor, tile: Tile) -> Tensor:
+    """q k^T, -inf where the key is later than the query."""
+    scores_PNS = torch.bmm(_rows(q_PRTK, tile), k_PTK[:, tile.keys].transpose(1, 2))
+    if tile.causal:
+        queries = tile.queries.stop - tile.queries.start
+        later_QQ = torch.ones(queries, queries, dtype=torch.bool, device=q_PRTK.device).triu_(1)
+        scores_PRQS = scores_PNS.view(len(q_PRTK), -1, queries, tile.keys.stop)
+        scores_PRQS[..., tile.queries].masked_fill_(later_QQ, -math.inf)
+    return scores_PNS

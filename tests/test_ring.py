@@ -1,0 +1,149 @@
+"""In: a sequence split over real ranks. Out: attention, gradients and masks are one device's; messages those declared.
+Does not test a model: whoever puts it into one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ring_ranks
+import torch
+
+from codescent.plan import Collective, Traffic, Verb
+from codescent.strategies.ring_traffic import SplitSizes, gather_traffic, ring_traffic
+from codescent.strategies.zigzag import Zigzag, zigzag_positions
+
+TOLERANCE = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 3e-2}
+DTYPE = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every rank of every group has left what it found."""
+    folder = tmp_path_factory.mktemp("ring")
+    python_path = os.pathsep.join([str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, ring_ranks.__file__, str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": python_path},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(params=[len(ranks) for ranks in ring_ranks.GROUPS])
+def answers(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
+    """What each rank of a group of so many found."""
+    return [json.loads((folder / f"answer_{rank}_of_{request.param}").read_text()) for rank in range(request.param)]
+
+
+def test_values_and_gradients_are_those_of_one_device(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        assert len(answer["cases"]) == len(ring_ranks.CASES)
+        for case in answer["cases"]:
+            assert all(case["dtypes"])
+            for name, errors in case["errors"].items():
+                assert max(errors) < TOLERANCE[case["spec"]["precision"]], (name, case["spec"], errors)
+
+
+def test_both_methods_are_one_to_the_bit(answers: list[dict[str, Any]]) -> None:
+    assert all(case["same"] for answer in answers for case in answer["cases"])
+
+
+def test_what_is_sent_is_what_is_declared(answers: list[dict[str, Any]]) -> None:
+    degree = len(answers)
+    for case in (case for answer in answers for case in answer["cases"]):
+        precision, kv_heads = case["spec"]["precision"], case["spec"]["kv_heads"]
+        sizes = SplitSizes(
+            degree, ring_ranks.BATCH, kv_heads, ring_ranks.SEQ_LEN // degree, ring_ranks.HEAD_DIM, precision
+        )
+        for name, traffic in (("ring", ring_traffic(sizes)), ("gather", gather_traffic(sizes))):
+            declared: Counter[tuple[object, ...]] = Counter()
+            for message in traffic:
+                declared[message.kind, message.verb, message.payload_bytes, DTYPE[message.dtype]] += message.times
+            issued = Counter(tuple(sent) for sent in case["issued"][name])
+            assert issued == declared
+            assert bool(issued) == (degree > 1)
+
+
+def test_the_masks_of_some_heads_are_those_of_the_layer(answers: list[dict[str, Any]]) -> None:
+    assert max(error for answer in answers for error in answer["some_heads"]) < 1e-12
+
+
+def test_layers_upon_layers_do_not_mix_their_messages(answers: list[dict[str, Any]]) -> None:
+    assert max(error for answer in answers for error in answer["layers"]) < 1e-12
+
+
+def test_compiled_code_stops_before_attention_and_goes_on_after(answers: list[dict[str, Any]]) -> None:
+    errors = [error for answer in answers for error in answer["compiled"]]
+    assert len(errors) == (8 if len(answers) == 2 else 0)
+    assert max(errors, default=0.0) < 1e-12
+
+
+def test_probabilities_are_never_all_there(answers: list[dict[str, Any]]) -> None:
+    """No tensor is larger than one block of 16 queries' (hashes are made for [B, H, 16, S], too), or than all of kv."""
+    length = ring_ranks.LONG // len(answers)
+    block = ring_ranks.BATCH * 2 * 16 * length
+    kv = 2 * ring_ranks.BATCH * 2 * length * ring_ranks.HEAD_DIM
+    for answer in answers:
+        assert answer["largest"]["ring"] <= max(block, kv)
+        assert answer["largest"]["gather"] <= max(block, kv * len(answers))
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3, 4, 7, 64])
+@pytest.mark.parametrize("part", [1, 3])
+def test_positions_are_divided(degree: int, part: int) -> None:
+    seq_len = 2 * degree * part
+    each = [zigzag_positions(seq_len, degree, index) for index in range(degree)]
+    assert torch.equal(torch.cat(each).sort().values, torch.arange(seq_len))
+    for index, mine in enumerate(each):
+        assert mine.dtype == torch.int64
+        assert torch.equal(mine, mine.sort().values)
+        parts = [*range(index * part, (index + 1) * part)]
+        assert mine.tolist() == parts + [seq_len - 1 - position for position in reversed(parts)]
+
+
+def test_positions_that_cannot_be_divided_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"2 \* 3 equal parts"):
+        zigzag_positions(20, 3, 0)
+    with pytest.raises(ValueError, match="equally long"):
+        Zigzag(1, 0, 7)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 5])
+def test_tiles_are_what_a_causal_mask_lets_be_seen(degree: int) -> None:
+    """Every pair of a query and a key that it may see once; every rank computes the same, and half of what there is."""
+    length, work = 300, set()
+    for index in range(degree):
+        mine = zigzag_positions(degree * length, degree, index)
+        elements = 0
+        for source in range(degree):
+            keys = zigzag_positions(degree * length, degree, source)
+            seen = torch.zeros(length, length, dtype=torch.int64)
+            for tile in Zigzag(degree, index, length).tiles(source):
+                ones = torch.ones(tile.queries.stop - tile.queries.start, tile.keys.stop, dtype=torch.int64)
+                seen[tile.queries, tile.keys] += ones.tril_(tile.queries.start) if tile.causal else ones
+                elements += ones.numel() if source != index else 0
+            assert torch.equal(seen, (keys[None, :] <= mine[:, None]).long())
+        work.add(elements)
+    assert work == {(degree - 1) * length * length // 2}
+
+
+def test_a_rank_sends_as_much_in_either_way() -> None:
+    sizes = SplitSizes(degree=4, batch=2, kv_heads=3, length=16, head_dim=8, precision="bf16")
+    sends, gathers = ring_traffic(sizes), gather_traffic(sizes)
+    assert [(m.payload_bytes, m.times) for m in sends] == [(3072, 3), (3072, 3), (6144, 3)]
+    for send, collective in zip(sends, gathers, strict=True):
+        traffic = Traffic(
+            Collective(collective.kind), "cp", collective.payload_bytes, collective.dtype, Verb.FORWARD, None, ""
+        )
+        assert traffic.wire_bytes(4) == send.payload_bytes * send.times
