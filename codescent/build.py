@@ -27,6 +27,7 @@ from codescent.plan import (
 )
 from codescent.plan.schedule import accumulate
 from codescent.strategies import ORDER, Ask, Strategy
+from codescent.strategies.near import near_divisors, near_multiples
 
 if TYPE_CHECKING:
     from codescent.config import Config, Parallel
@@ -155,7 +156,7 @@ def _mesh(parallel: Parallel, world_size: int, problems: list[str]) -> Mesh | No
         if world_size % fixed:
             problems.append(
                 f"parallel: {_equation(degrees)} = {fixed} ranks for one copy of the model, which do not divide the "
-                f"run's {world_size}; nearest that would do: {_nearest_multiples(world_size, fixed)} ranks"
+                f"run's {world_size}; nearest that would do: {near_multiples(world_size, fixed)} ranks"
             )
             return None
         degrees["dp_replicate"] = world_size // fixed
@@ -180,7 +181,7 @@ def _batch(config: Config, mesh: Mesh | None, problems: list[str]) -> tuple[int,
     if size % mesh.dp:
         problems.append(
             f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks; nearest that would "
-            f"do: {_nearest_multiples(size, mesh.dp)} samples, or {_nearest_divisors(size, mesh.dp)} ranks"
+            f"do: {near_multiples(size, mesh.dp)} samples, or {near_divisors(size, mesh.dp)} ranks"
         )
         return 1, 1
     share = size // mesh.dp
@@ -190,7 +191,7 @@ def _batch(config: Config, mesh: Mesh | None, problems: list[str]) -> tuple[int,
         problems.append(
             f"train.microbatch_size = {microbatch}: {size} (global_batch_size) = {mesh.dp} (data-parallel ranks) x "
             f"{microbatch} (microbatch_size) x {share / microbatch:g}, which is no whole number of micro-batches; "
-            f"nearest that would do: {_nearest_divisors(share, microbatch)}"
+            f"nearest that would do: {near_divisors(share, microbatch)}"
         )
         return 1, 1
     if share // microbatch > MAX_MICROBATCHES:
@@ -200,20 +201,6 @@ def _batch(config: Config, mesh: Mesh | None, problems: list[str]) -> tuple[int,
         )
         return microbatch, 1
     return microbatch, share // microbatch
-
-
-def _nearest_multiples(value: int, factor: int) -> str:
-    below, above = value // factor * factor, -(-value // factor) * factor
-    return f"{below} or {above}" if below else str(above)
-
-
-def _nearest_divisors(value: int, wanted: int) -> str:
-    """The divisors of `value` next below and next above `wanted`."""
-    small = [number for number in range(1, math.isqrt(value) + 1) if value % number == 0]
-    divisors = [*small, *(value // number for number in small)]
-    below = max((number for number in divisors if number < wanted), default=None)
-    above = min((number for number in divisors if number > wanted), default=None)
-    return " or ".join(str(number) for number in (below, above) if number is not None)
 
 
 def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> TensorPlan:

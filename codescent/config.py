@@ -217,6 +217,9 @@ class Parallel(Section):
         3, ge=1, le=3, description="what dp_shard divides: 1 the optimizer's state, 2 gradients too, 3 weights too"
     )
     cp: int = Field(1, ge=1, description="ranks that share one sequence")
+    context: Literal["ring", "all-gather"] = Field(
+        "ring", description="how keys and values reach the ranks that share a sequence"
+    )
     tp: int = Field(1, ge=1, description="ranks that share one matrix")
     sequence_parallel: bool = Field(
         True, description="ranks that share matrices divide the sequence between them where no matrix is read"

@@ -28,7 +28,7 @@ class AttentionCore(Protocol):
     """Attention of queries, keys and values whose sequence is divided over ranks."""
 
     def __call__(
-        self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, keys_B: Tensor | None, dropout: float, first_head: int
+        self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, *, keys_B: Tensor | None, dropout: float, first_head: int
     ) -> Tensor:
         """[B, H, T, K]; `first_head` is the number of the first of these heads in the model."""
 
@@ -69,7 +69,7 @@ class Attention(nn.Module):
         q_BHTK = q_BTHK.transpose(1, 2)
         if self.core is not None:
             k_BHTK, v_BHTK = k_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2)
-            y_BHTK = self.core(q_BHTK, k_BHTK, v_BHTK, keys_B, self.dropout, self.first_head)
+            y_BHTK = self.core(q_BHTK, k_BHTK, v_BHTK, keys_B=keys_B, dropout=self.dropout, first_head=self.first_head)
         elif cache is not None:
             k_BSHK, v_BSHK = cache.extend(k_BTHK, v_BTHK)
             y_BHTK = F.scaled_dot_product_attention(

@@ -1,13 +1,14 @@
 """In: nothing. Out: ORDER, every strategy in the order in which they are applied, and what a strategy is.
 Does not import torch: planning walks ORDER and must not wait for it; each strategy's `divide` brings its own."""
 
+from codescent.strategies.context import Context
 from codescent.strategies.pipeline import Pipeline
 from codescent.strategies.recompute import Recompute
 from codescent.strategies.replicate import Replicate
 from codescent.strategies.strategy import Ask, Gradients, Here, Strategy
 from codescent.strategies.zero import Zero
 
-ORDER: tuple[type[Strategy], ...] = (Recompute, Zero, Replicate, Pipeline)
+ORDER: tuple[type[Strategy], ...] = (Context, Recompute, Zero, Replicate, Pipeline)
 """Inner to outer: a strategy sees the module as those before it have left it."""
 
-__all__ = ["ORDER", "Ask", "Gradients", "Here", "Pipeline", "Recompute", "Replicate", "Strategy", "Zero"]
+__all__ = ["ORDER", "Ask", "Context", "Gradients", "Here", "Pipeline", "Recompute", "Replicate", "Strategy", "Zero"]
