@@ -15,7 +15,7 @@ from codescent.strategies.sequence import enter, gather_sequence, leave, scatter
 
 # Shapes: B samples, T positions, t = T / degree positions of this rank, N tokens of a chunk, D hidden_dim,
 # V vocab_size, v rows of the vocabulary matrix on this rank, R tokens of a piece.
-_PIECE_ROWS = 16
+_PIECE_ELEMENTS = 1 << 19  # of wide work at a time: it stays in a CPU's caches
 
 
 class SplitVocabulary:
@@ -153,7 +153,8 @@ class SplitVocabulary:
         if wants and columns:
             # A few rows at a time: the product of bf16 with a wide factor is wide. (It is rounded once more here.)
             factor_N1 = part_N1 / sums_2N1[0]
-            for p_Rv, factor_R1 in zip(torch.split(logits_Nv, _PIECE_ROWS), torch.split(factor_N1, _PIECE_ROWS)):
+            num_piece_rows = max(1, _PIECE_ELEMENTS // columns)
+            for p_Rv, factor_R1 in zip(torch.split(logits_Nv, num_piece_rows), torch.split(factor_N1, num_piece_rows)):
                 p_Rv *= factor_R1
             # p - 1 at the target, from the loss: exact also where p is nearly 1.
             every_N = torch.arange(num_tokens, device=logits_Nv.device)
