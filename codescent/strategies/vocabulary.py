@@ -23,6 +23,7 @@ class SplitVocabulary:
 
     Rank r holds rows [first, last) of the matrix [V, D], as torch.chunk cuts it: ceil(V / degree) rows each, the last
     ranks fewer, or none. In a group of one rank everything is as in models/head.py, bitwise, and nothing is sent.
+    To torch.compile both ends are opaque: they are no faster compiled, and the chunks' loop would be unrolled.
 
     Traffic per micro-batch, with S = B * T * D * itemsize(x) bytes in the dtype of x, and W = fp32, or fp64 in fp64
     (payload bytes; an all-gather's is the gathered buffer):
@@ -50,6 +51,7 @@ class SplitVocabulary:
         self.first = min(group.rank() * self.rows_per_rank, vocab_size)
         self.last = min(self.first + self.rows_per_rank, vocab_size)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def embed(
         self, weight_vD: Tensor, tokens_BT: Tensor, port_dtype: torch.dtype | None
     ) -> tuple[Tensor, Tensor | None]:
@@ -79,6 +81,7 @@ class SplitVocabulary:
         x_BTD = x_BTD.masked_fill(elsewhere_BT[..., None], 0.0)
         return (scatter_sum if self.sequence_parallel else leave)(x_BTD, self.group), port_vD
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def loss(
         self,
         x: Tensor,
