@@ -23,7 +23,7 @@ class SplitVocabulary:
 
     Rank r holds rows [first, last) of the matrix [V, D], as torch.chunk cuts it: ceil(V / degree) rows each, the last
     ranks fewer, or none. In a group of one rank everything is as in models/head.py, bitwise, and nothing is sent.
-    To torch.compile both ends are opaque: they are no faster compiled, and the chunks' loop would be unrolled.
+    To torch.compile both ends are opaque: it would unroll the loop of chunks with its collectives.
 
     Traffic per micro-batch, with S = B * T * D * itemsize(x) bytes in the dtype of x, and W = fp32, or fp64 in fp64
     (payload bytes; an all-gather's is the gathered buffer):
