@@ -14,6 +14,7 @@ from torch.autograd import backward
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from codescent import models
+from codescent.models import head
 from codescent.models.gpt2 import GPT2
 from codescent.models.gpt2_shape import PRESETS, GPT2Shape, parameters
 from codescent.models.initialize import initialize_
@@ -182,6 +183,21 @@ def test_gradients_that_come_in_multiply_those_that_the_head_made() -> None:
     module.zero_grad()
     backward(module(tokens, targets) * 3.0)
     torch.testing.assert_close(module.tok.weight.grad, 3.0 * once)
+
+
+def test_without_gradients_the_head_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, wanted, softmax_gradient_ = small(), [], head._softmax_gradient_
+
+    def watched(logits: Tensor, targets: Tensor, work: torch.dtype, wants: bool) -> Tensor:
+        wanted.append(wants)
+        return softmax_gradient_(logits, targets, work, wants)
+
+    monkeypatch.setattr(head, "_softmax_gradient_", watched)
+    module = build(shape, torch.float64)
+    with torch.no_grad():
+        module(*batch(shape, 2, 20))
+    module(*batch(shape, 2, 20))
+    assert wanted == [False, True]
 
 
 def test_bf16_gradients_are_as_exact_as_those_of_transformers_in_bf16() -> None:

@@ -3,6 +3,7 @@ Does not keep logits: a chunk of rows at a time becomes logits, then their gradi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ _PIECE_BYTES = 4 << 20  # of fp32 softmax work at a time on a CPU: it stays in t
 _ALIGNED_COLUMNS = 64  # rows of logits start on a cache line: oneDNN makes dW of 50257 columns 1.27x faster so
 _SMALL_VOCAB = 2048  # below it the number of operations counts, not their memory
 _ONE_HOT_VOCAB = 1024  # up to this vocabulary a product with one-hot rows adds more exactly, and sooner
+
+SoftmaxGradient = Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]
+"""Logits [N, V], targets [N], wide dtype, whether the logits shall become their gradient -> the summed loss."""
 
 
 class Vocabulary:
@@ -96,6 +100,7 @@ def head_loss(
     chunk_tokens: int = 1024,
     loss_scale: float = 1.0,
     port_VD: Tensor | None = None,
+    softmax_gradient_: SoftmaxGradient | None = None,
 ) -> Tensor:
     """SUM over tokens of the cross-entropy of softmax(x @ weight.T) against the targets: a scalar, fp32 (fp64 in fp64).
 
@@ -110,14 +115,19 @@ def head_loss(
         chunk_tokens: rows of logits that exist at a time; 0: all.
         loss_scale: factor on the gradients, not on the value.
         port_VD: what receives the gradient of weight, in its dtype; None: weight itself.
+        softmax_gradient_: for a weight that is some of the rows, while other ranks hold the others: the softmax over
+            all of them. Targets may be rows of another rank.
     """
     chunk = chunk_tokens or len(x_ND)
     receiver_VD = weight_VD if port_VD is None else port_VD
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and softmax_gradient_ is None:
         wants = torch.is_grad_enabled()
         loss: Tensor = _head_loss_op(x_ND, weight_VD, targets_N, chunk, loss_scale, wants)[0]
         return loss
-    loss = HeadLoss.apply(x_ND, weight_VD.detach(), receiver_VD, targets_N, chunk, loss_scale)  # type: ignore[no-untyped-call]
+    if not torch.is_grad_enabled():  # within `forward` one cannot see that nobody will ask for gradients
+        x_ND, receiver_VD = x_ND.detach(), receiver_VD.detach()
+    weight_VD = weight_VD.detach()
+    loss = HeadLoss.apply(x_ND, weight_VD, receiver_VD, targets_N, chunk, loss_scale, softmax_gradient_)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -126,26 +136,34 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, weight_VD: Tensor, receiver_VD: Tensor, targets_N: Tensor, chunk: int, scale: float
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        receiver_VD: Tensor,
+        targets_N: Tensor,
+        chunk: int,
+        scale: float,
+        softmax_gradient_: SoftmaxGradient | None,
     ) -> Tensor:
         """See `head_loss`."""
         wants_x, _, wants_weight, *_ = ctx.needs_input_grad
+        d_weight_dtype = receiver_VD.dtype if wants_weight else None
         loss, d_x_ND, d_weight_VD = _loss_and_gradients(
-            x_ND, weight_VD, targets_N, chunk, scale, wants_x, receiver_VD.dtype if wants_weight else None
+            x_ND, weight_VD, targets_N, chunk, scale, wants_x, d_weight_dtype, softmax_gradient_ or _softmax_gradient_
         )
         ctx.save_for_backward(d_x_ND, d_weight_VD)
         return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None, None, None]:
         """The gradients that forward made."""
         d_x_ND, d_weight_VD = ctx.saved_tensors
         if d_loss.device.type != "cpu" or float(d_loss) != 1.0:
             for gradient in (d_x_ND, d_weight_VD):
                 if gradient is not None:
                     gradient *= d_loss
-        return d_x_ND, None, d_weight_VD, None, None, None
+        return d_x_ND, None, d_weight_VD, None, None, None, None
 
 
 def _loss_and_gradients(
@@ -156,6 +174,7 @@ def _loss_and_gradients(
     scale: float,
     wants_x: bool,
     d_weight_dtype: torch.dtype | None,
+    softmax_gradient_: SoftmaxGradient,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The summed loss, and the gradients that are wanted (that of the weight: in its dtype, unless None)."""
     num_tokens, vocab = len(x_ND), len(weight_VD)
@@ -173,7 +192,7 @@ def _loss_and_gradients(
         padded_NC = buffer_NC[: len(x_chunk_ND)]
         logits_NV = padded_NC[:, :vocab]
         torch.mm(x_chunk_ND, weight_VD.t(), out=logits_NV)
-        loss += _softmax_gradient_(logits_NV, targets_N[start : start + chunk], work, wants)
+        loss += softmax_gradient_(logits_NV, targets_N[start : start + chunk], work, wants)
         if d_x_ND is not None:
             torch.mm(logits_NV, weight_VD, out=d_x_ND[start : start + chunk])
         if d_weight_dtype is not None:
@@ -197,7 +216,10 @@ def _softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, 
         if wants_gradient:
             torch.exp(log_p_NV, out=logits_NV)
     else:
-        losses_N1 = _softmax_in_pieces_(logits_NV, targets_N1, work, wants_gradient)
+        at_target_N1 = logits_NV.gather(1, targets_N1)
+        largest_2N1 = softmax_in_pieces_(logits_NV, work, wants_gradient)
+        # Log sum exp is the largest logit less the log of its probability: no exponential is computed twice.
+        losses_N1 = largest_2N1[0] - largest_2N1[1].log() - at_target_N1
     if wants_gradient:
         # p - 1 at the target, from the loss: exact also where p is nearly 1. (In bf16, scatter_ would copy all of it.)
         rows_N = torch.arange(len(targets_N), device=targets_N.device)
@@ -205,18 +227,18 @@ def _softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, 
     return losses_N1.sum()
 
 
-def _softmax_in_pieces_(logits_NV: Tensor, targets_N1: Tensor, work: torch.dtype, keep: bool) -> Tensor:
-    """[N, 1] cross-entropies, a few rows at a time in wide arithmetic; if `keep`, the logits become their softmax.
+def softmax_in_pieces_(logits_NV: Tensor, work: torch.dtype, keep: bool) -> Tensor:
+    """[2, N, 1]: the largest logit of each row and its probability. If `keep`, the logits become their softmax.
 
-    log sum exp is the largest logit less the log of its probability: no exponential is computed twice.
+    In wide arithmetic, on a CPU a few rows at a time.
     """
     num_rows, vocab = logits_NV.shape
-    num_piece_rows = min(num_rows, max(1, _PIECE_BYTES // (4 * vocab)))
+    on_cpu = logits_NV.device.type == "cpu"
+    num_piece_rows = min(num_rows, max(1, _PIECE_BYTES // (4 * vocab))) if on_cpu else num_rows
     narrow = logits_NV.dtype != work
     wide_RV = logits_NV.new_empty(num_piece_rows if narrow else 0, vocab, dtype=work)
     p_RV = logits_NV.new_empty(num_piece_rows, vocab, dtype=work)
     largest_2N1 = logits_NV.new_empty(2, num_rows, 1, dtype=work)
-    at_target_N1 = logits_NV.gather(1, targets_N1)
     for start in range(0, num_rows, num_piece_rows):
         rows = slice(start, start + num_piece_rows)
         piece_RV = logits_NV[rows]
@@ -226,7 +248,7 @@ def _softmax_in_pieces_(logits_NV: Tensor, targets_N1: Tensor, work: torch.dtype
         torch.amax(piece_p_RV, -1, keepdim=True, out=largest_2N1[1, rows])
         if keep:
             piece_RV.copy_(piece_p_RV)
-    return largest_2N1[0] - largest_2N1[1].log() - at_target_N1
+    return largest_2N1
 
 
 # The same, opaque to torch.compile, which would otherwise unroll the pieces and choose itself what stays in memory.
@@ -234,8 +256,9 @@ def _softmax_in_pieces_(logits_NV: Tensor, targets_N1: Tensor, work: torch.dtype
 def _head_loss_op(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, scale: float, wants_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    d_weight_dtype = weight_VD.dtype if wants_gradient else None
     loss, d_x_ND, d_weight_VD = _loss_and_gradients(
-        x_ND, weight_VD, targets_N, chunk, scale, wants_gradient, weight_VD.dtype if wants_gradient else None
+        x_ND, weight_VD, targets_N, chunk, scale, wants_gradient, d_weight_dtype, _softmax_gradient_
     )
     nothing = x_ND.new_empty(0)
     return loss, nothing if d_x_ND is None else d_x_ND, nothing.clone() if d_weight_VD is None else d_weight_VD

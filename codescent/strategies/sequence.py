@@ -1,0 +1,179 @@
+"""In: activations, and the ranks that share a layer. Out: the same gathered, divided or summed, and so their gradients.
+Does not compute anything of a layer: these are the points of a tensor-parallel model at which its ranks communicate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Shapes: B samples, T positions, t = T / degree positions of this rank, D hidden_dim, n ranks of the group (degree).
+#
+# Two pairs of conjugate operators (Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2): what
+# one does forward, the other does backward. `enter` and `leave` (f and f-bar; Shoeybi et al. 2019, "Megatron-LM",
+# section 3) surround a part of the model whose matrices are divided while its input and output are whole on every
+# rank. With `gather_sequence` and `scatter_sum` (g and g-bar) what lies between such parts is divided along the
+# sequence: as many bytes as an all-reduce, half before the part and half after it, and no activation is kept twice.
+#
+# Each operator is ONE collective in the tensor's own dtype, of S = B * T * D * itemsize bytes (Traffic.payload_bytes):
+#
+#                      forward         backward
+#     gather_sequence  ALL_GATHER      REDUCE_SCATTER
+#     scatter_sum      REDUCE_SCATTER  ALL_GATHER
+#     enter            -               ALL_REDUCE
+#     leave            ALL_REDUCE      -
+#     split_sequence   -               ALL_GATHER
+#
+# Nothing is sent, nor copied, in a group of one rank. Where no gradient flows to the input, backward does not happen:
+# whether it does must be the same on every rank of the group.
+
+# torch 2.13 has renamed them and warns of the old names.
+_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def gather_sequence(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """x_BTD: every rank's positions, in the order of the ranks; backward sums its gradients and gives each its part."""
+    return x_BtD if group.size() == 1 else _apply(GatherSequence, x_BtD, group)
+
+
+def scatter_sum(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """x_BtD: this rank's positions of the sum of every rank's x_BTD (T a multiple of the degree); backward gathers."""
+    return x_BTD if group.size() == 1 else _apply(ScatterSum, x_BTD, group)
+
+
+def split_sequence(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """x_BtD: this rank's positions of an x_BTD that is the same on every rank; backward gathers the gradients."""
+    return x_BTD if group.size() == 1 else _apply(SplitSequence, x_BTD, group)
+
+
+def enter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """x, the same on every rank; backward sums the gradients of what each rank makes of it."""
+    return x if group.size() == 1 else _apply(Enter, x, group)
+
+
+def leave(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum of every rank's x; its gradient is that of each x."""
+    return x if group.size() == 1 else _apply(Leave, x, group)
+
+
+def stack_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[n, *x.shape]: every rank's x, by one ALL_GATHER; without a gradient."""
+    x = x.contiguous()
+    stacked = x.new_empty(group.size(), *x.shape)
+    _gather_into(stacked.flatten(0, 1), x, group=group)  # gloo wants rank after rank in one outer dim
+    return stacked
+
+
+def _apply(function: type[torch.autograd.Function], x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    out: Tensor = function.apply(x, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _parts(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[B, n, t, D]."""
+    return x_BTD.view(len(x_BTD), group.size(), -1, *x_BTD.shape[2:])
+
+
+def _gathered(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Ranks arrive outermost; with one sample (B = 1) that is already the order of the positions: no copy."""
+    return stack_ranks(x_BtD, group).transpose(0, 1).flatten(1, 2)
+
+
+def _summed_part(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Copied only where the parts of the ranks do not lie one after the other (B > 1)."""
+    parts_nBtD = _parts(x_BTD, group).transpose(0, 1).contiguous()
+    part_BtD = torch.empty_like(parts_nBtD[0])
+    _reduce_scatter_into(part_BtD, parts_nBtD.flatten(0, 1), group=group)
+    return part_BtD
+
+
+def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """In a copy: others may hold x (autograd hands one gradient to all the terms of a sum)."""
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+class GatherSequence(torch.autograd.Function):
+    """See `gather_sequence`."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """See `gather_sequence`."""
+        ctx.group = group
+        return _gathered(x_BtD, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_x_BTD: Tensor) -> tuple[Tensor, None]:
+        """The gradient of this rank's positions, summed over ranks."""
+        return _summed_part(d_x_BTD, ctx.group), None
+
+
+class ScatterSum(torch.autograd.Function):
+    """See `scatter_sum`."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """See `scatter_sum`."""
+        ctx.group = group
+        return _summed_part(x_BTD, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_x_BtD: Tensor) -> tuple[Tensor, None]:
+        """The gradients of all positions."""
+        return _gathered(d_x_BtD, ctx.group), None
+
+
+class SplitSequence(torch.autograd.Function):
+    """See `split_sequence`."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """See `split_sequence`."""
+        ctx.group = group
+        part_BtD = _parts(x_BTD, group)[:, group.rank()]
+        return part_BtD.clone(memory_format=torch.contiguous_format)  # no view: the whole may be let go of
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_x_BtD: Tensor) -> tuple[Tensor, None]:
+        """The gradients of all positions."""
+        return _gathered(d_x_BtD, ctx.group), None
+
+
+class Enter(torch.autograd.Function):
+    """See `enter`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """See `enter`."""
+        ctx.group = group
+        # torch 2.13 hands out a compiled graph's output that is a view of its input as just that: without our backward.
+        return x.clone() if torch.compiler.is_compiling() else x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_x: Tensor) -> tuple[Tensor, None]:
+        """The gradient, summed over ranks."""
+        return _summed(d_x, ctx.group), None
+
+
+class Leave(torch.autograd.Function):
+    """See `leave`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """See `leave`."""
+        return _summed(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_x: Tensor) -> tuple[Tensor, None]:
+        """The gradient as it comes."""
+        return d_x, None

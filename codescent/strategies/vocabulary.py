@@ -1,0 +1,166 @@
+"""In: the rows of the vocabulary matrix that are this rank's; tokens, or final activations and targets. Out: the same
+as models/head.py's. Does not gather logits for the loss: ranks exchange three numbers per token."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from codescent.models.head import head_loss, softmax_in_pieces_, tied_embedding
+from codescent.strategies.sequence import enter, gather_sequence, leave, scatter_sum, stack_ranks
+
+# Shapes: B samples, T positions, t = T / degree positions of this rank, N tokens of a chunk, D hidden_dim,
+# V vocab_size, v rows of the vocabulary matrix on this rank, R tokens of a piece.
+_PIECE_ELEMENTS = 1 << 19  # of wide work at a time: it stays in a CPU's caches
+
+
+class SplitVocabulary:
+    """The vocabulary-parallel embedding and head (Shoeybi et al. 2019, "Megatron-LM", section 3).
+
+    Rank r holds rows [first, last) of the matrix [V, D], as torch.chunk cuts it: ceil(V / degree) rows each, the last
+    ranks fewer, or none. In a group of one rank everything is as in models/head.py, bitwise, and nothing is sent.
+    To torch.compile both ends are opaque: it would unroll the loop of chunks with its collectives.
+
+    Traffic per micro-batch, with S = B * T * D * itemsize(x) bytes in the dtype of x, and W = fp32, or fp64 in fp64
+    (payload bytes; an all-gather's is the gathered buffer):
+
+                                 forward                                            backward
+        embed, sequence_parallel REDUCE_SCATTER S                                   ALL_GATHER S
+        embed                    ALL_REDUCE S                                       -
+        loss, sequence_parallel  ALL_GATHER S                                       REDUCE_SCATTER S
+        loss                     -                                                  ALL_REDUCE S
+        loss, either             of each chunk of N of its B * T tokens: ALL_REDUCE
+                                 (max) N * itemsize(W), ALL_REDUCE 2 * N * itemsize(W)  -
+
+    Chunks are of chunk_tokens, the last of the rest; of B * T with chunk_tokens = 0. Without gradients: forward only.
+
+    Args:
+        group: the ranks that share the matrix.
+        vocab_size: V, of all of them together.
+        sequence_parallel: activations outside are this rank's positions [B, t, D]; else whole [B, T, D], the same on
+            every rank.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, vocab_size: int, *, sequence_parallel: bool) -> None:
+        self.group, self.vocab_size, self.sequence_parallel = group, vocab_size, sequence_parallel
+        self.rows_per_rank = math.ceil(vocab_size / group.size())
+        self.first = min(group.rank() * self.rows_per_rank, vocab_size)
+        self.last = min(self.first + self.rows_per_rank, vocab_size)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def embed(
+        self, weight_vD: Tensor, tokens_BT: Tensor, port_dtype: torch.dtype | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Rows of the tokens, x [B, t, D] or [B, T, D]; each comes from the one rank that holds it, the others add 0.
+
+        Args:
+            weight_vD: this rank's rows.
+            tokens_BT: int64, the same on every rank.
+            port_dtype: as `tied_embedding` takes it; None: no port.
+
+        Returns:
+            x, and the port [v, D] through which `loss` hands in its gradient of `weight_vD`.
+        """
+        alone = self.group.size() == 1
+        rows_BT, elsewhere_BT = (tokens_BT, None) if alone else self._local(tokens_BT)
+        port_vD: Tensor | None = None
+        if self.first == self.last:
+            # Zeros, yet a function of the weight: backward's collective must take place on this rank too.
+            x_BTD = weight_vD.sum().expand(*tokens_BT.shape, weight_vD.shape[1])
+            port_vD = None if port_dtype is None else weight_vD.to(port_dtype)
+        elif port_dtype is None:
+            x_BTD = F.embedding(rows_BT, weight_vD)
+        else:
+            x_BTD, port_vD = tied_embedding(weight_vD, rows_BT, port_dtype)
+        if elsewhere_BT is None:
+            return x_BTD, port_vD
+        x_BTD = x_BTD.masked_fill(elsewhere_BT[..., None], 0.0)
+        return (scatter_sum if self.sequence_parallel else leave)(x_BTD, self.group), port_vD
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def loss(
+        self,
+        x: Tensor,
+        weight_vD: Tensor,
+        targets_BT: Tensor,
+        chunk_tokens: int,
+        loss_scale: float,
+        port_vD: Tensor | None,
+    ) -> Tensor:
+        """The sum of the cross-entropies of all B * T tokens, the same on every rank: see `head_loss`.
+
+        Args:
+            x: [B, t, D] or [B, T, D], after the last norm.
+            weight_vD: this rank's rows.
+            targets_BT: int64, the same on every rank.
+            chunk_tokens: rows of logits that exist at a time; 0: all.
+            loss_scale: factor on the gradients, not on the value.
+            port_vD: what receives the gradient of weight; None: weight itself.
+        """
+        x_BTD = (gather_sequence if self.sequence_parallel else enter)(x, self.group)
+        softmax = None if self.group.size() == 1 else self._softmax_gradient_
+        x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
+        return head_loss(x_ND, weight_vD, targets_N, chunk_tokens, loss_scale, port_vD, softmax)
+
+    @torch.no_grad()
+    def logits(self, x: Tensor, weight_vD: Tensor) -> Tensor:
+        """Logits [.., V] of x [.., D], whole on every rank and the same: for sampling, without a gradient.
+
+        Traffic: ALL_GATHER of tokens * degree * ceil(V / degree) * itemsize(x) bytes. Nothing is gathered along the
+        sequence, which may be a single token long: see `gather_sequence`.
+        """
+        mine = x @ weight_vD.t()
+        if self.group.size() == 1:
+            return mine
+        padded = F.pad(mine, (0, self.rows_per_rank - len(weight_vD)))
+        return stack_ranks(padded, self.group).movedim(0, -2).flatten(-2)[..., : self.vocab_size]
+
+    def _local(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens as rows of this rank's part, and which are not: these are given the nearest row.
+
+        A token outside the vocabulary is nobody's: each rank says so, as the one-device model does.
+        """
+        torch._assert_async(((tokens >= 0) & (tokens < self.vocab_size)).all(), "a token outside the vocabulary")
+        rows = (tokens - self.first).clamp(0, max(0, self.last - self.first - 1))
+        return rows, (tokens < self.first) | (tokens >= self.last)
+
+    def _softmax_gradient_(self, logits_Nv: Tensor, targets_N: Tensor, work: torch.dtype, wants: bool) -> Tensor:
+        """The loss, and the gradient in place of the logits, as in models/head.py, of columns on all ranks.
+
+        With m the largest logit of all, and m' and p' this rank's largest and its softmax among this rank's columns
+        alone, exp(m' - m) / p' is this rank's part of sum exp(z - m): one softmax, and a factor for each row of it.
+        """
+        num_tokens, columns = logits_Nv.shape
+        at_N, elsewhere_N = self._local(targets_N)
+        mine_2N1 = torch.ones(2, num_tokens, 1, dtype=work, device=logits_Nv.device)
+        if columns:
+            logit_at_N1 = logits_Nv.gather(1, at_N[:, None])
+            mine_2N1 = softmax_in_pieces_(logits_Nv, work, keep=wants)
+        else:
+            mine_2N1[0] = -math.inf
+        largest_N1 = mine_2N1[0].clone()
+        dist.all_reduce(largest_N1, dist.ReduceOp.MAX, group=self.group)
+
+        part_N1 = (mine_2N1[0] - largest_N1).exp_() / mine_2N1[1]
+        sums_2N1 = torch.zeros_like(mine_2N1)  # of exp(z - m); z - m at the target
+        sums_2N1[0] = part_N1
+        if columns:
+            sums_2N1[1] = (logit_at_N1 - largest_N1).masked_fill_(elsewhere_N[:, None], 0.0)
+        dist.all_reduce(sums_2N1, group=self.group)
+        losses_N1 = sums_2N1[0].log() - sums_2N1[1]
+
+        if wants and columns:
+            # A few rows at a time: the product of bf16 with a wide factor is wide. (It is rounded once more here.)
+            factor_N1 = part_N1 / sums_2N1[0]
+            num_piece_rows = max(1, _PIECE_ELEMENTS // columns)
+            for p_Rv, factor_R1 in zip(torch.split(logits_Nv, num_piece_rows), torch.split(factor_N1, num_piece_rows)):
+                p_Rv *= factor_R1
+            # p - 1 at the target, from the loss: exact also where p is nearly 1.
+            every_N = torch.arange(num_tokens, device=logits_Nv.device)
+            at_target_N = torch.expm1(-losses_N1).squeeze(1).to(logits_Nv.dtype)
+            logits_Nv[every_N, at_N] = torch.where(elsewhere_N, logits_Nv[every_N, at_N], at_target_N)
+        return losses_N1.sum()

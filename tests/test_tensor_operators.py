@@ -1,0 +1,449 @@
+"""In: real process groups of 1, 2 and 4 ranks. Out: the operators of tensor parallelism do what one device does.
+Does not build a model. One process forks the ranks of each degree, which run every case; (degree, case) is a test."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from checkpoint_ranks import fork, join
+from torch import Tensor
+from torch.autograd import backward
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from codescent.models.head import head_loss, tied_embedding
+from codescent.strategies.sequence import enter, gather_sequence, leave, scatter_sum, split_sequence
+from codescent.strategies.vocabulary import SplitVocabulary
+
+DEGREES = (1, 2, 4)
+BOUND = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+KINDS = {
+    "allreduce_": "ALL_REDUCE",
+    "_allgather_base_": "ALL_GATHER",
+    "_reduce_scatter_base_": "REDUCE_SCATTER",
+}
+Group = dist.ProcessGroup
+Issued = list[tuple[str, int, torch.dtype]]
+
+
+def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The same on every rank, and in every dtype the same but for its rounding."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def draw_tokens(seed: int, vocab_size: int, *shape: int) -> Tensor:
+    return torch.randint(0, vocab_size, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    return tensor.clone().requires_grad_()
+
+
+def part(x_BTD: Tensor, group: Group) -> Tensor:
+    """This rank's positions."""
+    return x_BTD.chunk(group.size(), 1)[group.rank()]
+
+
+def rows(weight_VD: Tensor, group: Group) -> Tensor:
+    """This rank's rows: as torch.chunk cuts, and none where that gives fewer chunks than there are ranks."""
+    chunks = weight_VD.chunk(group.size())
+    return chunks[group.rank()] if group.rank() < len(chunks) else weight_VD[:0]
+
+
+def relative(mine: Tensor | None, expected: Tensor | None) -> float:
+    assert mine is not None
+    assert expected is not None
+    assert mine.shape == expected.shape, (mine.shape, expected.shape)
+    if not expected.numel():
+        return 0.0
+    error: float = ((mine.double() - expected.double()).norm() / (expected.double().norm() + 1e-300)).item()
+    return error
+
+
+def check(bound: float, *pairs: tuple[Tensor | None, Tensor | None]) -> None:
+    errors = [relative(*pair) for pair in pairs]
+    assert all(error <= bound for error in errors), errors
+
+
+@contextmanager
+def watched() -> Iterator[Issued]:
+    """The collectives that torch issues: kind, payload bytes, dtype."""
+    issued: Issued = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace == "c10d":
+                name = func._schema.name.removeprefix("c10d::")
+                payload = args[0][0] if name == "allreduce_" else args[0] if "gather" in name else args[1]
+                issued.append((KINDS[name], payload.numel() * payload.element_size(), payload.dtype))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        yield issued
+
+
+# ---- cases: each runs on every rank of a group; all that communicates comes before anything that may fail ----
+
+
+def conjugates(group: Group) -> None:
+    """Each operator and its gradient, in every dtype, one sample and several, one collective each way."""
+    n, rank = group.size(), group.rank()
+    answers = []
+    for dtype in BOUND:
+        for samples in (1, 3):
+            shape = (samples, 4 * n, 5)
+            each = [draw(seed, *shape, dtype=dtype) for seed in range(n)]  # one whole tensor of each rank
+            total, whole = sum(each[1:], each[0]), draw(99, *shape, dtype=dtype)
+            size = whole.numel() * whole.element_size()
+            gather, scatter = [("ALL_GATHER", size, dtype)], [("REDUCE_SCATTER", size, dtype)]
+            reduce: Issued = [("ALL_REDUCE", size, dtype)]
+            for operator, x, weight, value, gradient, forward, back in (
+                (gather_sequence, part(whole, group), each[rank], whole, part(total, group), gather, scatter),
+                (scatter_sum, each[rank], part(whole, group), part(total, group), whole, scatter, gather),
+                (split_sequence, whole, part(total, group), part(whole, group), total, [], gather),
+                (enter, whole, each[rank], whole, total, [], reduce),
+                (leave, each[rank], whole, total, whole, reduce, []),
+            ):
+                x = leaf(x)
+                with watched() as sent:
+                    y = operator(x, group)
+                with watched() as sent_back:
+                    backward((y * weight).sum())
+                answers.append((dtype, operator, x, y, value, gradient, sent, sent_back, forward, back))
+    for dtype, operator, x, y, value, gradient, sent, sent_back, forward, back in answers:
+        assert y.dtype == dtype
+        assert y.is_contiguous() or n == 1
+        check(BOUND[dtype], (y.detach(), value), (x.grad, gradient))
+        assert (sent, sent_back) == ((forward, back) if n > 1 else ([], [])), operator
+        assert n > 1 or y is x
+
+
+def strides(group: Group) -> None:
+    """Inputs and gradients that are not contiguous, and inputs that others hold too: they stay as they are."""
+    n = group.size()
+    transposed = leaf(draw(1, 4 * n, 3, 5).transpose(0, 1))
+    together = scatter_sum(transposed, group)
+    backward(together.sum())  # an expanded gradient
+    local = leaf(draw(2, 2, 5, 3).transpose(1, 2))
+    gathered = gather_sequence(local, group)
+    backward(gathered.sum())
+    shared = leaf(draw(3, 2, 4, 5))
+    held = shared * 1.0
+    backward((leave(held, group) + enter(held, group) + held).sum())
+    check(1e-15, (together.detach(), n * part(transposed.detach(), group)))
+    check(1e-15, (transposed.grad, torch.ones_like(transposed)), (local.grad, torch.full_like(local, n)))
+    check(1e-15, (held.detach(), shared.detach()), (shared.grad, torch.full_like(shared, 2 + n)))
+
+
+def feed_forward(group: Group) -> None:
+    """A column-parallel and a row-parallel matrix between the operators are the two matrices of one device."""
+    n, rank = group.size(), group.rank()
+    answers = []
+    for dtype in (torch.float64, torch.float32):
+        x, up, down = leaf(draw(1, 2, 4 * n, 6, dtype=dtype)), draw(2, 6, 8, dtype=dtype), draw(3, 8, 6, dtype=dtype)
+        weights = leaf(up), leaf(down)
+        y = F.gelu(x @ weights[0]) @ weights[1]
+        backward(y.square().sum())
+        for sequence_parallel in (False, True):
+            mine = leaf(part(x.detach(), group) if sequence_parallel else x.detach())
+            shards = leaf(up.chunk(n, 1)[rank]), leaf(down.chunk(n, 0)[rank])
+            hidden = F.gelu((gather_sequence if sequence_parallel else enter)(mine, group) @ shards[0])
+            out = (scatter_sum if sequence_parallel else leave)(hidden @ shards[1], group)
+            # Whole on every rank, the loss is one number that each computes; divided, each has its part of it.
+            backward(out.square().sum())
+            expected = [part(t, group) if sequence_parallel else t for t in (y.detach(), x.grad)]  # type: ignore[arg-type]
+            answers.append((dtype, out.detach(), expected[0], mine.grad, expected[1]))
+            answers.append((dtype, shards[0].grad, weights[0].grad.chunk(n, 1)[rank], *(None, None)))  # type: ignore[union-attr]
+            answers.append((dtype, shards[1].grad, weights[1].grad.chunk(n, 0)[rank], *(None, None)))  # type: ignore[union-attr]
+    for dtype, a, b, c, d in answers:
+        check(BOUND[dtype], (a, b), *([] if c is None else [(c, d)]))
+
+
+def compiled(group: Group) -> None:
+    """Each operator as a graph of its own, whose outputs torch may take for views of its inputs."""
+    n, rank = group.size(), group.rank()
+    answers = []
+    each, whole = [draw(seed, 1, 4 * n, 5) for seed in range(n)], draw(99, 1, 4 * n, 5)
+    total = sum(each[1:], each[0])
+    for operator, x, weight, value, gradient in (
+        (gather_sequence, part(whole, group), each[rank], whole, part(total, group)),
+        (scatter_sum, each[rank], part(whole, group), part(total, group), whole),
+        (split_sequence, whole, part(total, group), part(whole, group), total),
+        (enter, whole, each[rank], whole, total),
+        (leave, each[rank], whole, total, whole),
+    ):
+        x = leaf(x)
+        y = torch.compile(lambda x, act=operator: act(x, group).flatten(0, 1), backend="aot_eager")(x)
+        backward((y * weight.flatten(0, 1)).sum())
+        answers.append((y.detach(), value.flatten(0, 1), x.grad, gradient))
+    for y, value, mine, gradient in answers:
+        check(1e-12, (y, value), (mine, gradient))
+
+
+class Ends:
+    """The two ends of a model, on one device and divided, with the same numbers.
+
+    Between them the activations are made as large as they would be after a norm, so that softmax has work to do.
+    """
+
+    def __init__(
+        self, group: Group, vocab_size: int, dtype: torch.dtype, sequence_parallel: bool, sharpness: float = 2.0
+    ) -> None:
+        self.group, self.sequence_parallel = group, sequence_parallel
+        self.tokens_BT = draw_tokens(1, vocab_size, 2, 8)
+        self.targets_BT = draw_tokens(2, vocab_size, 2, 8)
+        self.weight_VD, self.noise_BTD = draw(3, vocab_size, 12, dtype=dtype), draw(4, 2, 8, 12, dtype=dtype)
+        self.sharpness = sharpness
+        self.split = SplitVocabulary(group, vocab_size, sequence_parallel=sequence_parallel)
+
+    def local(self, x_BTD: Tensor) -> Tensor:
+        return part(x_BTD, self.group) if self.sequence_parallel else x_BTD
+
+    def alone(
+        self, chunk: int, scale: float, port_dtype: torch.dtype | None, factor: float, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, ...]:
+        """Loss, embedded tokens, gradients of the matrix and of what is added to them: this rank's part of each."""
+        weight_VD, noise_BTD = leaf(self.weight_VD.to(dtype)), leaf(self.noise_BTD.to(dtype))
+        if port_dtype is None:
+            x_BTD, port_VD = F.embedding(self.tokens_BT, weight_VD), None
+        else:
+            x_BTD, port_VD = tied_embedding(weight_VD, self.tokens_BT, port_dtype)
+        x_ND = (self.sharpness * x_BTD + noise_BTD).flatten(0, 1)
+        loss = head_loss(x_ND, weight_VD, self.targets_BT.flatten(), chunk, scale, port_VD)
+        backward(factor * loss)
+        assert weight_VD.grad is not None
+        assert noise_BTD.grad is not None
+        gradients = rows(weight_VD.grad, self.group), self.local(noise_BTD.grad)
+        return loss.detach(), self.local(x_BTD.detach()), *gradients
+
+    def divided(
+        self, chunk: int, scale: float, port_dtype: torch.dtype | None, factor: float
+    ) -> tuple[Tensor | None, ...]:
+        """The same by SplitVocabulary."""
+        weight_vD, noise = leaf(rows(self.weight_VD, self.group)), leaf(self.local(self.noise_BTD))
+        x, port_vD = self.split.embed(weight_vD, self.tokens_BT, port_dtype)
+        h = self.sharpness * x + noise
+        loss = self.split.loss(h, weight_vD, self.targets_BT, chunk, scale, port_vD)
+        backward(factor * loss)
+        return loss.detach(), x.detach(), weight_vD.grad, noise.grad
+
+
+def vocabulary_is_that_of_one_device(group: Group, vocab_size: int) -> list[str]:
+    """Loss and gradients in fp64 and fp32, tied by a port or not, in chunks or not; the loss to the bit, to compare."""
+    answers = []
+    for dtype in (torch.float64, torch.float32):
+        for sequence_parallel in (False, True):
+            ends = Ends(group, vocab_size, dtype, sequence_parallel)
+            assert (ends.split.last - ends.split.first, 12) == rows(ends.weight_VD, group).shape
+            for chunk in (0, 7, 16, 1000):
+                for port_dtype in (None, dtype):
+                    scale, factor = (0.25, 1.0) if chunk else (1.0, 3.0)
+                    mine = ends.divided(chunk, scale, port_dtype, factor)
+                    answers.append((dtype, mine, ends.alone(chunk, scale, port_dtype, factor)))
+    for dtype, mine, expected in answers:
+        for a, b in zip(mine, expected, strict=True):
+            assert a is not None
+            assert a.dtype == b.dtype
+            if group.size() == 1:
+                assert torch.equal(a, b)
+        check(BOUND[dtype], *zip(mine, expected, strict=True))
+    return [float(mine[0]).hex() for _, mine, _ in answers if mine[0] is not None]
+
+
+def bf16(group: Group) -> list[str]:
+    """As exact as one device in bf16, or nearly (partial sums of x's gradient are rounded before they are added)."""
+    answers = []
+    for vocab_size in (5, 97, 5003):
+        for sequence_parallel in (False, True):
+            ends = Ends(group, vocab_size, torch.bfloat16, sequence_parallel, sharpness=1.0)
+            for chunk, port_dtype in ((0, None), (7, torch.float32), (0, torch.bfloat16)):
+                mine = ends.divided(chunk, 0.25, port_dtype, 1.0)
+                peer = ends.alone(chunk, 0.25, port_dtype, 1.0)
+                answers.append((mine, peer, ends.alone(0, 0.25, None, 1.0, torch.float64)))
+    for mine, peer, truth in answers:
+        assert mine[0] is not None
+        assert mine[0].dtype == torch.float32
+        check(5e-3, (mine[0], truth[0]))
+        for index in (1, 2, 3):
+            bound = 2.0 * relative(peer[index], truth[index]) + 1e-3
+            assert relative(mine[index], truth[index]) <= bound, (index, bound, relative(mine[index], truth[index]))
+    return [float(mine[0]).hex() for mine, _, _ in answers if mine[0] is not None]
+
+
+def confident(group: Group) -> None:
+    """Logits of hundreds: no overflow; where the target's p is nearly 1, p - 1 is exact; and where it is nearly 0."""
+    answers = []
+    for dtype, bound in ((torch.float64, 1e-11), (torch.float32, 1e-3)):
+        for vocab_size in (5, 5003):
+            ends = Ends(group, vocab_size, dtype, True, sharpness=40.0)
+            ends.targets_BT[0] = ends.tokens_BT[0]  # whose logit is the largest, as x is nearly their row
+            mine, expected = ends.divided(7, 1.0, None, 1.0), ends.alone(7, 1.0, None, 1.0, torch.float64)
+            answers.append((bound, mine, expected))
+    # Two logits, 6 apart: p = 0.9975, which is 0.996 or 1 in bf16.
+    two = SplitVocabulary(group, 2, sequence_parallel=False)
+    sure = leaf(torch.tensor([[[6.0]]], dtype=torch.bfloat16))
+    weight_v1 = leaf(rows(torch.tensor([[1.0], [0.0]], dtype=torch.bfloat16), group))
+    backward(two.loss(sure, weight_v1, torch.tensor([[0]]), 0, 1.0, None))
+    for bound, mine, expected in answers:
+        check(bound, *zip(mine, expected, strict=True))
+    rest = 1.0 / (1.0 + math.exp(6.0))
+    check(1e-2, (sure.grad, torch.tensor([[[-rest]]])))
+    check(1e-2, (weight_v1.grad, rows(6.0 * torch.tensor([[-rest], [rest]]), group)))
+
+
+def validation(group: Group) -> None:
+    """Without gradients: the same loss, what backward would send is not sent, and no gradient is made."""
+    answers = []
+    for sequence_parallel in (False, True):
+        ends = Ends(group, 97, torch.float64, sequence_parallel)
+        weight_vD = leaf(rows(ends.weight_VD, group))
+        with torch.no_grad():
+            x, port_vD = ends.split.embed(weight_vD, ends.tokens_BT, None)
+            h = ends.sharpness * x + ends.local(ends.noise_BTD)
+            loss = ends.split.loss(h, weight_vD, ends.targets_BT, 7, 1.0, port_vD)
+        with watched() as sent:
+            logits = ends.split.logits(ends.noise_BTD, weight_vD)
+        answers.append((loss, ends.alone(7, 1.0, None, 1.0)[0], logits, ends.noise_BTD @ ends.weight_VD.t(), sent))
+    gathered = 16 * group.size() * -(-97 // group.size()) * 8
+    for loss, expected, logits, all_logits, sent in answers:
+        assert not loss.requires_grad
+        check(1e-12, (loss, expected), (logits, all_logits))
+        assert sent == ([("ALL_GATHER", gathered, torch.float64)] if group.size() > 1 else [])
+
+
+def traffic(group: Group) -> None:
+    """What torch issues is what SplitVocabulary's docstring says, with gradients and without."""
+    answers = []
+    for dtype, wide in (
+        (torch.float64, torch.float64),
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+    ):
+        for sequence_parallel in (False, True):
+            for vocab_size, chunk, port_dtype in ((97, 7, wide), (97, 0, None), (5, 16, dtype), (5, 5, None)):
+                ends = Ends(group, vocab_size, dtype, sequence_parallel)
+                weight_vD = leaf(rows(ends.weight_VD, group))
+                sent: list[Issued] = []
+                for wanted in (True, False):
+                    with torch.set_grad_enabled(wanted):
+                        with watched() as embedding:
+                            x, port_vD = ends.split.embed(weight_vD, ends.tokens_BT, port_dtype)
+                        with watched() as head:
+                            loss = ends.split.loss(x, weight_vD, ends.targets_BT, chunk, 1.0, port_vD)
+                    with watched() as back:
+                        if wanted:
+                            backward(loss)
+                    sent += [embedding, head, back]
+                answers.append((declared(dtype, wide, sequence_parallel, chunk), sent))
+    for expected, sent in answers:
+        assert sent == (expected if group.size() > 1 else [[]] * 6)
+
+
+def declared(dtype: torch.dtype, wide: torch.dtype, sequence_parallel: bool, chunk: int) -> list[Issued]:
+    """Of 16 tokens: embed, loss, their backward; and the same without gradients."""
+    size = 2 * 8 * 12 * dtype.itemsize
+    chunks = [min(chunk or 16, 16 - start) for start in range(0, 16, chunk or 16)]
+    loss = [("ALL_REDUCE", numbers * n * wide.itemsize, wide) for n in chunks for numbers in (1, 2)]
+    gather, scatter = ("ALL_GATHER", size, dtype), ("REDUCE_SCATTER", size, dtype)
+    reduce = ("ALL_REDUCE", size, dtype)
+    if sequence_parallel:
+        forward: list[Issued] = [[scatter], [gather, *loss]]
+        return [*forward, [scatter, gather], *forward, []]
+    return [[reduce], loss, [reduce], [reduce], loss, []]
+
+
+def outside(group: Group) -> None:
+    """A token or a target that no rank holds is an error on each rank, and none waits for another."""
+    for sequence_parallel in (False, True):
+        for token in (97, -1):
+            ends = Ends(group, 97, torch.float32, sequence_parallel)
+            weight_vD = rows(ends.weight_VD, group)
+            ends.tokens_BT[0, 3] = ends.targets_BT[1, 2] = token
+            with pytest.raises((IndexError, RuntimeError)):
+                ends.split.embed(weight_vD, ends.tokens_BT, None)
+            with pytest.raises((IndexError, RuntimeError)):
+                ends.split.loss(ends.local(ends.noise_BTD), weight_vD, ends.targets_BT, 0, 1.0, None)
+
+
+CASES: dict[str, Callable[[Group], list[str] | None]] = {
+    case.__name__: case
+    for case in (conjugates, strides, feed_forward, compiled, bf16, confident, validation, traffic, outside)
+}
+for _vocab_size in (97, 5, 5003):  # 97 is odd; 5 on 4 ranks is 2, 2, 1, 0; 5003 is large (other kernels)
+    CASES[f"vocabulary_{_vocab_size}"] = functools.partial(vocabulary_is_that_of_one_device, vocab_size=_vocab_size)
+
+
+def run_ranks(degree: int) -> list[dict[str, Any]]:
+    """Every case on so many forked ranks; for each rank, by case, what it returned or how it failed."""
+
+    def work(rank: int, folder: Path) -> None:
+        store = f"file://{folder}/store"
+        seconds = timedelta(seconds=40)
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=degree, timeout=seconds)
+        group = dist.group.WORLD
+        assert group is not None
+        answers: dict[str, Any] = {}
+        for name, case in CASES.items():
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error", FutureWarning)  # of names that torch gives up
+                    answers[name] = {"returned": case(group)}
+            except (Exception, pytest.fail.Exception):
+                answers[name] = {"failed": traceback.format_exc()}
+            (folder / f"{rank}.json").write_text(json.dumps(answers))
+        dist.barrier()
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        codes = [join(pid, 45) for pid in [fork(functools.partial(work, rank, folder)) for rank in range(degree)]]
+        files = [folder / f"{rank}.json" for rank in range(degree)]
+        return [
+            {"code": code, **(json.loads(file.read_text()) if file.is_file() else {})}
+            for code, file in zip(codes, files)
+        ]
+
+
+@functools.cache
+def answers_of_ranks() -> dict[str, list[dict[str, Any]]]:
+    """By degree; in a process of its own, because one that has run operators in threads cannot be forked."""
+    repository = Path(__file__).resolve().parent.parent
+    paths = os.pathsep.join([str(repository), str(repository / "tests"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    answers: dict[str, list[dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+@pytest.mark.timeout(160)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("degree", DEGREES)
+def test_operators_do_what_one_device_does(degree: int, name: str) -> None:
+    ranks = answers_of_ranks()[str(degree)]
+    failures = [rank.get(name, {"failed": f"it ended with {rank['code']} before"}).get("failed") for rank in ranks]
+    assert failures == [None] * degree, "\n".join(filter(None, failures))
+    assert all(rank["code"] == 0 for rank in ranks)
+    # What a case returns is the same on every rank, to the bit.
+    assert all(rank[name] == ranks[0][name] for rank in ranks)
+
+
+if __name__ == "__main__":
+    print(json.dumps({degree: run_ranks(degree) for degree in DEGREES}))
