@@ -13,6 +13,7 @@ from codescent.errors import UserError
 from codescent.plan import (
     AXES,
     DIVIDING,
+    DTYPE_BYTES,
     SCALARS,
     WIDE,
     Collective,
@@ -74,6 +75,8 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         num_microbatches=num_microbatches,
         precision=config.train.precision,
         forward_flops=models.forward_flops(config.model.kind, shape, seq_len),
+        dropout=shape.dropout,
+        head_chunk_tokens=config.train.head_chunk_tokens,
     )
     strategies, ask = chosen(config.parallel), Ask(mesh, work)
     problems += [problem for strategy in strategies for problem in strategy.refuse(ask)]
@@ -88,16 +91,26 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         schedule = strategy.schedule(schedule, ask)
     plan = Plan(mesh, work, tensors, schedule, traffic=())
     traffic = tuple(record for strategy in strategies for record in strategy.traffic(plan))
-    return dataclasses.replace(plan, traffic=(*traffic, *_agreements(mesh)))
+    return dataclasses.replace(plan, traffic=(*traffic, *_agreements(plan)))
 
 
-def _agreements(mesh: Mesh) -> Iterator[Traffic]:
-    """What all the ranks find out together, whatever the strategies are."""
-    everyone, parts = mesh.joint(*AXES), mesh.joint(*DIVIDING)
+def _agreements(plan: Plan) -> Iterator[Traffic]:
+    """What ranks find out together, whatever the strategies are: gradients of which each has a part, and scalars."""
+    mesh = plan.mesh
+    for stage in range(mesh.pp):
+        tensors = plan.held_by(stage)
+        for axis in dict.fromkeys(axis for tensor in tensors for axis in tensor.partial):
+            parts = [tensor for tensor in tensors if axis in tensor.partial]
+            dtype = parts[0].bucket_dtype or parts[0].gradient_dtype
+            numel = sum(tensor.optimizer.numel(tensor.parameter.shape, mesh) for tensor in parts)
+            payload_bytes, what = numel * DTYPE_BYTES[dtype], f"gradients of {len(parts)} tensor(s) that all hold"
+            at = stage if mesh.pp > 1 else None
+            yield Traffic(Collective.ALL_REDUCE, axis, payload_bytes, dtype, Verb.REDUCE, None, what, stage=at)
+    everyone, parts_of = mesh.joint(*AXES), mesh.joint(*DIVIDING)
     if mesh.degree(everyone) > 1:
         yield Traffic(Collective.ALL_REDUCE, everyone, SCALARS * 8, "fp64", Verb.REDUCE, None, "loss and wish to stop")
-    if mesh.degree(parts) > 1:
-        yield Traffic(Collective.ALL_REDUCE, parts, 8, "fp64", Verb.STEP, None, "square of the gradient norm")
+    if mesh.degree(parts_of) > 1:
+        yield Traffic(Collective.ALL_REDUCE, parts_of, 8, "fp64", Verb.STEP, None, "square of the gradient norm")
 
 
 def model_shape(config: Config, vocab_size: int | None) -> models.Shape:

@@ -4,8 +4,9 @@ Does not know what anything costs; lists that cannot be made are refused in word
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
 
 from codescent.plan.schedule import Instruction, Schedule, Verb
@@ -65,7 +66,8 @@ def refusals(name: str, num_stages: int, num_microbatches: int, num_chunks: int 
         )
 
 
-def cut(costs: Sequence[float], num_parts: int) -> tuple[tuple[int, int], ...]:
+@lru_cache
+def cut(costs: tuple[float, ...], num_parts: int) -> tuple[tuple[int, int], ...]:
     """Consecutive parts of `costs`, first index and end of each: the dearest as cheap as can be, and of all such cuts
     the one whose parts are most alike (the least sum of squares).
 

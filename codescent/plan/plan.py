@@ -22,7 +22,8 @@ class Work:
     """What one step computes: the model's sizes and the batch arithmetic.
 
     global_batch_size = dp * microbatch_size * num_microbatches, in samples of `seq_len` tokens each.
-    `forward_flops` are those of a forward pass per token at each depth: embedding, blocks, head.
+    `forward_flops` are those of a forward pass per token at each depth: embedding, blocks, head. The head makes logits
+    of `head_chunk_tokens` tokens at a time; 0: of all.
     """
 
     kind: str
@@ -38,6 +39,8 @@ class Work:
     num_microbatches: int
     precision: str
     forward_flops: tuple[float, ...] = ()
+    dropout: float = 0.0
+    head_chunk_tokens: int = 0
 
     @property
     def tokens(self) -> int:

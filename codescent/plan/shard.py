@@ -97,6 +97,7 @@ class TensorPlan:
     `optimizer` counts the per-element state tensors of the optimizer (Adam: 2), in `optimizer_dtype`;
     `master_dtype` is that of the master copy, or "" where the weights themselves are updated; `bucket_dtype` that of a
     second copy of the gradient, in which it travels, or "" where it travels as it is kept.
+    `partial` are axes over whose ranks the tensor is alike, and each knows a part of its gradient: REDUCE adds them.
     """
 
     parameter: Parameter
@@ -109,6 +110,7 @@ class TensorPlan:
     weights: Placement = Placement()
     gradients: Placement = Placement()
     optimizer: Placement = Placement()
+    partial: tuple[str, ...] = ()
 
     def weights_bytes(self, mesh: Mesh) -> int:
         """Bytes of the weights that forward and backward read, on the fullest rank."""

@@ -6,9 +6,22 @@ from codescent.strategies.pipeline import Pipeline
 from codescent.strategies.recompute import Recompute
 from codescent.strategies.replicate import Replicate
 from codescent.strategies.strategy import Ask, Gradients, Here, Strategy
+from codescent.strategies.tensor import Tensor
 from codescent.strategies.zero import Zero
 
-ORDER: tuple[type[Strategy], ...] = (Context, Recompute, Zero, Replicate, Pipeline)
+ORDER: tuple[type[Strategy], ...] = (Context, Tensor, Recompute, Zero, Replicate, Pipeline)
 """Inner to outer: a strategy sees the module as those before it have left it."""
 
-__all__ = ["ORDER", "Ask", "Context", "Gradients", "Here", "Pipeline", "Recompute", "Replicate", "Strategy", "Zero"]
+__all__ = [
+    "ORDER",
+    "Ask",
+    "Context",
+    "Gradients",
+    "Here",
+    "Pipeline",
+    "Recompute",
+    "Replicate",
+    "Strategy",
+    "Tensor",
+    "Zero",
+]

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """`context`: "ring" or "all-gather", how keys and values reach the other ranks. `recompute`: with "full" they travel
-    in the backward pass once more."""
+    """`context`: "ring" or "all-gather", how keys and values reach the other ranks. `recompute`: with "full" they
+    travel once more in the backward pass."""
 
     context: str
     recompute: str
@@ -99,6 +99,6 @@ class Context:
             if hasattr(layer, "core"):
                 cast(Any, layer).core = partial(attend, group=here.groups[self.axis])
 
-    def gradients(self, parts: Sequence[torch.nn.Module], before: Gradients | None, here: Here) -> Gradients | None:
+    def gradients(self, parts: Sequence[torch.nn.Module], here: Here) -> Gradients | None:
         """Sums over the copies of the model, which the ranks of this axis are: others'."""
-        return before
+        return None

@@ -74,8 +74,22 @@ class Pipeline:
             )
 
     def place(self, tensor: TensorPlan, ask: Ask) -> TensorPlan:
-        """A tensor is on the stages whose depths read it: that is said by the schedule, not by its placement."""
-        return tensor
+        """A tensor is on the stages whose depths read it, as the schedule says. Where these are several, each knows a
+        part of its gradient."""
+        stages = self._stages(tensor, ask)
+        if len(stages) == 1:
+            return tensor
+        axis = "pp" if len(stages) == ask.mesh.pp else f"pp[{','.join(map(str, stages))}]"
+        return replace(tensor, partial=(*tensor.partial, axis))
+
+    def _stages(self, tensor: TensorPlan, ask: Ask) -> list[int]:
+        parts = cut(ask.work.forward_flops, ask.mesh.pp * self.num_chunks) if ask.mesh.pp > 1 else ()
+        held = {
+            number % ask.mesh.pp
+            for number, (first, stop) in enumerate(parts)
+            if any(first <= depth < stop for depth in tensor.parameter.depths)
+        }
+        return sorted(held) or [0]
 
     def schedule(self, schedule: Schedule, ask: Ask) -> Schedule:
         """Each stage's list, and the depths of each virtual stage, cut so that the dearest is as cheap as can be."""
@@ -86,7 +100,7 @@ class Pipeline:
         return replace(lists, depths=cut(ask.work.forward_flops, degree * self.num_chunks))
 
     def traffic(self, plan: Plan) -> Iterator[Traffic]:
-        """A send for every SEND of the lists, and the sum of what several stages know of a tied tensor's gradient."""
+        """A send for every SEND of the lists."""
         degree = plan.mesh.degree(self.axis)
         if degree == 1:
             return
@@ -110,13 +124,6 @@ class Pipeline:
                     times,
                     stage,
                 )
-        for stages, tensors in _shared(plan).items():
-            numel = sum(t.gradients.numel(t.parameter.shape, plan.mesh) for t in tensors)
-            dtype = tensors[0].gradient_dtype
-            what = f"gradients of {', '.join(t.parameter.name for t in tensors)}"
-            for stage in stages:
-                axis, payload = _sub_axis(stages, degree), numel * DTYPE_BYTES[dtype]
-                yield Traffic(Collective.ALL_REDUCE, axis, payload, dtype, Verb.REDUCE, None, what, stage=stage)
 
     def _message_bytes(self, plan: Plan) -> int:
         """The residual stream of a micro-batch, as much of it as a rank has."""
@@ -132,28 +139,6 @@ class Pipeline:
                 if hasattr(layer, "later"):
                     cast(PuttingOff, layer).later = later
 
-    def gradients(self, parts: Sequence[torch.nn.Module], before: Gradients | None, here: Here) -> Gradients | None:
-        """Those of tied tensors are added between their stages, after whatever happens to them on each."""
-        stage = here.coordinates["pp"]
-        for stages, tensors in _shared(here.plan).items():
-            if stage in stages:
-                from codescent.strategies.summed import SummedGradients  # noqa: PLC0415 - keeps torch out of planning
-
-                assert before is not None
-                group = here.groups[_sub_axis(stages, here.plan.mesh.pp)]
-                before = SummedGradients(before, [here.tensors.index(tensor) for tensor in tensors], group)
-        return before
-
-
-def _shared(plan: Plan) -> dict[tuple[int, ...], list[TensorPlan]]:
-    """The tensors that more than one stage reads, by these stages."""
-    shared: dict[tuple[int, ...], list[TensorPlan]] = {}
-    for tensor in plan.tensors:
-        stages = tuple(sorted(plan.stages_of(tensor)))
-        if len(stages) > 1:
-            shared.setdefault(stages, []).append(tensor)
-    return shared
-
-
-def _sub_axis(stages: tuple[int, ...], degree: int) -> str:
-    return "pp" if len(stages) == degree else f"pp[{','.join(map(str, stages))}]"
+    def gradients(self, parts: Sequence[torch.nn.Module], here: Here) -> Gradients | None:
+        """Of a stage's weights like of any others: others'."""
+        return None

@@ -98,10 +98,10 @@ class Replicate:
     def divide(self, part: torch.nn.Module, here: Here) -> None:
         """The module stays as it is."""
 
-    def gradients(self, parts: Sequence[torch.nn.Module], before: Gradients | None, here: Here) -> Gradients | None:
-        """Hooks on the parameters fill the buckets and send them, unless somebody divides the gradients."""
-        if before is not None:
-            return before
+    def gradients(self, parts: Sequence[torch.nn.Module], here: Here) -> Gradients | None:
+        """Hooks on the parameters fill the buckets and send them, unless zero divides the gradients."""
+        if here.plan.mesh.dp_shard > 1:
+            return None
         from codescent.strategies.buckets import BucketedGradients  # noqa: PLC0415 - keeps torch out of planning
 
         wire_dtype, tensors, mesh = self.wire_dtype(here.plan.work.precision), here.tensors, here.plan.mesh

@@ -89,8 +89,8 @@ class Strategy(Protocol):
         """Change one chunk of the model, while its parameters are on the meta device and take no memory, into what this
         rank holds of it. This and `gradients` are what needs torch."""
 
-    def gradients(self, parts: Sequence[torch.nn.Module], before: Gradients | None, here: Here) -> Gradients | None:
-        """Who looks after the gradients of the chunks, whose parameters now have memory.
+    def gradients(self, parts: Sequence[torch.nn.Module], here: Here) -> Gradients | None:
+        """Who looks after the gradients of the chunks, whose parameters now have memory; None: another strategy.
 
-        `before` is whom the strategies before it in ORDER have put there: to be returned, or wrapped; None: nobody yet.
+        In every layout exactly one does.
         """

@@ -12,11 +12,11 @@ from codescent.strategies.strategy import Gradients
 
 
 class SummedGradients:
-    """Gradients of parameters that the ranks of a group hold alike and of which each makes a part: one all-reduce.
+    """Gradients of parameters that the ranks of a group hold alike and of which each knows a part: one all-reduce.
 
     Args:
         before: who looks after the gradients until then.
-        indices: which of `before.collect()` are added; empty: none.
+        indices: which of `before.collect()` are added.
         group: over these ranks.
     """
 
@@ -31,8 +31,6 @@ class SummedGradients:
     def reduce(self) -> None:
         """See Gradients."""
         self.before.reduce()
-        if not self.indices:
-            return
         gradients = self.before.collect()
         parts = [gradients[index] for index in self.indices]
         together = torch.cat([part.reshape(-1) for part in parts])

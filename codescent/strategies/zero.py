@@ -162,10 +162,10 @@ class Zero:
 
             shard_(part, here, stage=self.stage, wire_dtype=self.wire_dtype(here.plan.work))
 
-    def gradients(self, parts: Sequence[torch.nn.Module], before: Gradients | None, here: Here) -> Gradients | None:
+    def gradients(self, parts: Sequence[torch.nn.Module], here: Here) -> Gradients | None:
         """Of the shards, where there are any."""
         if here.plan.mesh.degree(self.axis) == 1:
-            return before
+            return None
         from codescent.strategies.shards import ShardedGradients  # noqa: PLC0415 - keeps torch out of planning
 
         return ShardedGradients(parts, self.stage)

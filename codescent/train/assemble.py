@@ -19,6 +19,7 @@ from codescent.models.initialize import draw_
 from codescent.plan import DIVIDING, WIDE, Plan, TensorPlan
 from codescent.strategies import Gradients, Here, Strategy
 from codescent.strategies.buckets import TORCH_DTYPE
+from codescent.strategies.summed import SummedGradients
 from codescent.train.execute import Executor
 from codescent.train.optimize import Optimizer, Weight
 from codescent.train.stop import StopRequest
@@ -117,11 +118,11 @@ def _weight(tensor: TensorPlan, master: torch.Tensor, here: Here) -> Weight:
 
 
 def _gradients(parts: list[nn.Module], strategies: list[Strategy], here: Here) -> Gradients:
-    """Who looks after gradients in this layout: what one strategy has put there the next may wrap."""
-    owner: Gradients | None = None
-    for strategy in strategies:
-        owner = strategy.gradients(parts, owner, here)
-    assert owner is not None
+    """The one strategy that looks after gradients in this layout; where ranks know parts of them, with their sums."""
+    (owner,) = (found for strategy in strategies if (found := strategy.gradients(parts, here)) is not None)
+    for axis in dict.fromkeys(axis for tensor in here.tensors for axis in tensor.partial):
+        indices = [number for number, tensor in enumerate(here.tensors) if axis in tensor.partial]
+        owner = SummedGradients(owner, indices, here.groups[axis])
     return owner
 
 

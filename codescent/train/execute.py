@@ -13,7 +13,7 @@ import torch
 
 from codescent.data.loader import Batch, Loader
 from codescent.models.linear import Later
-from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Collective, Instruction, Plan, Verb
+from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
 from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.train.optimize import Optimizer
@@ -323,7 +323,7 @@ class Chunk:
 
 def message_shape(plan: Plan) -> tuple[int, int]:
     """[T, D] of a sample's activations as one stage sends them to the next; T is as many positions as a rank has."""
-    work, sent = plan.work, [t.payload_bytes for t in plan.traffic if t.collective is Collective.SEND]
+    work, sent = plan.work, [t.payload_bytes for t in plan.traffic if t.verb is Verb.SEND_ACTIVATION]
     position_bytes = work.microbatch_size * work.hidden_dim * DTYPE_BYTES[work.precision]
     return (sent[0] // position_bytes if sent else work.seq_len), work.hidden_dim
 
