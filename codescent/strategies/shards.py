@@ -53,8 +53,8 @@ def shard_(module: nn.Module, here: Here, *, stage: int, wire_dtype: str) -> Non
         several = here.plan.mesh.degree(others) > 1
         behind = ReduceBehind(here.groups[others] if several else None, TORCH_DTYPE[wire_dtype])
         for unit in _units(module):
-            unit.set_custom_all_gather(GatherAhead())
-            unit.set_custom_reduce_scatter(behind)
+            unit.set_custom_all_gather(cast(Any, GatherAhead()))
+            unit.set_custom_reduce_scatter(cast(Any, behind))
         cast(Any, module).behind = behind
     module.register_forward_hook(_free_without_backward)
 
