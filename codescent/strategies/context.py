@@ -81,7 +81,7 @@ class Context:
         for stage in range(mesh.pp):
             layers = sum(1 <= depth <= work.num_layers for part in plan.schedule.parts(stage) for depth in part)
             at = stage if mesh.pp > 1 else None
-            for message in messages:
+            for message in messages if layers else ():
                 yield self._traffic(message, message.verb, layers * work.num_microbatches, at)
                 if self.options.recompute == "full" and message.verb is Verb.FORWARD:
                     yield self._traffic(message, Verb.BACKWARD, layers * work.num_microbatches, at)
