@@ -4,7 +4,6 @@ Does not start a process, allocate a tensor or import torch; what a strategy ref
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,7 @@ from codescent.plan import (
 )
 from codescent.plan.schedule import accumulate
 from codescent.strategies import ORDER, Ask, Strategy
-from codescent.strategies.near import near_divisors, near_multiples
+from codescent.strategies.near import near_divisors, near_multiples, nearest_divisors
 
 if TYPE_CHECKING:
     from codescent.config import Config, Parallel
@@ -54,13 +53,16 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     """
     problems: list[str] = []
     shape = _shape(config, vocab_size, problems)
-    mesh = _mesh(config.parallel, world_size, problems)
+    mesh = _mesh(config, world_size, problems)
     microbatch_size, num_microbatches = _batch(config, mesh, problems)
-    if shape is None or mesh is None:
+    if shape is None:
         raise UserError(*problems)
     seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
     if seq_len > shape.seq_len:
-        problems.append(f"data.seq_len = {seq_len}: the model has {shape.seq_len} positions (model.seq_len)")
+        problems.append(
+            f"data.seq_len = {seq_len}: the model has {shape.seq_len} positions (model.seq_len); nearest that would "
+            f"do: {shape.seq_len}, or model.seq_len = {seq_len}"
+        )
     work = Work(
         kind=config.model.kind,
         num_layers=shape.num_layers,
@@ -78,7 +80,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         dropout=shape.dropout,
         head_chunk_tokens=config.train.head_chunk_tokens,
     )
-    strategies, ask = chosen(config.parallel), Ask(mesh, work)
+    strategies, ask = chosen(config.parallel), Ask(mesh, work, world_size, config.train.microbatch_size)
     problems += [problem for strategy in strategies for problem in strategy.refuse(ask)]
     if problems:
         raise UserError(*problems)
@@ -158,45 +160,59 @@ def _shape(config: Config, vocab_size: int | None, problems: list[str]) -> model
     return shape
 
 
-def _mesh(parallel: Parallel, world_size: int, problems: list[str]) -> Mesh | None:
-    served = {kind.axis for kind in ORDER}
-    degrees = {axis: getattr(parallel, axis) for axis in AXES}
-    for axis, degree in degrees.items():
-        if axis not in served and degree != 1:
-            problems.append(f"parallel.{axis} = {degree}: no strategy for this axis yet; there is {', '.join(served)}")
-    fixed = math.prod(degree for degree in degrees.values() if degree is not None)
-    if degrees["dp_replicate"] is None:
-        if world_size % fixed:
-            problems.append(
-                f"parallel: {_equation(degrees)} = {fixed} ranks for one copy of the model, which do not divide the "
-                f"run's {world_size}; nearest that would do: {near_multiples(world_size, fixed)} ranks"
-            )
-            return None
-        degrees["dp_replicate"] = world_size // fixed
-    elif fixed != world_size:
+def _mesh(config: Config, world_size: int, problems: list[str]) -> Mesh:
+    """The mesh; where it has not as many ranks as the run, as it was asked for: there may be more to refuse."""
+    degrees = {axis: getattr(config.parallel, axis) for axis in AXES}
+    copies = degrees["dp_replicate"]
+    mesh = Mesh(**{**degrees, "dp_replicate": copies or 1})
+    copy = mesh.world_size // mesh.dp_replicate
+    left, rest = divmod(world_size, copy)
+    if copies is None and not rest:
+        return dataclasses.replace(mesh, dp_replicate=left)
+    if copies is None:
+        ranks = " or ".join(map(str, _near_ranks(config, mesh, world_size / copy))) or near_multiples(world_size, copy)
         problems.append(
-            f"parallel: {_equation(degrees)} = {fixed} ranks, but the run has {world_size}; leave "
-            "parallel.dp_replicate out to take what is left of the ranks"
+            f"parallel: {_equation(degrees)} = {copy} ranks for one copy of the model, which do not divide the run's "
+            f"{world_size}; nearest that would do: {ranks} ranks"
         )
-        return None
-    return Mesh(**degrees)
+    elif mesh.world_size != world_size:
+        divides = left and not rest and config.train.global_batch_size % (left * _unit(config, mesh)) == 0
+        problems.append(
+            f"parallel: {_equation(degrees)} = {mesh.world_size} ranks, but the run has {world_size}; nearest that "
+            f"would do: {f'parallel.dp_replicate = {left}, or ' if divides else ''}{mesh.world_size} ranks"
+        )
+    return mesh
 
 
 def _equation(degrees: Mapping[str, int | None]) -> str:
     return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree is not None)
 
 
-def _batch(config: Config, mesh: Mesh | None, problems: list[str]) -> tuple[int, int]:
-    """(microbatch_size, num_microbatches) from: global_batch_size = dp x microbatch_size x num_microbatches."""
-    if mesh is None:
-        return 1, 1
+def _unit(config: Config, mesh: Mesh) -> int:
+    """Samples of a micro-batch of one copy of the model; of the smallest that there can be, where no size is given."""
+    return mesh.dp_shard * (config.train.microbatch_size or 1)
+
+
+def _near_ranks(config: Config, mesh: Mesh, copies: float) -> list[int]:
+    """Ranks of the next smaller and the next larger number of copies than `copies` that can share the batch."""
+    microbatches, rest = divmod(config.train.global_batch_size, _unit(config, mesh))
+    copy = mesh.world_size // mesh.dp_replicate
+    return [] if rest else [number * copy for number in nearest_divisors(microbatches, copies)]
+
+
+def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
+    """(microbatch_size, num_microbatches) from: global_batch_size = dp x microbatch_size x num_microbatches.
+
+    Where there is no answer, one that no strategy will refuse: there is a better reason already.
+    """
     size, microbatch = config.train.global_batch_size, config.train.microbatch_size
     if size % mesh.dp:
+        ranks = " or ".join(map(str, _near_ranks(config, mesh, mesh.dp_replicate)))
         problems.append(
             f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks; nearest that would "
-            f"do: {near_multiples(size, mesh.dp)} samples, or {near_divisors(size, mesh.dp)} ranks"
+            f"do: {near_multiples(size, mesh.dp * (microbatch or 1))} samples{f', or {ranks} ranks' if ranks else ''}"
         )
-        return 1, 1
+        return 1, mesh.pp
     share = size // mesh.dp
     if microbatch is None:
         return share, 1
@@ -206,13 +222,13 @@ def _batch(config: Config, mesh: Mesh | None, problems: list[str]) -> tuple[int,
             f"{microbatch} (microbatch_size) x {share / microbatch:g}, which is no whole number of micro-batches; "
             f"nearest that would do: {near_divisors(share, microbatch)}"
         )
-        return 1, 1
+        return 1, mesh.pp
     if share // microbatch > MAX_MICROBATCHES:
         problems.append(
             f"train.microbatch_size = {microbatch}: a step would be {share // microbatch:,} micro-batches, more than "
             f"{MAX_MICROBATCHES:,}; give at least {-(-share // MAX_MICROBATCHES)}, or a smaller train.global_batch_size"
         )
-        return microbatch, 1
+        return microbatch, mesh.pp
     return microbatch, share // microbatch
 
 

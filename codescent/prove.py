@@ -88,7 +88,7 @@ def layouts_of(ranks: Sequence[int]) -> Iterator[Layout]:
     one rank, the variants of strategies that divide nothing."""
     if 1 in ranks:
         undivided = (variant for kind in ORDER if not kind.axis for variant in kind.variants)
-        yield from (Layout(tuple((key, str(value)) for key, value in variant.items()), 1) for variant in undivided)
+        yield from (_layout(variant, 1) for variant in undivided)
     served = [axis for axis in AXES if axis in {kind.axis for kind in ORDER}]
     for number in ranks:
         if number == 1:
@@ -100,8 +100,13 @@ def layouts_of(ranks: Sequence[int]) -> Iterator[Layout]:
             variants = [kind.variants for kind in ORDER if kind.axis in used]
             for chosen in itertools.product(*variants):
                 options = {key: value for variant in chosen for key, value in variant.items()}
-                keys = {**used, **options}
-                yield Layout(tuple((key, str(value)) for key, value in keys.items()), number)
+                yield _layout({**used, **options}, number)
+
+
+def _layout(keys: Mapping[str, object], ranks: int) -> Layout:
+    """With its values as a command line has them."""
+    written = ((key, str(value).lower() if isinstance(value, bool) else str(value)) for key, value in keys.items())
+    return Layout(tuple(written), ranks)
 
 
 def parse_layouts(text: str) -> list[Layout]:

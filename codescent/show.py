@@ -13,7 +13,7 @@ from rich.table import Table
 from codescent.configfile import Resolved, describe
 from codescent.cost.compute import step_flops
 from codescent.cost.memory import state_bytes, wire_bytes
-from codescent.plan import AXES, Plan, Traffic
+from codescent.plan import AXES, SENDS, Mesh, Plan, Traffic
 
 
 def show_plan(plan: Plan) -> None:
@@ -28,6 +28,7 @@ def show_plan(plan: Plan) -> None:
 
 def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
     work, mesh, state, flops = plan.work, plan.mesh, state_bytes(plan), step_flops(plan)
+    fullest = " on the fullest stage" if mesh.pp > 1 else ""
     return [
         (
             "model",
@@ -42,12 +43,13 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
             f"{work.num_microbatches} micro-batch(es)",
         ),
         ("tokens per step", f"{work.tokens:,} = {work.global_batch_size} samples x {work.seq_len}"),
-        ("program", _program(plan)),
+        *([("stages", "\n".join(_stages(plan)))] if mesh.pp > 1 else []),
+        ("program", "\n".join(_program(plan))),
         ("precision", _precision(plan)),
         ("weights, per rank", _bytes(state.weights_bytes)),
         ("gradients, per rank", _bytes(state.gradients_bytes)),
         ("optimizer, per rank", _bytes(state.optimizer_bytes)),
-        ("together, per rank", f"{_bytes(state.total_bytes)}, activations not counted"),
+        ("together, per rank", f"{_bytes(state.total_bytes)}{fullest}, activations not counted"),
         ("traffic per step", "\n".join(_traffic(plan)) or "none: one rank"),
         ("FLOPs per step, 6 N", f"{flops.dense_flops:.4g} (6 x parameters x tokens)"),
         (
@@ -57,24 +59,76 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
+def _stages(plan: Plan) -> Iterator[str]:
+    """A line for each pipeline stage: its part of the model, chunk by chunk, and how much of the whole that is."""
+    flops, last = plan.work.forward_flops, plan.work.num_layers + 1
+    for stage in range(plan.mesh.pp):
+        parts = plan.schedule.parts(stage)
+        share = sum(flops[depth] for part in parts for depth in part) / sum(flops)
+        parameters = sum(tensor.parameter.numel for tensor in plan.held_by(stage))
+        held = "; ".join(_depths(part, last) for part in parts)
+        yield f"stage {stage}: {held} ({parameters:,} parameters, {share:.0%} of the FLOPs)"
+
+
+def _depths(part: range, last: int) -> str:
+    """A part of a model in words; `last` is the depth of the head."""
+    layers = [depth - 1 for depth in part if 1 <= depth < last]
+    words = ["embedding"] if 0 in part else []
+    if layers:
+        words.append(f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}")
+    return ", ".join([*words, *(["head"] if last in part else [])]) or "nothing"
+
+
 def _traffic(plan: Plan) -> Iterator[str]:
-    """A line for each kind of collective on each axis, and the sum of what they put on the wire."""
+    """A line for each kind of collective on each axis, with what a rank puts on the wire, and the sum of that."""
     kinds: dict[tuple[str, str], list[Traffic]] = {}
     for record in plan.traffic:
-        kinds.setdefault((record.collective, record.axis), []).append(record)
-    for (collective, axis), records in kinds.items():
-        times = sum(record.times for record in records)
-        hidden = sum(record.times for record in records if record.during is not None)
-        behind = f", {hidden} of them beside forward or backward" if hidden else ""
-        yield f"{times} {collective} over {axis} ({plan.mesh.degree(axis)} ranks){behind}"
+        between = "between stages" if record.verb in SENDS else _ranks_of(record.axis, plan.mesh)
+        kinds.setdefault((record.collective, between), []).append(record)
+    for (collective, between), records in kinds.items():
+        by_stage = [[t for t in records if t.stage in (None, stage)] for stage in range(plan.mesh.pp)]
+        sent = [sum(t.times * t.wire_bytes(plan.mesh.degree(t.axis)) for t in mine) for mine in by_stage]
+        whats = {record.what for record in records}
+        what = f" ({whats.pop()})" if len(whats) == 1 else ""
+        most = "at most " if len({number for number in sent if number}) > 1 else ""
+        yield f"{_counts(by_stage)} {collective} {between}{what}: {most}{_bytes(max(sent))}{_hidden(records)}"
     if kinds:
-        yield f"each rank sends {_bytes(wire_bytes(plan))}"
+        yield f"{'each rank sends' if plan.mesh.pp == 1 else 'the busiest rank sends'} {_bytes(wire_bytes(plan))}"
 
 
-def _program(plan: Plan) -> str:
-    words = [str(instruction) for instruction in plan.schedule.programs[0]]
-    shown = words if len(words) <= 11 else [*words[:6], "...", *words[-3:]]
-    return ", ".join(shown)
+def _counts(by_stage: list[list[Traffic]]) -> str:
+    """How often a rank issues them; where that depends on its pipeline stage, by stage."""
+    counts = {stage: sum(record.times for record in records) for stage, records in enumerate(by_stage) if records}
+    if len(set(counts.values())) == 1:
+        return str(next(iter(counts.values())))
+    numbers, stages = ", ".join(map(str, counts.values())), ", ".join(map(str, counts))
+    return f"{numbers} (on stages {stages})"
+
+
+def _hidden(records: list[Traffic]) -> str:
+    total = sum(record.times for record in records)
+    hidden = sum(record.times for record in records if record.during is not None)
+    return f", {'all' if hidden == total else hidden} of them beside forward or backward" if hidden else ""
+
+
+def _ranks_of(axis: str, mesh: Mesh) -> str:
+    """An axis of the mesh, several together, or some of the ranks of one, and how many they are."""
+    degree = mesh.degree(axis)
+    name, _, some = axis.partition("[")
+    if name == "pp" and some:
+        return f"between stages {' and '.join(some.rstrip(']').split(','))}"
+    if "*" in axis and degree == mesh.world_size:
+        return f"over all {degree} ranks"
+    return f"over {axis.replace('*', ' x ')} ({degree} ranks)"
+
+
+def _program(plan: Plan) -> Iterator[str]:
+    """The instruction list; of a pipeline that of the first stage and that of the last one."""
+    programs = plan.schedule.programs
+    for stage in sorted({0, len(programs) - 1}):
+        words = [str(instruction) for instruction in programs[stage]]
+        shown = words if len(words) <= 11 else [*words[:6], "...", *words[-3:]]
+        yield (f"stage {stage}: " if len(programs) > 1 else "") + ", ".join(shown)
 
 
 def _precision(plan: Plan) -> str:

@@ -99,12 +99,6 @@ def test_degrees_whose_product_is_not_the_world() -> None:
     assert "= 3 ranks, but the run has 2" in refusal(config(parallel={"dp_replicate": 3}), world_size=2)
 
 
-def test_axes_without_a_strategy_are_refused() -> None:
-    message = refusal(config(parallel={"tp": 2, "cp": 2}), world_size=4)
-    assert "parallel.tp = 2" in message
-    assert "parallel.cp = 2" in message
-
-
 def test_model_problems_come_together_with_the_others() -> None:
     message = refusal(config(model={**SMALL, "num_heads": 3}, parallel={"dp_replicate": 3}), world_size=2)
     assert "3 heads do not divide" in message

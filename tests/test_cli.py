@@ -55,6 +55,24 @@ def test_plan_prints_what_a_run_will_cost(project: Path) -> None:
         assert part in " ".join(out.split())
 
 
+def test_plan_shows_who_has_what_and_who_sends_to_whom(project: Path) -> None:
+    layers = ("parallel.pp=4", "parallel.tp=2", "parallel.dp_shard=2", "parallel.cp=2", "parallel.zero_stage=1")
+    out = codescent(project, "plan", "gpt2_124m", "train.microbatch_size=4", "--ranks", "64", *layers).stdout
+    for part in (
+        "stage 0: embedding, layers 0 to 3 (67,735,296 parameters, 24% of the FLOPs)",
+        "stage 3: head (38,598,912 parameters, 27% of the FLOPs)",
+        "stage 3: receive_activation 0 from stage 2, load 0, forward 0",
+        "on the fullest stage, activations not counted",
+        "send between stages: at most",
+        "360 send over cp (2 ranks): 1.41 GiB",
+        "all_reduce over dp_replicate x cp (4 ranks)",
+        "1 all_reduce between stages 0 and 3 (gradients of 1 tensor(s) that all hold)",
+        "all_reduce over all 64 ranks (loss and wish to stop)",
+        "the busiest rank sends",
+    ):
+        assert part in " ".join(out.split())
+
+
 def test_plan_as_json_loads_back(project: Path) -> None:
     done = codescent(project, "plan", "run.toml", "--json")
     plan = Plan.from_json(json.loads(done.stdout))

@@ -4,6 +4,7 @@ Does not try every layout: the tests of each strategy do."""
 from __future__ import annotations
 
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from runs import codescent, environment, make_project
 
 from codescent import prove
+from codescent.configfile import load
 from codescent.errors import UserError
 from codescent.prove import Finding, Layout, layouts_of, parse_layouts
 
@@ -30,7 +32,16 @@ def test_layouts_of_four_ranks_are_all_divisions() -> None:
     found = {(str(layout), layout.ranks) for layout in layouts_of([4])}
     shards = {f"dp_shard=4 zero_stage={stage}" for stage in (1, 2, 3)}
     both = {f"dp_replicate=2 dp_shard=2 zero_stage={stage}" for stage in (1, 2, 3)}
-    assert found == {(name, 4) for name in {"dp_replicate=4", *shards, *both}}
+    assert found > {(name, 4) for name in {"dp_replicate=4", *shards, *both}}
+    assert ("pp=2 tp=2 sequence_parallel=false schedule=1f1b", 4) in found
+    assert ("cp=4 context=all-gather", 4) in found
+    assert all(math.prod(int(n) for n in re.findall(r"(?:pp|dp_\w+|cp|tp)=(\d+)", name)) == 4 for name, _ in found)
+
+
+def test_every_layout_of_two_ranks_is_a_command_line(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    for layout in layouts_of([1, 2]):
+        load("run.toml", layout.overrides)
 
 
 def test_layouts_as_words() -> None:

@@ -4,7 +4,7 @@ Does not know what anything costs; lists that cannot be made are refused in word
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -37,8 +37,22 @@ def pipeline(name: str, num_stages: int, num_microbatches: int, num_chunks: int 
     return _communicating([order(stage, num_stages, num_microbatches, num_chunks) for stage in range(num_stages)])
 
 
-def refusals(name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1) -> Iterator[str]:
-    """Why there is no such schedule, one sentence each, with the nearest that there is; nothing where there is one."""
+def refusals(
+    name: str,
+    num_stages: int,
+    num_microbatches: int,
+    num_chunks: int = 1,
+    *,
+    num_layers: int | None = None,
+    num_samples: int | None = None,
+) -> Iterator[str]:
+    """Why there is no such schedule, one sentence each, with the nearest that there is; nothing where there is one.
+
+    Args:
+        name, num_stages, num_microbatches, num_chunks: see `pipeline`.
+        num_layers: of the model; where it is known, no more virtual stages are recommended.
+        num_samples: that all ranks together compute in a micro-batch; where it is known, the batch is named, too.
+    """
     if name not in SCHEDULES:
         yield f"schedule {name!r}: there is {', '.join(SCHEDULES)}"
         return
@@ -49,21 +63,31 @@ def refusals(name: str, num_stages: int, num_microbatches: int, num_chunks: int 
         return
     if name != "interleaved":
         if num_chunks > 1:
+            layers_do = num_layers is None or num_layers >= num_stages * num_chunks
+            interleaved_does = layers_do and num_stages > 1 and num_microbatches % num_stages == 0
             yield (
                 f"schedule {name}: {num_chunks} virtual stages per rank, but it has one; nearest that would do: "
-                f"1 virtual stage, or schedule interleaved"
+                f"1 virtual stage{', or schedule interleaved' if interleaved_does else ''}"
             )
         return
     if num_chunks == 1:
-        yield "schedule interleaved: 1 virtual stage per rank; nearest that would do: 2, or schedule 1f1b"
+        two = "2, or " if num_layers is None or num_layers >= 2 * num_stages else ""
+        yield f"schedule interleaved: 1 virtual stage per rank; nearest that would do: {two}schedule 1f1b"
     if num_stages == 1:
         yield "schedule interleaved: 1 pipeline stage has no neighbour; nearest that would do: 2, or schedule 1f1b"
     if num_microbatches % num_stages:
         below = num_microbatches // num_stages * num_stages
+        near = [number for number in (below, below + num_stages) if number]
+        samples = [number * num_samples for number in near] if num_samples else []
+        batches = f" (train.global_batch_size = {_either(samples)})" if samples else ""
         yield (
             f"schedule interleaved: {num_microbatches} micro-batches are no multiple of {num_stages} pipeline stages; "
-            f"nearest that would do: {f'{below} or ' if below else ''}{below + num_stages} micro-batches"
+            f"nearest that would do: {_either(near)} micro-batches{batches}"
         )
+
+
+def _either(numbers: Iterable[int]) -> str:
+    return " or ".join(str(number) for number in numbers)
 
 
 @lru_cache

@@ -3,13 +3,14 @@ Does not compute attention (ring does) and sums no gradient: to replicate and ze
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.plan import Collective, Plan, Schedule, TensorPlan, Traffic, Verb
-from codescent.strategies.near import near_multiples
+from codescent.strategies.near import near_degrees, near_lengths
 from codescent.strategies.ring_traffic import Message, SplitSizes, gather_traffic, ring_traffic
 from codescent.strategies.strategy import Ask, Gradients, Here
 
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ContextOptions:
     """`context`: "ring" or "all-gather", how keys and values reach the other ranks. `recompute`: with "full" they
-    travel once more in the backward pass."""
+    travel once more in the backward pass. `sequence_parallel`: whether a rank's positions are divided over tp again."""
 
     context: str
     recompute: str
+    sequence_parallel: bool
 
 
 class Context:
@@ -44,9 +46,14 @@ class Context:
         """Sequences that cannot be cut in two slices for every rank."""
         degree, length = ask.mesh.degree(self.axis), ask.work.seq_len
         if degree > 1 and length % (2 * degree):
+            parts = ask.mesh.tp if self.options.sequence_parallel else 1
+            lengths = near_lengths(length, degree * math.lcm(2, parts))
+            near = near_degrees(
+                ask, self.axis, length // 2, lambda other: length % (other.mesh.cp * math.lcm(2, parts)) == 0
+            )
             yield (
                 f"parallel.cp = {degree}: {length} positions (data.seq_len) are no multiple of 2 x {degree} slices; "
-                f"nearest that would do: {near_multiples(length, 2 * degree)} positions"
+                f"nearest that would do: {lengths}; or {near}"
             )
 
     def place(self, tensor: TensorPlan, ask: Ask) -> TensorPlan:
@@ -74,14 +81,15 @@ class Context:
         for stage in range(mesh.pp):
             layers = sum(1 <= depth <= work.num_layers for part in plan.schedule.parts(stage) for depth in part)
             at = stage if mesh.pp > 1 else None
-            for message in messages:
+            for message in messages if layers else ():
                 yield self._traffic(message, message.verb, layers * work.num_microbatches, at)
                 if self.options.recompute == "full" and message.verb is Verb.FORWARD:
                     yield self._traffic(message, Verb.BACKWARD, layers * work.num_microbatches, at)
 
     def _traffic(self, message: Message, verb: Verb, times: int, stage: int | None) -> Traffic:
-        kind, times = Collective(message.kind), message.times * times
-        return Traffic(kind, self.axis, message.payload_bytes, message.dtype, verb, verb, message.what, times, stage)
+        kind, times, size_bytes = Collective(message.kind), message.times * times, message.payload_bytes
+        during = verb if kind is Collective.SEND else None
+        return Traffic(kind, self.axis, size_bytes, message.dtype, verb, during, message.what, times, stage)
 
     def divide(self, part: torch.nn.Module, here: Here) -> None:
         """The chunk reads this rank's positions of every sequence, and attention asks the others for theirs."""

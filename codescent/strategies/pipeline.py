@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from codescent.plan import DTYPE_BYTES, Collective, Plan, Schedule, TensorPlan, Traffic, Verb
 from codescent.plan.pipeline import cut, pipeline, refusals
+from codescent.strategies.near import near_degrees
 from codescent.strategies.strategy import Ask, Gradients, Here
 
 if TYPE_CHECKING:
@@ -56,15 +57,18 @@ class Pipeline:
         degree = ask.mesh.degree(self.axis)
         if degree == 1:
             return
-        for problem in refusals(self.name, degree, ask.work.num_microbatches, self.num_chunks):
+        work, layers = ask.work, ask.work.num_layers
+        samples = ask.mesh.dp * work.microbatch_size
+        for problem in refusals(
+            self.name, degree, work.num_microbatches, self.num_chunks, num_layers=layers, num_samples=samples
+        ):
             yield f"parallel.pp = {degree}: {problem}"
-        layers, parts = ask.work.num_layers, degree * self.num_chunks
-        if layers < parts:
-            virtual = f" x {self.num_chunks} (virtual_stages) = {parts}" if self.num_chunks > 1 else ""
-            fewer = max(1, layers // self.num_chunks)
+        chunks = self._chunks
+        if layers < degree * chunks:
+            virtual = f" x {chunks} (virtual_stages) = {degree * chunks}" if chunks > 1 else ""
             yield (
                 f"parallel.pp = {degree}{virtual}: the model has {layers} layers, fewer than stages; nearest that "
-                f"would do: pp = {fewer}, or model.num_layers = {parts}"
+                f"would do: {near_degrees(ask, self.axis, degree, self._fits)}, or model.num_layers = {degree * chunks}"
             )
         if self.name == "zero-bubble" and ask.mesh.dp_shard > 1:
             yield (
@@ -72,6 +76,16 @@ class Pipeline:
                 "in the input part of backward, where those of the weight part are not there yet; take schedule = "
                 '"1f1b", or dp_replicate in place of dp_shard'
             )
+
+    @property
+    def _chunks(self) -> int:
+        """Virtual stages on each rank, as many as the schedule can have."""
+        return self.num_chunks if self.name == "interleaved" else 1
+
+    def _fits(self, ask: Ask) -> bool:
+        degree, layers = ask.mesh.pp, ask.work.num_layers
+        problems = refusals(self.name, degree, ask.work.num_microbatches, self._chunks)
+        return degree == 1 or (layers >= degree * self._chunks and not list(problems))
 
     def place(self, tensor: TensorPlan, ask: Ask) -> TensorPlan:
         """A tensor is on the stages whose depths read it, as the schedule says. Where these are several, each knows a

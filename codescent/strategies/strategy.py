@@ -4,7 +4,7 @@ Does not name any strategy and does not import torch."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from codescent.plan import Mesh, Plan, Schedule, TensorPlan, Traffic, Work
@@ -16,10 +16,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ask:
-    """What a strategy is asked for, before there is a plan: enough to refuse."""
+    """What a strategy is asked for, before there is a plan: enough to refuse, and to say what would do.
+
+    `world_size`: ranks of the run. `microbatch_size`: as the user gave it; None: all of a rank's samples.
+    """
 
     mesh: Mesh
     work: Work
+    world_size: int
+    microbatch_size: int | None
+
+    def on(self, mesh: Mesh) -> Ask | None:
+        """The same asked of another mesh; None where the batch does not divide among its ranks."""
+        share, rest = divmod(self.work.global_batch_size, mesh.dp)
+        size = self.microbatch_size or share
+        if rest or share % size:
+            return None
+        work = replace(self.work, microbatch_size=size, num_microbatches=share // size)
+        return replace(self, mesh=mesh, work=work)
 
 
 @dataclass(frozen=True)

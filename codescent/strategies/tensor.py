@@ -3,13 +3,14 @@ Does not name a module of any model, and does no arithmetic (sequence and vocabu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Placement, Plan, Role, Schedule, TensorPlan, Traffic, Verb
-from codescent.strategies.near import near_divisors, near_multiples
+from codescent.strategies.near import near_degrees, near_lengths
 from codescent.strategies.strategy import Ask, Gradients, Here
 
 if TYPE_CHECKING:
@@ -52,16 +53,21 @@ class Tensor:
             if number % degree and not (what != "heads" and number == work.num_heads):
                 yield (
                     f"parallel.tp = {degree}: {number} {what} do not divide into {degree} parts; nearest that would "
-                    f"do: tp = {near_divisors(number, degree)}"
+                    f"do: {near_degrees(ask, self.axis, number, self._fits)}"
                 )
-        positions = work.seq_len // ask.mesh.cp
-        if self.splits and positions % degree:
-            shared = f" / {ask.mesh.cp} (cp)" if ask.mesh.cp > 1 else ""
-            lengths = near_multiples(work.seq_len, degree * ask.mesh.cp)
+        cp = ask.mesh.cp
+        if self.splits and work.seq_len // cp % degree:
+            shared, slices = (f" / {cp} (cp)", 2) if cp > 1 else ("", 1)
+            lengths = near_lengths(work.seq_len, cp * math.lcm(slices, degree))
             yield (
                 f"parallel.tp = {degree}: {work.seq_len} positions (data.seq_len){shared} do not divide into {degree} "
-                f"parts; nearest that would do: {lengths} positions, or parallel.sequence_parallel = false"
+                f"parts; nearest that would do: {lengths}, or parallel.sequence_parallel = false"
             )
+
+    def _fits(self, ask: Ask) -> bool:
+        work, degree = ask.work, ask.mesh.tp
+        whole = not self.splits or work.seq_len // ask.mesh.cp % degree == 0
+        return work.num_heads % degree == 0 and work.num_kv_heads % degree == 0 and whole
 
     def place(self, tensor: TensorPlan, ask: Ask) -> TensorPlan:
         """By role. What is whole on every rank is read with a part of the sequence, and its gradient is a part too."""
@@ -78,7 +84,8 @@ class Tensor:
         return schedule
 
     def traffic(self, plan: Plan) -> Iterator[Traffic]:
-        """Of every micro-batch: before and after each pair of matrices, and at both ends of the model."""
+        """Of every micro-batch: before and after each pair of matrices, and at both ends of the model. The ranks wait
+        for all of it."""
         if plan.mesh.degree(self.axis) == 1:
             return
         work, mesh = plan.work, plan.mesh
@@ -93,7 +100,7 @@ class Tensor:
                     stream_bytes,
                     work.precision,
                     verb,
-                    verb,
+                    None,
                     what,
                     times * work.num_microbatches,
                     stage if mesh.pp > 1 else None,
@@ -134,7 +141,7 @@ class Tensor:
                 payload_bytes = numbers * rows * DTYPE_BYTES[wide]
                 times_all = times * work.num_microbatches
                 verb = Verb.FORWARD
-                yield Traffic(Collective.ALL_REDUCE, self.axis, payload_bytes, wide, verb, verb, what, times_all, stage)
+                yield Traffic(Collective.ALL_REDUCE, self.axis, payload_bytes, wide, verb, None, what, times_all, stage)
 
     def divide(self, part: torch.nn.Module, here: Here) -> None:
         """Parameters shrink to this rank's part; what a matrix exchanges is put before or after it."""

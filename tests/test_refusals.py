@@ -1,0 +1,353 @@
+"""In: layouts that cannot be. Out: refusals that name key, value, reason and the nearest layouts, which can be.
+Does not start a rank: what is refused here is refused by `build`, before there are any."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import codescent, make_project
+
+from codescent.build import build
+from codescent.config import Config
+from codescent.errors import UserError
+from codescent.plan import Plan
+
+MODEL = {"num_layers": 6, "num_heads": 12, "hidden_dim": 24, "seq_len": 48}
+Keys = Mapping[str, Any]
+
+
+def planned(keys: Keys, ranks: int) -> Plan:
+    """The plan of MODEL and a batch of 12, changed by "section.key": value; None is auto."""
+    sections: dict[str, dict[str, Any]] = {"model": dict(MODEL), "train": {"global_batch_size": 12}}
+    for key, value in keys.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    return build(Config.model_validate(sections), 11, ranks)
+
+
+def refusals(keys: Keys, ranks: int) -> tuple[str, ...]:
+    with pytest.raises(UserError) as caught:
+        planned(keys, ranks)
+    return caught.value.problems
+
+
+CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any], int]]]] = {
+    # what it is: (keys, ranks, what is said in one problem, [(other keys, ranks) that are said to do])
+    "copies that are not the world": (
+        {"parallel.dp_replicate": 3},
+        2,
+        ["dp_replicate 3 x dp_shard 1 x cp 1 x tp 1 = 3 ranks, but the run has 2", "dp_replicate = 2, or 3 ranks"],
+        [({"parallel.dp_replicate": 2}, 2), ({}, 3)],
+    ),
+    "copies that no number of would be the world": (
+        {"parallel.dp_replicate": 2, "parallel.tp": 4},
+        6,
+        ["= 8 ranks, but the run has 6; nearest that would do: 8 ranks"],
+        [({}, 8)],
+    ),
+    "one copy that does not divide the world": (
+        {"parallel.tp": 2, "parallel.pp": 2},
+        6,
+        ["pp 2 x dp_shard 1 x cp 1 x tp 2 = 4 ranks for one copy", "the run's 6", "4 or 8 ranks"],
+        [({}, 4), ({}, 8)],
+    ),
+    "the nearest worlds are those that the batch divides among": (
+        {"parallel.tp": 2, "train.microbatch_size": 2},
+        9,
+        ["which do not divide the run's 9; nearest that would do: 6 or 12 ranks"],
+        [({}, 6), ({}, 12)],
+    ),
+    "batch over the ranks": (
+        {"parallel.tp": 2},
+        10,
+        ["train.global_batch_size = 12 does not divide into 5", "10 or 15 samples, or 8 or 12 ranks"],
+        [({"train.global_batch_size": 10}, 10), ({"train.global_batch_size": 15}, 10), ({}, 8), ({}, 12)],
+    ),
+    "batch over the ranks, in micro-batches": (
+        {"train.microbatch_size": 2},
+        5,
+        ["train.global_batch_size = 12 does not divide into 5", "10 or 20 samples, or 3 or 6 ranks"],
+        [({"train.global_batch_size": 10}, 5), ({"train.global_batch_size": 20}, 5), ({}, 3), ({}, 6)],
+    ),
+    "batch that no number of copies divides": (
+        {"parallel.dp_shard": 5},
+        5,
+        ["12 does not divide into 5 data-parallel ranks; nearest that would do: 10 or 15 samples"],
+        [({"train.global_batch_size": 10}, 5), ({"train.global_batch_size": 15}, 5)],
+    ),
+    "micro-batches": (
+        {"train.global_batch_size": 24, "train.microbatch_size": 8},
+        2,
+        [
+            "24 (global_batch_size) = 2 (data-parallel ranks) x 8 (microbatch_size) x 1.5",
+            "nearest that would do: 6 or 12",
+        ],
+        [({"train.microbatch_size": 6}, 2), ({"train.microbatch_size": 12}, 2)],
+    ),
+    "heads": (
+        {"parallel.tp": 8},
+        8,
+        [
+            "parallel.tp = 8: 12 heads do not divide into 8 parts",
+            "tp = 4 with dp_replicate = 2, or tp = 12 on 12 rank(s)",
+        ],
+        [({"parallel.tp": 4, "parallel.dp_replicate": 2}, 8), ({"parallel.tp": 12}, 12)],
+    ),
+    "heads, where copies are given": (
+        {"parallel.tp": 8, "parallel.dp_replicate": 2},
+        16,
+        ["parallel.tp = 8: 12 heads", "tp = 4 with dp_replicate = 4, or tp = 12 on 24 rank(s)"],
+        [({"parallel.tp": 4, "parallel.dp_replicate": 4}, 16), ({"parallel.tp": 12}, 24)],
+    ),
+    "heads, where other copies would not share the batch": (
+        {"parallel.tp": 9, "model.seq_len": 36},
+        36,
+        ["parallel.tp = 9: 12 heads", "tp = 6 with dp_replicate = 6, or tp = 12 with dp_replicate = 3"],
+        [({"parallel.tp": 6}, 36), ({"parallel.tp": 12}, 36)],
+    ),
+    "heads, a degree that the sequence does not bear": (
+        {"parallel.tp": 5, "model.seq_len": 30},
+        5,
+        ["parallel.tp = 5: 12 heads", "tp = 3 on 3 rank(s), or tp = 6 on 6 rank(s)"],
+        [({"parallel.tp": 3}, 3), ({"parallel.tp": 6}, 6)],
+    ),
+    "positions over tp": (
+        {"parallel.tp": 4, "model.seq_len": 46},
+        4,
+        ["parallel.tp = 4: 46 positions (data.seq_len) do not divide", "44 positions (data.seq_len), or 48 positions"],
+        [({"data.seq_len": 44}, 4), ({"model.seq_len": 48}, 4), ({"parallel.sequence_parallel": False}, 4)],
+    ),
+    "positions over tp and cp": (
+        {"parallel.tp": 3, "parallel.cp": 2, "model.seq_len": 40},
+        6,
+        [
+            "parallel.tp = 3: 40 positions (data.seq_len) / 2 (cp)",
+            "36 positions (data.seq_len), or 48 positions (model.seq_len at least that), or "
+            "parallel.sequence_parallel = false",
+        ],
+        [({"data.seq_len": 36}, 6), ({"model.seq_len": 48}, 6), ({"parallel.sequence_parallel": False}, 6)],
+    ),
+    "positions over cp": (
+        {"parallel.cp": 4, "model.seq_len": 44},
+        4,
+        [
+            "parallel.cp = 4: 44 positions (data.seq_len) are no multiple of 2 x 4 slices",
+            "40 positions (data.seq_len), or 48 positions (model.seq_len at least that); or cp = 2 with "
+            "dp_replicate = 2, or cp = 11 on 11 rank(s)",
+        ],
+        [({"data.seq_len": 40}, 4), ({"model.seq_len": 48}, 4), ({"parallel.cp": 2}, 4), ({"parallel.cp": 11}, 11)],
+    ),
+    "fewer positions than slices": (
+        {"parallel.cp": 4, "model.seq_len": 6},
+        4,
+        ["parallel.cp = 4: 6 positions", "8 positions (model.seq_len at least that); or cp = 3 on 3 rank(s)"],
+        [({"model.seq_len": 8}, 4), ({"parallel.cp": 3}, 3)],
+    ),
+    "fewer layers than stages": (
+        {"parallel.pp": 8},
+        8,
+        ["parallel.pp = 8: the model has 6 layers, fewer than stages", "pp = 4 with dp_replicate = 2"],
+        [({"parallel.pp": 4}, 8), ({"model.num_layers": 8}, 8)],
+    ),
+    "fewer layers than virtual stages": (
+        {
+            "parallel.pp": 4,
+            "parallel.schedule": "interleaved",
+            "parallel.virtual_stages": 2,
+            "train.microbatch_size": 1,
+            "train.global_batch_size": 24,
+        },
+        4,
+        [
+            "parallel.pp = 4 x 2 (virtual_stages) = 8: the model has 6 layers",
+            "pp = 2 with dp_replicate = 2, or model.num_layers = 8",
+        ],
+        [({"parallel.pp": 2}, 4), ({"model.num_layers": 8}, 4)],
+    ),
+    "micro-batches over stages": (
+        {
+            "parallel.pp": 4,
+            "parallel.schedule": "interleaved",
+            "parallel.virtual_stages": 2,
+            "train.microbatch_size": 2,
+            "model.num_layers": 8,
+        },
+        4,
+        [
+            "parallel.pp = 4: schedule interleaved: 6 micro-batches are no multiple of 4 pipeline stages",
+            "4 or 8 micro-batches (train.global_batch_size = 8 or 16)",
+        ],
+        [({"train.global_batch_size": 8}, 4), ({"train.global_batch_size": 16}, 4)],
+    ),
+    "virtual stages that a schedule has not": (
+        {"parallel.pp": 3, "parallel.virtual_stages": 2, "train.microbatch_size": 4},
+        3,
+        ["parallel.pp = 3: schedule 1f1b: 2 virtual stages per rank", "1 virtual stage, or schedule interleaved"],
+        [({"parallel.virtual_stages": 1}, 3), ({"parallel.schedule": "interleaved"}, 3)],
+    ),
+    "virtual stages that no schedule could have": (
+        {"parallel.pp": 4, "parallel.virtual_stages": 2, "train.microbatch_size": 1},
+        4,
+        ["nearest that would do: 1 virtual stage"],
+        [({"parallel.virtual_stages": 1}, 4)],
+    ),
+    "one virtual stage, interleaved": (
+        {"parallel.pp": 3, "parallel.schedule": "interleaved", "train.microbatch_size": 1},
+        3,
+        ["parallel.pp = 3: schedule interleaved: 1 virtual stage per rank; nearest that would do: 2, or schedule 1f1b"],
+        [({"parallel.virtual_stages": 2}, 3), ({"parallel.schedule": "1f1b"}, 3)],
+    ),
+    "one virtual stage, and no layers for two": (
+        {"parallel.pp": 4, "parallel.schedule": "interleaved", "train.microbatch_size": 1},
+        4,
+        ["schedule interleaved: 1 virtual stage per rank; nearest that would do: schedule 1f1b"],
+        [({"parallel.schedule": "1f1b"}, 4)],
+    ),
+    "zero-bubble and shards": (
+        {"parallel.pp": 2, "parallel.dp_shard": 2, "parallel.schedule": "zero-bubble"},
+        4,
+        ['parallel.schedule = "zero-bubble" with dp_shard = 2', "fully_shard reduces gradients in the input part"],
+        [({"parallel.schedule": "1f1b"}, 4), ({"parallel.dp_shard": 1}, 4)],
+    ),
+    "sums in bf16": (
+        {"parallel.dp_shard": 2, "parallel.zero_stage": 1, "parallel.reduce_dtype": "bf16", "train.microbatch_size": 3},
+        2,
+        ['parallel.reduce_dtype = "bf16": zero_stage = 1 adds micro-batches in the format in which it sends'],
+        [
+            ({"parallel.reduce_dtype": "auto"}, 2),
+            ({"parallel.zero_stage": 2}, 2),
+            ({"train.microbatch_size": 6}, 2),
+        ],
+    ),
+    "samples longer than the model": (
+        {"data.seq_len": 50},
+        1,
+        ["data.seq_len = 50: the model has 48 positions (model.seq_len); nearest that would do: 48, or model.seq_len"],
+        [({"data.seq_len": 48}, 1), ({"model.seq_len": 50}, 1)],
+    ),
+    "heads over channels": (
+        {"model.num_heads": 5},
+        1,
+        ["model.num_heads: 5 heads do not divide model.hidden_dim = 24", "num_heads = 4 or 6", "hidden_dim = 20 or 25"],
+        [
+            ({"model.num_heads": 4}, 1),
+            ({"model.num_heads": 6}, 1),
+            ({"model.hidden_dim": 20}, 1),
+            ({"model.hidden_dim": 25}, 1),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("keys", "ranks", "said", "advised"), CASES.values(), ids=CASES)
+def test_a_refusal_says_why_and_what_would_do(
+    keys: Keys, ranks: int, said: list[str], advised: list[tuple[dict[str, Any], int]]
+) -> None:
+    problems = refusals(keys, ranks)
+    assert [all(words in problem for words in said) for problem in problems].count(True) == 1, problems
+    for others, as_many in advised:
+        assert planned({**keys, **others}, as_many).mesh.world_size == as_many
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("virtual stages", "one virtual"))])
+def test_one_thing_that_is_wrong_is_one_refusal(name: str) -> None:
+    keys, ranks, _, _ = CASES[name]
+    assert len(refusals(keys, ranks)) == 1
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    keys = {
+        "parallel.tp": 5,
+        "parallel.cp": 2,
+        "parallel.pp": 7,
+        "parallel.dp_shard": 5,
+        "parallel.schedule": "zero-bubble",
+        "data.seq_len": 50,
+    }
+    problems = refusals(keys, 8)
+    for words in (
+        "= 350 ranks for one copy of the model, which do not divide the run's 8",
+        "train.global_batch_size = 12 does not divide into 5",
+        "data.seq_len = 50: the model has 48 positions",
+        "parallel.cp = 2: 50 positions",
+        "parallel.tp = 5: 12 heads",
+        "parallel.pp = 7: the model has 6 layers",
+        'parallel.schedule = "zero-bubble" with dp_shard = 5',
+    ):
+        assert [words in problem for problem in problems].count(True) == 1, problems
+    assert len(problems) == 7
+
+
+def test_a_batch_that_does_not_divide_is_no_reason_to_refuse_a_schedule() -> None:
+    keys = {"parallel.pp": 3, "parallel.schedule": "interleaved", "parallel.virtual_stages": 2}
+    assert len(refusals({**keys, "train.microbatch_size": 12}, 6)) == 1
+
+
+DEGREES = st.integers(1, 6)
+ADVICE = re.compile(r"([tcp]p) = (\d+) (?:with dp_replicate = (\d+)|on (\d+) rank)")
+RANKS = re.compile(r".*(?:do:|,) (?:or )?((?:\d+ or )?\d+) ranks$")
+
+
+@given(DEGREES, DEGREES, DEGREES, st.integers(1, 60), st.sampled_from([6, 12, 20]), st.integers(1, 3))
+def test_the_degree_that_is_said_to_do_does(
+    tp: int, pp: int, cp: int, ranks: int, seq_len: int, microbatch: int
+) -> None:
+    """Where one degree is all that is wrong, whatever the rest of the layout."""
+    keys: dict[str, Any] = {
+        "parallel.tp": tp,
+        "parallel.pp": pp,
+        "parallel.cp": cp,
+        "model.num_layers": 4,
+        "model.seq_len": seq_len,
+        "train.global_batch_size": 12,
+        "train.microbatch_size": microbatch,
+    }
+    try:
+        planned(keys, ranks)
+    except UserError as error:
+        if len(error.problems) > 1:
+            return
+        problem = error.problems[0]
+        for axis, degree, copies, others in ADVICE.findall(problem):
+            changed = {
+                **keys,
+                f"parallel.{axis}": int(degree),
+                "parallel.dp_replicate": int(copies) if copies else None,
+            }
+            assert planned(changed, int(others or ranks)), problem
+        for number in re.findall(r"\d+", RANKS.sub(r"\1", problem) if RANKS.search(problem) else ""):
+            assert planned(keys, int(number)), problem
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("refusals")
+    make_project(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["plan", "parallel.tp=3"], ["tp 3 = 3 ranks for one copy", "parallel.tp = 3: 2 heads do not divide"]),
+        (["plan", "parallel.pp=4", "--ranks", "4"], ["the model has 2 layers", "pp = 2 with dp_replicate = 2"]),
+        (["train", "parallel.cp=3", "--ranks", "3"], ["parallel.cp = 3: 16 positions", "12 positions"]),
+        (["train", "--ranks", "3"], ["train.global_batch_size = 8 does not divide into 3", "2 or 4 ranks"]),
+    ],
+)
+def test_the_command_line_refuses_before_anything_is_written(
+    project: Path, words: list[str], expected: list[str]
+) -> None:
+    before = {path for path in project.rglob("*") if "datasets" not in path.parts}
+    done = codescent(project, words[0], "run.toml", *words[1:])
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    told = " ".join(done.stderr.split())
+    assert [part for part in expected if part not in told] == []
+    assert {path for path in project.rglob("*") if "datasets" not in path.parts} == before
