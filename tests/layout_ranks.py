@@ -3,6 +3,8 @@ Does not assert anything: the tests do. One process imports torch, once; a rank 
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import select
@@ -166,7 +168,18 @@ def infinite_gradient(rank: int, ranks: int) -> None:
 
 FAULTS: dict[str, Callable[[int, int], None]] = {"infinite_gradient": infinite_gradient}
 
-if __name__ == "__main__":
-    import codescent.train.loop  # noqa: F401 - every fork has it
 
+def prepare() -> None:
+    """What every fork would do again: imports, a measurement that only `mfu` needs, a look at all these objects."""
+    for module in ("torch._dynamo", "torch.utils.checkpoint", "numpy.ma"):
+        importlib.import_module(module)
+    for module in ("models.gpt2", "strategies.shards", "strategies.ring", "strategies.vocabulary", "train.loop"):
+        importlib.import_module(f"codescent.{module}")
+    machine = importlib.import_module("codescent.train.machine")
+    machine.peak_flops_per_s = lambda *_: 1e9
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    prepare()
     serve()

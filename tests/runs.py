@@ -96,10 +96,13 @@ def losses(run: RunFolder) -> Sequence[float]:
     return [row["train_loss"] for row in run.read_metrics()]
 
 
-def assert_same(found: RunFolder, expected: RunFolder, tolerance: float, first: int = 0, stop: int | None = None) -> None:
-    """The numbers of both runs' steps first + 1 to stop are alike, relatively, and there where the other's are."""
+def assert_same(
+    found: RunFolder, expected: RunFolder, tolerance: float, first: int = 0, stop: int | None = None
+) -> None:
+    """Numbers of the steps first + 1 to stop are alike, relatively, and there where they are there in the other run."""
     rows, others = found.read_metrics()[first:stop], expected.read_metrics()[first:stop]
     assert len(rows) == len(others) > 0
     for column in ("train_loss", "grad_norm", "val_loss"):
-        numbers, wanted = ([math.nan if row[column] is None else row[column] for row in both] for both in (rows, others))
-        assert numbers == pytest.approx(wanted, rel=tolerance, abs=0, nan_ok=True), column
+        for row, other in zip(rows, others, strict=True):
+            number, wanted = (math.nan if it[column] is None else it[column] for it in (row, other))
+            assert number == pytest.approx(wanted, rel=tolerance, abs=0, nan_ok=True), (column, row["step"])
