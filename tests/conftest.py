@@ -4,9 +4,11 @@ Does not make data: real corpora come from CODESCENT_DATA_DIR; a test that needs
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from layout_ranks import Forker
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -18,3 +20,11 @@ def data_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}: set CODESCENT_DATA_DIR")
     return folder
+
+
+@pytest.fixture(scope="session")
+def forker() -> Iterator[Forker]:
+    """One process that has imported torch, and forks ranks."""
+    forker = Forker()
+    yield forker
+    forker.close()

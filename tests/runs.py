@@ -1,14 +1,17 @@
 """In: a folder. Out: a small corpus and config there, and real runs of the command line on it.
-Does not assert anything: the tests that import it do."""
+Does not decide what is tested: the tests that import it do."""
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from codescent.record import RunFolder
 
@@ -91,3 +94,15 @@ def train(folder: Path, name: str, *words: str) -> RunFolder:
 def losses(run: RunFolder) -> Sequence[float]:
     """Training losses, step by step."""
     return [row["train_loss"] for row in run.read_metrics()]
+
+
+def assert_same(
+    found: RunFolder, expected: RunFolder, tolerance: float, first: int = 0, stop: int | None = None
+) -> None:
+    """Numbers of the steps first + 1 to stop are alike, relatively, and there where they are there in the other run."""
+    rows, others = found.read_metrics()[first:stop], expected.read_metrics()[first:stop]
+    assert len(rows) == len(others) > 0
+    for column in ("train_loss", "grad_norm", "val_loss"):
+        for row, other in zip(rows, others, strict=True):
+            number, wanted = (math.nan if it[column] is None else it[column] for it in (row, other))
+            assert number == pytest.approx(wanted, rel=tolerance, abs=0, nan_ok=True), (column, row["step"])

@@ -21,6 +21,12 @@ LONG = (
     "train.global_batch_size=64",
     "model.dropout=0.1",
 )
+LAYOUTS = {
+    "one": ("--ranks", "1"),
+    "two": ("--ranks", "2"),
+    "pp": ("parallel.pp=2", "train.microbatch_size=16", "--ranks", "2"),
+    "dp_shard": ("parallel.dp_shard=2", "--ranks", "2"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +50,11 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_kill_and_resume_is_bitwise(project: Path, ranks: int) -> None:
-    words = (*LONG, "--ranks", str(ranks))
-    expected = train(project, f"whole-{ranks}", *words)
-    name = f"killed-{ranks}"
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_kill_and_resume_is_bitwise(project: Path, layout: str) -> None:
+    words = (*LONG, *LAYOUTS[layout])
+    expected = train(project, f"whole-{layout}", *words)
+    name = f"killed-{layout}"
     process = start(project, "train", "run.toml", f"run.name={name}", *words)
     wait_for_step(process, project / "runs" / name, 50)
     children = family(process)
@@ -66,16 +72,26 @@ def test_kill_and_resume_is_bitwise(project: Path, ranks: int) -> None:
     assert any(event["kind"] == "resume" for event in run.read_events())
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_ctrl_c_saves_and_leaves_no_process(project: Path, ranks: int) -> None:
-    name = f"interrupted-{ranks}"
-    words = (*LONG, "train.num_steps=100000", "optimizer.decay_steps=120", "--ranks", str(ranks))
+@pytest.mark.parametrize(
+    ("layout", "number"),
+    [
+        ("one", signal.SIGINT),
+        ("two", signal.SIGINT),
+        ("pp", signal.SIGTERM),
+        ("dp_shard", signal.SIGINT),
+        pytest.param("pp", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("dp_shard", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_saves_and_leaves_no_process(project: Path, layout: str, number: int) -> None:
+    name = f"stopped-{layout}-{number}"
+    words = (*LONG, "train.num_steps=100000", "optimizer.decay_steps=120", *LAYOUTS[layout])
     process = start(project, "train", "run.toml", f"run.name={name}", *words, start_new_session=True)
     wait_for_step(process, project / "runs" / name, 30)
     children = family(process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert process.returncode == 128 + number, err
     assert "continue with --resume" in out
     assert "Traceback" not in out + err
     assert psutil.wait_procs(children, timeout=10)[1] == []
@@ -84,6 +100,8 @@ def test_ctrl_c_saves_and_leaves_no_process(project: Path, ranks: int) -> None:
     assert (run.checkpoints / f"step_{stop['step']:08}").is_dir()
     again = train(project, name, *words, f"train.num_steps={stop['step'] + 5}", "--resume")
     assert [row["step"] for row in again.read_metrics()] == list(range(1, stop["step"] + 6))
+    undisturbed = train(project, f"undisturbed-{layout}-{number}", *words, f"train.num_steps={stop['step'] + 5}")
+    assert losses(again) == losses(undisturbed)
 
 
 def test_resume_on_another_number_of_ranks(project: Path) -> None:

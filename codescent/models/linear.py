@@ -23,7 +23,11 @@ _PAGE_BYTES = 4096  # addresses so far apart fall into the same set of a first-l
 _LINE_BYTES = 64
 
 Later = list[tuple[Tensor, Callable[[], Tensor]]]
-"""Weights, and how to make the gradients that a backward pass has put off."""
+"""Weights, and how to make the gradients that a backward pass has put off.
+
+They are the parameters themselves: what a checkpointed block unpacks in its backward pass is a copy, whose gradient
+would be nobody's as soon as the block's graph is gone.
+"""
 
 
 class Linear(nn.Module):
@@ -82,7 +86,7 @@ class LaterLinear(torch.autograd.Function):
     def forward(ctx: Any, x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, later: Later) -> Tensor:
         """See `Linear`."""
         ctx.save_for_backward(x_BTI, weight_OI)
-        ctx.later = later
+        ctx.later, ctx.parameter = later, weight_OI
         return F.linear(x_BTI, weight_OI, bias_O)
 
     @staticmethod
@@ -91,7 +95,7 @@ class LaterLinear(torch.autograd.Function):
         """The gradients of x and of the bias."""
         x_BTI, weight_OI = ctx.saved_tensors
         d_y_NO = d_y_BTO.flatten(0, -2)
-        ctx.later.append((weight_OI, lambda: d_y_NO.t() @ x_BTI.flatten(0, -2)))
+        ctx.later.append((ctx.parameter, lambda: d_y_NO.t() @ x_BTI.flatten(0, -2)))
         return d_y_BTO @ weight_OI, None, d_y_NO.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
@@ -132,7 +136,7 @@ class GeluLinear(torch.autograd.Function):
         ctx: Any, h_BTF: Tensor, weight_DF: Tensor, bias_D: Tensor | None, recompute: bool, later: Later | None
     ) -> Tensor:
         """See `gelu_linear_`."""
-        ctx.later = later
+        ctx.later, ctx.parameter = later, weight_DF
         ctx.keeps = any(ctx.needs_input_grad) and not recompute and is_kept(h_BTF)
         if ctx.keeps:
             value_BTF = _gelu_and_slope(h_BTF, out_slope=h_BTF)
@@ -156,7 +160,7 @@ class GeluLinear(torch.autograd.Function):
         d_y_ND = d_y_BTD.flatten(0, -2)
         d_weight_DF = None
         if ctx.later is not None:
-            ctx.later.append((weight_DF, lambda: d_y_ND.t() @ _apart(value_BTF.flatten(0, -2))))
+            ctx.later.append((ctx.parameter, lambda: d_y_ND.t() @ _apart(value_BTF.flatten(0, -2))))
         else:
             d_weight_DF = d_y_ND.t() @ _apart(value_BTF.flatten(0, -2))
         d_h_BTF = (d_y_ND @ _apart(weight_DF)).view_as(slope_BTF).mul_(slope_BTF)

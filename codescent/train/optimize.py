@@ -175,11 +175,13 @@ class Optimizer:
             The norm before clipping. Where it is not finite nothing is updated.
         """
         first = self.units[0]
-        once = len(self.units) == 1 and first.wide is not None  # cast for the norm, they are ready for the update
+        once = False
         if self.sum_parts is not None:
             norm = self._norm_of_parts(gradients, self.sum_parts)
+        elif once := len(self.units) == 1 and first.wide is not None:  # cast for the norm, ready for the update
+            norm = float(torch.linalg.vector_norm(first.cast(gradients)))
         else:
-            norm = float(torch.linalg.vector_norm(first.cast(gradients))) if once else gradient_norm(gradients)
+            norm = gradient_norm(gradients)
         if not math.isfinite(norm):
             return norm
         self._set_learning_rate(rate)
