@@ -91,7 +91,7 @@ class Replicate:
                     payload_bytes=sum(numels[index] for index in bucket) * DTYPE_BYTES[dtype],
                     dtype=dtype,
                     verb=Verb.REDUCE,
-                    during=Verb.BACKWARD,
+                    during=plan.schedule.weight_verb,
                     what=f"gradients, bucket {number}",
                     stage=stage if plan.mesh.pp > 1 else None,
                 )
