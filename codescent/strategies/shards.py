@@ -44,7 +44,20 @@ def shard_(module: nn.Module, here: Here, *, stage: int, wire_dtype: str) -> Non
         # Gradients are sums over the global batch (the loss is divided by its tokens before): no mean over ranks.
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
+    _prefetch_in_backward(module, blocks)
     module.register_forward_hook(_free_without_backward)
+
+
+def _prefetch_in_backward(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """While a unit's gradients are computed, the weights of the next one are gathered: the block before.
+
+    Left to itself fully_shard goes by the order of the forward passes so far. Where a pipeline has several under way,
+    the first block's backward is then taken to be followed by the last unit of the pass before, whose weights would be
+    gathered in vain. What follows the first block is nothing: it names the root, which is there until backward is over.
+    """
+    order = [cast(FSDPModule, unit) for unit in (module, *reversed(blocks), module)]
+    for unit, following in zip(order, order[1:]):
+        unit.set_modules_to_backward_prefetch([following])
 
 
 def _free_without_backward(module: nn.Module, _inputs: object, _output: object) -> None:
