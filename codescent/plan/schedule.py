@@ -69,6 +69,19 @@ class Schedule:
         """The depths of each chunk of a stage."""
         return [range(first, stop) for first, stop in self.depths[stage :: len(self.programs)]]
 
+    @property
+    def input_verb(self) -> Verb:
+        """The verb that makes the gradients of activations."""
+        return Verb.BACKWARD_INPUT if self._splits_backward() else Verb.BACKWARD
+
+    @property
+    def weight_verb(self) -> Verb:
+        """The verb after which the gradients of weights are there."""
+        return Verb.BACKWARD_WEIGHT if self._splits_backward() else Verb.BACKWARD
+
+    def _splits_backward(self) -> bool:
+        return any(at.verb is Verb.BACKWARD_WEIGHT for program in self.programs for at in program)
+
 
 def accumulate(num_microbatches: int, num_depths: int = 1) -> Schedule:
     """The schedule of one stage: forward and backward of each micro-batch in turn, then reduce and step."""

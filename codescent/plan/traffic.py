@@ -23,7 +23,8 @@ class Collective(StrEnum):
 class Traffic:
     """One collective of a step: over which axis, how large, by which instruction, and what it may hide behind.
 
-    `payload_bytes` is the size of the buffer that a rank hands in (for ALL_GATHER: the whole gathered buffer).
+    `payload_bytes` is the size of the buffer that a rank hands in (for ALL_GATHER: the whole gathered buffer); where
+    ranks have parts of different sizes, that of the fullest.
     `during` is the verb whose last instance it may overlap, or None where the ranks wait for it.
     `times`: how often in a step (once per micro-batch, or once).
     `stage`: the pipeline stage whose ranks issue it; None: all of them.

@@ -24,7 +24,7 @@ class BucketedGradients:
         buckets: indices into `parameters`, in the order in which backward completes them.
         wire_dtype: dtype of the buckets.
         kept_dtype: dtype in which contributions of micro-batches are added; where it is not the parameters' own
-            (bf16 weights, several micro-batches), sums are kept here and not in `.grad`.
+            (bf16 weights, several micro-batches), sums are kept here and not in `.grad`: in the buckets, if theirs.
         group: ranks to sum over; with one rank, or None, nothing is copied and nothing is sent.
     """
 
@@ -89,7 +89,7 @@ class BucketedGradients:
         """The sum so far, in a wider dtype than the gradients': a bf16 sum would lose small contributions."""
         if index in self.sums:
             return self.sums[index].add_(gradient)
-        self.sums[index] = gradient.to(self.kept_dtype)
+        self.sums[index] = self.views[index].copy_(gradient) if self.in_place else gradient.to(self.kept_dtype)
         return self.sums[index]
 
     def _completed(self, index: int, gradient: torch.Tensor) -> None:

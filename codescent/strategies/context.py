@@ -78,13 +78,15 @@ class Context:
             work.precision,
         )
         messages = ring_traffic(sizes) if self.options.context == "ring" else gather_traffic(sizes)
+        backward = plan.schedule.input_verb
         for stage in range(mesh.pp):
             layers = sum(1 <= depth <= work.num_layers for part in plan.schedule.parts(stage) for depth in part)
             at = stage if mesh.pp > 1 else None
             for message in messages if layers else ():
-                yield self._traffic(message, message.verb, layers * work.num_microbatches, at)
-                if self.options.recompute == "full" and message.verb is Verb.FORWARD:
-                    yield self._traffic(message, Verb.BACKWARD, layers * work.num_microbatches, at)
+                verb = Verb.FORWARD if message.verb is Verb.FORWARD else backward
+                yield self._traffic(message, verb, layers * work.num_microbatches, at)
+                if self.options.recompute == "full" and verb is Verb.FORWARD:
+                    yield self._traffic(message, backward, layers * work.num_microbatches, at)
 
     def _traffic(self, message: Message, verb: Verb, times: int, stage: int | None) -> Traffic:
         kind, times, size_bytes = Collective(message.kind), message.times * times, message.payload_bytes

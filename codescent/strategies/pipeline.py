@@ -133,7 +133,7 @@ class Pipeline:
                     self._message_bytes(plan),
                     plan.work.precision,
                     verb,
-                    Verb.FORWARD if verb is Verb.SEND_ACTIVATION else Verb.BACKWARD,
+                    Verb.FORWARD if verb is Verb.SEND_ACTIVATION else plan.schedule.weight_verb,
                     f"{what} of virtual stage {chunk * degree + stage}",
                     times,
                     stage,

@@ -60,12 +60,13 @@ class Replicate:
         yield from ()
 
     def place(self, tensor: TensorPlan, ask: Ask) -> TensorPlan:
-        """Everything stays whole on every rank; gradients that travel in another dtype than theirs are there twice."""
-        if ask.mesh.dp_shard > 1:
-            return tensor
+        """Everything stays whole on every rank; sums of micro-batches that travel in another dtype are there twice."""
         wire_dtype = self.wire_dtype(tensor.weight_dtype)
-        beside = ask.mesh.degree(copies(ask.mesh)) > 1 and wire_dtype != tensor.gradient_dtype
-        return replace(tensor, bucket_dtype=wire_dtype if beside else "")
+        if ask.mesh.dp_shard > 1 or ask.mesh.degree(copies(ask.mesh)) == 1 or wire_dtype == tensor.gradient_dtype:
+            return tensor
+        if ask.work.num_microbatches == 1:  # each gradient goes into its bucket as soon as it is there
+            return replace(tensor, gradient_dtype=wire_dtype)
+        return replace(tensor, bucket_dtype=wire_dtype)
 
     def wire_dtype(self, weight_dtype: str) -> str:
         """Dtype in which gradients travel."""
@@ -90,7 +91,7 @@ class Replicate:
                     payload_bytes=sum(numels[index] for index in bucket) * DTYPE_BYTES[dtype],
                     dtype=dtype,
                     verb=Verb.REDUCE,
-                    during=Verb.BACKWARD,
+                    during=plan.schedule.weight_verb,
                     what=f"gradients, bucket {number}",
                     stage=stage if plan.mesh.pp > 1 else None,
                 )

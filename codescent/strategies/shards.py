@@ -47,7 +47,7 @@ def shard_(module: nn.Module, here: Here, *, stage: int, wire_dtype: str) -> Non
         # Gradients are sums over the global batch (the loss is divided by its tokens before): no mean over ranks.
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
-    _gather_ahead([module, *blocks])
+    _prefetch(module, blocks)
     if not _has_streams():
         others = copies(here.plan.mesh)
         several = here.plan.mesh.degree(others) > 1
@@ -64,10 +64,21 @@ def _has_streams() -> bool:
     return torch.cuda.is_available() and "nccl" in dist.get_backend()
 
 
-def _gather_ahead(units: Sequence[nn.Module]) -> None:
-    """While a unit computes its forward pass, the next one's weights come in; backward does so by itself."""
-    for unit, following in zip(units, units[1:]):
-        cast(FSDPModule, unit).set_modules_to_forward_prefetch([cast(FSDPModule, following)])
+def _prefetch(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """While a unit computes, the weights of the next one are gathered: in forward the block after, in backward the one
+    before.
+
+    Left to itself fully_shard goes, in backward, by the order of the forward passes so far. Where a pipeline has
+    several under way, the first block's backward is then taken to be followed by the last unit of the pass before,
+    whose weights would be gathered in vain. What follows the first block is nothing: it names the root, which is there
+    until backward is over.
+    """
+    forward = [cast(FSDPModule, unit) for unit in (module, *blocks)]
+    for unit, following in zip(forward, forward[1:]):
+        unit.set_modules_to_forward_prefetch([following])
+    backward = [cast(FSDPModule, unit) for unit in (module, *reversed(blocks), module)]
+    for unit, following in zip(backward, backward[1:]):
+        unit.set_modules_to_backward_prefetch([following])
 
 
 def _free_without_backward(module: nn.Module, _inputs: object, _output: object) -> None:

@@ -111,7 +111,7 @@ class Tensor:
     def _exchanges(self, plan: Plan, stage: int, depths: list[int]) -> Iterator[tuple[Verb, Collective, str, int]]:
         """Verb, collective, what and how often for each micro-batch, all of them of a residual stream."""
         into, out = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) if self.splits else (None, Collective.ALL_REDUCE)
-        forward, backward = Verb.FORWARD, Verb.BACKWARD
+        forward, backward = Verb.FORWARD, plan.schedule.input_verb
         roles = [tensor.parameter.role for tensor in plan.held_by(stage)]
         columns, rows = roles.count(Role.COLUMN), roles.count(Role.ROW)
         embeds, ends = int(0 in depths), int(plan.work.num_layers + 1 in depths)

@@ -1,0 +1,268 @@
+"""In: cases (a config, a number of ranks). Out: what ranks of each really issue in a step and hold, as JSON.
+Does not assert anything: test_declared does. A case runs rank by rank on torch's fake process group, or on gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from checkpoint_ranks import fork, join
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from codescent.build import build
+from codescent.config import Config
+from codescent.data.loader import Batch
+from codescent.plan import Collective, Instruction, Plan, Verb
+from codescent.train import assemble
+from codescent.train.assemble import Trainer
+from codescent.train.world import World
+
+VOCAB = 97
+KINDS: dict[str, str] = {
+    "allreduce_": Collective.ALL_REDUCE,
+    "_allgather_base_": Collective.ALL_GATHER,
+    "_reduce_scatter_base_": Collective.REDUCE_SCATTER,
+    "send": Collective.SEND,
+}
+Answer = dict[str, Any]
+
+
+class Watch(TorchDispatchMode):
+    """Notes what this rank hands in to process groups while `verb` is one, and the group, by its global ranks.
+
+    What a fake group would have received is made zero: its buffers hold whatever memory held before.
+    """
+
+    def __init__(self, *, fake: bool) -> None:
+        super().__init__()
+        self.fake = fake
+        self.verb: Verb | None = None
+        self.issued: list[list[Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "c10d":
+            name = func._schema.name.removeprefix("c10d::")
+            # (tensors, ...) or (output, input, ...); of an all-gather its size is that of the output.
+            first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
+            if self.verb is not None and name != "recv_":
+                payload = args[1] if name == "_reduce_scatter_base_" else first
+                size = payload.numel() * payload.element_size()
+                kind, dtype = KINDS.get(name, name), str(payload.dtype).removeprefix("torch.")
+                self.issued.append([kind, _ranks(args), size, dtype, str(self.verb)])
+            if self.fake and name in ("recv_", "_allgather_base_", "_reduce_scatter_base_"):
+                first.zero_()
+        return result
+
+
+class FixedLoader:
+    """Random tokens, in place of a corpus."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.work = plan.work
+
+    def next(self) -> list[Batch]:
+        """A step's micro-batches."""
+        sizes = (self.work.num_microbatches, self.work.microbatch_size, self.work.seq_len + 1)
+        return [Batch(row[:, :-1], row[:, 1:]) for row in torch.randint(0, VOCAB, sizes)]
+
+    def close(self) -> None:
+        """Nothing is read ahead."""
+
+
+def plan_of(case: dict[str, Any]) -> Plan:
+    """The plan of a case."""
+    return build(Config.model_validate(case["config"]), VOCAB, case["world_size"])
+
+
+def trainer_of(case: dict[str, Any], plan: Plan, rank: int) -> Trainer:
+    """A rank's parts, on the process group that there is."""
+    world: Any = World.__new__(World)
+    world.place = SimpleNamespace(rank=rank, world_size=plan.mesh.world_size)
+    world.device, world.timeout, world.groups = torch.device("cpu"), timedelta(seconds=60), {}
+    world.divide(plan)
+    dataset: Any = SimpleNamespace(vocab_size=VOCAB)
+    stop: Any = SimpleNamespace(wished=lambda: False)
+    assemble._loader = lambda *_: FixedLoader(plan)  # type: ignore[assignment, return-value]
+    return assemble.assemble(Config.model_validate(case["config"]), plan, world, dataset, 0, stop)
+
+
+def observed_step(case: dict[str, Any], rank: int, *, fake: bool) -> Answer:
+    """What a rank issues in a step, and what it holds."""
+    plan = plan_of(case)
+    trainer = trainer_of(case, plan, rank)
+    executor, held = trainer.executor, Held(trainer)
+    with Watch(fake=fake) as watch:
+        # A validation beforehand changes nothing: what it gathered is not kept for the step.
+        batch = FixedLoader(plan).next()[0]
+        with executor.evaluating() as evaluate:
+            evaluate(batch.tokens_BT, batch.targets_BT)
+
+        def watched(act: Callable[[Instruction], None]) -> Callable[[Instruction], None]:
+            def arm(instruction: Instruction) -> None:
+                held.look(instruction)
+                watch.verb = instruction.verb
+                act(instruction)
+                watch.verb = None
+
+            return arm
+
+        executor.arms = {verb: watched(act) for verb, act in executor.arms.items()}
+        executor.step(0, 1e-3)
+    answer = {"issued": watch.issued, "held": held.answer()}
+    trainer.close()
+    return answer
+
+
+class Held:
+    """Bytes that a rank holds, looked at before each instruction of a step."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.read = dict.fromkeys(range(len(trainer.parts)), 0)
+        self.whole = dict(self.read)
+        self.gradients = 0
+
+    def look(self, instruction: Instruction) -> None:
+        """Weights as backward reads them; sums of micro-batches before the last one; what the optimizer is given."""
+        part = self.trainer.parts[instruction.chunk]
+        if instruction.verb in (Verb.BACKWARD, Verb.BACKWARD_INPUT):
+            self.read[instruction.chunk] = nbytes(part.parameters())
+        if instruction.last:
+            self.whole[instruction.chunk] = nbytes(_whole_gradients(part))
+        if instruction.last or instruction.verb is Verb.STEP:
+            self.gradients = max(self.gradients, self._gradients(complete=instruction.verb is Verb.STEP))
+
+    def _gradients(self, *, complete: bool) -> int:
+        """Of all gradients, wherever they are, each once."""
+        owner: Any = self.trainer.executor.gradients
+        kept = list(owner.collect()) if complete else []
+        while hasattr(owner, "before"):
+            owner = owner.before
+        kept += [parameter.grad for part in self.trainer.parts for parameter in part.parameters()]
+        kept += getattr(owner, "sums", {}).values()
+        buffers = getattr(owner, "buffers", [])
+        inside = {buffer.untyped_storage().data_ptr() for buffer in buffers}
+        apart = [local(tensor) for tensor in kept if tensor is not None]
+        apart = [tensor for tensor in apart if tensor.untyped_storage().data_ptr() not in inside]
+        return nbytes([*buffers, *{tensor.data_ptr(): tensor for tensor in apart}.values()])
+
+    def answer(self) -> dict[str, int]:
+        """After the step. `masters` are the tensors that are updated, even where they are what forward reads."""
+        optimizer = self.trainer.optimizer
+        moments = [tensor for state in optimizer.torch.state.values() for tensor in state.values() if tensor.ndim]
+        return {
+            "read": sum(self.read.values()),
+            "parameters": nbytes(parameter for part in self.trainer.parts for parameter in part.parameters()),
+            "whole_gradients": sum(self.whole.values()),
+            "gradients": self.gradients,
+            "masters": nbytes(weight.master for weight in optimizer.weights),
+            "moments": nbytes(moments),
+        }
+
+
+def nbytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Of what is on this rank."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in map(local, tensors))
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of it is on this rank."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _whole_gradients(part: nn.Module) -> Iterator[torch.Tensor]:
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            group = module._get_fsdp_state()._fsdp_param_group
+            for shard in group.fsdp_params if group else ():
+                if shard.unsharded_accumulated_grad is not None:
+                    yield shard.unsharded_accumulated_grad
+                elif (whole := getattr(shard, "_unsharded_param", None)) is not None and whole.grad is not None:
+                    yield whole.grad
+
+
+def _ranks(args: Sequence[Any]) -> list[int]:
+    for arg in args:
+        if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
+            return sorted(dist.get_process_group_ranks(dist.ProcessGroup.unbox(arg)))
+    raise AssertionError("a collective without a process group")
+
+
+def on_fake_ranks(cases: dict[str, Any]) -> dict[str, dict[int, Answer]]:
+    """Of every case and each of its `ranks`, in this process; a failure is its traceback."""
+    answers: dict[str, dict[int, Answer]] = {}
+    for name, case in cases.items():
+        answers[name] = {}
+        for rank in case["ranks"]:
+            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=case["world_size"])
+            try:
+                answers[name][rank] = observed_step(case, rank, fake=True)
+            except Exception:  # of this case; the others go on
+                answers[name][rank] = {"failed": traceback.format_exc()}
+            dist.destroy_process_group()
+    return answers
+
+
+def on_gloo_ranks(cases: dict[str, Any]) -> dict[str, dict[int, Answer]]:
+    """Of every case and all of its ranks, each a process."""
+    answers: dict[str, dict[int, Answer]] = {}
+    for name, case in cases.items():
+        with tempfile.TemporaryDirectory() as folder:
+
+            def work(rank: int, case: dict[str, Any] = case, folder: str = folder) -> None:
+                store = f"file://{folder}/store"
+                dist.init_process_group("gloo", init_method=store, rank=rank, world_size=case["world_size"])
+                answer = observed_step(case, rank, fake=False)
+                Path(folder, str(rank)).write_text(json.dumps(answer))
+                dist.barrier()
+
+            for pid in [fork(partial(work, rank)) for rank in range(case["world_size"])]:
+                join(pid)
+            answers[name] = {}
+            for rank in range(case["world_size"]):
+                answers[name][rank] = {"failed": "see standard error"}
+                with suppress(FileNotFoundError):
+                    answers[name][rank] = json.loads(Path(folder, str(rank)).read_text())
+    return answers
+
+
+def run(cases: dict[str, Any], *, fake: bool) -> dict[str, dict[int, Answer]]:
+    """Of every case what each of its ranks did, from a process of its own."""
+    repository = Path(__file__).resolve().parent.parent
+    python_path = os.pathsep.join([str(repository), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, __file__, "fake" if fake else "gloo"],
+        input=json.dumps(cases),
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": python_path},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    answers = json.loads(done.stdout.splitlines()[-1])
+    return {name: {int(rank): answer for rank, answer in of.items()} for name, of in answers.items()}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    found = (on_fake_ranks if sys.argv[1] == "fake" else on_gloo_ranks)(json.loads(sys.stdin.read()))
+    print(json.dumps(found))
