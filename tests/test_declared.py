@@ -111,8 +111,6 @@ def pipeline_cases() -> dict[str, Case]:
 
 def recompute_cases() -> dict[str, Case]:
     layouts: dict[str, dict[str, Any]] = {
-        "one rank": {},
-        "dp 2": {"dp_replicate": 2},
         "zero 3": {"dp_shard": 4},
         "zero 3 bf16": {"dp_shard": 4, "precision": "bf16", "microbatches": 2},
         "zero 1": {"dp_shard": 4, "zero_stage": 1, "microbatches": 2},
@@ -121,12 +119,12 @@ def recompute_cases() -> dict[str, Case]:
         "tp without sequence": {"tp": 2, "sequence_parallel": False},
         "cp ring": {"cp": 2},
         "cp all-gather": {"cp": 4, "context": "all-gather", "precision": "bf16"},
-        "pp": {"pp": 2, "schedule": "1f1b", "microbatches": 4},
+        "pp": {"pp": 2, "schedule": "zero-bubble", "microbatches": 2},
         "tp x zero 3": {"tp": 2, "dp_shard": 2, "microbatches": 2},
         "tp x cp": {"tp": 2, "cp": 2},
     }
     return {
-        f"{name}-{what}-dropout {dropout}": case(**layout, recompute=what, model={"dropout": dropout})
+        f"{name}-{what}-dropout {dropout}": case(**layout, recompute=what, model={"num_layers": 2, "dropout": dropout})
         for name, layout in layouts.items()
         for what in ("none", "selective", "full")
         for dropout in (0.0, 0.1)
@@ -186,13 +184,14 @@ def gloo_cases() -> dict[str, Case]:
     }
 
 
+def named(**kinds: dict[str, Case]) -> dict[str, Case]:
+    return {f"{kind}: {name}": of for kind, cases in kinds.items() for name, of in cases.items()}
+
+
+# Those of a group are run by one process, which imports torch once.
 CASES = {
-    "replicate": replicate_cases(),
-    "zero": zero_cases(),
-    "tensor": tensor_cases(),
-    "context": context_cases(),
-    "pipeline": pipeline_cases(),
-    "recompute": recompute_cases(),
+    "strategies": named(replicate=replicate_cases(), zero=zero_cases(), tensor=tensor_cases(), context=context_cases()),
+    "stages": named(pipeline=pipeline_cases(), recompute=recompute_cases()),
     "hybrids": hybrid_cases(),
     "gloo": gloo_cases(),
 }
