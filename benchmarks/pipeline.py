@@ -266,7 +266,7 @@ def entry_of(name: str, m: int, steps: Sequence[Step]) -> dict[str, Any]:
 def show(entries: list[dict[str, Any]]) -> None:
     """The table for people."""
     table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("schedule")
+    table.add_column("schedule", no_wrap=True)
     headings = ("m", "makespan ms", "ideal ms", "bubble", "closed form", "simulated", "message ms", "held", "formula")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -284,7 +284,7 @@ def show(entries: list[dict[str, Any]]) -> None:
             " ".join(map(str, entry["held"])),
             " ".join(map(str, entry["held_formula"])),
         )
-    Console(highlight=False, width=120).print(table)
+    Console(highlight=False, width=130).print(table)
 
 
 def musts_of(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -320,6 +320,7 @@ def main() -> int:
     record, notes, cases = hardware(), notes_of(arguments), cases_of(arguments)
     if forward_s_of(arguments):
         say(notes.splitlines()[1])
+    say(f"{arguments.ranks} ranks walk {len(cases)} cases, {arguments.rounds} times after a warm-up")
     with tempfile.TemporaryDirectory(prefix="codescent-pipeline-") as folder:
         steps = run(arguments, cases, Path(folder))
     if not steps:

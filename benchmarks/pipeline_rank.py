@@ -237,8 +237,6 @@ def main() -> None:
                 spans = case.step(number)
                 if number:
                     steps.append({"schedule": schedule, "num_microbatches": num_microbatches, "spans": spans})
-            if world.is_first:
-                print(f"round {number}/{job.rounds}{'' if number else ', a warm-up'}", file=sys.stderr, flush=True)
         for case in cases:
             case.trainer.close()
     path.with_name(f"rank-{place.rank}.json").write_text(json.dumps(steps), encoding="utf-8")
