@@ -71,7 +71,7 @@ def main() -> None:
     world = World(Place(), arguments.device, None, timeout_s=600.0)
     dataset = open_dataset(arguments.tokens.parent)
     plan = build(config, dataset.vocab_size, 1)
-    world.divide(plan.mesh)
+    world.divide(plan)
     try_matmul("auto", world.device)
     with StopRequest(alone=True) as stop:
         trainer = assemble(config, plan, world, dataset, 0, stop)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ import measure  # noqa: E402
 import systems  # noqa: E402
 import work  # noqa: E402
 
-SCRIPTS = ("peers", "small_job", "ranks", "bf16_parity", "startup")
+SCRIPTS = ("peers", "small_job", "ranks", "bf16_parity", "startup", "pipeline")
 
 TELLER = """
 import sys
@@ -42,10 +43,10 @@ with open(sys.argv[1], "w") as file:
 """
 
 
-def script(name: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def script(name: str, *words: str, timeout_s: float = 60, **variables: str) -> subprocess.CompletedProcess[str]:
     env = {key: value for key, value in os.environ.items() if key != "CODESCENT_DATA_DIR"} | variables
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *words]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60, cwd="/")
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=timeout_s, cwd="/")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -66,6 +67,11 @@ def test_help_says_what_it_measures(name: str) -> None:
         (["peers", "--only", "codescent", "--rounds", "0"], "0 is less than 1"),
         (["ranks", "--nanogpt", "/nowhere"], "/nowhere is no checkout of nanoGPT"),
         (["small_job"], "--nanogpt"),
+        (["pipeline", "--ranks", "1"], "a pipeline has at least 2"),
+        (["pipeline", "--schedules", "2f2b"], "there is naive, gpipe, 1f1b"),
+        (["pipeline", "--microbatches", "8,6"], "6 micro-batches are no multiple of 4 pipeline stages"),
+        (["pipeline", "--layers", "4"], "--layers 4: fewer than the 8 virtual stages of interleaved"),
+        (["pipeline", "--real", "--device-ms", "5"], "not allowed with"),
         (["bf16_parity"], "no tinyshakespeare/input.txt in None: give --data or set CODESCENT_DATA_DIR"),
     ],
 )
@@ -83,6 +89,33 @@ def test_small_job_needs_the_text(tmp_path: Path) -> None:
     done = script("small_job", "--nanogpt", str(tmp_path), CODESCENT_DATA_DIR=str(tmp_path))
     assert done.returncode == 2
     assert f"no tinyshakespeare/input.txt in {tmp_path}" in done.stderr
+
+
+def pipelines(file: Path, schedules: str, *words: str) -> dict[str, Any]:
+    sizes = ("--ranks", "2", "--microbatches", "4", "--layers", "4", "--heads", "2", "--hidden", "16", "--seq-len", "8")
+    few = ("--batch-size", "1", "--rounds", "1", "--json", str(file))
+    done = script("pipeline", "--schedules", schedules, *sizes, *few, *words, timeout_s=170)
+    assert done.returncode == 0, done.stderr
+    assert ("NOBODY COMPUTES" in done.stdout) == ("--real" not in words)
+    result: dict[str, Any] = json.loads(file.read_text())
+    return result
+
+
+def test_pipelines_that_wait_are_walked_as_the_schedules_say(tmp_path: Path) -> None:
+    result = pipelines(tmp_path / "waited.json", "naive,gpipe,1f1b,interleaved,zero-bubble", "--device-ms", "1")
+    cases = {case["schedule"]: case for case in result["cases"]}
+    assert {name: case["held"] for name, case in cases.items()} == {
+        "naive": [1, 1], "gpipe": [4, 4], "1f1b": [2, 1], "interleaved": [5, 3], "zero-bubble": [2, 2],
+    }  # fmt: skip
+    assert [case["held_formula"] for case in result["cases"]] == [case["held"] for case in result["cases"]]
+    assert [case["closed_form"] for case in cases.values()] == [1, 0.25, 0.25, 0.125, 1 / 12]
+    assert all(case["makespan_s"] >= case["ideal_s"] > 0 for case in cases.values())
+    assert set(cases["zero-bubble"]["stages"][1]["mean_s"]) >= {"backward_input", "backward_weight", "load"}
+
+
+def test_pipelines_that_compute_are_measured_too(tmp_path: Path) -> None:
+    (case,) = pipelines(tmp_path / "computed.json", "1f1b", "--real")["cases"]
+    assert case["held"] == [2, 1]
 
 
 def test_gpu_step_says_in_one_line_that_there_is_no_device() -> None:

@@ -16,6 +16,7 @@ from codescent.models.linear import Later
 from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
 from codescent.strategies.buckets import TORCH_DTYPE
+from codescent.train.messages import Message
 from codescent.train.optimize import Optimizer
 from codescent.train.world import World
 
@@ -33,6 +34,12 @@ PART: dict[Verb, str] = {
     Verb.STEP: "optimizer_s",
 }
 """Which column of the metrics the time of a verb counts towards."""
+
+READS = (Verb.FORWARD, Verb.BACKWARD, Verb.BACKWARD_INPUT)
+"""Verbs that read what another stage has sent, where there is one before or behind."""
+
+WAITING = "exposed_comm_s"
+"""That of waiting for a message, which is done by the computation that reads it."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +182,8 @@ class Executor:
         self.watch.lap("begin")
         self.messages.begin(self.program, self.plan.work.microbatch_size)
         for instruction in self.program:
+            if self._read(instruction):
+                self.watch.lap(WAITING)
             self.arms[instruction.verb](instruction)
             self.watch.lap(PART[instruction.verb])
         loss, stops = self.sums.tolist()
@@ -203,7 +212,7 @@ class Executor:
         ]
         self.messages.begin(receives, len(tokens_BT))
         for number, chunk in enumerate(self.chunks):
-            inputs = tokens_BT if chunk.part.embeds else self.messages.receive(receives.pop(0))
+            inputs = tokens_BT if chunk.part.embeds else self.messages.receive(receives.pop(0)).wait()
             if chunk.part.ends:
                 loss += chunk.part(inputs, targets_BT)
             else:
@@ -221,6 +230,21 @@ class Executor:
         """Let go of process groups."""
         self.gradients.close()
         self.messages.close()
+
+    def _read(self, instruction: Instruction) -> bool:
+        """Wait for the message that a computation reads; False where it reads none."""
+        if instruction.verb not in READS:
+            return False
+        chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
+        coming, arrived = (
+            (chunk.coming_inputs, chunk.inputs)
+            if instruction.verb is Verb.FORWARD
+            else (chunk.coming_gradients, chunk.output_gradients)
+        )
+        if number not in coming:
+            return False
+        arrived[number] = coming.pop(number).wait()
+        return True
 
     def _load(self, instruction: Instruction) -> None:
         if instruction.microbatch == 0:
@@ -286,13 +310,13 @@ class Executor:
         self.messages.send(instruction, self.chunks[instruction.chunk].outputs[_microbatch(instruction)])
 
     def _receive_activation(self, instruction: Instruction) -> None:
-        self.chunks[instruction.chunk].inputs[_microbatch(instruction)] = self.messages.receive(instruction)
+        self.chunks[instruction.chunk].coming_inputs[_microbatch(instruction)] = self.messages.receive(instruction)
 
     def _send_gradient(self, instruction: Instruction) -> None:
         self.messages.send(instruction, self.chunks[instruction.chunk].input_gradients.pop(_microbatch(instruction)))
 
     def _receive_gradient(self, instruction: Instruction) -> None:
-        self.chunks[instruction.chunk].output_gradients[_microbatch(instruction)] = self.messages.receive(instruction)
+        self.chunks[instruction.chunk].coming_gradients[_microbatch(instruction)] = self.messages.receive(instruction)
 
     def _reduce(self, instruction: Instruction) -> None:
         """The gradients, and the sums that every rank makes (of ranks with the same loss the first counts it)."""
@@ -314,6 +338,8 @@ class Chunk:
 
     def __init__(self, part: torch.nn.Module) -> None:
         self.part = cast(Trainable, part)
+        self.coming_inputs: dict[int, Message] = {}
+        self.coming_gradients: dict[int, Message] = {}
         self.inputs: dict[int, torch.Tensor] = {}
         self.outputs: dict[int, torch.Tensor] = {}
         self.output_gradients: dict[int, torch.Tensor] = {}

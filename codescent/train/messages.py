@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,9 +14,22 @@ import torch.distributed as dist
 from codescent.plan import RECEIVES, SENDS, Instruction
 
 
+@dataclass(frozen=True)
+class Message:
+    """A message on its way to this stage."""
+
+    work: Any
+    memory: torch.Tensor
+
+    def wait(self) -> torch.Tensor:
+        """What it brings, when it has arrived."""
+        self.work.wait()
+        return self.memory
+
+
 class Messages:
-    """The mail of one stage. Nobody waits for a send; a receive is posted as soon as the one before it has come in, so
-    that a message travels while its receiver still computes.
+    """The mail of one stage. Nobody waits for a send, and for a message waits only who reads it: a receive is posted
+    when the list has reached the one before it, so that a message travels while its receiver still computes.
 
     A channel leads from one stage to one other and has a process group of its own: what is sent through it arrives in
     the order of both lists, and on NCCL a receive that waits holds up no send.
@@ -41,7 +55,7 @@ class Messages:
         self.batch = 0
         self.sent: list[tuple[Any, torch.Tensor]] = []
         self.awaited: dict[int, deque[Instruction]] = {}
-        self.coming: dict[int, tuple[Any, torch.Tensor]] = {}
+        self.coming: dict[int, Message] = {}
 
     def begin(self, program: Iterable[Instruction], batch: int) -> None:
         """Post the first receive of each channel. Every message of this program is of so many samples."""
@@ -62,14 +76,13 @@ class Messages:
         group = self.groups[f"pp[{self.stage},{instruction.peer}]"]
         self.sent.append((dist.isend(message, self.ranks[instruction.peer], group=group), message))
 
-    def receive(self, instruction: Instruction) -> torch.Tensor:
-        """Wait for the message of this instruction, the next of its channel."""
+    def receive(self, instruction: Instruction) -> Message:
+        """The message of this instruction, the next of its channel; it need not have arrived."""
         peer = instruction.peer
         assert peer is not None
         expected = self.awaited[peer].popleft()
         assert expected == instruction, f"{expected} is next from stage {peer}, not {instruction}"
-        work, message = self.coming.pop(peer)
-        work.wait()
+        message = self.coming.pop(peer)
         self._post(peer)
         return message
 
@@ -86,6 +99,6 @@ class Messages:
 
     def _post(self, peer: int) -> None:
         if self.awaited[peer]:
-            message = torch.empty(self.batch, *self.shape, dtype=self.dtype, device=self.device)
-            work = dist.irecv(message, self.ranks[peer], group=self.groups[f"pp[{peer},{self.stage}]"])
-            self.coming[peer] = work, message
+            memory = torch.empty(self.batch, *self.shape, dtype=self.dtype, device=self.device)
+            work = dist.irecv(memory, self.ranks[peer], group=self.groups[f"pp[{peer},{self.stage}]"])
+            self.coming[peer] = Message(work, memory)

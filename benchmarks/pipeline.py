@@ -1,0 +1,344 @@
+"""In: a number of ranks, schedules, micro-batches. Out: the bubble of real pipelines beside the schedule's closed form.
+Does not say how fast a stage computes: where cores are short, waits stand in for arithmetic. Writes a temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from measure import ROOT, finish, hardware, machine_line, must, must_lines, parser, positive, say, write_json
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from work import environment, write_tokens
+
+sys.path.insert(0, str(ROOT))
+
+from codescent.cores import available_cores
+from codescent.cost.simulate import Costs, Simulation, simulate
+from codescent.launch.local import run_ranks
+from codescent.plan.pipeline import SCHEDULES, pipeline, refusals
+
+COMPUTES = ("forward", "backward", "backward_input", "backward_weight")
+ENDS = ("reduce", "step")
+"""Verbs that are not the pipeline's: its makespan is over before them."""
+
+WITHIN = 0.10
+"""How far the measured bubble may be from the closed form: 10 points, of the ideal."""
+
+MODEL = ("layers", "heads", "hidden", "seq_len", "batch_size", "precision")
+DEVICE_MS = 50.0
+VOCAB_SIZE = 256
+
+NOTES = """GPT-2 of {layers} layers, width {hidden}, {batch} x {seq} tokens a micro-batch, {precision}: messages of {mib:.2g} MiB over {backend}; {ranks} ranks.
+{arithmetic}
+bubble: makespan over ideal - 1 (docs/schedules.md). Ideal: what the busiest stage spends in forward and backward passes.
+Makespan: from the first stage's begin to the last one's end, without reduce and step. Medians of {rounds} rounds.
+closed form: stages equal, messages free. simulated: each verb at its mean seconds on its stage, a message at the median
+of those that were waited for (message ms). held: micro-batches (times chunks) at the peak, stage by stage."""  # noqa: E501
+
+WAITED = """NOBODY COMPUTES: {cores} cores for {ranks} ranks, so a wait of {ms:g} ms stands for a stage's forward pass and one of {twice:g} ms
+for its backward pass, as if each rank had a device of its own. Lists, executor, loads, messages, gradients are real."""  # noqa: E501
+
+COMPUTED = "Every rank computes, on a device of its own or on its share of {cores} cores."
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one case: `spans[stage]` are its instructions, those of the pipeline only, in order."""
+
+    num_chunks: int
+    spans: list[list[dict[str, Any]]]
+
+    @cached_property
+    def makespan_s(self) -> float:
+        """From the first begin of any stage to the last end of any."""
+        begin_s: float = min(stage[0]["begin_s"] for stage in self.spans)
+        end_s: float = max(stage[-1]["end_s"] for stage in self.spans)
+        return end_s - begin_s
+
+    def seconds(self, stage: int, *verbs: str) -> float:
+        """Of one stage in some verbs."""
+        return float(sum(at["end_s"] - at["begin_s"] for at in self.spans[stage] if at["verb"] in verbs))
+
+    def waits_s(self, stage: int) -> float:
+        """Of one stage for messages."""
+        return float(sum(at["wait_s"] for at in self.spans[stage]))
+
+    @property
+    def ideal_s(self) -> float:
+        """The busiest stage's own work."""
+        return max(self.seconds(stage, *COMPUTES) for stage in range(len(self.spans)))
+
+    @property
+    def bubble(self) -> float:
+        """What the step takes beyond the ideal, as a share of the ideal."""
+        return self.makespan_s / self.ideal_s - 1
+
+    @property
+    def held(self) -> list[int]:
+        """Most micro-batches times chunks that each stage held at once."""
+        return [max(at["held"] for at in stage) for stage in self.spans]
+
+    def messages_s(self) -> Iterator[float]:
+        """From a send to the computation that already waited for it."""
+        num_stages = len(self.spans)
+        sent = {
+            (at["verb"] == "send_activation", at["chunk"] * num_stages + stage, at["microbatch"]): at["begin_s"]
+            for stage, spans in enumerate(self.spans)
+            for at in spans
+            if at["verb"].startswith("send")
+        }
+        for stage, spans in enumerate(self.spans):
+            for at in spans:
+                forward = at["verb"] == "forward"
+                maker = at["chunk"] * num_stages + stage + (-1 if forward else 1)
+                left_s = sent.get((forward, maker, at["microbatch"])) if at["wait_s"] else None
+                if left_s is not None and at["begin_s"] - at["wait_s"] <= left_s:
+                    yield at["begin_s"] - left_s
+
+    def means_s(self, verb: str) -> tuple[float, ...]:
+        """Mean seconds of a verb on each virtual stage; 0 where it has none."""
+        num_stages = len(self.spans)
+        found: list[list[float]] = [[] for _ in range(num_stages * self.num_chunks)]
+        for stage, spans in enumerate(self.spans):
+            for at in spans:
+                if at["verb"] == verb:
+                    found[at["chunk"] * num_stages + stage].append(at["end_s"] - at["begin_s"])
+        return tuple(statistics.mean(seconds) if seconds else 0.0 for seconds in found)
+
+
+def closed_form(name: str, p: int, m: int, v: int) -> float | None:
+    """The bubble of docs/schedules.md with f = x = w = b/2; None where there is none (zero-bubble with m < p)."""
+    if name == "zero-bubble":
+        return (p - 1) / (3 * m) if m >= p else None
+    return {"naive": p - 1.0, "interleaved": (p - 1) / (v * m)}.get(name, (p - 1) / m)
+
+
+def held_formula(name: str, p: int, m: int, v: int) -> list[int]:
+    """Micro-batches (times chunks) held at the peak on each stage, of docs/schedules.md."""
+    if name == "interleaved":
+        return [min(m * v, 2 * (p - 1 - stage) + (v - 1) * p + 1) for stage in range(p)]
+    alike = {"naive": 1, "gpipe": m, "zero-bubble": min(m, p)}
+    return [alike.get(name, min(m, p - stage)) for stage in range(p)]
+
+
+def simulated(name: str, p: int, m: int, step: Step, message_s: float) -> Simulation:
+    """The schedule with this step's mean seconds of each verb on each virtual stage."""
+    costs = Costs(**{f"{verb}_s": step.means_s(verb) for verb in COMPUTES}, latency_s=message_s)
+    return simulate(pipeline(name, p, m, step.num_chunks), costs)
+
+
+def arguments_of() -> argparse.Namespace:
+    """The command line. Exits with 2 where a pipeline cannot be made of it."""
+    parsed = parser("Run real pipelines of GPT-2, and compare bubble and held micro-batches with the closed forms.")
+    parsed.add_argument("--ranks", type=positive, default=4, help="pipeline stages, each a process")
+    parsed.add_argument("--schedules", default=",".join(SCHEDULES), help="some of them, with commas")
+    parsed.add_argument("--microbatches", default="4,8,16", help="micro-batches of a step, with commas")
+    parsed.add_argument("--virtual-stages", type=positive, default=2, help="chunks per rank, of interleaved")
+    way = parsed.add_mutually_exclusive_group()
+    way.add_argument(
+        "--device-ms",
+        type=float,
+        metavar="F",
+        help="wait so long in the place of a stage's forward pass, twice as long of a backward one; by default "
+        f"{DEVICE_MS:g} where there are fewer cores than ranks",
+    )
+    way.add_argument("--real", action="store_true", help="compute, on CUDA where there is a device for each rank")
+    parsed.add_argument("--layers", type=positive, default=8, help="at least one for each virtual stage")
+    parsed.add_argument("--heads", type=positive, default=4)
+    parsed.add_argument("--hidden", type=positive, default=256, help="width of the model")
+    parsed.add_argument("--seq-len", type=positive, default=256, help="tokens per sample")
+    parsed.add_argument("--batch-size", type=positive, default=4, help="samples per micro-batch")
+    parsed.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parsed.add_argument("--rounds", type=positive, default=5, help="steps of each case, after one of warm-up")
+    arguments = parsed.parse_args()
+    for problem in problems_of(arguments):
+        parsed.error(problem)
+    return arguments
+
+
+def problems_of(arguments: argparse.Namespace) -> Iterator[str]:
+    """Why these arguments make no pipeline."""
+    if arguments.ranks < 2:
+        yield "--ranks 1: a pipeline has at least 2"
+    if arguments.device_ms is not None and arguments.device_ms <= 0:
+        yield f"--device-ms {arguments.device_ms:g}: must be more than 0; without waits: --real"
+    for text in arguments.microbatches.split(","):
+        if not text.isdecimal() or int(text) < 1:
+            yield f"--microbatches: {text!r} is no whole number of at least 1"
+            return
+    for name, num_microbatches in cases_of(arguments):
+        yield from refusals(name, arguments.ranks, num_microbatches, chunks_of(arguments, name))
+        parts = arguments.ranks * chunks_of(arguments, name)
+        if arguments.layers < parts:
+            yield f"--layers {arguments.layers}: fewer than the {parts} virtual stages of {name}"
+
+
+def cases_of(arguments: argparse.Namespace) -> list[tuple[str, int]]:
+    """Every schedule with every number of micro-batches."""
+    counts = [int(text) for text in arguments.microbatches.split(",")]
+    return [(name, count) for name in arguments.schedules.split(",") for count in counts]
+
+
+def chunks_of(arguments: argparse.Namespace, name: str) -> int:
+    """Virtual stages per rank."""
+    return int(arguments.virtual_stages) if name == "interleaved" else 1
+
+
+def forward_s_of(arguments: argparse.Namespace) -> float:
+    """Seconds that stand for a stage's forward pass; 0 where it is computed."""
+    if arguments.device_ms is not None:
+        return float(arguments.device_ms) / 1e3
+    return 0.0 if arguments.real or available_cores() >= arguments.ranks else DEVICE_MS / 1e3
+
+
+def run(arguments: argparse.Namespace, cases: list[tuple[str, int]], folder: Path) -> dict[tuple[str, int], list[Step]]:
+    """Start the ranks and wait for them: the steps of each case. Empty where a rank failed, which it has told."""
+    job = {
+        "ranks": arguments.ranks, "chunks": arguments.virtual_stages, "cases": cases,
+        "forward_s": forward_s_of(arguments), "rounds": arguments.rounds, "precision": arguments.precision,
+        "num_layers": arguments.layers, "num_heads": arguments.heads, "hidden_dim": arguments.hidden,
+        "vocab_size": VOCAB_SIZE, "seq_len": arguments.seq_len, "microbatch_size": arguments.batch_size,
+        "tokens": str(write_tokens(folder, VOCAB_SIZE).parent),
+    }  # fmt: skip
+    path = folder / "job.json"
+    path.write_text(json.dumps(job), encoding="utf-8")
+    program = [sys.executable, str(Path(__file__).with_name("pipeline_rank.py")), str(path)]
+    if run_ranks(program, arguments.ranks, environment()) != 0:
+        return {}
+    told = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(arguments.ranks)]
+    steps: dict[tuple[str, int], list[Step]] = {case: [] for case in cases}
+    for of_ranks in zip(*told, strict=True):
+        spans = [[at for at in rank["spans"] if at["verb"] not in ENDS] for rank in of_ranks]
+        name, num_microbatches = of_ranks[0]["schedule"], of_ranks[0]["num_microbatches"]
+        steps[name, num_microbatches].append(Step(chunks_of(arguments, name), spans))
+    return steps
+
+
+def entry_of(name: str, m: int, steps: Sequence[Step]) -> dict[str, Any]:
+    """What is known of one case, as numbers: medians of its steps."""
+    p, v = len(steps[0].spans), steps[0].num_chunks
+    message_s = statistics.median([seconds for step in steps for seconds in step.messages_s()] or [0.0])
+    simulations = [simulated(name, p, m, step, message_s) for step in steps]
+
+    def median(values: Iterator[float]) -> float:
+        return statistics.median(values)
+
+    return {
+        "schedule": name, "num_microbatches": m, "virtual_stages": v,
+        "makespan_s": median(step.makespan_s for step in steps),
+        "ideal_s": median(step.ideal_s for step in steps),
+        "bubble": median(step.bubble for step in steps),
+        "bubble_of_makespan": median(1 - step.ideal_s / step.makespan_s for step in steps),
+        "closed_form": closed_form(name, p, m, v),
+        "simulated": median(simulation.bubble_of_ideal for simulation in simulations),
+        "message_s": message_s,
+        "held": [max(held) for held in zip(*(step.held for step in steps), strict=True)],
+        "held_formula": held_formula(name, p, m, v),
+        "bubbles": [step.bubble for step in steps],
+        "stages": [
+            {
+                "busy_s": median(step.seconds(stage, *COMPUTES) for step in steps),
+                "waits_s": median(step.waits_s(stage) for step in steps),
+                "sends_s": median(step.seconds(stage, "send_activation", "send_gradient") for step in steps),
+                "receives_s": median(step.seconds(stage, "receive_activation", "receive_gradient") for step in steps),
+                "loads_s": median(step.seconds(stage, "load") for step in steps),
+                "mean_s": {
+                    verb: [median(step.means_s(verb)[chunk * p + stage] for step in steps) for chunk in range(v)]
+                    for verb in dict.fromkeys(at["verb"] for at in steps[0].spans[stage])
+                },
+            }
+            for stage in range(p)
+        ],
+    }  # fmt: skip
+
+
+def show(entries: list[dict[str, Any]]) -> None:
+    """The table for people."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("schedule", no_wrap=True)
+    headings = ("m", "makespan ms", "ideal ms", "bubble", "closed form", "simulated", "message ms", "held", "formula")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for entry in entries:
+        closed = entry["closed_form"]
+        table.add_row(
+            entry["schedule"] + (f", v = {entry['virtual_stages']}" if entry["virtual_stages"] > 1 else ""),
+            str(entry["num_microbatches"]),
+            f"{1e3 * entry['makespan_s']:.0f}",
+            f"{1e3 * entry['ideal_s']:.0f}",
+            f"{entry['bubble']:.3f}",
+            "-" if closed is None else f"{closed:.3f}",
+            f"{entry['simulated']:.3f}",
+            f"{1e3 * entry['message_s']:.2f}",
+            " ".join(map(str, entry["held"])),
+            " ".join(map(str, entry["held_formula"])),
+        )
+    Console(highlight=False, width=130).print(table)
+
+
+def musts_of(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The largest distance of each schedule from its closed form, and whether as much is held as its formula says."""
+    musts = []
+    for name in dict.fromkeys(entry["schedule"] for entry in entries):
+        mine = [entry for entry in entries if entry["schedule"] == name]
+        apart = [abs(entry["bubble"] - entry["closed_form"]) for entry in mine if entry["closed_form"] is not None]
+        claim = f"{name}: measured bubble from the closed form, of the ideal, at the most"
+        musts.append(must(claim, max(apart) if apart else None, WITHIN, at_least=False))
+        other = sum(entry["held"] != entry["held_formula"] for entry in mine)
+        musts.append(must(f"{name}: cases that hold other than the formula", other, 0, at_least=False))
+    return musts
+
+
+def notes_of(arguments: argparse.Namespace) -> str:
+    """What stands above the table."""
+    forward_s, cores = forward_s_of(arguments), available_cores()
+    arithmetic = WAITED if forward_s else COMPUTED
+    width = {"fp32": 4, "bf16": 2}[arguments.precision]
+    return NOTES.format(
+        layers=arguments.layers, hidden=arguments.hidden, batch=arguments.batch_size, seq=arguments.seq_len,
+        precision=arguments.precision, ranks=arguments.ranks, rounds=arguments.rounds,
+        mib=arguments.batch_size * arguments.seq_len * arguments.hidden * width / 2**20,
+        backend="gloo" if forward_s else "gloo, or NCCL between devices",
+        arithmetic=arithmetic.format(cores=cores, ranks=arguments.ranks, ms=1e3 * forward_s, twice=2e3 * forward_s),
+    )  # fmt: skip
+
+
+def main() -> int:
+    """Measure and print; 1 where a rank failed."""
+    arguments = arguments_of()
+    record, notes, cases = hardware(), notes_of(arguments), cases_of(arguments)
+    if forward_s_of(arguments):
+        say(notes.splitlines()[1])
+    say(f"{arguments.ranks} ranks walk {len(cases)} cases, {arguments.rounds} times after a warm-up")
+    with tempfile.TemporaryDirectory(prefix="codescent-pipeline-") as folder:
+        steps = run(arguments, cases, Path(folder))
+    if not steps:
+        return 1
+    entries = [entry_of(*case, steps[case]) for case in cases]
+    claims = musts_of(entries)
+    print(machine_line(record), notes, sep="\n")
+    show(entries)
+    print(*must_lines(claims), sep="\n")
+    result = {
+        "benchmark": "pipeline", "hardware": {**record, "load_average_after": hardware()["load_average"]},
+        "ranks": arguments.ranks, "device_ms": 1e3 * forward_s_of(arguments) or None, "rounds": arguments.rounds,
+        "model": {name: getattr(arguments, name) for name in MODEL},
+        "notes": notes.splitlines(), "cases": entries, "musts": claims,
+    }  # fmt: skip
+    write_json(arguments.json, result)
+    return 0
+
+
+if __name__ == "__main__":
+    finish(main)

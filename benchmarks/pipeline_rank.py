@@ -1,0 +1,248 @@
+"""In: a job's JSON file, a rank's environment. Out: when each instruction of each step began and ended, in a file.
+Does not judge what it measures, and changes nothing of a run but, where it is told to, arithmetic for waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from measure import ROOT
+
+sys.path.insert(0, str(ROOT))
+
+from codescent.build import build
+from codescent.config import Config
+from codescent.data.dataset import Dataset, open_dataset
+from codescent.launch.environment import read
+from codescent.models.gpt2 import GPT2
+from codescent.plan import Instruction
+from codescent.train.assemble import Trainer, assemble
+from codescent.train.execute import PART, Executor, Stopwatch, Trainable
+from codescent.train.stop import StopRequest
+from codescent.train.world import World
+
+LEARNING_RATE = 6e-4
+PREFETCH = 2
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every rank is told. `cases`: schedule and micro-batches; `forward_s`: a stage's wait in the place of a
+    forward pass, half of that in the place of a backward one; 0: it computes."""
+
+    ranks: int
+    chunks: int
+    cases: tuple[tuple[str, int], ...]
+    forward_s: float
+    rounds: int
+    precision: str
+    num_layers: int
+    num_heads: int
+    hidden_dim: int
+    vocab_size: int
+    seq_len: int
+    microbatch_size: int
+    tokens: str
+
+    def chunks_of(self, schedule: str) -> int:
+        """Virtual stages per rank."""
+        return self.chunks if schedule == "interleaved" else 1
+
+    def text(self) -> str:
+        """Form in which it is given to the ranks."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> Job:
+        """Inverse of `text`."""
+        fields = json.loads(text)
+        return cls(**{**fields, "cases": tuple((name, count) for name, count in fields["cases"])})
+
+
+def config_of(job: Job, schedule: str, num_microbatches: int) -> Config:
+    """A run of that schedule; every other key is at its default."""
+    sections: dict[str, dict[str, Any]] = {
+        "model": {
+            "num_layers": job.num_layers, "num_heads": job.num_heads, "hidden_dim": job.hidden_dim,
+            "vocab_size": job.vocab_size, "seq_len": job.seq_len,
+        },
+        "data": {"corpus": job.tokens, "prefetch": PREFETCH},
+        "train": {
+            "global_batch_size": num_microbatches * job.microbatch_size, "microbatch_size": job.microbatch_size,
+            "precision": job.precision,
+        },
+        "parallel": {"pp": job.ranks, "schedule": schedule, "virtual_stages": job.chunks_of(schedule)},
+    }  # fmt: skip
+    return Config(**cast(Any, sections))
+
+
+class Waiting:
+    """Stands in for a part of the model: its weights, the messages and gradients of their sizes, waits for arithmetic.
+
+    The host waits as for a CUDA stream: the core is free meanwhile. Gradients are zeros, added up and updated from as
+    any others.
+
+    Args:
+        part: what it stands in for.
+        forward_s: the wait of a forward pass, and of either half of a backward one.
+    """
+
+    def __init__(self, part: GPT2, forward_s: float) -> None:
+        self.part, self.forward_s = part, forward_s
+        self.embeds, self.ends, self.later, self.training = part.embeds, part.ends, part.later, part.training
+        self.zeros = [torch.zeros_like(weight) for weight in part.parameters()]
+
+    def train(self, mode: bool = True) -> object:
+        """As any part."""
+        self.training = mode
+        return self
+
+    def set_dropout_context(self, seed: int, step: int, sample_ids_B: torch.Tensor) -> None:
+        """As any part."""
+        self.part.set_dropout_context(seed, step, sample_ids_B)
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """As any part."""
+        return self.part.parameters()
+
+    def __call__(
+        self, inputs: torch.Tensor, targets_BT: torch.Tensor | None = None, *, loss_scale: float = 1.0
+    ) -> torch.Tensor:
+        """A loss of zero, or activations of zero."""
+        made: torch.Tensor = Wait.apply(inputs, self, *self.parameters())  # type: ignore[no-untyped-call]
+        return made
+
+    def gradient(self, index: int) -> torch.Tensor:
+        """Of a weight whose product was put off: all of a part's together take the wait of one half."""
+        if index == 0:
+            time.sleep(self.forward_s)
+        return self.zeros[index]
+
+
+class Wait(torch.autograd.Function):
+    """See `Waiting`."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, part: Waiting, *weights: torch.nn.Parameter) -> torch.Tensor:
+        """One wait."""
+        ctx.part = part
+        ctx.save_for_backward(inputs)
+        time.sleep(part.forward_s)
+        if part.ends:
+            return weights[0].new_zeros(())
+        return weights[0].new_zeros(*inputs.shape[:2], part.part.shape.hidden_dim)
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: torch.Tensor) -> Any:
+        """Two waits; where products are put off, one, and one later."""
+        part, (inputs,) = ctx.part, ctx.saved_tensors
+        d_inputs = None if part.embeds else torch.zeros_like(inputs)
+        if part.later is None:
+            time.sleep(2 * part.forward_s)
+            return d_inputs, None, *part.zeros
+        time.sleep(part.forward_s)
+        part.later += [(weight, partial(part.gradient, index)) for index, weight in enumerate(part.parameters())]
+        return d_inputs, None, *[None for _ in part.zeros]
+
+
+class Laps(Stopwatch):
+    """The executor's own stopwatch, which also keeps when each lap ended and how many micro-batches times chunks its
+    stage held then: of which there is a graph, or weight parts that were put off."""
+
+    def __init__(self, executor: Executor) -> None:
+        super().__init__(executor.device)
+        self.chunks = executor.chunks
+        self.begin_s = 0.0
+        self.held: list[int] = []
+        self.kept: list[tuple[str, float, float, int]] = []
+
+    def lap(self, part: str) -> None:
+        """See Stopwatch."""
+        if not self.laps:
+            self.begin_s, self.held = time.perf_counter(), []
+        else:
+            self.held.append(sum(len(chunk.outputs.keys() | chunk.put_off.keys()) for chunk in self.chunks))
+        super().lap(part)
+
+    def read(self) -> dict[str, float]:
+        """See Stopwatch. `kept` is then each lap: part, begin, end, held."""
+        if self.cuda:
+            torch.cuda.synchronize()
+        first: Any = self.laps[0][1]
+        marks: list[tuple[str, Any]] = list(self.laps)
+        ends_s = [self.begin_s + (first.elapsed_time(at) / 1e3 if self.cuda else at - first) for _, at in marks]
+        self.kept = [
+            (part, begin_s, end_s, held)
+            for (part, _), begin_s, end_s, held in zip(marks[1:], ends_s[:-1], ends_s[1:], self.held, strict=True)
+        ]
+        return super().read()
+
+
+class Case:
+    """A trainer of one schedule, and its laps."""
+
+    def __init__(self, job: Job, case: tuple[str, int], world: World, dataset: Dataset, stop: StopRequest) -> None:
+        config = config_of(job, *case)
+        plan = build(config, dataset.vocab_size, job.ranks)
+        world.divide(plan)
+        self.trainer: Trainer = assemble(config, plan, world, dataset, 0, stop)
+        executor = self.trainer.executor
+        self.program: Sequence[Instruction] = executor.program
+        if job.forward_s:
+            for chunk, part in zip(executor.chunks, self.trainer.parts, strict=True):
+                chunk.part = cast(Trainable, Waiting(cast(GPT2, part), job.forward_s / len(executor.chunks)))
+        self.laps = executor.watch = Laps(executor)
+
+    def step(self, number: int) -> list[dict[str, Any]]:
+        """One step: its instructions with begin and end, on the clock that this machine's ranks share, and how long
+        each waited for a message before its begin."""
+        self.trainer.executor.step(number, LEARNING_RATE)
+        laps, spans = iter(self.laps.kept), []
+        for at in self.program:
+            part, begin_s, end_s, held = next(laps)
+            wait_s = 0.0
+            if part != PART[at.verb]:
+                wait_s = end_s - begin_s
+                part, begin_s, end_s, held = next(laps)
+            assert part == PART[at.verb]
+            place = {"verb": str(at.verb), "microbatch": at.microbatch, "chunk": at.chunk}
+            spans.append({**place, "wait_s": wait_s, "begin_s": begin_s, "end_s": end_s, "held": held})
+        return spans
+
+
+def main() -> None:
+    """Assemble every case, then let them take turns; the first round is a warm-up that is not written."""
+    path = Path(sys.argv[1])
+    job, place = Job.parse(path.read_text(encoding="utf-8")), read(os.environ)
+    assert place is not None, "a rank needs a launcher: pipeline.py starts it"
+    on_devices = not job.forward_s and torch.cuda.device_count() >= place.local_world_size
+    threads = 1 if job.forward_s else None
+    world = World(place, "cuda" if on_devices else "cpu", threads, TIMEOUT_S)
+    dataset = open_dataset(Path(job.tokens))
+    steps: list[dict[str, Any]] = []
+    with StopRequest(alone=False) as stop:
+        cases = [Case(job, case, world, dataset, stop) for case in job.cases]
+        for number in range(job.rounds + 1):
+            for (schedule, num_microbatches), case in zip(job.cases, cases, strict=True):
+                world.all_wish(True)  # all begin together
+                spans = case.step(number)
+                if number:
+                    steps.append({"schedule": schedule, "num_microbatches": num_microbatches, "spans": spans})
+        for case in cases:
+            case.trainer.close()
+    path.with_name(f"rank-{place.rank}.json").write_text(json.dumps(steps), encoding="utf-8")
+    cases.clear()
+    world.close()
+
+
+if __name__ == "__main__":
+    main()
