@@ -4,7 +4,7 @@ Does not start a process, allocate a tensor or import torch; what a strategy ref
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from codescent import models
@@ -170,7 +170,7 @@ def _mesh(config: Config, world_size: int, problems: list[str]) -> Mesh:
     if copies is None and not rest:
         return dataclasses.replace(mesh, dp_replicate=left)
     if copies is None:
-        ranks = " or ".join(map(str, _near_ranks(config, mesh, world_size / copy))) or near_multiples(world_size, copy)
+        ranks = _either(_near_ranks(config, mesh, world_size / copy)) or near_multiples(world_size, copy)
         problems.append(
             f"parallel: {_equation(degrees)} = {copy} ranks for one copy of the model, which do not divide the run's "
             f"{world_size}; nearest that would do: {ranks} ranks"
@@ -186,6 +186,10 @@ def _mesh(config: Config, world_size: int, problems: list[str]) -> Mesh:
 
 def _equation(degrees: Mapping[str, int | None]) -> str:
     return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree is not None)
+
+
+def _either(numbers: Iterable[int]) -> str:
+    return " or ".join(str(number) for number in numbers)
 
 
 def _unit(config: Config, mesh: Mesh) -> int:
@@ -207,10 +211,14 @@ def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
     """
     size, microbatch = config.train.global_batch_size, config.train.microbatch_size
     if size % mesh.dp:
-        ranks = " or ".join(map(str, _near_ranks(config, mesh, mesh.dp_replicate)))
+        ranks = _near_ranks(config, mesh, mesh.dp_replicate)
+        fewer_or_more = f", or {_either(ranks)} ranks" if ranks else ""
+        if ranks and config.parallel.dp_replicate is not None:
+            copies = _either(number * mesh.dp_replicate // mesh.world_size for number in ranks)
+            fewer_or_more = f", or parallel.dp_replicate = {copies} on {_either(ranks)} ranks"
         problems.append(
             f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks; nearest that would "
-            f"do: {near_multiples(size, mesh.dp * (microbatch or 1))} samples{f', or {ranks} ranks' if ranks else ''}"
+            f"do: {near_multiples(size, mesh.dp * (microbatch or 1))} samples{fewer_or_more}"
         )
         return 1, mesh.pp
     share = size // mesh.dp

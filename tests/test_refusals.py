@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import codescent, make_project
 
@@ -185,6 +185,27 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
         ],
         [({"train.global_batch_size": 8}, 4), ({"train.global_batch_size": 16}, 4)],
     ),
+    "micro-batches over stages, where none are asked for": (
+        {"parallel.pp": 3, "parallel.schedule": "interleaved", "parallel.virtual_stages": 2},
+        3,
+        ["1 micro-batches are no multiple of 3", "nearest that would do: 3 micro-batches (train.microbatch_size = 4)"],
+        [({"train.microbatch_size": 4}, 3)],
+    ),
+    "micro-batches over stages, where the batch is no multiple": (
+        {"parallel.pp": 3, "parallel.schedule": "interleaved", "parallel.virtual_stages": 2, "parallel.dp_shard": 3},
+        9,
+        ["3 micro-batches (train.global_batch_size = 9 or 18, train.microbatch_size = 1)"],
+        [
+            ({"train.global_batch_size": 9, "train.microbatch_size": 1}, 9),
+            ({"train.global_batch_size": 18, "train.microbatch_size": 1}, 9),
+        ],
+    ),
+    "batch over the ranks, where copies are given": (
+        {"parallel.tp": 2, "parallel.dp_replicate": 5},
+        10,
+        ["10 or 15 samples, or parallel.dp_replicate = 4 or 6 on 8 or 12 ranks"],
+        [({"parallel.dp_replicate": 4}, 8), ({"parallel.dp_replicate": 6}, 12)],
+    ),
     "virtual stages that a schedule has not": (
         {"parallel.pp": 3, "parallel.virtual_stages": 2, "train.microbatch_size": 4},
         3,
@@ -294,6 +315,7 @@ ADVICE = re.compile(r"([tcp]p) = (\d+) (?:with dp_replicate = (\d+)|on (\d+) ran
 RANKS = re.compile(r".*(?:do:|,) (?:or )?((?:\d+ or )?\d+) ranks$")
 
 
+@settings(deadline=None)
 @given(DEGREES, DEGREES, DEGREES, st.integers(1, 60), st.sampled_from([6, 12, 20]), st.integers(1, 3))
 def test_the_degree_that_is_said_to_do_does(
     tp: int, pp: int, cp: int, ranks: int, seq_len: int, microbatch: int

@@ -4,7 +4,7 @@ Does not know what anything costs; lists that cannot be made are refused in word
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -44,14 +44,14 @@ def refusals(
     num_chunks: int = 1,
     *,
     num_layers: int | None = None,
-    num_samples: int | None = None,
+    keys: str = "",
 ) -> Iterator[str]:
     """Why there is no such schedule, one sentence each, with the nearest that there is; nothing where there is one.
 
     Args:
         name, num_stages, num_microbatches, num_chunks: see `pipeline`.
         num_layers: of the model; where it is known, no more virtual stages are recommended.
-        num_samples: that all ranks together compute in a micro-batch; where it is known, the batch is named, too.
+        keys: what the user has to set for the nearest numbers of micro-batches.
     """
     if name not in SCHEDULES:
         yield f"schedule {name!r}: there is {', '.join(SCHEDULES)}"
@@ -78,16 +78,10 @@ def refusals(
     if num_microbatches % num_stages:
         below = num_microbatches // num_stages * num_stages
         near = [number for number in (below, below + num_stages) if number]
-        samples = [number * num_samples for number in near] if num_samples else []
-        batches = f" (train.global_batch_size = {_either(samples)})" if samples else ""
         yield (
             f"schedule interleaved: {num_microbatches} micro-batches are no multiple of {num_stages} pipeline stages; "
-            f"nearest that would do: {_either(near)} micro-batches{batches}"
+            f"nearest that would do: {' or '.join(map(str, near))} micro-batches{keys}"
         )
-
-
-def _either(numbers: Iterable[int]) -> str:
-    return " or ".join(str(number) for number in numbers)
 
 
 @lru_cache

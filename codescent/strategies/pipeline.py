@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from codescent.plan import DTYPE_BYTES, Collective, Plan, Schedule, TensorPlan, Traffic, Verb
 from codescent.plan.pipeline import cut, pipeline, refusals
-from codescent.strategies.near import near_degrees
+from codescent.strategies.near import near_degrees, near_multiples
 from codescent.strategies.strategy import Ask, Gradients, Here
 
 if TYPE_CHECKING:
@@ -58,9 +58,8 @@ class Pipeline:
         if degree == 1:
             return
         work, layers = ask.work, ask.work.num_layers
-        samples = ask.mesh.dp * work.microbatch_size
         for problem in refusals(
-            self.name, degree, work.num_microbatches, self.num_chunks, num_layers=layers, num_samples=samples
+            self.name, degree, work.num_microbatches, self.num_chunks, num_layers=layers, keys=self._batch_keys(ask)
         ):
             yield f"parallel.pp = {degree}: {problem}"
         chunks = self._chunks
@@ -76,6 +75,14 @@ class Pipeline:
                 "in the input part of backward, where those of the weight part are not there yet; take schedule = "
                 '"1f1b", or dp_replicate in place of dp_shard'
             )
+
+    def _batch_keys(self, ask: Ask) -> str:
+        """What makes the number of micro-batches a multiple of the stages."""
+        size, batch, dp, pp = ask.microbatch_size, ask.work.global_batch_size, ask.mesh.dp, ask.mesh.pp
+        if size is None and batch % (dp * pp) == 0:
+            return f" (train.microbatch_size = {batch // (dp * pp)})"
+        one = ", train.microbatch_size = 1" if size is None else ""
+        return f" (train.global_batch_size = {near_multiples(batch, dp * pp * (size or 1))}{one})"
 
     @property
     def _chunks(self) -> int:
