@@ -69,7 +69,9 @@ def answer(folder: str, ranks: int, words: list[str], resume: bool, fault: str) 
     said = Path(folder) / "said.txt"
     said.write_text("")
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
-        pids = [fork(lambda rank=rank: work(rank, ranks, words, resume, fault, listener), said) for rank in range(ranks)]
+        pids = [
+            fork(lambda rank=rank: work(rank, ranks, words, resume, fault, listener), said) for rank in range(ranks)
+        ]
     return Done(join(pids), said.read_text()[-6000:])
 
 

@@ -250,7 +250,13 @@ def test_under_torchrun(runs: Runs) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(layout.ranks)]
     words = ["-m", "codescent", "train", "run.toml", "run.name=torchrun", "train.precision=fp64", *SIZES, *layout.words]
     done = subprocess.run(
-        [*command, *words], cwd=runs.project, env=environment(), text=True, capture_output=True, timeout=150, check=False
+        [*command, *words],
+        cwd=runs.project,
+        env=environment(),
+        text=True,
+        capture_output=True,
+        timeout=150,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = RunFolder.open(runs.project / "runs" / "torchrun")
