@@ -69,8 +69,8 @@ class Layout:
         return int(given) if given.isdecimal() else 1
 
     def filled(self, config: Config) -> Layout:
-        """The same, in so many micro-batches that each pipeline stage has one: a multiple of the stages, the fewest that
-        the batch divides into. As it is where the config's are, where there is no pipeline, or no such number."""
+        """The same, in the fewest micro-batches that are a multiple of the pipeline's stages. As it is where the
+        config's are that, where there is no pipeline, or where the batch does not divide so."""
         stages, train = self.degree("pp"), config.train
         share, left = divmod(train.global_batch_size, self.degree("dp_replicate") * self.degree("dp_shard"))
         if stages == 1 or left or share // (train.microbatch_size or share) % stages == 0:

@@ -1,4 +1,4 @@
-"""In: a run that stops in one layout and goes on in another. Out: the losses of one that stayed; the same tensors saved.
+"""In: a run that stops in one layout and goes on in another. Out: the losses and tensors of one that stayed.
 Does not test the files of a checkpoint (test_checkpoint does) nor kills (test_train_resume does)."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from layout_ranks import Forker
+from forker import Forker
 from runs import assert_same, make_project
 
 from codescent.record import RunFolder

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
-from layout_ranks import Done, Forker
+from forker import Done, Forker
 from runs import assert_same, environment, losses, make_project, train
 
 from codescent.record import RunFolder
