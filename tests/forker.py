@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from codescent.record import RunFolder
+
 TESTS = Path(__file__).resolve().parent
 
 
@@ -43,6 +45,14 @@ class Forker:
             if number == self.number:  # an earlier one is of a test that pytest has given up
                 return Done(codes, said)
         raise AssertionError(f"the forking process ended with {self.process.wait()}")
+
+    def train(
+        self, folder: Path, name: str, ranks: int, *words: str, resume: bool = False, fault: str = ""
+    ) -> RunFolder:
+        """A run of that name, which must end well."""
+        done = self.run(folder, ranks, [f"run.name={name}", *words], resume=resume, fault=fault)
+        assert done.codes == [0] * ranks, f"{done.codes}\n{done.said}"
+        return RunFolder.open(folder / "runs" / name)
 
     def close(self) -> None:
         """End it."""

@@ -60,11 +60,9 @@ class Project:
         """Up to so many steps."""
         keys = [f"parallel.{key}" for key in layout.split()]
         size = 2 if "dp_shard=3" in layout else 3
-        words = [f"run.name={name}", f"model.num_layers={layers}", f"train.num_steps={steps}", *keys]
+        words = [f"model.num_layers={layers}", f"train.num_steps={steps}", *keys]
         words.append(f"train.microbatch_size={size}")
-        done = self.forker.run(self.folder, ranks, [*WORDS, *words], resume=resume)
-        assert done.codes == [0] * ranks, f"{done.codes}\n{done.said}"
-        return RunFolder.open(self.folder / "runs" / name)
+        return self.forker.train(self.folder, name, ranks, *WORDS, *words, resume=resume)
 
     def of_one(self, layers: int) -> RunFolder:
         """All the steps on one process."""
