@@ -13,8 +13,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -45,18 +46,39 @@ LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 @dataclass(frozen=True)
 class Layout:
-    """Keys of [parallel] and the number of ranks that they are for."""
+    """Keys of [parallel], the number of ranks that they are for, and the samples of a micro-batch where the config's do
+    not fill a pipeline."""
 
     keys: tuple[tuple[str, str], ...]
     ranks: int
+    microbatch_size: int | None = None
 
     def __str__(self) -> str:
-        return " ".join(f"{key}={value}" for key, value in self.keys) or "one process"
+        words = [f"{key}={value}" for key, value in self.keys] or ["one process"]
+        return " ".join(words + ([] if self.microbatch_size is None else [f"microbatch_size={self.microbatch_size}"]))
 
     @property
     def overrides(self) -> list[str]:
         """As words of a command line."""
-        return [f"parallel.{key}={value}" for key, value in self.keys] + [f"parallel.ranks={self.ranks}"]
+        words = [f"parallel.{key}={value}" for key, value in self.keys] + [f"parallel.ranks={self.ranks}"]
+        return words + ([] if self.microbatch_size is None else [f"train.microbatch_size={self.microbatch_size}"])
+
+    def degree(self, axis: str) -> int:
+        """Ranks along an axis."""
+        given = dict(self.keys).get(axis, "")
+        return int(given) if given.isdecimal() else 1
+
+    def filled(self, config: Config) -> Layout:
+        """The same, in the fewest micro-batches that are a multiple of the pipeline's stages. As it is where the
+        config's are that, where there is no pipeline, or where the batch does not divide so."""
+        stages, train = self.degree("pp"), config.train
+        share, left = divmod(train.global_batch_size, self.degree("dp_replicate") * self.degree("dp_shard"))
+        if stages == 1 or left or share // (train.microbatch_size or share) % stages == 0:
+            return self
+        for size in range(share // stages, 0, -1):
+            if share % (size * stages) == 0:
+                return replace(self, microbatch_size=size)
+        return self
 
 
 ALONE = Layout((), 1)
@@ -84,29 +106,32 @@ class Finding:
 
 
 def layouts_of(ranks: Sequence[int]) -> Iterator[Layout]:
-    """Every way to divide each number of ranks over the axes that strategies serve, in each of their variants; and, on
-    one rank, the variants of strategies that divide nothing."""
+    """Every way to divide each number of ranks over the axes that strategies serve: an axis by itself in each of its
+    strategy's variants, several together once. And, on one rank, the variants of strategies that divide nothing."""
     if 1 in ranks:
         undivided = (variant for kind in ORDER if not kind.axis for variant in kind.variants)
-        yield from (_layout(variant, 1) for variant in undivided)
-    served = [axis for axis in AXES if axis in {kind.axis for kind in ORDER}]
+        yield from (Layout(_keys(variant), 1) for variant in undivided)
+    variants = {kind.axis: kind.variants for kind in ORDER}
+    served = [axis for axis in AXES if axis in variants]
     for number in ranks:
-        if number == 1:
-            continue
         for degrees in itertools.product(*([d for d in range(1, number + 1) if number % d == 0] for _ in served)):
-            if math.prod(degrees) != number:
+            if number == 1 or math.prod(degrees) != number:
                 continue
             used = {axis: degree for axis, degree in zip(served, degrees, strict=True) if degree > 1}
-            variants = [kind.variants for kind in ORDER if kind.axis in used]
-            for chosen in itertools.product(*variants):
-                options = {key: value for variant in chosen for key, value in variant.items()}
-                yield _layout({**used, **options}, number)
+            for variant in variants[next(iter(used))] if len(used) == 1 else ({},):
+                yield Layout(_keys({**used, **variant}), number)
 
 
-def _layout(keys: Mapping[str, object], ranks: int) -> Layout:
-    """With its values as a command line has them."""
-    written = ((key, str(value).lower() if isinstance(value, bool) else str(value)) for key, value in keys.items())
-    return Layout(tuple(written), ranks)
+def _keys(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """As a command line has them."""
+    return tuple((key, str(value).lower() if isinstance(value, bool) else str(value)) for key, value in values.items())
+
+
+def _usual_options() -> list[str]:
+    """The defaults of what variants vary where an axis is used: an option of the config's own layout fits no other."""
+    varied = {key: None for kind in ORDER if kind.axis for variant in kind.variants for key in variant}
+    defaults = _keys({key: Parallel.model_fields[key].default for key in varied})
+    return [f"parallel.{key}={value}" for key, value in defaults]
 
 
 def parse_layouts(text: str) -> list[Layout]:
@@ -158,6 +183,7 @@ class Prover:
         self.precision, self.tolerance = precision, TOLERANCE[precision]
         given = load(config, overrides).config
         self.words = [
+            *_usual_options(),
             *overrides,
             f"train.precision={precision}",
             f"train.eval_every={max(1, steps // 2) if given.train.eval_every else 0}",
@@ -224,6 +250,10 @@ class Prover:
         except UserError as error:
             return "; ".join(error.problems)
         return ""
+
+    def filled(self, layout: Layout) -> Layout:
+        """The layout with micro-batches that fill its pipeline."""
+        return layout.filled(self._config(ALONE, self.steps))
 
     def _words(self, layout: Layout, steps: int) -> list[str]:
         return [*self.words, f"train.num_steps={steps}", *layout.overrides]
@@ -338,11 +368,12 @@ def prove(
     with _stopped_by_signals(), tempfile.TemporaryDirectory(prefix="codescent-prove-") as folder:
         prover = Prover(config, overrides, steps, precision, Path(folder))
         prover.check(tried)
+        tried = [prover.filled(layout) for layout in tried]
         with console.status("one process") as status:
             expected = prover.reference()
             findings = []
-            for layout in tried:
-                status.update(escape(str(layout)))
+            for number, layout in enumerate(tried, 1):
+                status.update(escape(f"{number} of {len(tried)}: {layout}"))
                 findings.append(prover.try_layout(layout, expected))
             fit = [layout for layout, finding in zip(tried, findings, strict=True) if not finding.refused]
             for before, after in _handovers(fit) if resume else ():
@@ -370,6 +401,9 @@ def _show(console: Console, findings: Sequence[Finding], prover: Prover) -> None
     console.print(f"{prover.steps} steps in {prover.precision}, largest relative differences from one process")
     console.print(f"same: at most {prover.tolerance:g}")
     console.print(table)
+    reasons: dict[str, list[str]] = {}
     for finding in findings:
         if reason := finding.refused or finding.failed:
-            console.print(f"{finding.layout}: {reason}", markup=False, soft_wrap=True)
+            reasons.setdefault(reason, []).append(finding.layout)
+    for reason, layouts in reasons.items():
+        console.print(f"{'; '.join(layouts)}: {reason}", markup=False, soft_wrap=True)

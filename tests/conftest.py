@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from layout_ranks import Forker
+from forker import Forker
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

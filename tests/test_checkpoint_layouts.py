@@ -1,4 +1,4 @@
-"""In: a run that stops in one layout and goes on in another. Out: the losses of one that stayed; the same tensors saved.
+"""In: a run that stops in one layout and goes on in another. Out: the losses and tensors of one that stayed.
 Does not test the files of a checkpoint (test_checkpoint does) nor kills (test_train_resume does)."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from layout_ranks import Forker
+from forker import Forker
 from runs import assert_same, make_project
 
 from codescent.record import RunFolder
@@ -60,11 +60,9 @@ class Project:
         """Up to so many steps."""
         keys = [f"parallel.{key}" for key in layout.split()]
         size = 2 if "dp_shard=3" in layout else 3
-        words = [f"run.name={name}", f"model.num_layers={layers}", f"train.num_steps={steps}", *keys]
+        words = [f"model.num_layers={layers}", f"train.num_steps={steps}", *keys]
         words.append(f"train.microbatch_size={size}")
-        done = self.forker.run(self.folder, ranks, [*WORDS, *words], resume=resume)
-        assert done.codes == [0] * ranks, f"{done.codes}\n{done.said}"
-        return RunFolder.open(self.folder / "runs" / name)
+        return self.forker.train(self.folder, name, ranks, *WORDS, *words, resume=resume)
 
     def of_one(self, layers: int) -> RunFolder:
         """All the steps on one process."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
-from layout_ranks import Done, Forker
+from forker import Done, Forker
 from runs import assert_same, environment, losses, make_project, train
 
 from codescent.record import RunFolder
@@ -113,10 +113,7 @@ SLOW = [
     Layout("pp=2 cp=2 dp_shard=2 recompute=selective", 8, layers=5),
     Layout("dp_replicate=2 pp=2 dp_shard=2 cp=2 tp=2", 32, microbatch_size=3, steps=3),
 ]
-FP32 = [
-    Layout("dp_shard=2 tp=2", 4, microbatch_size=6, steps=20),
-    Layout("pp=2 cp=2", 4, layers=5, microbatch_size=6, steps=20),
-]
+FP32 = [Layout("tp=2", 2, microbatch_size=6, steps=20), Layout("pp=2 cp=2", 4, layers=5, microbatch_size=6)]
 BF16 = [
     Layout("tp=2", 2, microbatch_size=6),
     Layout("pp=2 schedule=zero-bubble", 2, layers=5, microbatch_size=6),
@@ -128,7 +125,7 @@ SLOW_IN_NARROWER_FORMATS = [
     Layout("pp=2", 2, layers=5, steps=20),
     Layout("cp=2 context=all-gather", 2, steps=20),
     Layout("dp_shard=3", 3, microbatch_size=2, steps=20),
-    Layout("dp_shard=2 tp=2 zero_stage=1", 4, steps=20),
+    Layout("dp_shard=2 tp=2", 4, steps=20),
     Layout("pp=2 dp_shard=2 zero_stage=2", 4, layers=5, steps=20),
     Layout("pp=2 tp=2", 4, layers=5, steps=20),
     Layout("dp_replicate=2 pp=2 tp=2", 8, layers=5, steps=20),
@@ -144,16 +141,15 @@ class Runs:
         self.alone: dict[tuple[str, ...], RunFolder] = {}
         self.number = 0
 
-    def start(self, ranks: int, *words: str, fault: str = "") -> Done:
+    def start(self, ranks: int, *words: str) -> Done:
         """A run under a new name."""
         self.number += 1
-        return self.forker.run(self.project, ranks, [*SIZES, *words, f"run.name=run{self.number}"], fault=fault)
+        return self.forker.run(self.project, ranks, [*SIZES, *words, f"run.name=run{self.number}"])
 
     def run(self, ranks: int, *words: str, fault: str = "") -> RunFolder:
         """One that must end well."""
-        done = self.start(ranks, *words, fault=fault)
-        assert done.codes == [0] * ranks, f"{done.codes}\n{done.said}"
-        return RunFolder.open(self.project / "runs" / f"run{self.number}")
+        self.number += 1
+        return self.forker.train(self.project, f"run{self.number}", ranks, *SIZES, *words, fault=fault)
 
     def of_one(self, *words: str) -> RunFolder:
         """Twenty steps of one process; where fewer are walked these are the first of them."""
@@ -204,7 +200,7 @@ def test_layouts_in_bf16_follow_fp32_closely(runs: Runs, layout: Layout) -> None
     assert_same(found, expected, 0.01, stop=layout.steps)
 
 
-FAULTY = [Layout("", 1), Layout("tp=2", 2), Layout("pp=2", 2), Layout("dp_shard=2", 2), Layout("cp=2", 2)]
+FAULTY = [Layout("", 1), Layout("tp=2", 2), Layout("pp=2", 2), Layout("dp_shard=2", 2)]
 FAULTY_SLOW = [
     Layout("tp=2 sequence_parallel=false", 2),
     Layout("cp=2", 2),
@@ -229,7 +225,7 @@ def test_an_infinite_gradient_on_one_rank_skips_the_step_on_all(runs: Runs, layo
     assert losses(found)[3:6] != pytest.approx(losses(sound)[3:6], rel=1e-6)
 
 
-@pytest.mark.parametrize("layout", named([Layout("pp=2 dp_shard=2", 4), Layout("tp=2", 2)], FAULTY + FAULTY_SLOW))
+@pytest.mark.parametrize("layout", named(FAULTY[1:], FAULTY_SLOW))
 def test_a_learning_rate_that_overflows_ends_the_run_on_all_ranks(runs: Runs, layout: Layout) -> None:
     words = ("train.precision=fp64", "optimizer.learning_rate=1e200", "train.num_steps=20", "train.eval_every=0")
     done = runs.start(layout.ranks, *layout.words, "train.microbatch_size=6", *words)

@@ -3,8 +3,8 @@ Does not try every layout: the tests of each strategy do."""
 
 from __future__ import annotations
 
+import itertools
 import math
-import re
 import signal
 import subprocess
 import sys
@@ -15,8 +15,9 @@ import pytest
 from runs import codescent, environment, make_project
 
 from codescent import prove
-from codescent.configfile import load
+from codescent.config import Config
 from codescent.errors import UserError
+from codescent.plan import AXES
 from codescent.prove import Finding, Layout, layouts_of, parse_layouts
 
 
@@ -27,21 +28,48 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_layouts_of_four_ranks_are_all_divisions() -> None:
+def test_layouts_are_all_divisions() -> None:
     assert {str(layout) for layout in layouts_of([1])} == {"recompute=selective", "recompute=full"}
-    found = {(str(layout), layout.ranks) for layout in layouts_of([4])}
-    shards = {f"dp_shard=4 zero_stage={stage}" for stage in (1, 2, 3)}
-    both = {f"dp_replicate=2 dp_shard=2 zero_stage={stage}" for stage in (1, 2, 3)}
-    assert found > {(name, 4) for name in {"dp_replicate=4", *shards, *both}}
-    assert ("pp=2 tp=2 sequence_parallel=false schedule=1f1b", 4) in found
-    assert ("cp=4 context=all-gather", 4) in found
-    assert all(math.prod(int(n) for n in re.findall(r"(?:pp|dp_\w+|cp|tp)=(\d+)", name)) == 4 for name, _ in found)
+    found = [str(layout) for layout in layouts_of([4])]
+    alone = {"tp=4", "tp=4 sequence_parallel=false", "cp=4 context=ring", "cp=4 context=all-gather", "dp_replicate=4"}
+    alone |= {f"dp_shard=4 zero_stage={stage}" for stage in (1, 2, 3)}
+    alone |= {f"pp=4 schedule={name}" for name in ("naive", "gpipe", "1f1b", "zero-bubble")}
+    alone |= {"pp=4 schedule=interleaved virtual_stages=2"}
+    pairs = {f"{a}=2 {b}=2" for a, b in itertools.combinations(AXES, 2)}
+    assert sorted(found) == sorted(alone | pairs)
+    assert all(layout.ranks == 4 for layout in layouts_of([4]))
+    assert "pp=2 dp_replicate=2 tp=2" in {str(layout) for layout in layouts_of([8])}
 
 
-def test_every_layout_of_two_ranks_is_a_command_line(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project)
-    for layout in layouts_of([1, 2]):
-        load("run.toml", layout.overrides)
+@pytest.mark.parametrize(
+    ("keys", "samples", "given", "expected"),
+    [
+        ({"pp": "2"}, 12, None, 6),  # one micro-batch fills no pipeline
+        ({"pp": "2"}, 12, 3, None),
+        ({"pp": "2"}, 12, 4, 6),  # three are no multiple of two stages
+        ({"pp": "4", "dp_shard": "2"}, 24, 6, 3),
+        ({"pp": "4"}, 6, None, None),  # there is no such number: the strategy will say so where it needs one
+        ({"tp": "2"}, 12, None, None),
+        ({"pp": "2", "dp_replicate": "5"}, 12, None, None),
+    ],
+)
+def test_micro_batches_fill_the_pipeline(
+    keys: dict[str, str], samples: int, given: int | None, expected: int | None
+) -> None:
+    config = Config.model_validate({"train": {"global_batch_size": samples, "microbatch_size": given}})
+    assert Layout(tuple(keys.items()), 2).filled(config).microbatch_size == expected
+
+
+def test_options_of_the_configs_own_layout_are_not_those_of_others(project: Path, tmp_path: Path) -> None:
+    """A config that is made for an interleaved pipeline is proved in the other schedules, too."""
+    words = ("parallel.dp_shard=1",)
+    config = tmp_path / "interleaved.toml"
+    config.write_text(f'base = "{project / "run.toml"}"\n[parallel]\nschedule = "interleaved"\nvirtual_stages = 2\n')
+    prover = prove.Prover(str(config), words, 4, "fp64", tmp_path)
+    layouts = [prover.filled(layout) for layout in layouts_of([2])]
+    assert [prover._refused(layout) == "" for layout in layouts].count(False) == 1
+    (refused,) = [layout for layout in layouts if prover._refused(layout)]
+    assert "virtual_stages=2" in str(refused)  # two layers are no four virtual stages
 
 
 def test_layouts_as_words() -> None:

@@ -4,13 +4,14 @@ Does not count bytes or collectives: test_declared does."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 import pytest
-from runs import codescent, losses, make_project, train
+from forker import Forker
+from runs import assert_same, codescent, losses, make_project
 
 from codescent.record import RunFolder
 
-COLUMNS = ("train_loss", "grad_norm", "val_loss")
 LAYOUTS = {
     "one": (1, ()),
     "ddp2": (2, ()),
@@ -31,25 +32,24 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(project: Path, name: str, layout: str, *words: str) -> RunFolder:
-    ranks, keys = LAYOUTS[layout]
-    return train(project, name, *keys, *words, "--ranks", str(ranks))
+class Run(Protocol):
+    """A run of that name on real ranks, in a layout by its name or in a number of them, which must end well."""
 
-
-def assert_same(found: RunFolder, expected: RunFolder, tolerance: float, first: int = 0) -> None:
-    rows, others = found.read_metrics()[first:], expected.read_metrics()[first:]
-    assert len(rows) == len(others) > 0
-    for column in COLUMNS:
-        wanted = [row[column] for row in others if row[column] is not None]
-        assert [row[column] for row in rows if row[column] is not None] == pytest.approx(wanted, rel=tolerance), column
+    def __call__(self, name: str, layout: str | int, *words: str, resume: bool = False) -> RunFolder: ...
 
 
 @pytest.fixture(scope="module")
-def alone(project: Path) -> dict[str, RunFolder]:
-    return {
-        precision: run(project, f"one-{precision}", "one", f"train.precision={precision}")
-        for precision in ("fp64", "fp32")
-    }
+def run(project: Path, forker: Forker) -> Run:
+    def run(name: str, layout: str | int, *words: str, resume: bool = False) -> RunFolder:
+        ranks, keys = LAYOUTS[layout] if isinstance(layout, str) else (layout, ())
+        return forker.train(project, name, ranks, *keys, *words, resume=resume)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(run: Run) -> dict[str, RunFolder]:
+    return {precision: run(f"one-{precision}", "one", f"train.precision={precision}") for precision in ("fp64", "fp32")}
 
 
 @pytest.mark.parametrize(
@@ -68,43 +68,43 @@ def alone(project: Path) -> dict[str, RunFolder]:
     ],
 )
 def test_zero_walks_the_trajectory_of_one(
-    project: Path, alone: dict[str, RunFolder], layout: str, microbatch_size: int
+    run: Run, alone: dict[str, RunFolder], layout: str, microbatch_size: int
 ) -> None:
     words = ("train.precision=fp64", f"train.microbatch_size={microbatch_size}")
-    assert_same(run(project, f"{layout}-{microbatch_size}", layout, *words), alone["fp64"], 1e-9)
+    assert_same(run(f"{layout}-{microbatch_size}", layout, *words), alone["fp64"], 1e-9)
 
 
 @pytest.mark.parametrize("layout", ["zero3x2", pytest.param("zero3x4", marks=pytest.mark.slow)])
-def test_zero_in_fp32(project: Path, alone: dict[str, RunFolder], layout: str) -> None:
-    assert_same(run(project, f"{layout}-fp32", layout, "train.precision=fp32"), alone["fp32"], 1e-4)
+def test_zero_in_fp32(run: Run, alone: dict[str, RunFolder], layout: str) -> None:
+    assert_same(run(f"{layout}-fp32", layout, "train.precision=fp32"), alone["fp32"], 1e-4)
 
 
 @pytest.mark.parametrize("layout", ["zero1x2", "zero3x2"])
-def test_zero_in_bf16_follows_fp32_closely(project: Path, alone: dict[str, RunFolder], layout: str) -> None:
-    found = run(project, f"{layout}-bf16", layout, "train.precision=bf16", "train.microbatch_size=2")
+def test_zero_in_bf16_follows_fp32_closely(run: Run, alone: dict[str, RunFolder], layout: str) -> None:
+    found = run(f"{layout}-bf16", layout, "train.precision=bf16", "train.microbatch_size=2")
     assert losses(found) == pytest.approx(losses(alone["fp32"]), rel=0.03)
     assert losses(found) != losses(alone["fp32"])
 
 
-def test_sizes_that_do_not_divide(project: Path) -> None:
+def test_sizes_that_do_not_divide(run: Run) -> None:
     """Sixteen rows over three ranks: 6, 6 and 4; three samples to validate with, one for each rank."""
     words = ("train.precision=fp64", "train.global_batch_size=6", "train.eval_samples=3", "model.dropout=0.1")
-    expected = train(project, "uneven-one", *words)
-    found = train(project, "uneven-three", *words, "parallel.dp_shard=3", "--ranks", "3")
+    expected = run("uneven-one", 1, *words)
+    found = run("uneven-three", 3, *words, "parallel.dp_shard=3")
     assert_same(found, expected, 1e-9)
 
 
-def test_a_rank_without_validation_samples_takes_part(project: Path) -> None:
+def test_a_rank_without_validation_samples_takes_part(run: Run) -> None:
     words = ("train.precision=fp64", "train.eval_samples=1")
-    expected = train(project, "one-sample-one", *words)
-    assert_same(run(project, "one-sample-two", "zero3x2", *words), expected, 1e-9)
+    expected = run("one-sample-one", 1, *words)
+    assert_same(run("one-sample-two", "zero3x2", *words), expected, 1e-9)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("sgd", marks=pytest.mark.slow), "adagrad"])
-def test_other_update_rules_on_shards(project: Path, kind: str) -> None:
+def test_other_update_rules_on_shards(run: Run, kind: str) -> None:
     words = ("train.precision=fp64", f"optimizer.kind={kind}", "train.num_steps=10")
-    expected = train(project, f"{kind}-one", *words)
-    assert_same(run(project, f"{kind}-two", "zero2x2", *words), expected, 1e-9)
+    expected = run(f"{kind}-one", 1, *words)
+    assert_same(run(f"{kind}-two", "zero2x2", *words), expected, 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -120,30 +120,27 @@ def test_other_update_rules_on_shards(project: Path, kind: str) -> None:
     ],
 )
 def test_a_checkpoint_of_any_layout_continues_on_any_other(
-    project: Path, alone: dict[str, RunFolder], before: str, after: str
+    run: Run, alone: dict[str, RunFolder], before: str, after: str
 ) -> None:
     name = f"{before}-to-{after}"
     words = ("train.precision=fp64", "optimizer.decay_steps=20")
-    run(project, name, before, *words, "train.num_steps=10")
-    ranks, keys = LAYOUTS[after]
-    done = codescent(project, "train", "run.toml", f"run.name={name}", *keys, *words, "--ranks", str(ranks), "--resume")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert_same(RunFolder.open(project / "runs" / name), alone["fp64"], 1e-9)
+    run(name, before, *words, "train.num_steps=10")
+    assert_same(run(name, after, *words, resume=True), alone["fp64"], 1e-9)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["blocks", "model"])
-def test_compiled_shards(project: Path, alone: dict[str, RunFolder], what: str) -> None:
-    found = run(project, f"compiled-{what}", "zero3x2", "train.precision=fp64", f"train.compile={what}")
+def test_compiled_shards(run: Run, alone: dict[str, RunFolder], what: str) -> None:
+    found = run(f"compiled-{what}", "zero3x2", "train.precision=fp64", f"train.compile={what}")
     assert_same(found, alone["fp64"], 1e-9)
 
 
 @pytest.mark.slow
-def test_a_rank_whose_shards_are_empty(project: Path) -> None:
+def test_a_rank_whose_shards_are_empty(run: Run) -> None:
     """Sixteen rows over five ranks: 4, 4, 4, 4 and none."""
     words = ("train.precision=fp64", "train.global_batch_size=5")
-    expected = train(project, "empty-one", *words)
-    assert_same(train(project, "empty-five", *words, "parallel.dp_shard=5", "--ranks", "5"), expected, 1e-9)
+    expected = run("empty-one", 1, *words)
+    assert_same(run("empty-five", 5, *words, "parallel.dp_shard=5"), expected, 1e-9)
 
 
 def test_a_plan_says_what_a_rank_holds(project: Path) -> None:

@@ -1,0 +1,67 @@
+"""In: runs that tests ask for. Out: how the ranks of each ended; one process imports torch, once, and forks them.
+Does not do a run itself: the program layout_ranks does, on the other end of the pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from codescent.record import RunFolder
+
+TESTS = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Done:
+    """How the ranks of a run ended (0, 2 for a UserError, 1 for anything else, None: it hung), and what they said."""
+
+    codes: list[int | None]
+    said: str
+
+
+class Forker:
+    """A process that forks ranks; it starts with the first run."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+        self.number = 0
+
+    def run(self, folder: Path, ranks: int, words: Sequence[str], *, resume: bool = False, fault: str = "") -> Done:
+        """`codescent train run.toml WORDS` in `folder`, as so many ranks. `fault` is one of layout_ranks.FAULTS."""
+        self.process = self.process or _start()
+        self.number += 1
+        request = {"folder": str(folder), "ranks": ranks, "words": list(words), "resume": resume, "fault": fault}
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps([self.number, request]) + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            number, codes, said = json.loads(line)
+            if number == self.number:  # an earlier one is of a test that pytest has given up
+                return Done(codes, said)
+        raise AssertionError(f"the forking process ended with {self.process.wait()}")
+
+    def train(
+        self, folder: Path, name: str, ranks: int, *words: str, resume: bool = False, fault: str = ""
+    ) -> RunFolder:
+        """A run of that name, which must end well."""
+        done = self.run(folder, ranks, [f"run.name={name}", *words], resume=resume, fault=fault)
+        assert done.codes == [0] * ranks, f"{done.codes}\n{done.said}"
+        return RunFolder.open(folder / "runs" / name)
+
+    def close(self) -> None:
+        """End it."""
+        if self.process is not None:
+            self.process.communicate()
+
+
+def _start() -> subprocess.Popen[str]:
+    python_path = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb", "PYTHONPATH": python_path}
+    command = [sys.executable, str(TESTS / "layout_ranks.py")]
+    return subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
