@@ -156,7 +156,10 @@ class Held:
         kept = list(owner.collect()) if complete else []
         while hasattr(owner, "before"):
             owner = owner.before
-        kept += [parameter.grad for part in self.trainer.parts for parameter in part.parameters()]
+        # What is under way when backward ends, of one unit of fully_shard, is not state yet: it is added to the sums.
+        arrived = {p: gradient for road in getattr(owner, "roads", ()) for p, gradient in road.sums.items()}
+        parameters = [parameter for part in self.trainer.parts for parameter in part.parameters()]
+        kept += [arrived.get(parameter, parameter.grad) for parameter in parameters]
         kept += getattr(owner, "sums", {}).values()
         buffers = getattr(owner, "buffers", [])
         inside = {buffer.untyped_storage().data_ptr() for buffer in buffers}

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 # torch 2.13 has renamed them
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -32,8 +34,9 @@ class GatherAhead:
 
 @dataclass
 class Reduction:
-    """Gradients of one unit on their way: scattered over the shards, then added over the copies, then copied home."""
+    """Gradients of one unit on their way: scattered over the shards, then added over the copies, then taken home."""
 
+    parameters: Sequence[nn.Parameter]
     home: torch.Tensor
     wire: torch.Tensor
     kept: torch.Tensor
@@ -41,25 +44,71 @@ class Reduction:
     adding: Any = None
 
 
-class ReduceBehind:
-    """fully_shard's reduce-scatter, asynchronous: it goes on with views of memory that `finish` fills.
-
-    That is right as long as nobody reads them before, so they must not be added to older ones: whoever uses this takes
-    the gradients of each backward pass away after `finish`. Reductions leave in one order on every rank.
+class Road:
+    """What is under way of a chunk's gradients, in one order on every rank, and the sums of what has arrived.
 
     Args:
-        copies: ranks with the same shards, over which these are then added; None: there are none.
+        copies: ranks with the same shards, over which these are added; None: there are none.
         wire_dtype: in which gradients are sent; fully_shard believes that it is that of the shards.
     """
 
     def __init__(self, copies: dist.ProcessGroup | None, wire_dtype: torch.dtype) -> None:
         self.copies, self.wire_dtype = copies, wire_dtype
         self.under_way: deque[Reduction] = deque()
+        self.sums: dict[nn.Parameter, torch.Tensor] = {}
+
+    def advance(self) -> None:
+        """Take home what was on its last leg; what has been scattered begins to be added over the copies."""
+        while self.under_way and (self.copies is None or self.under_way[0].adding is not None):
+            self._take_home(self.under_way.popleft())
+        if self.copies is not None:
+            for reduction in self.under_way:
+                reduction.scattering.wait()
+                reduction.adding = dist.all_reduce(reduction.wire, group=self.copies, async_op=True)
+
+    def finish(self) -> None:
+        """Wait for everything that is under way."""
+        while self.under_way:
+            self.advance()
+
+    def _take_home(self, reduction: Reduction) -> None:
+        """Its gradients, out of reach of the next backward pass, which would add to them before they are there."""
+        (reduction.adding or reduction.scattering).wait()
+        if reduction.home is not reduction.wire:
+            reduction.home.copy_(reduction.wire)
+        for parameter in reduction.parameters:
+            if parameter.grad is not None:
+                found = local_gradient(parameter)
+                self.sums[parameter] = self.sums[parameter].add_(found) if parameter in self.sums else found
+                parameter.grad = None
+
+    def close(self) -> None:
+        """Let go of the process group."""
+        self.under_way.clear()
+        self.copies = None
+
+
+class ReduceBehind:
+    """fully_shard's reduce-scatter of one unit, asynchronous: fully_shard goes on with views of memory that the road
+    fills later.
+
+    Args:
+        road: where the gradients go.
+        last: whether backward comes to this unit last: no other one follows in whose time it could be added over the
+            copies, so that begins at once.
+
+    Attributes:
+        parameters: the unit's shards, once they have memory.
+    """
+
+    def __init__(self, road: Road, *, last: bool) -> None:
+        self.road, self.last = road, last
+        self.parameters: list[nn.Parameter] = []
         self.allocates_input = True
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for what is scattered, then for what arrives: fully_shard asks for the two in turn."""
-        dtype = self.wire_dtype if self.allocates_input else dtype
+        dtype = self.road.wire_dtype if self.allocates_input else dtype
         self.allocates_input = not self.allocates_input
         return torch.empty(size, dtype=dtype, device=device)
 
@@ -71,39 +120,21 @@ class ReduceBehind:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Begin to scatter; what has been scattered meanwhile begins to be added over the copies."""
+        """Begin to scatter; the units before it are a leg further."""
         same = output_tensor.dtype == input_tensor.dtype
         wire = output_tensor if same else torch.empty_like(output_tensor, dtype=input_tensor.dtype)
         work = _reduce_scatter(wire, input_tensor, op=dist.ReduceOp.SUM, group=group, async_op=True)
-        for earlier in self.under_way:
-            if not self._add(earlier, wait=False):
-                break
-        self.under_way.append(Reduction(output_tensor, wire, input_tensor, work))
+        self.road.advance()
+        self.road.under_way.append(Reduction(self.parameters, output_tensor, wire, input_tensor, work))
+        if self.last and self.road.copies is not None:
+            self.road.advance()
 
-    def finish(self) -> None:
-        """Wait for everything that is under way."""
-        for reduction in self.under_way:
-            self._add(reduction, wait=True)
-        while self.under_way:
-            reduction = self.under_way.popleft()
-            if reduction.adding is not None:
-                reduction.adding.wait()
-            if reduction.home is not reduction.wire:
-                reduction.home.copy_(reduction.wire)
 
-    def _add(self, reduction: Reduction, *, wait: bool) -> bool:
-        """Begin to add a reduction over the copies, if it has been scattered; whether it has been."""
-        if self.copies is None or reduction.adding is not None:
-            if wait and reduction.adding is None:
-                reduction.scattering.wait()
-            return True
-        if not wait and not reduction.scattering.is_completed():
-            return False
-        reduction.scattering.wait()
-        reduction.adding = dist.all_reduce(reduction.wire, group=self.copies, async_op=True)
-        return True
-
-    def close(self) -> None:
-        """Let go of the process group."""
-        self.under_way.clear()
-        self.copies = None
+def local_gradient(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of the gradient; zeros where the parameter took no part in the loss."""
+    assert isinstance(parameter, DTensor)
+    gradient = parameter.grad
+    if gradient is None:
+        return torch.zeros_like(parameter.to_local())
+    assert isinstance(gradient, DTensor)
+    return gradient.to_local()

@@ -11,11 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from codescent.plan import WIDE
 from codescent.strategies.buckets import TORCH_DTYPE
-from codescent.strategies.overlap import GatherAhead, ReduceBehind
+from codescent.strategies.overlap import GatherAhead, ReduceBehind, Road, local_gradient
 from codescent.strategies.replicate import copies
 from codescent.strategies.strategy import Here
 
@@ -49,14 +48,27 @@ def shard_(module: nn.Module, here: Here, *, stage: int, wire_dtype: str) -> Non
         unit.set_force_sum_reduction_for_comms(True)
     _prefetch(module, blocks)
     if not _has_streams():
-        others = copies(here.plan.mesh)
-        several = here.plan.mesh.degree(others) > 1
-        behind = ReduceBehind(here.groups[others] if several else None, TORCH_DTYPE[wire_dtype])
-        for unit in _units(module):
-            unit.set_custom_all_gather(cast(Any, GatherAhead()))
-            unit.set_custom_reduce_scatter(cast(Any, behind))
-        cast(Any, module).behind = behind
+        _exchange_beside_computation(module, blocks, here, wire_dtype)
     module.register_forward_hook(_free_without_backward)
+
+
+def _exchange_beside_computation(module: nn.Module, blocks: Sequence[nn.Module], here: Here, wire_dtype: str) -> None:
+    """Give every unit the exchanges of overlap.py; the chunk keeps the road of its gradients."""
+    others = copies(here.plan.mesh)
+    road = Road(here.groups[others] if here.plan.mesh.degree(others) > 1 else None, TORCH_DTYPE[wire_dtype])
+    reductions = {}
+    last = module if _own_parameters(module, blocks) else blocks[0]
+    for unit in (module, *blocks):
+        reductions[unit] = ReduceBehind(road, last=unit is last)
+        cast(FSDPModule, unit).set_custom_all_gather(cast(Any, GatherAhead()))
+        cast(FSDPModule, unit).set_custom_reduce_scatter(cast(Any, reductions[unit]))
+    cast(Any, module).road, cast(Any, module).reductions = road, reductions
+
+
+def _own_parameters(unit: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """Those that no other unit inside this one has."""
+    inside = {parameter for block in blocks if block is not unit for parameter in block.parameters()}
+    return [parameter for parameter in unit.parameters() if parameter not in inside]
 
 
 def _has_streams() -> bool:
@@ -115,62 +127,44 @@ class ShardedGradients:
     def __init__(self, parts: Sequence[nn.Module], stage: int) -> None:
         self.parts = [cast(FSDPModule, part) for part in parts]
         self.parameters = [parameter for part in parts for parameter in part.parameters()]
-        self.behind: list[ReduceBehind] = [cast(Any, part).behind for part in parts if hasattr(part, "behind")]
         self.stage = stage
-        self.sums: dict[int, torch.Tensor] = {}
+        self.roads: list[Road] = [cast(Any, part).road for part in parts if hasattr(part, "road")]
+        for part in parts if self.roads else ():
+            reductions: dict[nn.Module, ReduceBehind] = cast(Any, part).reductions
+            for unit, reduction in reductions.items():
+                reduction.parameters = _own_parameters(unit, list(reductions)[1:])
 
     def before_backward(self, *, last: bool, chunk: int = 0) -> None:
         """See Gradients."""
         part = self.parts[chunk]
-        if self.stage > 1:
-            self._take()
+        for road in self.roads:
+            road.finish()
         part.set_is_last_backward(last)
         if self.stage == 1:
             part.set_requires_gradient_sync(last)
         if self.stage < 3:
             part.set_reshard_after_backward(last)
 
-    def _take(self) -> None:
-        """The shards of the backward passes so far, out of reach of the next one: it must not add to what is under way.
-
-        Where fully_shard has streams it adds by itself, in their order.
-        """
-        for behind in self.behind:
-            behind.finish()
-        for index, parameter in enumerate(self.parameters if self.behind else ()):
-            if parameter.grad is not None:
-                found = _local(parameter)
-                self.sums[index] = self.sums[index].add_(found) if index in self.sums else found
-                parameter.grad = None
-
     def reduce(self) -> None:
-        """See Gradients."""
-        self._take()
+        """See Gradients. Where fully_shard has streams, backward has waited for them already."""
+        for road in self.roads:
+            road.finish()
 
     def collect(self) -> Sequence[torch.Tensor]:
         """See Gradients. This rank's shards."""
+        arrived = {parameter: gradient for road in self.roads for parameter, gradient in road.sums.items()}
         return [
-            self.sums[index] if index in self.sums else _local(parameter)
-            for index, parameter in enumerate(self.parameters)
+            arrived[parameter] if parameter in arrived else local_gradient(parameter) for parameter in self.parameters
         ]
 
     def release(self) -> None:
         """See Gradients."""
-        self.sums.clear()
+        for road in self.roads:
+            road.sums.clear()
         for parameter in self.parameters:
             parameter.grad = None
 
     def close(self) -> None:
         """See Gradients."""
-        for behind in self.behind:
-            behind.close()
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part of the gradient; zeros where the parameter took no part in the loss."""
-    assert isinstance(parameter, DTensor)
-    gradient = parameter.grad
-    if gradient is None:
-        return torch.zeros_like(parameter.to_local())
-    assert isinstance(gradient, DTensor)
-    return gradient.to_local()
+        for road in self.roads:
+            road.close()
