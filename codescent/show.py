@@ -12,8 +12,8 @@ from rich.table import Table
 
 from codescent.configfile import Resolved, describe
 from codescent.cost.compute import step_flops
-from codescent.cost.memory import state_bytes, wire_bytes
-from codescent.plan import AXES, Plan, Traffic
+from codescent.cost.memory import StateBytes, inside_bytes, state_bytes, wire_bytes
+from codescent.plan import AXES, Collective, Memory, Plan, Traffic
 
 
 def show_plan(plan: Plan) -> None:
@@ -44,10 +44,10 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("tokens per step", f"{work.tokens:,} = {work.global_batch_size} samples x {work.seq_len}"),
         ("program", _program(plan)),
         ("precision", _precision(plan)),
-        ("weights, per rank", _bytes(state.weights_bytes)),
-        ("gradients, per rank", _bytes(state.gradients_bytes)),
-        ("optimizer, per rank", _bytes(state.optimizer_bytes)),
-        ("together, per rank", f"{_bytes(state.total_bytes)}, activations not counted"),
+        ("weights, per rank", _bytes(state.weights_bytes) + _where(plan.tensors[0].weights_in)),
+        ("gradients, per rank", _bytes(state.gradients_bytes) + _where(plan.tensors[0].gradients_in)),
+        ("optimizer, per rank", _bytes(state.optimizer_bytes) + _where(plan.tensors[0].optimizer_in)),
+        ("together, per rank", _together(state)),
         ("traffic per step", "\n".join(_traffic(plan)) or "none: one rank"),
         ("FLOPs per step, 6 N", f"{flops.dense_flops:.4g} (6 x parameters x tokens)"),
         (
@@ -64,11 +64,28 @@ def _traffic(plan: Plan) -> Iterator[str]:
         kinds.setdefault((record.collective, record.axis), []).append(record)
     for (collective, axis), records in kinds.items():
         times = sum(record.times for record in records)
+        if not axis:
+            where = "device and host" if collective == Collective.COPY else f"{records[0].devices} devices of the rank"
+            yield f"{times} {collective} between {where}"
+            continue
         hidden = sum(record.times for record in records if record.during is not None)
         behind = f", {hidden} of them beside forward or backward" if hidden else ""
         yield f"{times} {collective} over {axis} ({plan.mesh.degree(axis)} ranks){behind}"
-    if kinds:
+    if any(axis for _, axis in kinds):
         yield f"each rank sends {_bytes(wire_bytes(plan))}"
+    if any(not axis for _, axis in kinds):
+        yield f"each rank moves {_bytes(inside_bytes(plan))} between its own memories"
+
+
+def _where(memory: Memory) -> str:
+    return ", in the host's memory" if memory is Memory.HOST else ""
+
+
+def _together(state: StateBytes) -> str:
+    if not state.host_bytes:
+        return f"{_bytes(state.total_bytes)}, activations not counted"
+    device, host = _bytes(state.device_bytes), _bytes(state.host_bytes)
+    return f"{device} on the device, activations not counted; {host} in the host's memory"
 
 
 def _program(plan: Plan) -> str:

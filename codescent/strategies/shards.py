@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from codescent.plan import Memory
 from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.strategies.replicate import copies
 from codescent.strategies.strategy import Here
@@ -33,18 +34,26 @@ def shard_(module: nn.Module, here: Here, *, stage: int, wire_dtype: str) -> Non
         reduce_dtype=TORCH_DTYPE[wire_dtype],
         cast_forward_inputs=False,  # the model hands over what it computes in
     )
+    place = _memory(here, mesh.device_type)
     assert isinstance(module.blocks, nn.ModuleDict)
     blocks = list(module.blocks.values())
     for block in blocks:
         # Backward begins with the last block: to free its weights would be to gather them again at once.
         free = stage == 3 and block is not blocks[-1]
-        fully_shard(block, mesh=mesh, reshard_after_forward=free, mp_policy=policy)
-    fully_shard(module, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+        fully_shard(block, mesh=mesh, reshard_after_forward=free, mp_policy=policy, offload_policy=place)
+    fully_shard(module, mesh=mesh, reshard_after_forward=False, mp_policy=policy, offload_policy=place)
     for unit in _units(module):
         # Gradients are sums over the global batch (the loss is divided by its tokens before): no mean over ranks.
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
     module.register_forward_hook(_free_without_backward)
+
+
+def _memory(here: Here, device: str) -> OffloadPolicy:
+    """Where the parts are that weights are gathered from: in the host's memory, page-locked, or the device's."""
+    if here.tensors[0].gathered_from is Memory.DEVICE:
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=device == "cuda")
 
 
 def _free_without_backward(module: nn.Module, _inputs: object, _output: object) -> None:
