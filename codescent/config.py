@@ -238,7 +238,7 @@ class Parallel(Section):
         1,
         ge=1,
         le=1024,
-        description="CUDA devices of one process, by torch's DataParallel, for comparison; dp_replicate is faster",
+        description="CUDA devices of one process, by torch's DataParallel: to be compared with dp_replicate",
     )
     bucket_bytes: int = Field(16_777_216, ge=1, description="bytes of gradients that are reduced together")
     reduce_dtype: Literal["auto", "fp32", "bf16"] = Field(

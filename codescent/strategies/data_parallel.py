@@ -1,5 +1,5 @@
 """In: a number of devices of one process. Out: torch's DataParallel: forward passes scattered over copies of the model.
-Does not use ranks (replicate does, and is faster: this is here to be compared with) and copies nothing itself."""
+Does not use ranks (replicate does; this is here to be compared with it) and copies nothing itself: `scattered` does."""
 
 from __future__ import annotations
 
