@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import codescent, losses, make_project, train
+from runs import codescent, losses, make_project, train, train_on_cpus
 
 from codescent import models
 from codescent.build import build
@@ -171,6 +171,7 @@ def test_traffic_stays_inside_the_rank(precision: str, itemsize: int) -> None:
     }
     assert inside_bytes(plan) == batches * (2 * 2 * size + 2 / 3 * 2 * 8 * samples + 2 / 3 * 3 * 4)
     assert wire_bytes(plan) == 0
+    assert (plan.mesh.degree(""), plan.mesh.group("", 0)) == (1, (0,))
     assert plan.devices == 3
     assert Plan.from_json(plan.to_json()) == plan
 
@@ -222,6 +223,14 @@ def test_a_run_without_cuda_is_refused_before_anything_is_written(
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
     assert not (project / "runs" / "refused").exists()
+
+
+def test_a_run_by_torchs_fallback_is_one_without(project: Path) -> None:
+    words = ("train.precision=fp64", "train.microbatch_size=4", "model.dropout=0.1", "train.num_steps=10")
+    expected = train(project, "without", *words).read_metrics()
+    found = train_on_cpus(project, "fallback", 1, *words, "parallel.data_parallel=2").read_metrics()
+    for column in ("train_loss", "grad_norm", "val_loss"):
+        assert [row[column] for row in found] == [row[column] for row in expected]
 
 
 @pytest.mark.cuda

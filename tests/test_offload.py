@@ -4,14 +4,13 @@ Does not need CUDA but where marked: elsewhere both memories are the CPU's, and 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from runs import codescent, environment, losses, make_project, train
+from runs import codescent, losses, make_project, train, train_on_cpus
 
 from codescent.build import build
 from codescent.config import Config
@@ -191,39 +190,6 @@ def test_the_plan_shows_both_memories(project: Path) -> None:
     assert "2 copy between device and host" in told
 
 
-UNREFUSED = """
-import sys
-from codescent.train import machine
-machine.refuse_device = lambda plan, device: None
-from codescent.cli import run
-sys.exit(run(sys.argv[1:], may_restart=False))
-"""
-
-
-def on_cpus(project: Path, name: str, ranks: int, *words: str) -> RunFolder:
-    """A run whose device and host are both the CPU, on so many ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    common = environment(CUDA_VISIBLE_DEVICES="", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    command = [sys.executable, "-c", UNREFUSED, "train", "run.toml", f"run.name={name}", "train.device=auto", *words]
-    processes = [
-        subprocess.Popen(
-            command,
-            cwd=project,
-            env={**common, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    said = [process.communicate(timeout=150)[0] for process in processes]
-    assert not any(process.returncode for process in processes), said
-    return RunFolder.open(project / "runs" / name)
-
-
 @pytest.fixture(scope="module")
 def alone(project: Path) -> RunFolder:
     return train(project, "alone", "train.precision=fp64", "model.dropout=0.1")
@@ -254,7 +220,7 @@ LAYOUTS = {
 def test_offload_walks_the_trajectory_without(project: Path, alone: RunFolder, layout: str) -> None:
     ranks, keys = LAYOUTS[layout]
     words = ("train.precision=fp64", "model.dropout=0.1", "parallel.offload=optimizer", *keys)
-    found = on_cpus(project, layout, ranks, *words).read_metrics()
+    found = train_on_cpus(project, layout, ranks, *words).read_metrics()
     for column in ("train_loss", "grad_norm", "val_loss"):
         wanted = [row[column] for row in alone.read_metrics() if row[column] is not None]
         assert [row[column] for row in found if row[column] is not None] == pytest.approx(wanted, rel=1e-9), column
@@ -265,23 +231,23 @@ def test_parts_that_are_not_alike_on_the_host(project: Path) -> None:
     ranks, keys = LAYOUTS["all of three"]
     words = ("train.precision=fp64", "train.eval_samples=3")
     expected = losses(train(project, "six", *words, "train.global_batch_size=6"))
-    assert losses(on_cpus(project, "three", ranks, *words, *keys)) == pytest.approx(expected, rel=1e-9)
+    assert losses(train_on_cpus(project, "three", ranks, *words, *keys)) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_one_rank_in_other_precisions(project: Path, precision: str) -> None:
     words = (f"train.precision={precision}", "train.microbatch_size=4")
     expected = losses(train(project, f"{precision}-without", *words))
-    found = losses(on_cpus(project, f"{precision}-with", 1, *words, "parallel.offload=optimizer"))
+    found = losses(train_on_cpus(project, f"{precision}-with", 1, *words, "parallel.offload=optimizer"))
     # The norm of bf16 gradients is summed in another order: here and there a weight is rounded the other way.
     assert found == (expected if precision == "fp32" else pytest.approx(expected, rel=1e-3))
 
 
 def test_a_checkpoint_goes_on_with_and_without(project: Path, alone: RunFolder) -> None:
     words = ("train.precision=fp64", "model.dropout=0.1", "optimizer.decay_steps=20")
-    on_cpus(project, "moved", 1, *words, "parallel.offload=optimizer", "train.num_steps=7")
+    train_on_cpus(project, "moved", 1, *words, "parallel.offload=optimizer", "train.num_steps=7")
     train(project, "moved", *words, "train.num_steps=14", "--resume")
-    found = on_cpus(project, "moved", 1, *words, "parallel.offload=optimizer", "--resume")
+    found = train_on_cpus(project, "moved", 1, *words, "parallel.offload=optimizer", "--resume")
     assert losses(found) == pytest.approx(losses(alone), rel=1e-12)
 
 
@@ -338,7 +304,7 @@ def test_cuda_ranks_walk_it_too(project: Path, alone: RunFolder, layout: str) ->
 
 
 def test_the_fixture_hides_cuda() -> None:
-    """`on_cpus` must not meet a device: its runs would compute there, and prove something else."""
+    """`train_on_cpus` must not meet a device: its runs would compute there, and prove something else."""
     code = "import torch; print(torch.cuda.is_available())"
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
