@@ -229,6 +229,17 @@ class Parallel(Section):
         description="made again in backward to save memory: selective: GELU and attention probabilities; full: every "
         "block, from its input",
     )
+    offload: Literal["none", "optimizer", "all"] = Field(
+        "none",
+        description="kept in the host's memory, for training on CUDA: optimizer: master weights and optimizer state, "
+        "updated there; all: weights too (dp_shard with zero_stage 3)",
+    )
+    data_parallel: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="CUDA devices of one process, by torch's DataParallel: to be compared with dp_replicate",
+    )
     bucket_bytes: int = Field(16_777_216, ge=1, description="bytes of gradients that are reduced together")
     reduce_dtype: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
@@ -309,6 +320,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             f"given {optimizer.warmup_steps}, but the decay that follows ends at optimizer.decay_steps "
             f"({optimizer.decay_steps}); must be a whole number from 0 to {optimizer.decay_steps - 1}",
         )
+    yield from _without_cuda(config)
     size, samples = train.microbatch_size, train.global_batch_size
     if size is not None and samples % size:
         divisors = (d for n in range(1, math.isqrt(samples) + 1) if samples % n == 0 for d in (n, samples // n))
@@ -316,6 +328,30 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             ("train.microbatch_size", "train.global_batch_size"),
             f"given {size}, which does not divide train.global_batch_size ({samples}); "
             f"the nearest smaller value that does is {max(d for d in divisors if d <= size)}",
+        )
+
+
+def _without_cuda(config: Config) -> Iterator[Contradiction]:
+    """What needs a CUDA device, or a model that is not compiled. Where train.device is "auto", the ranks find out."""
+    train, parallel = config.train, config.parallel
+    if train.device == "cpu" and parallel.offload != "none":
+        yield Contradiction(
+            ("parallel.offload", "train.device"),
+            f'given "{parallel.offload}", but train.device is "cpu", whose memory is the host\'s: there is nothing to '
+            'offload; leave it "none"',
+        )
+    if train.device == "cpu" and parallel.data_parallel > 1:
+        yield Contradiction(
+            ("parallel.data_parallel", "train.device"),
+            f'given {parallel.data_parallel}, but train.device is "cpu", and torch.nn.DataParallel divides a batch '
+            f"over CUDA devices; for several CPU ranks set parallel.ranks to {parallel.data_parallel}, without it",
+        )
+    if train.compile != "none" and parallel.data_parallel > 1:
+        yield Contradiction(
+            ("parallel.data_parallel", "train.compile"),
+            f'given {parallel.data_parallel}, but train.compile is "{train.compile}": torch.nn.DataParallel copies '
+            'modules in every step, and a compiled one is not copied; set train.compile to "none", or '
+            f"parallel.ranks to {parallel.data_parallel} instead of data_parallel",
         )
 
 

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from codescent.configfile import Resolved, describe
 from codescent.cost.compute import step_flops
-from codescent.cost.memory import state_bytes, wire_bytes
-from codescent.plan import AXES, SENDS, Mesh, Plan, Traffic
+from codescent.cost.memory import StateBytes, inside_bytes, state_bytes, wire_bytes
+from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, Plan, Traffic
 
 
 def show_plan(plan: Plan) -> None:
@@ -46,10 +46,10 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
         *([("stages", "\n".join(_stages(plan)))] if mesh.pp > 1 else []),
         ("program", "\n".join(_program(plan))),
         ("precision", _precision(plan)),
-        ("weights, per rank", _bytes(state.weights_bytes)),
-        ("gradients, per rank", _bytes(state.gradients_bytes)),
-        ("optimizer, per rank", _bytes(state.optimizer_bytes)),
-        ("together, per rank", f"{_bytes(state.total_bytes)}{fullest}, activations not counted"),
+        ("weights, per rank", _bytes(state.weights_bytes) + _where(plan.tensors[0].weights_in)),
+        ("gradients, per rank", _bytes(state.gradients_bytes) + _where(plan.tensors[0].gradients_in)),
+        ("optimizer, per rank", _bytes(state.optimizer_bytes) + _where(plan.tensors[0].optimizer_in)),
+        ("together, per rank", _together(state, fullest)),
         ("traffic per step", "\n".join(_traffic(plan)) or "none: one rank"),
         ("FLOPs per step, 6 N", f"{flops.dense_flops:.4g} (6 x parameters x tokens)"),
         (
@@ -83,7 +83,7 @@ def _traffic(plan: Plan) -> Iterator[str]:
     """A line for each kind of collective on each axis, with what a rank puts on the wire, and the sum of that."""
     kinds: dict[tuple[str, str], list[Traffic]] = {}
     for record in plan.traffic:
-        between = "between stages" if record.verb in SENDS else _ranks_of(record.axis, plan.mesh)
+        between = "between stages" if record.verb in SENDS else _ranks_of(record, plan.mesh)
         kinds.setdefault((record.collective, between), []).append(record)
     for (collective, between), records in kinds.items():
         by_stage = [[t for t in records if t.stage in (None, stage)] for stage in range(plan.mesh.pp)]
@@ -92,8 +92,21 @@ def _traffic(plan: Plan) -> Iterator[str]:
         what = f" ({whats.pop()})" if len(whats) == 1 else ""
         most = "at most " if len({number for number in sent if number}) > 1 else ""
         yield f"{_counts(by_stage)} {collective} {between}{what}: {most}{_bytes(max(sent))}{_hidden(records)}"
-    if kinds:
+    if any(record.axis for record in plan.traffic):
         yield f"{'each rank sends' if plan.mesh.pp == 1 else 'the busiest rank sends'} {_bytes(wire_bytes(plan))}"
+    if not all(record.axis for record in plan.traffic):
+        yield f"each rank moves {_bytes(inside_bytes(plan))} between its own memories"
+
+
+def _where(memory: Memory) -> str:
+    return ", in the host's memory" if memory is Memory.HOST else ""
+
+
+def _together(state: StateBytes, fullest: str) -> str:
+    if not state.host_bytes:
+        return f"{_bytes(state.total_bytes)}{fullest}, activations not counted"
+    device, host = _bytes(state.device_bytes), _bytes(state.host_bytes)
+    return f"{device} on the device{fullest}, activations not counted; {host} in the host's memory"
 
 
 def _counts(by_stage: list[list[Traffic]]) -> str:
@@ -111,8 +124,12 @@ def _hidden(records: list[Traffic]) -> str:
     return f", {'all' if hidden == total else hidden} of them beside forward or backward" if hidden else ""
 
 
-def _ranks_of(axis: str, mesh: Mesh) -> str:
-    """An axis of the mesh, several together, or some of the ranks of one, and how many they are."""
+def _ranks_of(record: Traffic, mesh: Mesh) -> str:
+    """An axis of the mesh, several together, or some of the ranks of one, and how many they are; or inside a rank."""
+    axis = record.axis
+    if not axis:
+        where = "device and host" if record.collective is Collective.COPY else f"{record.devices} devices of the rank"
+        return f"between {where}"
     degree = mesh.degree(axis)
     name, _, some = axis.partition("[")
     if name == "pp" and some:

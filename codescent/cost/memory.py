@@ -1,4 +1,4 @@
-"""In: a plan. Out: bytes that a rank holds from step to step, and bytes that it sends in one.
+"""In: a plan. Out: bytes that a rank holds from step to step, and bytes that it sends, or moves inside, in one.
 Does not estimate activations and does not measure."""
 
 from __future__ import annotations
@@ -12,22 +12,30 @@ from codescent.plan import Plan
 class StateBytes:
     """Bytes on the fullest rank of the fullest pipeline stage.
 
-    `optimizer_bytes` includes the fp32 master weights of bf16 training.
+    `optimizer_bytes` includes the fp32 master weights of bf16 training. `host_bytes` are those of all three that are in
+    the memory of the host, not of the device.
     """
 
     weights_bytes: int
     gradients_bytes: int
     optimizer_bytes: int
+    host_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """All three."""
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
 
+    @property
+    def device_bytes(self) -> int:
+        """What of them the device holds."""
+        return self.total_bytes - self.host_bytes
+
 
 def state_bytes(plan: Plan) -> StateBytes:
     """Weights, gradients and optimizer state of a rank (the ZeRO table of Rajbhandari et al. 2020, figure 1)."""
-    return max((_of_stage(plan, stage) for stage in range(plan.mesh.pp)), key=lambda state: state.total_bytes)
+    stages = (_of_stage(plan, stage) for stage in range(plan.mesh.pp))
+    return max(stages, key=lambda state: (state.device_bytes, state.total_bytes))
 
 
 def _of_stage(plan: Plan, stage: int) -> StateBytes:
@@ -36,6 +44,14 @@ def _of_stage(plan: Plan, stage: int) -> StateBytes:
         weights_bytes=sum(tensor.weights_bytes(plan.mesh) for tensor in tensors),
         gradients_bytes=sum(tensor.gradients_bytes(plan.mesh) for tensor in tensors),
         optimizer_bytes=sum(tensor.optimizer_bytes(plan.mesh) for tensor in tensors),
+        host_bytes=sum(tensor.host_bytes(plan.mesh) for tensor in tensors),
+    )
+
+
+def inside_bytes(plan: Plan) -> float:
+    """Bytes that the busiest rank moves in a step between its own devices, or between its device and the host."""
+    return max(
+        sum(t.times * t.inside_bytes for t in plan.traffic if t.stage in (None, stage)) for stage in range(plan.mesh.pp)
     )
 
 

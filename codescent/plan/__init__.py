@@ -4,7 +4,7 @@ Does not import anything but the standard library, and holds no rule: rules live
 from codescent.plan.mesh import AXES, DIVIDING, Mesh
 from codescent.plan.plan import Plan, Work
 from codescent.plan.schedule import RECEIVES, SCALARS, SENDS, Instruction, Schedule, Verb
-from codescent.plan.shard import DTYPE_BYTES, WIDE, Parameter, Placement, Role, TensorPlan
+from codescent.plan.shard import DTYPE_BYTES, WIDE, Memory, Parameter, Placement, Role, TensorPlan
 from codescent.plan.traffic import Collective, Traffic
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "WIDE",
     "Collective",
     "Instruction",
+    "Memory",
     "Mesh",
     "Parameter",
     "Placement",

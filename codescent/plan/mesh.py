@@ -20,7 +20,7 @@ class Mesh:
     """An array of ranks with one dimension per axis of AXES, rank 0 first, row-major.
 
     Where an axis is asked for by name, several can be named as one ("dp_replicate*cp": the ranks that differ on these
-    two alone), and some of the ranks along one ("pp[0,3]": the first and the fourth).
+    two alone), and some of the ranks along one ("pp[0,3]": the first and the fourth). "" is a rank alone.
     """
 
     pp: int = 1
@@ -82,7 +82,7 @@ class Mesh:
     def _indices(self, axis: str) -> dict[str, tuple[int, ...]]:
         """The plain axes of a name, and the indices on each."""
         found: dict[str, tuple[int, ...]] = {}
-        for part in axis.split("*"):
+        for part in filter(None, axis.split("*")):
             name, _, some = part.partition("[")
             every = range(int(getattr(self, name)))
             found[name] = tuple(int(index) for index in some.rstrip("]").split(",")) if some else tuple(every)

@@ -63,6 +63,11 @@ class Plan:
         """Parameters of the whole model, each counted once."""
         return sum(tensor.parameter.numel for tensor in self.tensors)
 
+    @property
+    def devices(self) -> int:
+        """Devices that each rank computes on."""
+        return max((record.devices for record in self.traffic), default=1)
+
     def held_by(self, stage: int) -> tuple[TensorPlan, ...]:
         """The tensors of a pipeline stage, each once, chunk by chunk, in the order in which forward reads them."""
         held: dict[str, TensorPlan] = {}

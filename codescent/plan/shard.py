@@ -15,6 +15,13 @@ WIDE: dict[str, str] = {"fp64": "fp64", "fp32": "fp32", "bf16": "fp32"}
 """By precision: dtype of master weights and optimizer state, and of sums of several micro-batches' gradients."""
 
 
+class Memory(StrEnum):
+    """Whose memory a tensor is in."""
+
+    DEVICE = "device"  # of the device that computes (a CPU's is the host's)
+    HOST = "host"  # of the machine that a CUDA device is in
+
+
 class Role(StrEnum):
     """What a parameter does in its model: all that a strategy may know of it."""
 
@@ -98,6 +105,8 @@ class TensorPlan:
     `master_dtype` is that of the master copy, or "" where the weights themselves are updated; `bucket_dtype` that of a
     second copy of the gradient, in which it travels, or "" where it travels as it is kept.
     `partial` are axes over whose ranks the tensor is alike, and each knows a part of its gradient: REDUCE adds them.
+    `weights_in`, `gradients_in`, `optimizer_in`: the memory that they are in when nothing uses them. The master copy is
+    where the optimizer's state is, and there the update is made.
     """
 
     parameter: Parameter
@@ -111,6 +120,20 @@ class TensorPlan:
     gradients: Placement = Placement()
     optimizer: Placement = Placement()
     partial: tuple[str, ...] = ()
+    weights_in: Memory = Memory.DEVICE
+    gradients_in: Memory = Memory.DEVICE
+    optimizer_in: Memory = Memory.DEVICE
+
+    @property
+    def apart(self) -> bool:
+        """Whether a rank updates in the host's memory what it reads in the device's, part for part: the optimizer
+        fetches the gradients and sends the weights back. (What weights are gathered from is read where it is.)"""
+        return self.optimizer_in is not self.weights_in and self.optimizer == self.weights
+
+    @property
+    def gathered_from(self) -> Memory:
+        """Where the parts are that the weights are made of before they are read; the weights' own, where none are."""
+        return self.weights_in if self.apart else self.optimizer_in
 
     def weights_bytes(self, mesh: Mesh) -> int:
         """Bytes of the weights that forward and backward read, on the fullest rank."""
@@ -131,3 +154,12 @@ class TensorPlan:
     def state_bytes(self, mesh: Mesh) -> int:
         """All that a rank holds of it from step to step, on the fullest rank."""
         return self.weights_bytes(mesh) + self.gradients_bytes(mesh) + self.optimizer_bytes(mesh)
+
+    def host_bytes(self, mesh: Mesh) -> int:
+        """What of `state_bytes` is not in the device's memory but in the host's."""
+        found = (
+            (self.weights_in, self.weights_bytes(mesh)),
+            (self.gradients_in, self.gradients_bytes(mesh)),
+            (self.optimizer_in, self.optimizer_bytes(mesh)),
+        )
+        return sum(size for memory, size in found if memory is Memory.HOST)

@@ -17,6 +17,10 @@ class Collective(StrEnum):
     ALL_GATHER = "all_gather"
     BROADCAST = "broadcast"
     SEND = "send"
+    REDUCE = "reduce"
+    SCATTER = "scatter"
+    GATHER = "gather"
+    COPY = "copy"  # between a device and its host
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class Traffic:
     `during` is the verb whose last instance it may overlap, or None where the ranks wait for it.
     `times`: how often in a step (once per micro-batch, or once).
     `stage`: the pipeline stage whose ranks issue it; None: all of them.
+    `devices`: where `axis` is "", what is sent stays inside a rank: between so many of its devices, or (COPY) between
+    its device and the host.
     """
 
     collective: Collective
@@ -39,6 +45,7 @@ class Traffic:
     what: str
     times: int = 1
     stage: int | None = None
+    devices: int = 1
 
     def wire_bytes(self, degree: int) -> float:
         """Bytes that one rank sends each time, in a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69).
@@ -51,3 +58,19 @@ class Traffic:
         if self.collective in (Collective.BROADCAST, Collective.SEND):
             return float(self.payload_bytes) if degree > 1 else 0.0
         return share * self.payload_bytes
+
+    @property
+    def inside_bytes(self) -> float:
+        """Bytes that one rank moves each time between its devices, or between its device and the host.
+
+        From the first device to each of the others or from each of them to it: broadcast and reduce (n-1) S, scatter
+        and gather (n-1)/n S.
+        """
+        if self.axis:
+            return 0.0
+        if self.collective is Collective.COPY:
+            return float(self.payload_bytes)
+        others = self.devices - 1
+        if self.collective in (Collective.SCATTER, Collective.GATHER):
+            return others / self.devices * self.payload_bytes
+        return float(others * self.payload_bytes)

@@ -2,6 +2,8 @@
 Does not import torch: planning walks ORDER and must not wait for it; each strategy's `divide` brings its own."""
 
 from codescent.strategies.context import Context
+from codescent.strategies.data_parallel import DataParallel
+from codescent.strategies.offload import Offload
 from codescent.strategies.pipeline import Pipeline
 from codescent.strategies.recompute import Recompute
 from codescent.strategies.replicate import Replicate
@@ -9,15 +11,26 @@ from codescent.strategies.strategy import Ask, Gradients, Here, Strategy
 from codescent.strategies.tensor import Tensor
 from codescent.strategies.zero import Zero
 
-ORDER: tuple[type[Strategy], ...] = (Context, Tensor, Recompute, Zero, Replicate, Pipeline)
-"""Inner to outer: a strategy sees the module as those before it have left it."""
+ORDER: tuple[type[Strategy], ...] = (
+    Context,
+    Tensor,
+    Recompute,
+    Zero,
+    Replicate,
+    Pipeline,
+    DataParallel,
+    Offload,
+)
+"""Inner to outer: a strategy sees the module, and where its tensors are, as those before it have left them."""
 
 __all__ = [
     "ORDER",
     "Ask",
     "Context",
+    "DataParallel",
     "Gradients",
     "Here",
+    "Offload",
     "Pipeline",
     "Recompute",
     "Replicate",

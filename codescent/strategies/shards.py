@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from codescent.plan import WIDE
+from codescent.plan import WIDE, Memory
 from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.strategies.overlap import GatherAhead, ReduceBehind, Road, local_gradient
 from codescent.strategies.replicate import copies
@@ -35,13 +35,14 @@ def shard_(module: nn.Module, here: Here, *, stage: int, wire_dtype: str) -> Non
         reduce_dtype=TORCH_DTYPE[wire_dtype if _has_streams() else WIDE[precision]],
         cast_forward_inputs=False,  # the model hands over what it computes in
     )
+    place = _memory(here, mesh.device_type)
     assert isinstance(module.blocks, nn.ModuleDict)
     blocks = list(module.blocks.values())
     for block in blocks:
         # Backward begins with the last block: to free its weights would be to gather them again at once.
         free = stage == 3 and block is not blocks[-1]
-        fully_shard(block, mesh=mesh, reshard_after_forward=free, mp_policy=policy)
-    fully_shard(module, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+        fully_shard(block, mesh=mesh, reshard_after_forward=free, mp_policy=policy, offload_policy=place)
+    fully_shard(module, mesh=mesh, reshard_after_forward=False, mp_policy=policy, offload_policy=place)
     for unit in _units(module):
         # Gradients are sums over the global batch (the loss is divided by its tokens before): no mean over ranks.
         unit.set_gradient_divide_factor(1.0)
@@ -69,6 +70,13 @@ def _own_parameters(unit: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Par
     """Those that no other unit inside this one has."""
     inside = {parameter for block in blocks if block is not unit for parameter in block.parameters()}
     return [parameter for parameter in unit.parameters() if parameter not in inside]
+
+
+def _memory(here: Here, device: str) -> OffloadPolicy:
+    """Where the parts are that weights are gathered from: in the host's memory, page-locked, or the device's."""
+    if here.tensors[0].gathered_from is Memory.DEVICE:
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=device == "cuda")
 
 
 def _has_streams() -> bool:

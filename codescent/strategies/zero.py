@@ -11,6 +11,7 @@ from codescent.plan import (
     DTYPE_BYTES,
     WIDE,
     Collective,
+    Memory,
     Mesh,
     Placement,
     Plan,
@@ -114,11 +115,15 @@ class Zero:
     def _of_chunk(self, plan: Plan, stage: int, chunk: int, numels: dict[int, int]) -> Iterator[Traffic]:
         at = stage if plan.mesh.pp > 1 else None
         last = list(numels)[-1]
+        from_host, wide = plan.tensors[0].gathered_from is Memory.HOST, WIDE[plan.work.precision]
         dtype = plan.work.precision
         for unit, numel in numels.items():
             for verb, times in self._gathers(plan, stage, chunk, freed=unit not in (ROOT, last)).items():
                 payload_bytes, what = numel * DTYPE_BYTES[dtype], f"weights of {_named(unit)}"
                 yield Traffic(Collective.ALL_GATHER, self.axis, payload_bytes, dtype, verb, verb, what, times, at)
+                if from_host:
+                    part_bytes, what = numel // plan.mesh.dp_shard * DTYPE_BYTES[wide], f"{what}, to the device"
+                    yield Traffic(Collective.COPY, "", part_bytes, wide, verb, verb, what, times, at)
         dtype, verb = self.wire_dtype(plan.work), Verb.BACKWARD
         times = 1 if self.stage == 1 else plan.work.num_microbatches
         for unit, numel in reversed(numels.items()):
@@ -127,6 +132,9 @@ class Zero:
             if plan.mesh.degree(copies(plan.mesh)) > 1:
                 share, axis = payload_bytes // plan.mesh.dp_shard, copies(plan.mesh)
                 yield Traffic(Collective.ALL_REDUCE, axis, share, dtype, verb, verb, what, times, at)
+            if from_host:
+                part_bytes, what = numel // plan.mesh.dp_shard * DTYPE_BYTES[wide], f"{what}, to the host"
+                yield Traffic(Collective.COPY, "", part_bytes, wide, verb, verb, what, times, at)
 
     def _gathers(self, plan: Plan, stage: int, chunk: int, *, freed: bool) -> dict[Verb, int]:
         """How often a unit's weights are gathered by each verb, going by the stage's instruction list.

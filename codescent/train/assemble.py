@@ -16,7 +16,7 @@ from codescent.build import chosen, model_shape
 from codescent.data.dataset import Dataset
 from codescent.data.loader import Loader, Sampler
 from codescent.models.initialize import draw_
-from codescent.plan import DIVIDING, WIDE, Plan, TensorPlan
+from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan
 from codescent.strategies import Gradients, Here, Strategy
 from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.strategies.summed import SummedGradients
@@ -58,7 +58,7 @@ def assemble(config: Config, plan: Plan, world: World, dataset: Dataset, first_s
         part.to(TORCH_DTYPE[WIDE[config.train.precision]])
         for strategy in strategies:
             strategy.divide(part, here)
-        parts.append(part.to_empty(device=world.device))
+        parts.append(_with_memory(part, here.tensors[0], world.device))
     weights = _initialise(parts, config, here)
     gradients = _gradients(parts, strategies, here)
     for part in parts:
@@ -71,20 +71,34 @@ def assemble(config: Config, plan: Plan, world: World, dataset: Dataset, first_s
     return Trainer(executor, parts, optimizer, loader)
 
 
+def _with_memory(part: nn.Module, like: TensorPlan, device: torch.device) -> nn.Module:
+    """Memory for the parameters, on the device or, where the plan has what is gathered there, on the host.
+
+    Weights whose master copy is apart are there in their own dtype alone from the beginning: the device may have no
+    room for a wide one.
+    """
+    if like.apart:
+        part.to(TORCH_DTYPE[like.weight_dtype])
+    return part.to_empty(device=device if like.gathered_from is Memory.DEVICE else "cpu")
+
+
 def _initialise(parts: list[nn.Module], config: Config, here: Here) -> list[Weight]:
     """Initial values, and the master copies of bf16 weights, which keep the values that rounding takes from them.
 
     Where a strategy has made DTensors of the parameters, these are the masters: it makes what forward reads itself.
+    Masters that are apart from the weights are made here, in the host's memory.
     """
-    masters = {name: _local(tensor) for part in parts for name, tensor in part.named_parameters()}
-    assert list(masters) == [tensor.parameter.name for tensor in here.tensors], "other parameters than the plan's"
-    weights = {tensor.parameter.name: _weight(tensor, masters[tensor.parameter.name], here) for tensor in here.tensors}
-    draw_(
-        config.run.seed,
-        [(tensor.parameter, masters[tensor.parameter.name], _slices(tensor, here)) for tensor in here.tensors],
-    )
+    parameters = {name: _local(tensor) for part in parts for name, tensor in part.named_parameters()}
+    assert list(parameters) == [tensor.parameter.name for tensor in here.tensors], "other parameters than the plan's"
+    weights = {t.parameter.name: _weight(t, parameters[t.parameter.name], here) for t in here.tensors}
+    masters = {name: weight.master for name, weight in weights.items()}
+    draw_(config.run.seed, [(t.parameter, masters[t.parameter.name], _slices(t, here)) for t in here.tensors])
+    for weight in weights.values():
+        if weight.apart:
+            weight.tensor.copy_(weight.master)
     for part in parts:
-        if not any(isinstance(tensor, DTensor) for tensor in part.parameters()):
+        narrowed = not any(isinstance(tensor, DTensor) for tensor in part.parameters())
+        if narrowed and not here.tensors[0].apart:
             part.to(TORCH_DTYPE[config.train.precision])
             for name, tensor in part.named_parameters():
                 if tensor.dtype == masters[name].dtype:
@@ -105,7 +119,7 @@ def _slices(tensor: TensorPlan, here: Here) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in box)
 
 
-def _weight(tensor: TensorPlan, master: torch.Tensor, here: Here) -> Weight:
+def _weight(tensor: TensorPlan, held: torch.Tensor, here: Here) -> Weight:
     """What the optimizer and checkpoints know of a tensor; of the ranks with the same part the first counts it."""
     divided = tensor.optimizer.axes(here.plan.mesh)
     starts = tuple(part.start for part in _slices(tensor, here))
@@ -114,7 +128,10 @@ def _weight(tensor: TensorPlan, master: torch.Tensor, here: Here) -> Weight:
     )
     parameter = tensor.parameter
     offsets = starts if divided else None
-    return Weight(parameter.name, master, master, parameter.decay, parameter.shape, offsets, counts)
+    master = held
+    if tensor.apart:
+        master = torch.empty(held.shape, dtype=TORCH_DTYPE[tensor.master_dtype], device="cpu")
+    return Weight(parameter.name, held, master, parameter.decay, parameter.shape, offsets, counts, tensor.apart)
 
 
 def _gradients(parts: list[nn.Module], strategies: list[Strategy], here: Here) -> Gradients:

@@ -61,6 +61,7 @@ def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, re
         world.in_turn(lambda: prepare_dataset(config, progress=world.is_first))
         dataset = open_dataset(prepare_dataset(config, progress=False))
         plan = plan_with(config, dataset, place.world_size)
+        world.from_first(lambda: machine.refuse_device(plan, world.device))
         world.divide(plan)
         world.from_first(lambda: machine.refuse_too_large(plan, world.device, place.local_world_size))
         with StopRequest(alone=place.world_size == 1) as stop:
@@ -237,7 +238,7 @@ class _Run:
         if self.folder is None:
             return
         tokens = self.plan.work.tokens
-        peak = self.machine["peak_flops_per_s"] * self.world.place.world_size
+        peak = self.machine["peak_flops_per_s"] * self.world.place.world_size * self.plan.devices
         row = {
             "step": step,
             "train_loss": result.train_loss,

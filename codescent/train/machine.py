@@ -124,6 +124,34 @@ def slow_bf16(device: torch.device, precision: str, peak: float) -> str | None:
     )
 
 
+def refuse_device(plan: Plan, device: torch.device) -> None:
+    """Refuse a plan that needs another device than this rank's, or more of them.
+
+    Args:
+        plan: the plan.
+        device: of this rank.
+
+    Raises:
+        UserError: what is missing, and what would do without it.
+    """
+    problems = []
+    if device.type == "cpu" and any(tensor.host_bytes(plan.mesh) for tensor in plan.tensors):
+        problems.append(
+            "parallel.offload: this run computes on a CPU, whose memory is the host's: there is nothing to offload; "
+            'leave it "none"'
+        )
+    if plan.devices > 1:
+        there = torch.cuda.device_count() if device.type == "cuda" else 0
+        if there < plan.devices:
+            have = f"this machine has {there} CUDA device(s)" if there else "this run computes on a CPU"
+            problems.append(
+                f"parallel.data_parallel = {plan.devices}: torch.nn.DataParallel divides a batch over CUDA devices of "
+                f"one process, and {have}; leave it out and start ranks (--ranks N): dp_replicate takes any device"
+            )
+    if problems:
+        raise UserError(*problems)
+
+
 def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int) -> None:
     """Refuse a plan whose weights, gradients and optimizer state alone are more than there is memory.
 
@@ -137,20 +165,24 @@ def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int) ->
     Raises:
         UserError: bytes needed and bytes there are.
     """
-    by_stage = [sum(tensor.state_bytes(plan.mesh) for tensor in plan.held_by(s)) for s in range(plan.mesh.pp)]
+    mesh, stages = plan.mesh, [plan.held_by(stage) for stage in range(plan.mesh.pp)]
+    in_all = [sum(tensor.state_bytes(mesh) for tensor in held) for held in stages]
+    on_host = [sum(tensor.host_bytes(mesh) for tensor in held) for held in stages]
+    found: list[tuple[str, int, int, int]] = []  # where, ranks, bytes needed, bytes there are
     if device.type == "cuda":
-        needed_bytes, there_bytes = max(by_stage), torch.cuda.get_device_properties(device).total_memory
-        where = "the device"
-    else:
-        needed_bytes, there_bytes = sum(by_stage) * local_world_size // plan.mesh.pp, _host_memory_bytes()
-        where = "this machine"
-    if needed_bytes > there_bytes:
-        raise UserError(
-            f"the model has {plan.num_parameters:,} parameters: weights, gradients and optimizer state of "
-            f"{local_world_size if device.type == 'cpu' else 1} rank(s) take {needed_bytes / 2**30:,.1f} GiB, and "
-            f"{where} has {there_bytes / 2**30:,.1f} GiB; take a smaller model, more machines, or divide it "
-            "(parallel.dp_shard, tp, pp)"
-        )
+        most = max(total - host for total, host in zip(in_all, on_host, strict=True))
+        found.append(("the device", 1, most, torch.cuda.get_device_properties(device).total_memory))
+    host_bytes = sum(on_host if device.type == "cuda" else in_all) * local_world_size // mesh.pp
+    found.append(("this machine", local_world_size, host_bytes, _host_memory_bytes()))
+    problems = [
+        f"the model has {plan.num_parameters:,} parameters: weights, gradients and optimizer state of {ranks} rank(s) "
+        f"take {needed / 2**30:,.1f} GiB, and {where} has {there / 2**30:,.1f} GiB; take a smaller model, more "
+        "machines, or divide it (parallel.dp_shard, tp, pp)"
+        for where, ranks, needed, there in found
+        if needed > there
+    ]
+    if problems:
+        raise UserError(*problems)
 
 
 def _host_memory_bytes() -> int:

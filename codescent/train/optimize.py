@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from codescent.train.exchange import Exchange
 from codescent.train.piece import Piece
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Weight:
 
     Where it is divided over ranks, `shape` is that of the whole and `offsets` say where in it this part begins.
     `counted`: whether this rank counts it in the norm; of ranks that hold the same part, one does.
+    `apart`: the master copy is in the host's memory, away from the weight.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Weight:
     shape: tuple[int, ...] = ()
     offsets: tuple[int, ...] | None = None
     counted: bool = True
+    apart: bool = False
 
     def named(self, value: torch.Tensor) -> torch.Tensor | Piece:
         """A tensor of the master's shape (the master, its moments) as a checkpoint knows it: a Piece if divided."""
@@ -96,7 +99,8 @@ class Optimizer:
     """One of torch's optimizers over fp32 (fp64) master weights, with global-norm clipping.
 
     Where the weights are bf16 the master copies are kept here, and each unit of gradients is cast to fp32 just before
-    its update: the full set of fp32 gradients never exists. State is allocated at once, so that memory is known before
+    its update: the full set of fp32 gradients never exists. Where they are apart, in the host's memory, each unit's
+    gradients come there to be used and its weights go back. State is allocated at once, so that memory is known before
     the first step.
 
     Args:
@@ -118,6 +122,7 @@ class Optimizer:
         self.masters = [weight.master for weight in self.weights]
         self.narrow = any(weight.master is not weight.tensor for weight in self.weights)
         self.units = self._make_units()
+        self.exchange = Exchange(self.weights, [unit.indices for unit in self.units]) if self._apart() else None
         decayed = [m for w, m in zip(self.weights, self.masters, strict=True) if w.decay]
         plain = [m for w, m in zip(self.weights, self.masters, strict=True) if not w.decay]
         groups = [
@@ -128,11 +133,16 @@ class Optimizer:
         self.torch = _torch_optimizer(groups, config)
         self._allocate_state()
 
+    def _apart(self) -> bool:
+        return any(weight.apart for weight in self.weights)
+
     def _make_units(self) -> list[Unit]:
         sizes = [master.numel() for master in self.masters]
         if not self.narrow:
             return [Unit(list(range(len(sizes))), None)]
         groups = list(_units(sizes, UNIT_NUMEL))
+        if self._apart():
+            return [Unit(indices, None) for indices in groups]
         numels = [sum(sizes[index] for index in indices) for indices in groups]
         wide = self.masters[0].new_empty(max((numel for numel in numels if numel <= UNIT_NUMEL), default=0))
         shapes = [master.shape for master in self.masters]
@@ -185,10 +195,20 @@ class Optimizer:
         if not math.isfinite(norm):
             return norm
         self._set_learning_rate(rate)
+        if self.exchange is not None:
+            for unit, fetched in zip(self.units, self.exchange.fetch(gradients), strict=True):
+                self._update(unit, fetched, norm)
+                self.exchange.send(unit.indices)
+            self.exchange.finish()
+            return norm
         for unit in self.units:
             if unit.wide is not None and not once:
                 unit.cast(gradients)
-            self._update(unit, gradients, norm)
+            places = unit.places or [gradients[index].to(self.masters[index].dtype) for index in unit.indices]
+            self._update(unit, places, norm)
+            for index in unit.indices:
+                if self.masters[index] is not self.weights[index].tensor:
+                    self.weights[index].tensor.copy_(self.masters[index])
         return norm
 
     def _norm_of_parts(self, gradients: Sequence[torch.Tensor], sum_parts: Callable[[torch.Tensor], object]) -> float:
@@ -201,9 +221,9 @@ class Optimizer:
         return math.sqrt(total) if math.isfinite(total) else total
 
     def _update(self, unit: Unit, gradients: Sequence[torch.Tensor], norm: float) -> None:
+        """Clip a unit's gradients, which have the dtype of the masters, and update these."""
         masters = [self.masters[index] for index in unit.indices]
-        places = unit.places or [gradients[index].to(self.masters[index].dtype) for index in unit.indices]
-        for master, gradient in zip(masters, places, strict=True):
+        for master, gradient in zip(masters, gradients, strict=True):
             master.grad = gradient
         most = self.config.max_grad_norm
         if 0 < most < norm and unit.wide is not None:
@@ -211,10 +231,8 @@ class Optimizer:
         elif 0 < most < norm:
             torch.nn.utils.clip_grads_with_norm_(masters, most, torch.tensor(norm, dtype=torch.float64))
         self.torch.step()
-        for index, master in zip(unit.indices, masters, strict=True):
+        for master in masters:
             master.grad = None
-            if master is not self.weights[index].tensor:
-                self.weights[index].tensor.copy_(master)
 
     def tensors(self) -> dict[str, torch.Tensor | Piece]:
         """Everything that a checkpoint holds, by name: "model.NAME" (the master weights), "optimizer.STATE.NAME"."""

@@ -58,7 +58,7 @@ class World:
         assert world is not None
         self.mesh, here = plan.mesh, self.place.rank
         made = {tuple(range(self.mesh.world_size)): world}
-        axes = dict.fromkeys([*AXES, *(record.axis for record in plan.traffic)])
+        axes = dict.fromkeys([*AXES, *(record.axis for record in plan.traffic if record.axis)])
         # Every rank makes as many groups as every other, or torch would name the same group differently on two ranks.
         for axis in axes:
             ranks = self.mesh.group(axis, here)
