@@ -29,7 +29,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["data.seq_len=17"], ["data.seq_len = 17", "16 positions"]),
         (["model.preset=gpt3"], ["gpt3", "gpt2-xl"]),
         (["train.device=cuda"], ["CUDA device"]),
-        (["parallel.tp=2", "--ranks", "2"], ["parallel.tp = 2"]),
+        (["parallel.tp=3", "--ranks", "3"], ["parallel.tp = 3: 2 heads do not divide"]),
         (["train.global_batch_size=100000"], ["samples", "train.global_batch_size = 100000"]),
         (["data.validation_fraction=0.0001"], ["validation"]),
         (["model.hidden_dim=1000000", "model.num_heads=1"], ["parameters: weights, gradients", "GiB"]),
