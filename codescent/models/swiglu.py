@@ -71,6 +71,7 @@ class GateUpProduct(torch.autograd.Function):
         d_h_2NF, x_ND = d_h_2BTF.flatten(1, -2), x_BTD.flatten(0, -2)
         d_x_ND = torch.mm(d_h_2NF[0], weight_F2D[:, 0]).addmm_(d_h_2NF[1], weight_F2D[:, 1])
 
+        @torch.no_grad()  # it may be called later, outside of this pass
         def d_weight() -> Tensor:
             d_weight_F2D = torch.empty_like(weight_F2D)
             for d_h_NF, d_weight_FD in zip(d_h_2NF, d_weight_F2D.unbind(1)):
