@@ -252,8 +252,8 @@ class Parallel(Section):
     )
     recompute: Literal["none", "selective", "full"] = Field(
         "none",
-        description="made again in backward to save memory: selective: GELU or SwiGLU, and attention probabilities; full: "
-        "every block, from its input",
+        description="made again in backward to save memory: selective: GELU or SwiGLU, and attention probabilities; "
+        "full: every block, from its input",
     )
     bucket_bytes: int = Field(16_777_216, ge=1, description="bytes of gradients that are reduced together")
     reduce_dtype: Literal["auto", "fp32", "bf16"] = Field(
