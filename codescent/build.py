@@ -63,12 +63,13 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
             f"data.seq_len = {seq_len}: the model has {shape.seq_len} positions (model.seq_len); nearest that would "
             f"do: {shape.seq_len}, or model.seq_len = {seq_len}"
         )
+    kind = models.kind_of(config.model.kind, config.model.preset)
     work = Work(
-        kind=config.model.kind,
+        kind=kind,
         num_layers=shape.num_layers,
         hidden_dim=shape.hidden_dim,
         num_heads=shape.num_heads,
-        num_kv_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         vocab_size=shape.vocab_size,
         seq_len=seq_len,
@@ -76,7 +77,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         microbatch_size=microbatch_size,
         num_microbatches=num_microbatches,
         precision=config.train.precision,
-        forward_flops=models.forward_flops(config.model.kind, shape, seq_len),
+        forward_flops=models.forward_flops(kind, shape, seq_len),
         dropout=shape.dropout,
         head_chunk_tokens=config.train.head_chunk_tokens,
     )
@@ -86,7 +87,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         raise UserError(*problems)
     tensors = tuple(
         _placed(_tensor(parameter, config, num_microbatches), strategies, ask)
-        for parameter in models.parameters_of(config.model.kind, shape)
+        for parameter in models.parameters_of(kind, shape)
     )
     schedule = accumulate(num_microbatches, len(work.forward_flops))
     for strategy in strategies:
@@ -148,7 +149,8 @@ def _shape(config: Config, vocab_size: int | None, problems: list[str]) -> model
             return None
         sizes["vocab_size"] = vocab_size
     try:
-        shape = models.shape_of(model.kind, sizes, model.preset, bias=model.bias, dropout=model.dropout)
+        kind = models.kind_of(model.kind, model.preset)
+        shape = models.shape_of(kind, sizes, model.preset, bias=model.bias, dropout=model.dropout)
     except UserError as error:
         problems += error.problems
         return None

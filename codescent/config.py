@@ -95,22 +95,48 @@ class Run(Section):
 class Model(Section):
     """What is trained. A size left at auto is the preset's."""
 
-    kind: Literal["gpt2"] = Field("gpt2", description="family of models")
+    kind: Literal["gpt2", "llama"] | None = Field(
+        None, description="family of models; auto: the preset's, without one gpt2"
+    )
     preset: Text | None = Field(
-        None, description="published sizes: gpt2, gpt2-medium, gpt2-large or gpt2-xl; auto: none, sizes are given here"
+        None,
+        description="published sizes: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama3-8b, llama3-70b, llama3.1-8b, "
+        "llama3.1-70b or llama3.1-405b; or llama-tiny; auto: none, sizes are given here",
     )
     num_layers: int | None = Field(None, ge=1, le=10_000, description="transformer blocks")
     num_heads: int | None = Field(None, ge=1, le=10_000, description="attention heads; must divide hidden_dim")
+    num_kv_heads: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="heads of keys and values (llama); must divide num_heads; auto without a preset: num_heads",
+    )
     hidden_dim: int | None = Field(None, ge=1, le=1_000_000, description="channels of the residual stream")
     ffn_dim: int | None = Field(
-        None, ge=1, description="channels inside the MLP; auto without a preset: 4 times hidden_dim"
+        None,
+        ge=1,
+        description="channels inside the MLP; auto without a preset: 4 times hidden_dim, of a llama 8/3 of it, to the "
+        "next multiple of 64",
     )
     vocab_size: int | None = Field(
         None, ge=1, description="rows of the token embedding; auto without a preset: the tokenizer's"
     )
-    seq_len: int | None = Field(None, ge=1, description="longest sequence in tokens: rows of the position embedding")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of activations dropped while training")
-    bias: bool = Field(True, description="biases in linear layers and norms")
+    seq_len: int | None = Field(
+        None, ge=1, description="longest sequence in tokens; of gpt2 the rows of the position embedding"
+    )
+    rope_theta: float | None = Field(
+        None, ge=1, description="base of the rotary frequencies (llama); auto without a preset: 10000.0"
+    )
+    norm_eps: float | None = Field(
+        None, gt=0, description="added to the mean square in the norms (llama); auto without a preset: 1e-05"
+    )
+    tie_head: bool | None = Field(
+        None, description="the head reads the token embedding (llama; gpt2's always does); auto: false"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of activations dropped while training (gpt2)")
+    bias: bool | None = Field(
+        None, description="biases in linear layers and norms (gpt2; a llama has none); auto: true in gpt2"
+    )
 
 
 class Data(Section):
@@ -226,8 +252,8 @@ class Parallel(Section):
     )
     recompute: Literal["none", "selective", "full"] = Field(
         "none",
-        description="made again in backward to save memory: selective: GELU and attention probabilities; full: every "
-        "block, from its input",
+        description="made again in backward to save memory: selective: GELU or SwiGLU, and attention probabilities; "
+        "full: every block, from its input",
     )
     offload: Literal["none", "optimizer", "all"] = Field(
         "none",

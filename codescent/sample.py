@@ -135,7 +135,8 @@ class _Trained:
 
     def module(self, device: torch.device) -> nn.Module:
         """The model with the newest weights: in fp32 on a CPU (fp64 after fp64), in the training's dtype on CUDA."""
-        kind, precision = self.config.model.kind, self.config.train.precision
+        model, precision = self.config.model, self.config.train.precision
+        kind = models.kind_of(model.kind, model.preset)
         shape = model_shape(self.config, self.tokenizer.vocab_size)
         declared = models.parameters_of(kind, shape)
         tensors = read_tensors(self.checkpoint, [f"model.{parameter.name}" for parameter in declared])

@@ -51,7 +51,7 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("optimizer, per rank", _bytes(state.optimizer_bytes) + _where(plan.tensors[0].optimizer_in)),
         ("together, per rank", _together(state, fullest)),
         ("traffic per step", "\n".join(_traffic(plan)) or "none: one rank"),
-        ("FLOPs per step, 6 N", f"{flops.dense_flops:.4g} (6 x parameters x tokens)"),
+        ("FLOPs per step, 6 N", f"{flops.dense_flops:.4g} (6 x parameters in products x tokens)"),
         (
             "FLOPs per step, 6 N + attention",
             f"{flops.total_flops:.4g} (and 12 x layers x channels x sequence x tokens; metrics and MFU use this one)",

@@ -1,26 +1,39 @@
-"""In: a kind of model ("gpt2") and its sizes. Out: its shape, its declared parameters, its module.
+"""In: a kind of model ("gpt2", "llama") and its sizes. Out: its shape, its declared parameters, its module.
 Does not import torch until a module is constructed: planning and `--help` never wait for it."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from codescent.errors import UserError
-from codescent.models import gpt2_shape
+from codescent.models import gpt2_shape, llama_shape
 from codescent.models.gpt2_shape import GPT2Shape
+from codescent.models.llama_shape import LlamaShape
+from codescent.models.shape import Size
 from codescent.plan.shard import Parameter
 
 if TYPE_CHECKING:
     from torch import nn
 
-Shape = GPT2Shape
+Shape = GPT2Shape | LlamaShape
 
-_SHAPES = {"gpt2": gpt2_shape}
-_MODULES = {"gpt2": ("codescent.models.gpt2", "GPT2")}
+_SHAPES: dict[str, Any] = {"gpt2": gpt2_shape, "llama": llama_shape}
+_MODULES = {"gpt2": ("codescent.models.gpt2", "GPT2"), "llama": ("codescent.models.llama", "Llama")}
+_KIND_OF_PRESET = {preset: kind for kind, module in _SHAPES.items() for preset in module.PRESETS}
 KINDS = tuple(_SHAPES)
-SIZES = gpt2_shape.SIZES
+SIZES = tuple(dict.fromkeys(size for module in _SHAPES.values() for size in module.SIZES))
+"""Of all kinds together; a kind refuses those that it has not."""
+
+
+def kind_of(kind: str | None, preset: str | None) -> str:
+    """The kind that is meant: the one that is named, else the preset's (or of the preset most like it), else gpt2."""
+    if kind is not None:
+        return kind
+    near = difflib.get_close_matches(preset or "", _KIND_OF_PRESET, n=1)
+    return _KIND_OF_PRESET[near[0]] if near else KINDS[0]
 
 
 def _known(kind: str) -> str:
@@ -31,19 +44,22 @@ def _known(kind: str) -> str:
 
 def shape_of(
     kind: str,
-    sizes: Mapping[str, int | None],
+    sizes: Mapping[str, Size | None],
     preset: str | None = None,
     *,
-    bias: bool = True,
+    bias: bool | None = None,
     dropout: float = 0.0,
     where: str = "model",
 ) -> Shape:
-    """The shape that a preset and free sizes give (see `gpt2_shape.resolve`).
+    """The shape that a preset and free sizes give (see `gpt2_shape.resolve`, `llama_shape.resolve`).
 
     Raises:
         UserError: unknown kind or preset, missing or impossible sizes: every problem at once.
     """
-    shape: Shape = _SHAPES[_known(kind)].resolve(sizes, preset, bias=bias, dropout=dropout, where=where)
+    other = _KIND_OF_PRESET.get(preset or "", kind)
+    if _known(kind) != other:
+        raise UserError(f'{where}.preset: {preset!r} is a preset of {where}.kind = "{other}", not of "{kind}"')
+    shape: Shape = _SHAPES[kind].resolve(sizes, preset, bias=bias, dropout=dropout, where=where)
     return shape
 
 
