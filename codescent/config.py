@@ -372,6 +372,12 @@ def _without_cuda(config: Config) -> Iterator[Contradiction]:
             f'given {parallel.data_parallel}, but train.device is "cpu", and torch.nn.DataParallel divides a batch '
             f"over CUDA devices; for several CPU ranks set parallel.ranks to {parallel.data_parallel}, without it",
         )
+    if train.compile != "none" and parallel.pp > 1 and parallel.schedule == "zero-bubble":
+        yield Contradiction(
+            ("parallel.schedule", "train.compile"),
+            f'given "zero-bubble", but train.compile is "{train.compile}": compiled layers make the gradients of their '
+            'weights at once and put nothing off; set train.compile to "none", or parallel.schedule to "1f1b"',
+        )
     if train.compile != "none" and parallel.data_parallel > 1:
         yield Contradiction(
             ("parallel.data_parallel", "train.compile"),

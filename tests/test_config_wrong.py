@@ -110,7 +110,7 @@ def test_wrong_overrides(override: str, expected: str) -> None:
         ("model.dropout", "nan", "given nan; must be a number >= 0 and < 1"),
         ("optimizer.learning_rate", "inf", "given inf; must be a number > 0"),
         ("optimizer.learning_rate", "1e400", "given inf; must be a number > 0"),
-        ("model.bias", '"True"', 'given "True"; must be true or false; write true, without quotes'),
+        ("model.bias", '"True"', 'given "True"; must be true or false or "auto"; write true, without quotes'),
         ("model.bias", "1", "given 1; must be true or false"),
         ("train.precision", '"FP32"', 'must be "fp64", "fp32" or "bf16"; did you mean "fp32"?'),
         ("train.precision", "32", 'given 32; must be "fp64", "fp32" or "bf16"'),

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 # gelu(x) = x (1 + tanh(u)) / 2 = x sigmoid(2u),  2u = x (A + B x^2)  (Hendrycks and Gimpel 2016)
 _A = 2.0 * math.sqrt(2.0 / math.pi)
 _B = _A * 0.044715
-_PIECE = 1 << 17  # elements at a time: the intermediate values stay in the caches of two cores
+_PIECE = 1 << 17  # elements at a time on a CPU: the intermediate values stay in the caches of two cores
 
 _SMALL_BYTES = 4 << 20
 _PAGE_BYTES = 4096  # addresses so far apart fall into the same set of a first-level cache
@@ -185,7 +185,8 @@ def apart(matrix: Tensor) -> Tensor:
 def _gelu(x: Tensor) -> Tensor:
     y = torch.empty_like(x)
     factor = torch.tensor(_A, dtype=torch.promote_types(x.dtype, torch.float32))
-    for x_piece, y_piece in zip(torch.split(x.view(-1), _PIECE), torch.split(y.view(-1), _PIECE), strict=True):
+    size = _piece_size(x)
+    for x_piece, y_piece in zip(torch.split(x.view(-1), size), torch.split(y.view(-1), size), strict=True):
         wide = x_piece.to(factor.dtype)
         gate = torch.add(factor, wide * wide, alpha=_B).mul_(wide).sigmoid_()
         y_piece.copy_(gate.mul_(wide))
@@ -201,9 +202,10 @@ def _gelu_and_slope(x: Tensor, out_slope: Tensor) -> Tensor:
     work = torch.promote_types(x.dtype, torch.float32)
     narrow = x.dtype != work
     factor = torch.tensor(_A, dtype=work)  # a scalar in a sum of two is vectorised by torch, in addcmul it is not
-    scratch = x.new_empty(4 if narrow else 2, min(_PIECE, x.numel()), dtype=work)
-    for start in range(0, x.numel(), _PIECE):
-        x_piece, y_piece, out_piece = (tensor.view(-1)[start : start + _PIECE] for tensor in (x, y, out_slope))
+    size = _piece_size(x)
+    scratch = x.new_empty(4 if narrow else 2, min(size, x.numel()), dtype=work)
+    for start in range(0, x.numel(), size):
+        x_piece, y_piece, out_piece = (tensor.view(-1)[start : start + size] for tensor in (x, y, out_slope))
         gate, slope, *wider = scratch[:, : len(x_piece)].unbind()
         wide, value = wider if narrow else (x_piece, y_piece)
         if narrow:
@@ -219,3 +221,8 @@ def _gelu_and_slope(x: Tensor, out_slope: Tensor) -> Tensor:
         else:
             torch.add(slope, gate, out=out_piece)
     return y
+
+
+def _piece_size(x: Tensor) -> int:
+    """Elements at a time; elsewhere than on a CPU all, where the number of operations counts."""
+    return _PIECE if x.device.type == "cpu" else max(1, x.numel())

@@ -56,7 +56,7 @@ class GateUpProduct(torch.autograd.Function):
     def forward(ctx: Any, x_BTD: Tensor, weight_F2D: Tensor, later: Later | None) -> Tensor:
         """See `GateUp`."""
         ctx.save_for_backward(x_BTD, weight_F2D)
-        ctx.later = later
+        ctx.later, ctx.parameter = later, weight_F2D
         x_ND = x_BTD.flatten(0, -2)
         h_2NF = x_BTD.new_empty(2, len(x_ND), len(weight_F2D))
         for h_NF, weight_FD in zip(h_2NF, weight_F2D.unbind(1)):
@@ -80,7 +80,7 @@ class GateUpProduct(torch.autograd.Function):
 
         if ctx.later is None:
             return d_x_ND.view_as(x_BTD), d_weight(), None
-        ctx.later.append((weight_F2D, d_weight))
+        ctx.later.append((ctx.parameter, d_weight))
         return d_x_ND.view_as(x_BTD), None, None
 
 
@@ -109,7 +109,7 @@ class SwiGLULinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h_2BTF: Tensor, weight_DF: Tensor, recompute: bool, later: Later | None) -> Tensor:
         """See `swiglu_linear_`."""
-        ctx.later = later
+        ctx.later, ctx.parameter = later, weight_DF
         ctx.keeps = any(ctx.needs_input_grad) and not recompute and is_kept(h_2BTF[0])
         if ctx.keeps:
             value_BTF = _value_and_slopes(h_2BTF, out_slopes=h_2BTF)
@@ -133,7 +133,7 @@ class SwiGLULinear(torch.autograd.Function):
         d_y_ND = d_y_BTD.flatten(0, -2)
         d_weight_DF = None
         if ctx.later is not None:
-            ctx.later.append((weight_DF, lambda: d_y_ND.t() @ apart(value_BTF.flatten(0, -2))))
+            ctx.later.append((ctx.parameter, lambda: d_y_ND.t() @ apart(value_BTF.flatten(0, -2))))
         else:
             d_weight_DF = d_y_ND.t() @ apart(value_BTF.flatten(0, -2))
         d_value_BTF = (d_y_ND @ apart(weight_DF)).view_as(value_BTF)

@@ -85,6 +85,10 @@ class Plan:
         ]
         return tuple(dict.fromkeys(number % len(self.schedule.programs) for number in virtual))
 
+    def counts_loss(self, rank: int) -> bool:
+        """Whether the loss of a rank counts in sums over all of them: along tp all compute the same one."""
+        return self.mesh.coordinates(rank)["tp"] == 0
+
     def samples(self, rank: int, microbatch: int) -> range:
         """The samples of a rank's micro-batch, by their number in the global batch."""
         size = self.work.microbatch_size

@@ -23,6 +23,7 @@ class SummedGradients:
     def __init__(self, before: Gradients, indices: Sequence[int], group: dist.ProcessGroup) -> None:
         self.before, self.indices = before, list(indices)
         self.group: dist.ProcessGroup | None = group
+        self.collected: Sequence[torch.Tensor] = ()
 
     def before_backward(self, *, last: bool, chunk: int = 0) -> None:
         """See Gradients."""
@@ -31,8 +32,12 @@ class SummedGradients:
     def reduce(self) -> None:
         """See Gradients."""
         self.before.reduce()
-        gradients = self.before.collect()
-        parts = [gradients[index] for index in self.indices]
+        # Kept: a parameter that took no part in the loss has zeros that are made anew each time.
+        self.collected = self.before.collect()
+        parts = [self.collected[index] for index in self.indices]
+        if len(parts) == 1 and parts[0].is_contiguous():
+            dist.all_reduce(parts[0], group=self.group)
+            return
         together = torch.cat([part.reshape(-1) for part in parts])
         dist.all_reduce(together, group=self.group)
         for part, summed in zip(parts, torch.split(together, [part.numel() for part in parts]), strict=True):
@@ -40,10 +45,11 @@ class SummedGradients:
 
     def collect(self) -> Sequence[torch.Tensor]:
         """See Gradients."""
-        return self.before.collect()
+        return self.collected
 
     def release(self) -> None:
         """See Gradients."""
+        self.collected = ()
         self.before.release()
 
     def close(self) -> None:

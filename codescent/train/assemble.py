@@ -16,7 +16,7 @@ from codescent.build import chosen, model_shape
 from codescent.data.dataset import Dataset
 from codescent.data.loader import Loader, Sampler
 from codescent.models.initialize import draw_
-from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan
+from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import Gradients, Here, Strategy
 from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.strategies.summed import SummedGradients
@@ -79,6 +79,9 @@ def _with_memory(part: nn.Module, like: TensorPlan, device: torch.device) -> nn.
     """
     if like.apart:
         part.to(TORCH_DTYPE[like.weight_dtype])
+    for name in ("tokens_T", "rows_T"):  # which positions a divided model reads: no parameters, yet on the device
+        if isinstance(positions_T := getattr(part, name), torch.Tensor):
+            setattr(part, name, positions_T.to(device))
     return part.to_empty(device=device if like.gathered_from is Memory.DEVICE else "cpu")
 
 
@@ -155,7 +158,8 @@ def _compile(part: nn.Module, what: str) -> None:
 def _loader(config: Config, plan: Plan, world: World, dataset: Dataset, first_step: int) -> Loader:
     work, rank = plan.work, world.place.rank
     sampler = Sampler(config.run.seed, dataset.train.num_samples(work.seq_len), work.global_batch_size)
-    mine = [plan.samples(rank, number) for number in range(work.num_microbatches)]
+    loads = any(instruction.verb is Verb.LOAD for instruction in plan.schedule.programs[world.stage])
+    mine = [plan.samples(rank, number) for number in range(work.num_microbatches if loads else 0)]
     return Loader(
         dataset.train,
         sampler,

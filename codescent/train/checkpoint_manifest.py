@@ -20,7 +20,7 @@ from codescent.errors import UserError
 
 MANIFEST = "manifest.json"
 FORMAT = "codescent checkpoint"
-VERSION = 1
+VERSION = 2  # 1: before the rows of qkv were head by head
 THREADS = min(4, os.cpu_count() or 1)  # of hashing, reading and writing: all release the GIL
 ELEMENT_BYTES: dict[str, int] = {
     "F64": 8,

@@ -196,11 +196,14 @@ class Executor:
         training = [chunk.part.training for chunk in self.chunks]
         for chunk in self.chunks:
             chunk.part.train(False)
-        with torch.no_grad():
-            yield self._evaluate
-        self.messages.end()
-        for chunk, mode in zip(self.chunks, training, strict=True):
-            chunk.part.train(mode)
+        try:
+            with torch.no_grad():
+                yield self._evaluate
+            self.messages.end()
+        finally:
+            self.messages.forget()
+            for chunk, mode in zip(self.chunks, training, strict=True):
+                chunk.part.train(mode)
 
     def _evaluate(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
         stage, degree = self.world.stage, self.plan.mesh.pp
@@ -221,8 +224,8 @@ class Executor:
         return loss
 
     def sum_of_losses(self, loss: torch.Tensor) -> torch.Tensor:
-        """Over all the ranks, in place; of ranks that have computed the same loss the first counts."""
-        if self.plan.mesh.coordinates(self.world.place.rank)["tp"] > 0:
+        """Over all the ranks, in place; of ranks that have computed the same loss one counts."""
+        if not self.plan.counts_loss(self.world.place.rank):
             loss.zero_()
         return self.world.sum_over(loss, self.plan.mesh.joint(*AXES))
 
@@ -295,16 +298,19 @@ class Executor:
         made: list[tuple[torch.Tensor, torch.Tensor]] = [
             (weight, gradient) for weight, gradient in zip(weights, found, strict=True) if gradient is not None
         ]
-        chunk.put_off[number] = made, list(chunk.part.later)
+        later = list(chunk.part.later)
+        assert all(isinstance(weight, torch.nn.Parameter) for weight, _ in later), "a gradient that nobody would add"
+        chunk.put_off[number] = made, later
         chunk.part.later.clear()
 
     def _backward_weight(self, instruction: Instruction) -> None:
         """What was put off; all of the chunk's gradients arrive now, as in one backward pass."""
         chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
         made, later = chunk.put_off.pop(number)
-        made += [(weight, make()) for weight, make in later]
         self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk)
         torch.autograd.backward([weight for weight, _ in made], [gradient for _, gradient in made])
+        for weight, make in later:  # one after the other: what is complete leaves while the next is made
+            torch.autograd.backward([weight], [make()])
 
     def _send_activation(self, instruction: Instruction) -> None:
         self.messages.send(instruction, self.chunks[instruction.chunk].outputs[_microbatch(instruction)])
@@ -319,14 +325,12 @@ class Executor:
         self.chunks[instruction.chunk].coming_gradients[_microbatch(instruction)] = self.messages.receive(instruction)
 
     def _reduce(self, instruction: Instruction) -> None:
-        """The gradients, and the sums that every rank makes (of ranks with the same loss the first counts it)."""
+        """The gradients, and the sums that every rank makes: of the losses, and of the wishes to stop."""
         self.messages.end()
-        counted = float(self.plan.mesh.coordinates(self.world.place.rank)["tp"] == 0)
-        wish = torch.full_like(self.loss_sum, float(self.wish_to_stop()))
-        scalars = torch.stack((self.loss_sum * counted, wish))
-        self.world.sum_over(scalars, self.plan.mesh.joint(*AXES))
         self.gradients.reduce()
-        self.sums = scalars.cpu()
+        loss = self.loss_sum if self.plan.counts_loss(self.world.place.rank) else torch.zeros_like(self.loss_sum)
+        scalars = torch.stack((loss, torch.full_like(loss, float(self.wish_to_stop()))))
+        self.sums = self.world.sum_over(scalars, self.plan.mesh.joint(*AXES)).cpu()
 
     def _step(self, instruction: Instruction) -> None:
         self.grad_norm = self.optimizer.step(self.gradients.collect(), self.rate)

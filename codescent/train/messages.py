@@ -27,9 +27,16 @@ class Message:
         return self.memory
 
 
+MOST_SENT = 2
+"""Messages to one stage that may be on their way: gloo keeps what was sent until somebody waits for it. The lists do
+not deadlock even if every send waits for its receive (plan/pipeline), so waiting for older ones is safe."""
+
+
 class Messages:
-    """The mail of one stage. Nobody waits for a send, and for a message waits only who reads it: a receive is posted
-    when the list has reached the one before it, so that a message travels while its receiver still computes.
+    """The mail of one stage. For a message waits only who reads it, for a send only who has sent MOST_SENT more: on a
+    CPU a receive is posted when the list has reached the one before it, so that a message travels while its receiver
+    still computes. On CUDA it is posted in its place: a receive that waits on the device must not come before the work
+    that its sender waits for.
 
     A channel leads from one stage to one other and has a process group of its own: what is sent through it arrives in
     the order of both lists, and on NCCL a receive that waits holds up no send.
@@ -53,28 +60,32 @@ class Messages:
         self.stage, self.groups, self.ranks = stage, dict(groups), ranks
         self.dtype, self.device, self.shape = dtype, device, shape
         self.batch = 0
-        self.sent: list[tuple[Any, torch.Tensor]] = []
+        self.ahead = device.type == "cpu"
+        self.sent: dict[int, deque[tuple[Any, torch.Tensor]]] = {}
         self.awaited: dict[int, deque[Instruction]] = {}
         self.coming: dict[int, Message] = {}
 
     def begin(self, program: Iterable[Instruction], batch: int) -> None:
-        """Post the first receive of each channel. Every message of this program is of so many samples."""
+        """The receives of a list, the first of each channel posted. Every message of it is of so many samples."""
+        assert not self.coming, "a list ended with messages that nobody has read"
         self.batch = batch
         for instruction in program:
             if instruction.verb in RECEIVES:
                 assert instruction.peer is not None
                 self.awaited.setdefault(instruction.peer, deque()).append(instruction)
-        for peer in self.awaited:
+        for peer in self.awaited if self.ahead else ():
             self._post(peer)
 
     def send(self, instruction: Instruction, message: torch.Tensor) -> None:
-        """Send it on its way; it is kept until it has left."""
+        """Send it on its way; it is kept until it is known to have left."""
         assert instruction.verb in SENDS
         assert instruction.peer is not None
-        self.sent = [(work, kept) for work, kept in self.sent if not work.is_completed()]
+        sent = self.sent.setdefault(instruction.peer, deque())
+        if len(sent) == MOST_SENT:
+            sent.popleft()[0].wait()
         message = message.detach().contiguous()
         group = self.groups[f"pp[{self.stage},{instruction.peer}]"]
-        self.sent.append((dist.isend(message, self.ranks[instruction.peer], group=group), message))
+        sent.append((dist.isend(message, self.ranks[instruction.peer], group=group), message))
 
     def receive(self, instruction: Instruction) -> Message:
         """The message of this instruction, the next of its channel; it need not have arrived."""
@@ -82,16 +93,24 @@ class Messages:
         assert peer is not None
         expected = self.awaited[peer].popleft()
         assert expected == instruction, f"{expected} is next from stage {peer}, not {instruction}"
+        if not self.ahead:
+            return self._posted(peer)
         message = self.coming.pop(peer)
         self._post(peer)
         return message
 
     def end(self) -> None:
-        """Wait until everything that was sent has left."""
-        for work, _ in self.sent:
-            work.wait()
+        """The list is done: wait until everything that was sent has left."""
+        for sent in self.sent.values():
+            for work, _ in sent:
+                work.wait()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what is under way, after an error."""
         self.sent.clear()
         self.awaited.clear()
+        self.coming.clear()
 
     def close(self) -> None:
         """Let go of the process groups."""
@@ -99,6 +118,8 @@ class Messages:
 
     def _post(self, peer: int) -> None:
         if self.awaited[peer]:
-            memory = torch.empty(self.batch, *self.shape, dtype=self.dtype, device=self.device)
-            work = dist.irecv(memory, self.ranks[peer], group=self.groups[f"pp[{peer},{self.stage}]"])
-            self.coming[peer] = Message(work, memory)
+            self.coming[peer] = self._posted(peer)
+
+    def _posted(self, peer: int) -> Message:
+        memory = torch.empty(self.batch, *self.shape, dtype=self.dtype, device=self.device)
+        return Message(dist.irecv(memory, self.ranks[peer], group=self.groups[f"pp[{peer},{self.stage}]"]), memory)
