@@ -8,17 +8,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from codescent.errors import UserError
-from codescent.models import gpt2_shape
+from codescent.models import gpt2_shape, transformer_shape
 from codescent.models.gpt2_shape import GPT2Shape
+from codescent.models.transformer_shape import TransformerShape
 from codescent.plan.shard import Parameter
 
 if TYPE_CHECKING:
     from torch import nn
 
-Shape = GPT2Shape
+Shape = GPT2Shape | TransformerShape
 
-_SHAPES = {"gpt2": gpt2_shape}
-_MODULES = {"gpt2": ("codescent.models.gpt2", "GPT2")}
+_SHAPES = {"gpt2": gpt2_shape, "transformer": transformer_shape}
+_MODULES = {
+    "gpt2": ("codescent.models.gpt2", "GPT2"),
+    "transformer": ("codescent.models.transformer", "Transformer"),
+}
 KINDS = tuple(_SHAPES)
 SIZES = gpt2_shape.SIZES
 
@@ -37,13 +41,15 @@ def shape_of(
     bias: bool = True,
     dropout: float = 0.0,
     where: str = "model",
+    **options: str | bool,
 ) -> Shape:
-    """The shape that a preset and free sizes give (see `gpt2_shape.resolve`).
+    """The shape that a preset, free sizes and the kind's own options give (see `resolve` of each kind's shapes).
 
     Raises:
         UserError: unknown kind or preset, missing or impossible sizes: every problem at once.
     """
-    shape: Shape = _SHAPES[_known(kind)].resolve(sizes, preset, bias=bias, dropout=dropout, where=where)
+    resolve = _SHAPES[_known(kind)].resolve
+    shape: Shape = resolve(sizes, preset, bias=bias, dropout=dropout, where=where, **options)
     return shape
 
 
