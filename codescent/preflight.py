@@ -163,6 +163,8 @@ def _derived(config: Config, plan: Plan) -> dict[str, object]:
     decay_steps = config.train.num_steps if optimizer.decay_steps is None else optimizer.decay_steps
     workers = 1 if optimizer.scale_learning_rate == "none" else plan.mesh.dp
     return {
+        "model.kind": plan.work.kind,
+        "model.bias": any(tensor.parameter.name.endswith(".bias") for tensor in plan.tensors),
         "data.seq_len": config.model.seq_len if config.data.seq_len is None else config.data.seq_len,
         "optimizer.decay_steps (or train.num_steps)": None if optimizer.schedule == "constant" else decay_steps,
         "data-parallel ranks, by which optimizer.scale_learning_rate multiplies": workers,

@@ -13,6 +13,7 @@ from codescent import models
 from codescent.build import build
 from codescent.config import Config
 from codescent.models.initialize import initialize_
+from codescent.strategies import Here
 from codescent.strategies.recompute import Recompute, RecomputeOptions
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -28,7 +29,7 @@ def kept_and_gradients(what: str, precision: str, dropout: float = 0.0) -> tuple
     sizes = {name: values["model"].get(name) for name in models.SIZES} | {"vocab_size": 50}
     shape = models.shape_of("gpt2", sizes, dropout=dropout)  # type: ignore[arg-type]
     module = models.construct("gpt2", shape)
-    Recompute(RecomputeOptions(what)).divide(module, {}, plan)
+    Recompute(RecomputeOptions(what)).divide(module, Here(plan, 0, {}))
     module.to_empty(device="cpu")
     initialize_(module, 1, models.parameters_of("gpt2", shape))
     module.to(DTYPES[precision])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from forker import Forker
 from runs import codescent, losses, make_project, start, train
 
 from codescent.record import RunFolder
@@ -21,11 +22,11 @@ LONG = (
     "train.global_batch_size=64",
     "model.dropout=0.1",
 )
-LAYOUTS = {
-    "one": ("--ranks", "1"),
-    "two": ("--ranks", "2"),
-    "pp": ("parallel.pp=2", "train.microbatch_size=16", "--ranks", "2"),
-    "dp_shard": ("parallel.dp_shard=2", "--ranks", "2"),
+LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "one": (1, ()),
+    "two": (2, ()),
+    "pp": (2, ("parallel.pp=2", "train.global_batch_size=32", "train.microbatch_size=16")),
+    "dp_shard": (2, ("parallel.dp_shard=2", "train.global_batch_size=16")),
 }
 
 
@@ -51,9 +52,10 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_kill_and_resume_is_bitwise(project: Path, layout: str) -> None:
-    words = (*LONG, *LAYOUTS[layout])
-    expected = train(project, f"whole-{layout}", *words)
+def test_kill_and_resume_is_bitwise(project: Path, forker: Forker, layout: str) -> None:
+    ranks, keys = LAYOUTS[layout]
+    expected = forker.train(project, f"whole-{layout}", ranks, *LONG, *keys)
+    words = (*LONG, *keys, "--ranks", str(ranks))
     name = f"killed-{layout}"
     process = start(project, "train", "run.toml", f"run.name={name}", *words)
     wait_for_step(process, project / "runs" / name, 50)
@@ -83,9 +85,11 @@ def test_kill_and_resume_is_bitwise(project: Path, layout: str) -> None:
         pytest.param("dp_shard", signal.SIGTERM, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_saves_and_leaves_no_process(project: Path, layout: str, number: int) -> None:
+def test_a_signal_saves_and_leaves_no_process(project: Path, forker: Forker, layout: str, number: int) -> None:
     name = f"stopped-{layout}-{number}"
-    words = (*LONG, "train.num_steps=100000", "optimizer.decay_steps=120", *LAYOUTS[layout])
+    ranks, keys = LAYOUTS[layout]
+    keys = (*LONG, *keys, "train.num_steps=100000", "optimizer.decay_steps=120")
+    words = (*keys, "--ranks", str(ranks))
     process = start(project, "train", "run.toml", f"run.name={name}", *words, start_new_session=True)
     wait_for_step(process, project / "runs" / name, 30)
     children = family(process)
@@ -100,7 +104,9 @@ def test_a_signal_saves_and_leaves_no_process(project: Path, layout: str, number
     assert (run.checkpoints / f"step_{stop['step']:08}").is_dir()
     again = train(project, name, *words, f"train.num_steps={stop['step'] + 5}", "--resume")
     assert [row["step"] for row in again.read_metrics()] == list(range(1, stop["step"] + 6))
-    undisturbed = train(project, f"undisturbed-{layout}-{number}", *words, f"train.num_steps={stop['step'] + 5}")
+    undisturbed = forker.train(
+        project, f"undisturbed-{layout}-{number}", ranks, *keys, f"train.num_steps={stop['step'] + 5}"
+    )
     assert losses(again) == losses(undisturbed)
 
 

@@ -44,7 +44,9 @@ CASES: list[dict[str, Any]] = [
 
 
 def shape_of(case: dict[str, Any]) -> TransformerShape:
-    shape = models.shape_of("transformer", SIZES, **case["options"])
+    options = dict(case["options"])
+    dropout = options.pop("dropout", 0.0)
+    shape = models.shape_of("transformer", SIZES | options, dropout=dropout)
     assert isinstance(shape, TransformerShape)
     return shape
 
@@ -69,6 +71,7 @@ def plan_of(case: dict[str, Any]) -> Plan:
         dropout=shape.dropout,
         head_chunk_tokens=CHUNK,
         streams=shape.streams,
+        encoder_layers=shape.num_encoder_layers,
     )
     strategy, ask = TensorParallel(TensorOptions(case["splits"], case["recompute"])), Ask(mesh, work, DEGREE, None)
     assert not list(strategy.refuse(ask))

@@ -1,30 +1,46 @@
-"""In: a kind of model ("gpt2") and its sizes. Out: its shape, its declared parameters, its module.
+"""In: a kind of model (one of KINDS) and its sizes. Out: its shape, its declared parameters, its module.
 Does not import torch until a module is constructed: planning and `--help` never wait for it."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from codescent.errors import UserError
-from codescent.models import gpt2_shape, transformer_shape
+from codescent.models import gpt2_shape, llama_shape, transformer_shape
 from codescent.models.gpt2_shape import GPT2Shape
+from codescent.models.llama_shape import LlamaShape
+from codescent.models.shape import Size
 from codescent.models.transformer_shape import TransformerShape
 from codescent.plan.shard import Parameter
 
 if TYPE_CHECKING:
     from torch import nn
 
-Shape = GPT2Shape | TransformerShape
+Shape = GPT2Shape | LlamaShape | TransformerShape
 
-_SHAPES = {"gpt2": gpt2_shape, "transformer": transformer_shape}
+_SHAPES: dict[str, Any] = {"gpt2": gpt2_shape, "llama": llama_shape, "transformer": transformer_shape}
 _MODULES = {
     "gpt2": ("codescent.models.gpt2", "GPT2"),
+    "llama": ("codescent.models.llama", "Llama"),
     "transformer": ("codescent.models.transformer", "Transformer"),
 }
+_KIND_OF_PRESET = {preset: kind for kind, module in _SHAPES.items() for preset in module.PRESETS}
 KINDS = tuple(_SHAPES)
-SIZES = gpt2_shape.SIZES
+GENERATING = ("gpt2", "llama")
+"""Kinds whose models continue a text (see models/generate)."""
+SIZES = tuple(dict.fromkeys(size for module in _SHAPES.values() for size in module.SIZES))
+"""Of all kinds together; a kind refuses those that it has not."""
+
+
+def kind_of(kind: str | None, preset: str | None) -> str:
+    """The kind that is meant: the one that is named, else the preset's (or of the preset most like it), else gpt2."""
+    if kind is not None:
+        return kind
+    near = difflib.get_close_matches(preset or "", _KIND_OF_PRESET, n=1)
+    return _KIND_OF_PRESET[near[0]] if near else KINDS[0]
 
 
 def _known(kind: str) -> str:
@@ -35,21 +51,22 @@ def _known(kind: str) -> str:
 
 def shape_of(
     kind: str,
-    sizes: Mapping[str, int | None],
+    sizes: Mapping[str, Size | None],
     preset: str | None = None,
     *,
-    bias: bool = True,
+    bias: bool | None = None,
     dropout: float = 0.0,
     where: str = "model",
-    **options: str | bool,
 ) -> Shape:
-    """The shape that a preset, free sizes and the kind's own options give (see `resolve` of each kind's shapes).
+    """The shape that a preset and free sizes give (see `resolve` of each kind's shapes).
 
     Raises:
         UserError: unknown kind or preset, missing or impossible sizes: every problem at once.
     """
-    resolve = _SHAPES[_known(kind)].resolve
-    shape: Shape = resolve(sizes, preset, bias=bias, dropout=dropout, where=where, **options)
+    other = _KIND_OF_PRESET.get(preset or "", kind)
+    if _known(kind) != other:
+        raise UserError(f'{where}.preset: {preset!r} is a preset of {where}.kind = "{other}", not of "{kind}"')
+    shape: Shape = _SHAPES[kind].resolve(sizes, preset, bias=bias, dropout=dropout, where=where)
     return shape
 
 
@@ -63,6 +80,22 @@ def forward_flops(kind: str, shape: Shape, seq_len: int) -> tuple[float, ...]:
     """FLOPs of a forward pass per token at each depth (see `Parameter.depths`)."""
     flops: tuple[float, ...] = _SHAPES[_known(kind)].forward_flops(shape, seq_len)
     return flops
+
+
+def streams_of(shape: Shape) -> tuple[int, ...]:
+    """Lengths of the sequences that a sample is made of, one after the other; empty where it is one."""
+    return shape.streams if isinstance(shape, TransformerShape) else ()
+
+
+def encoder_layers(shape: Shape) -> int:
+    """Layers, in front, that read the first of several sequences alone; 0: there is no such."""
+    return shape.num_encoder_layers if isinstance(shape, TransformerShape) else 0
+
+
+def refused(shape: Shape) -> Mapping[str, str]:
+    """Axes of the mesh that the model does not go with, and other keys of [parallel] that it does not where tp > 1;
+    and why."""
+    return shape.refuses if isinstance(shape, TransformerShape) else {}
 
 
 def construct(

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from codescent.models.gpt2_shape import GPT2Shape
+from codescent.models.shape import Shape
 
-# Shapes: B rows (prompts), T new positions, S slots, H heads, K head_dim.
+# Shapes: B rows (prompts), T new positions, S slots, H heads of keys and values, K head_dim.
 
 
 class LayerCache:
@@ -37,10 +37,10 @@ class KVCache:
     are real; what lies behind them is never read and is overwritten by that row's next tokens.
     """
 
-    def __init__(self, shape: GPT2Shape, num_rows: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, shape: Shape, num_rows: int, device: torch.device, dtype: torch.dtype) -> None:
         self.seq_len = shape.seq_len
         self.lengths = [0] * num_rows
-        size = (num_rows, shape.seq_len, shape.num_heads, shape.head_dim)
+        size = (num_rows, shape.seq_len, shape.num_kv_heads, shape.head_dim)
         self.layers = [
             LayerCache(torch.zeros(size, device=device, dtype=dtype), torch.zeros(size, device=device, dtype=dtype))
             for _ in range(shape.num_layers)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from codescent.errors import UserError
 from codescent.models.cache import KVCache
+from codescent.models.decoder import Decoder
 from codescent.models.dropout import sample_keys
-from codescent.models.gpt2 import GPT2
 
 # Shapes: B rows (prompts that are not finished), T positions, V vocab_size.
 
@@ -50,8 +50,9 @@ class Choice:
 def context_start(length: int, seq_len: int) -> int:
     """How many of the oldest tokens of a text of `length` tokens the model no longer sees.
 
-    Positions are absolute, so a shifted window has to be read anew. It is shifted by a quarter of seq_len at a time:
-    the model sees between 3/4 and all of seq_len tokens, and reads anew once in seq_len / 4 tokens.
+    Keys are those of absolute positions (learned, or turned by them), so a shifted window has to be read anew. It is
+    shifted by a quarter of seq_len at a time: the model sees between 3/4 and all of seq_len tokens, and reads anew once
+    in seq_len / 4 tokens.
     """
     stride = max(1, seq_len // 4)
     return max(0, -(-(length - seq_len) // stride) * stride)
@@ -105,7 +106,7 @@ class _Row:
 class _Reader:
     """The model and the cache of the rows that are not finished. The cache lacks only each row's last token."""
 
-    def __init__(self, module: GPT2, rows: list[_Row]) -> None:
+    def __init__(self, module: Decoder, rows: list[_Row]) -> None:
         self.module, self.rows = module, rows
         self.seq_len = module.shape.seq_len
         self.device = module.tok.weight.device
@@ -173,7 +174,7 @@ def generate(
     those that the model would give without a cache, to rounding.
 
     Args:
-        module: a GPT2; it is in evaluation mode while the generator runs.
+        module: a Decoder; it is in evaluation mode while the generator runs.
         prompts: token ids, at least one each; lengths may differ and may exceed seq_len (see `context_start`).
         max_new_tokens: at the most, for each prompt.
         temperature: see Choice.
@@ -189,7 +190,7 @@ def generate(
     Raises:
         UserError: values that cannot be used, all at once; logits that are not finite.
     """
-    assert isinstance(module, GPT2)
+    assert isinstance(module, Decoder)
     choice = Choice(temperature, top_k, top_p, seed)
     problems = [*choice.problems(), *(f"prompt {n}: no tokens" for n, prompt in enumerate(prompts) if not prompt)]
     if max_new_tokens < 1:
@@ -200,7 +201,7 @@ def generate(
 
 
 def _generate(
-    module: GPT2,
+    module: Decoder,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     choice: Choice,

@@ -3,12 +3,12 @@ Does not import torch and allocates nothing: the planner reads it, and the modul
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from codescent.errors import UserError
+from codescent.models.shape import WEIGHT_STD, Size, fill, linear, norm, wrong_sizes
 from codescent.plan.shard import Parameter, Role
 
 # OpenAI's sizes (Radford et al. 2019, table 2, as released): ffn_dim is 4 * hidden_dim in all of them.
@@ -20,7 +20,6 @@ PRESETS: dict[str, dict[str, int]] = {
 }
 
 SIZES = ("num_layers", "num_heads", "hidden_dim", "ffn_dim", "vocab_size", "seq_len")
-WEIGHT_STD = 0.02
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,17 @@ class GPT2Shape:
         """Channels of one attention head."""
         return self.hidden_dim // self.num_heads
 
+    @property
+    def num_kv_heads(self) -> int:
+        """Every head has its own keys and values."""
+        return self.num_heads
+
 
 def resolve(
-    sizes: Mapping[str, int | None],
+    sizes: Mapping[str, Size | None],
     preset: str | None = None,
     *,
-    bias: bool = True,
+    bias: bool | None = None,
     dropout: float = 0.0,
     where: str = "model",
 ) -> GPT2Shape:
@@ -55,54 +59,20 @@ def resolve(
     Args:
         sizes: any of SIZES; None or absent means the preset's. `ffn_dim` is 4 * hidden_dim unless given.
         preset: a key of PRESETS, or None: then every size but ffn_dim must be given.
-        bias: whether linear layers and norms have a bias.
+        bias: whether linear layers and norms have a bias; None: they have.
         dropout: probability in [0, 1).
         where: how the user wrote these keys, for the messages.
 
     Raises:
         UserError: every problem at once.
     """
-    problems = [f"{where}.{name}: no such size; sizes are {', '.join(SIZES)}" for name in sizes if name not in SIZES]
-    if preset is not None and preset not in PRESETS:
-        problems.append(f"{where}.preset: {_unknown_preset(preset)}")
-        raise UserError(*problems)
-    full: dict[str, int] = dict(PRESETS[preset]) if preset is not None else {}
-    full.update({name: size for name, size in sizes.items() if size is not None and name in SIZES})
+    full, problems = fill("gpt2", sizes, preset, PRESETS, SIZES, where)
     if "ffn_dim" not in full and "hidden_dim" in full:
         full["ffn_dim"] = 4 * full["hidden_dim"]
-    missing = [name for name in SIZES if name not in full and name != "ffn_dim"]
-    if missing:
-        keys = ", ".join(f"{where}.{name}" for name in missing)
-        problems.append(f"{keys}: not given; give them, or {where}.preset (one of {', '.join(PRESETS)})")
-    problems += [
-        f"{where}.{name}: {size} is not a size; it must be at least 1" for name, size in full.items() if size < 1
-    ]
-    if not 0.0 <= dropout < 1.0:
-        problems.append(f"{where}.dropout: {dropout} is not a probability in [0, 1)")
-    heads, width = full.get("num_heads", 0), full.get("hidden_dim", 0)
-    if heads > 0 and width > 0 and width % heads:
-        problems.append(f"{where}.num_heads: {_indivisible(heads, width, where)}")
+    problems += wrong_sizes(full, [name for name in SIZES if name != "ffn_dim"], PRESETS, dropout, where)
     if problems:
         raise UserError(*problems)
-    return GPT2Shape(**full, bias=bias, dropout=dropout)
-
-
-def _unknown_preset(preset: str) -> str:
-    near = difflib.get_close_matches(preset, PRESETS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"there is no preset {preset!r}{hint} Presets: {', '.join(PRESETS)}"
-
-
-def _indivisible(heads: int, width: int, where: str) -> str:
-    divisors = [number for number in range(1, width + 1) if width % number == 0]
-    below = max(number for number in divisors if number < heads) if heads > 1 else 1
-    above = min((number for number in divisors if number > heads), default=below)
-    near_heads = " or ".join(str(number) for number in sorted({below, above}))
-    near_widths = " or ".join(str(number) for number in (width // heads * heads, -(-width // heads) * heads) if number)
-    return (
-        f"{heads} heads do not divide {where}.hidden_dim = {width}; nearest: "
-        f"num_heads = {near_heads} for this width, hidden_dim = {near_widths} for these heads"
-    )
+    return GPT2Shape(**full, bias=bias is not False, dropout=dropout)
 
 
 def parameters(shape: GPT2Shape) -> tuple[Parameter, ...]:
@@ -121,28 +91,13 @@ def _parameters(shape: GPT2Shape) -> Iterator[Parameter]:
     yield Parameter("pos.weight", (shape.seq_len, width), Role.POSITION, WEIGHT_STD, depths=(0,))
     for layer in range(shape.num_layers):
         at, depth = f"blocks.{layer}", layer + 1
-        yield from _norm(f"{at}.norm_1", shape, depth)
-        yield from _linear(f"{at}.attn.qkv", width, 3 * width, Role.COLUMN, WEIGHT_STD, shape.bias, depth)
-        yield from _linear(f"{at}.attn.out", width, width, Role.ROW, residual_std, shape.bias, depth)
-        yield from _norm(f"{at}.norm_2", shape, depth)
-        yield from _linear(f"{at}.mlp.up", width, ffn, Role.COLUMN, WEIGHT_STD, shape.bias, depth)
-        yield from _linear(f"{at}.mlp.down", ffn, width, Role.ROW, residual_std, shape.bias, depth)
-    yield from _norm("norm", shape, end)
-
-
-def _norm(name: str, shape: GPT2Shape, depth: int) -> Iterator[Parameter]:
-    yield Parameter(f"{name}.weight", (shape.hidden_dim,), Role.NORM, mean=1.0, depths=(depth,))
-    if shape.bias:
-        yield Parameter(f"{name}.bias", (shape.hidden_dim,), Role.NORM, depths=(depth,))
-
-
-def _linear(
-    name: str, inputs: int, outputs: int, role: Role, std: float, bias: bool, depth: int
-) -> Iterator[Parameter]:
-    yield Parameter(f"{name}.weight", (outputs, inputs), role, std, depths=(depth,))
-    if bias:
-        bias_role = Role.BIAS_COLUMN if role is Role.COLUMN else Role.BIAS_ROW
-        yield Parameter(f"{name}.bias", (outputs,), bias_role, depths=(depth,))
+        yield from norm(f"{at}.norm_1", width, shape.bias, depth)
+        yield from linear(f"{at}.attn.qkv", width, 3 * width, Role.COLUMN, WEIGHT_STD, shape.bias, depth)
+        yield from linear(f"{at}.attn.out", width, width, Role.ROW, residual_std, shape.bias, depth)
+        yield from norm(f"{at}.norm_2", width, shape.bias, depth)
+        yield from linear(f"{at}.mlp.up", width, ffn, Role.COLUMN, WEIGHT_STD, shape.bias, depth)
+        yield from linear(f"{at}.mlp.down", ffn, width, Role.ROW, residual_std, shape.bias, depth)
+    yield from norm("norm", width, shape.bias, end)
 
 
 def forward_flops(shape: GPT2Shape, seq_len: int) -> tuple[float, ...]:

@@ -162,14 +162,14 @@ class GeluLinear(torch.autograd.Function):
         d_y_ND = d_y_BTD.flatten(0, -2)
         d_weight_DF = None
         if ctx.later is not None:
-            ctx.later.append((ctx.parameter, lambda: d_y_ND.t() @ _apart(value_BTF.flatten(0, -2))))
+            ctx.later.append((ctx.parameter, lambda: d_y_ND.t() @ apart(value_BTF.flatten(0, -2))))
         else:
-            d_weight_DF = d_y_ND.t() @ _apart(value_BTF.flatten(0, -2))
-        d_h_BTF = (d_y_ND @ _apart(weight_DF)).view_as(slope_BTF).mul_(slope_BTF)
+            d_weight_DF = d_y_ND.t() @ apart(value_BTF.flatten(0, -2))
+        d_h_BTF = (d_y_ND @ apart(weight_DF)).view_as(slope_BTF).mul_(slope_BTF)
         return d_h_BTF, d_weight_DF, d_y_ND.sum(0) if ctx.needs_input_grad[2] else None, None, None
 
 
-def _apart(matrix: Tensor) -> Tensor:
+def apart(matrix: Tensor) -> Tensor:
     """The matrix, copied with its rows a cache line further apart where a product would find them in each other's way.
 
     oneDNN's fp32 kernels read a few columns of many rows. Where these are three or five pages apart (the feed-forward

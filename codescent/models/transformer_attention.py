@@ -42,10 +42,11 @@ class SelfAttention(nn.Module):
             keys_B: keys of the dropout of the attention probabilities; None drops nothing.
         """
         qkv_BTE = self.qkv(x_BTD)
+        qkv_BTH3K = qkv_BTE.unflatten(2, (-1, 3, self.head_dim))
         if self.causal and padding_BT is None and keys_B is None:
-            y_BTD = causal_attention(qkv_BTE, self.head_dim, self.recompute)
+            y_BTD = causal_attention(qkv_BTH3K, self.recompute)
         else:
-            q_BTHK, k_BTHK, v_BTHK = qkv_BTE.unflatten(2, (-1, 3, self.head_dim)).unbind(3)
+            q_BTHK, k_BTHK, v_BTHK = qkv_BTH3K.unbind(3)
             hidden = _hidden(qkv_BTE, padding_BT, causal=self.causal)
             y_BTD = attend(q_BTHK, k_BTHK, v_BTHK, hidden, keys_B, self.dropout, self.first_head)
         out_BTD: Tensor = self.out(y_BTD)

@@ -3,18 +3,19 @@ Does not import torch and allocates nothing: the planner reads it, and the modul
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from codescent.errors import UserError
+from codescent.models.shape import Size, fill, wrong_sizes
 from codescent.plan.shard import Parameter, Role
 
 # Vaswani et al. 2017, table 3; the base is torch.nn.Transformer's default. Their vocabulary of pairs of bytes has
 # "about 37000 tokens" (section 5.1). Lengths are not theirs: sinusoidal positions know no longest sequence.
-_BASE = {
+_BASE: dict[str, Any] = {
     "num_encoder_layers": 6,
     "num_decoder_layers": 6,
     "num_heads": 8,
@@ -24,12 +25,11 @@ _BASE = {
     "source_len": 256,
     "target_len": 256,
 }
-PRESETS: dict[str, dict[str, int]] = {
+PRESETS: dict[str, dict[str, Any]] = {
     "transformer-base": _BASE,
     "transformer-big": _BASE | {"num_heads": 16, "hidden_dim": 1024, "ffn_dim": 4096},
 }
 
-SIZES = tuple(_BASE)
 _SOURCE, _TARGET = 0, 1  # numbers of `streams`
 OPTIONS: dict[str, tuple[str, ...]] = {
     "norm": ("last", "first"),
@@ -37,6 +37,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "embedding": ("tied", "untied", "none"),
 }
 """Options that are words, with the values that there are, the default first."""
+SIZES = (*_BASE, *OPTIONS, "causal")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,11 @@ class TransformerShape:
         return self.num_encoder_layers + self.num_decoder_layers
 
     @property
+    def num_kv_heads(self) -> int:
+        """Every head has its own keys and values."""
+        return self.num_heads
+
+    @property
     def head_dim(self) -> int:
         """Channels of one attention head."""
         return self.hidden_dim // self.num_heads
@@ -101,75 +107,43 @@ class TransformerShape:
 
 
 def resolve(
-    sizes: Mapping[str, int | None],
+    sizes: Mapping[str, Size | None],
     preset: str | None = None,
     *,
-    bias: bool = True,
+    bias: bool | None = None,
     dropout: float = 0.0,
     where: str = "model",
-    norm: str = "last",
-    activation: str = "relu",
-    causal: bool = True,
-    embedding: str = "tied",
 ) -> TransformerShape:
     """The shape that a preset and free sizes give; a size that is given wins over the preset's.
 
     Args:
-        sizes: any of SIZES; None or absent means the preset's. `ffn_dim` is 4 * hidden_dim unless given.
+        sizes: any of SIZES; None or absent means the preset's. Where nothing says otherwise, `ffn_dim` is 4 *
+            hidden_dim, and options are TransformerShape's.
         preset: a key of PRESETS, or None: then every size but ffn_dim must be given (without embedding, vocab_size
             is not asked for either: it is 0).
-        bias: whether linear layers and norms have a bias.
+        bias: whether linear layers and norms have a bias; None: they have.
         dropout: probability in [0, 1).
         where: how the user wrote these keys, for the messages.
-        norm, activation, causal, embedding: see `TransformerShape` and OPTIONS.
 
     Raises:
         UserError: every problem at once.
     """
-    problems = [f"{where}.{name}: no such size; sizes are {', '.join(SIZES)}" for name in sizes if name not in SIZES]
-    words = {"norm": norm, "activation": activation, "embedding": embedding}
-    problems += [
-        f"{where}.{name}: {value!r} is none of {', '.join(OPTIONS[name])}"
-        for name, value in words.items()
-        if value not in OPTIONS[name]
-    ]
-    if preset is not None and preset not in PRESETS:
-        near = difflib.get_close_matches(preset, PRESETS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UserError(*problems, f"{where}.preset: there is no preset {preset!r}{hint} Presets: {', '.join(PRESETS)}")
-    full: dict[str, int] = dict(PRESETS[preset]) if preset is not None else {}
-    full.update({name: size for name, size in sizes.items() if size is not None and name in SIZES})
+    full, problems = fill("transformer", sizes, preset, PRESETS, SIZES, where)
     if "ffn_dim" not in full and "hidden_dim" in full:
         full["ffn_dim"] = 4 * full["hidden_dim"]
-    asked = [name for name in SIZES if name != "ffn_dim" and (embedding != "none" or name != "vocab_size")]
-    problems += _wrong_sizes(full, asked, where)
-    if not 0.0 <= dropout < 1.0:
-        problems.append(f"{where}.dropout: {dropout} is not a probability in [0, 1)")
+    embeds = full.get("embedding") != "none"
+    asked = [name for name in _BASE if name != "ffn_dim" and (embeds or name != "vocab_size")]
+    problems += wrong_sizes(full, asked, PRESETS, dropout, where)
+    problems += [
+        f"{where}.{name}: {full[name]!r} is none of {', '.join(words)}"
+        for name, words in OPTIONS.items()
+        if full.get(name, words[0]) not in words
+    ]
     if problems:
         raise UserError(*problems)
-    if embedding == "none":
+    if not embeds:
         full["vocab_size"] = 0
-    return TransformerShape(
-        **full, bias=bias, dropout=dropout, norm=norm, activation=activation, causal=causal, embedding=embedding
-    )
-
-
-def _wrong_sizes(full: Mapping[str, int], asked: list[str], where: str) -> Iterator[str]:
-    missing = [name for name in asked if name not in full]
-    if missing:
-        keys = ", ".join(f"{where}.{name}" for name in missing)
-        yield f"{keys}: not given; give them, or {where}.preset (one of {', '.join(PRESETS)})"
-    for name, size in full.items():
-        if size < 1:
-            yield f"{where}.{name}: {size} is not a size; it must be at least 1"
-    heads, width = full.get("num_heads", 0), full.get("hidden_dim", 0)
-    if heads > 0 and width > 0 and width % heads:
-        divisors = [number for number in range(1, width + 1) if width % number == 0]
-        near = sorted({max(d for d in divisors if d < heads), min((d for d in divisors if d > heads), default=width)})
-        yield (
-            f"{where}.num_heads: {heads} heads do not divide {where}.hidden_dim = {width}; nearest: num_heads = "
-            f"{' or '.join(map(str, near))} for this width, hidden_dim = {-(-width // heads) * heads} for these heads"
-        )
+    return TransformerShape(**full, bias=bias is not False, dropout=dropout)
 
 
 def parameters(shape: TransformerShape) -> tuple[Parameter, ...]:

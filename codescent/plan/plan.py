@@ -25,6 +25,7 @@ class Work:
     `forward_flops` are those of a forward pass per token at each depth: embedding, blocks, head. The head makes logits
     of `head_chunk_tokens` tokens at a time; 0: of all. `streams` are the lengths of a sample's sequences, one after the
     other in its `seq_len` positions, where these are several (source and target): the loss is of the last.
+    `encoder_layers` in front read the first of them alone.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Work:
     dropout: float = 0.0
     head_chunk_tokens: int = 0
     streams: tuple[int, ...] = ()
+    encoder_layers: int = 0
 
     @property
     def tokens(self) -> int:

@@ -25,7 +25,7 @@ class Memory(StrEnum):
 class Role(StrEnum):
     """What a parameter does in its model: all that a strategy may know of it."""
 
-    COLUMN = "column"  # the output dim of a matrix may be split (attn.qkv, mlp.up)
+    COLUMN = "column"  # the output dim of a matrix may be split (attn.qkv, mlp.up, mlp.gate_up)
     ROW = "row"  # the input dim of a matrix may be split (attn.out, mlp.down)
     VOCAB = "vocab"  # the vocabulary dim of an embedding or head may be split
     POSITION = "position"  # an embedding of positions

@@ -32,8 +32,8 @@ class Recompute:
     """Activation checkpointing.
 
     full: of a block only its input is kept (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"): one
-    more forward pass of the blocks, 4/3 of the FLOPs. selective: GELU and attention probabilities, the largest
-    activations for the fewest FLOPs (Korthikanti et al. 2022, "Reducing Activation Recomputation", section 5).
+    more forward pass of the blocks, 4/3 of the FLOPs. selective: GELU or SwiGLU, and attention probabilities, the
+    largest activations for the fewest FLOPs (Korthikanti et al. 2022, "Reducing Activation Recomputation", section 5).
     """
 
     axis = ""

@@ -54,7 +54,7 @@ def assemble(config: Config, plan: Plan, world: World, dataset: Dataset, first_s
     strategies, here = chosen(config.parallel), Here(plan, world.place.rank, world.groups)
     parts = []
     for depths in plan.schedule.parts(world.stage):
-        part = models.construct(config.model.kind, shape, config.train.head_chunk_tokens, "meta", depths)
+        part = models.construct(plan.work.kind, shape, config.train.head_chunk_tokens, "meta", depths)
         part.to(TORCH_DTYPE[WIDE[config.train.precision]])
         for strategy in strategies:
             strategy.divide(part, here)
