@@ -430,7 +430,10 @@ def test_products_that_are_put_off_are_the_same() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"sizes": {**SIZES, "num_heads": 5}}, ["5 heads do not divide", "num_heads = 4 or 6", "hidden_dim = 20 or 25"]),
+        (
+            {"sizes": {**SIZES, "num_heads": 5}},
+            ["5 heads do not divide", "num_heads = 4 or 6", "hidden_dim = 20 or 25"],
+        ),
         ({"sizes": {"num_heads": 8}}, ["model.num_encoder_layers", "transformer-base"]),
         ({"sizes": {}, "preset": "transformer-bse"}, ["did you mean 'transformer-base'"]),
         ({"sizes": {**SIZES, "seq_len": 3}}, ["model.seq_len: transformer has no such size"]),
