@@ -108,6 +108,12 @@ def test_a_cut_that_leaves_a_side_without_a_part_is_refused() -> None:
         (MODEL, 1, {"parallel": BETWEEN}, ["parallel.pp = 1 nothing is cut", "parallel.pp = 2"]),
         (MODEL, 4, {"parallel": {"tp": 4}}, ["2 heads do not divide into 4 parts"]),
         (MODEL, 1, {"log": {"sample_tokens": 5}}, ["log.sample_tokens = 5", "gpt2 and llama alone"]),
+        (
+            MODEL,
+            1,
+            {"train": {"compile": "blocks", "global_batch_size": 16}},
+            ['train.compile = "blocks"', 'take train.compile = "none"'],
+        ),
         (MODEL | {"num_layers": 3, "seq_len": 9}, 1, {}, ["model.num_layers: transformer has no such size"]),
         (MODEL | {"preset": "gpt2"}, 1, {}, ["a preset of model.kind"]),
         ({"preset": "gpt2", "norm": "first"}, 1, {}, ["model.norm: gpt2 has no such size"]),

@@ -31,6 +31,8 @@ _KIND_OF_PRESET = {preset: kind for kind, module in _SHAPES.items() for preset i
 KINDS = tuple(_SHAPES)
 GENERATING = ("gpt2", "llama")
 """Kinds whose models continue a text (see models/generate)."""
+COMPILING = ("gpt2", "llama")
+"""Kinds whose compiled modules give the losses of those that are not."""
 SIZES = tuple(dict.fromkeys(size for module in _SHAPES.values() for size in module.SIZES))
 """Of all kinds together; a kind refuses those that it has not."""
 
