@@ -97,8 +97,8 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         )
     if config.train.compile != "none" and kind not in models.COMPILING:
         problems.append(
-            f'train.compile = "{config.train.compile}": model.kind = "{kind}" has losses that are not finite when it is '
-            'compiled for a CPU, and nobody has found out why yet; take train.compile = "none"'
+            f'train.compile = "{config.train.compile}": model.kind = "{kind}" has losses that are not finite when '
+            'it is compiled for a CPU, and nobody has found out why yet; take train.compile = "none"'
         )
     strategies, ask = chosen(config.parallel), Ask(mesh, work, world_size, config.train.microbatch_size)
     problems += [problem for strategy in strategies for problem in strategy.refuse(ask)]
