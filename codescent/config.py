@@ -95,15 +95,18 @@ class Run(Section):
 class Model(Section):
     """What is trained. A size left at auto is the preset's."""
 
-    kind: Literal["gpt2", "llama"] | None = Field(
+    kind: Literal["gpt2", "llama", "transformer"] | None = Field(
         None, description="family of models; auto: the preset's, without one gpt2"
     )
     preset: Text | None = Field(
         None,
         description="published sizes: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama3-8b, llama3-70b, llama3.1-8b, "
-        "llama3.1-70b or llama3.1-405b; or llama-tiny; auto: none, sizes are given here",
+        "llama3.1-70b, llama3.1-405b, transformer-base or transformer-big; or llama-tiny; auto: none, sizes are given "
+        "here",
     )
-    num_layers: int | None = Field(None, ge=1, le=10_000, description="transformer blocks")
+    num_layers: int | None = Field(None, ge=1, le=10_000, description="blocks (gpt2, llama)")
+    num_encoder_layers: int | None = Field(None, ge=1, le=10_000, description="layers of the encoder (transformer)")
+    num_decoder_layers: int | None = Field(None, ge=1, le=10_000, description="layers of the decoder (transformer)")
     num_heads: int | None = Field(None, ge=1, le=10_000, description="attention heads; must divide hidden_dim")
     num_kv_heads: int | None = Field(
         None,
@@ -122,7 +125,11 @@ class Model(Section):
         None, ge=1, description="rows of the token embedding; auto without a preset: the tokenizer's"
     )
     seq_len: int | None = Field(
-        None, ge=1, description="longest sequence in tokens; of gpt2 the rows of the position embedding"
+        None, ge=1, description="longest sequence in tokens (gpt2, llama); of gpt2 the rows of the position embedding"
+    )
+    source_len: int | None = Field(None, ge=1, description="tokens that the encoder reads of a sample (transformer)")
+    target_len: int | None = Field(
+        None, ge=1, description="tokens that follow those, read and continued by the decoder (transformer)"
     )
     rope_theta: float | None = Field(
         None, ge=1, description="base of the rotary frequencies (llama); auto without a preset: 10000.0"
@@ -133,9 +140,25 @@ class Model(Section):
     tie_head: bool | None = Field(
         None, description="the head reads the token embedding (llama; gpt2's always does); auto: false"
     )
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of activations dropped while training (gpt2)")
+    norm: Literal["last", "first"] | None = Field(
+        None, description="where a layer's norms are (transformer): after each sum, or before each part; auto: last"
+    )
+    activation: Literal["relu", "gelu"] | None = Field(None, description="inside the MLP (transformer); auto: relu")
+    causal: bool | None = Field(
+        None, description="a position of the target sees earlier ones only (transformer); auto: true"
+    )
+    embedding: Literal["tied", "untied", "none"] | None = Field(
+        None,
+        description="one matrix for source, target and head, or three (transformer); none, for vectors, is not served "
+        "yet; auto: tied",
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="share of activations dropped while training (gpt2, transformer)"
+    )
     bias: bool | None = Field(
-        None, description="biases in linear layers and norms (gpt2; a llama has none); auto: true in gpt2"
+        None,
+        description="biases in linear layers and norms (gpt2, transformer; a llama has none); auto: true where there "
+        "can be",
     )
 
 
@@ -151,7 +174,11 @@ class Data(Section):
         "char", description="char, byte, gpt2, bpe:VOCAB (a BPE trained on the corpus) or the path of a tokenizer JSON"
     )
     folder: Folder = Field(Path("datasets"), description="folder that prepared corpora are kept in")
-    seq_len: int | None = Field(None, ge=1, description="tokens per sample; auto: model.seq_len")
+    seq_len: int | None = Field(
+        None,
+        ge=1,
+        description="tokens per sample; auto: model.seq_len, of a transformer model.source_len + model.target_len",
+    )
     validation_fraction: float = Field(
         0.1, gt=0, le=0.5, description="share of the corpus, at its end, kept for validation"
     )
@@ -237,6 +264,11 @@ class Parallel(Section):
     )
     virtual_stages: int = Field(
         1, ge=1, description="chunks of the model on each pipeline stage (schedule interleaved: at least 2)"
+    )
+    cut: Literal["cost", "encoder-decoder"] = Field(
+        "cost",
+        description="where a pipeline's stages begin: where the dearest is cheapest; or so that one begins at the "
+        "decoder's first layer, too",
     )
     dp_shard: int = Field(1, ge=1, description="ranks that share one copy's weights, each on its part of the batch")
     zero_stage: int = Field(
@@ -347,6 +379,12 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             f"({optimizer.decay_steps}); must be a whole number from 0 to {optimizer.decay_steps - 1}",
         )
     yield from _without_cuda(config)
+    if config.model.embedding == "none":
+        yield Contradiction(
+            ("model.embedding",),
+            'given "none", whose source and target are vectors, but every data.corpus is text and gives tokens: there '
+            'is no tensor data yet; must be "tied" or "untied"',
+        )
     size, samples = train.microbatch_size, train.global_batch_size
     if size is not None and samples % size:
         divisors = (d for n in range(1, math.isqrt(samples) + 1) if samples % n == 0 for d in (n, samples // n))

@@ -191,6 +191,7 @@ class Prover:
             "checkpoint.every=0",
             "log.sample_tokens=0",
             "log.tensorboard=false",
+            "parallel.cut=cost",  # one process is not cut; a layout may say otherwise
             "parallel.reduce_dtype=auto",  # sent in bf16, gradients would be others
             *(f"parallel.{axis}={'auto' if axis == 'dp_replicate' else 1}" for axis in AXES),
         ]

@@ -13,7 +13,7 @@ from rich.table import Table
 from codescent.configfile import Resolved, describe
 from codescent.cost.compute import step_flops
 from codescent.cost.memory import StateBytes, inside_bytes, state_bytes, wire_bytes
-from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, Plan, Traffic
+from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, Plan, Traffic, Work
 
 
 def show_plan(plan: Plan) -> None:
@@ -29,6 +29,7 @@ def show_plan(plan: Plan) -> None:
 def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
     work, mesh, state, flops = plan.work, plan.mesh, state_bytes(plan), step_flops(plan)
     fullest = " on the fullest stage" if mesh.pp > 1 else ""
+    pairs = "channels x pairs of positions" if work.streams else "layers x channels x sequence x tokens"
     return [
         (
             "model",
@@ -42,7 +43,11 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
             f"{work.global_batch_size} samples = {mesh.dp} data-parallel x {work.microbatch_size} per micro-batch x "
             f"{work.num_microbatches} micro-batch(es)",
         ),
-        ("tokens per step", f"{work.tokens:,} = {work.global_batch_size} samples x {work.seq_len}"),
+        (
+            "target tokens per step" if work.streams else "tokens per step",
+            f"{work.tokens:,} = {work.global_batch_size} samples x {work.positions(-1)}"
+            + (f" (and {work.streams[0]} of the source)" if work.streams else ""),
+        ),
         *([("stages", "\n".join(_stages(plan)))] if mesh.pp > 1 else []),
         ("program", "\n".join(_program(plan))),
         ("precision", _precision(plan)),
@@ -51,32 +56,43 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("optimizer, per rank", _bytes(state.optimizer_bytes) + _where(plan.tensors[0].optimizer_in)),
         ("together, per rank", _together(state, fullest)),
         ("traffic per step", "\n".join(_traffic(plan)) or "none: one rank"),
-        ("FLOPs per step, 6 N", f"{flops.dense_flops:.4g} (6 x parameters in products x tokens)"),
+        (
+            "FLOPs per step, 6 N",
+            f"{flops.dense_flops:.4g} (6 x parameters in products x {'positions' if work.streams else 'tokens'})",
+        ),
         (
             "FLOPs per step, 6 N + attention",
-            f"{flops.total_flops:.4g} (and 12 x layers x channels x sequence x tokens; metrics and MFU use this one)",
+            f"{flops.total_flops:.4g} (and 12 x {pairs}; metrics and MFU use this one)",
         ),
     ]
 
 
 def _stages(plan: Plan) -> Iterator[str]:
     """A line for each pipeline stage: its part of the model, chunk by chunk, and how much of the whole that is."""
-    flops, last = plan.work.forward_flops, plan.work.num_layers + 1
+    flops = plan.work.forward_flops
     for stage in range(plan.mesh.pp):
         parts = plan.schedule.parts(stage)
         share = sum(flops[depth] for part in parts for depth in part) / sum(flops)
         parameters = sum(tensor.parameter.numel for tensor in plan.held_by(stage))
-        held = "; ".join(_depths(part, last) for part in parts)
+        held = "; ".join(_depths(part, plan.work) for part in parts)
         yield f"stage {stage}: {held} ({parameters:,} parameters, {share:.0%} of the FLOPs)"
 
 
-def _depths(part: range, last: int) -> str:
-    """A part of a model in words; `last` is the depth of the head."""
-    layers = [depth - 1 for depth in part if 1 <= depth < last]
+def _depths(part: range, work: Work) -> str:
+    """A part of a model in words."""
     words = ["embedding"] if 0 in part else []
-    if layers:
-        words.append(f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}")
-    return ", ".join([*words, *(["head"] if last in part else [])]) or "nothing"
+    stacks = {
+        "encoder ": range(1, work.encoder_layers + 1),
+        "decoder ": range(work.encoder_layers + 1, work.num_layers + 1),
+    }
+    for name, depths in stacks.items():
+        layers = [depth - 1 for depth in part if depth in depths]
+        stack = name if work.encoder_layers else ""
+        if layers:
+            words.append(
+                f"{stack}layer {layers[0]}" if len(layers) == 1 else f"{stack}layers {layers[0]} to {layers[-1]}"
+            )
+    return ", ".join([*words, *(["head"] if work.num_layers + 1 in part else [])]) or "nothing"
 
 
 def _traffic(plan: Plan) -> Iterator[str]:

@@ -37,7 +37,13 @@ def prepare() -> None:
     """What every fork would do again: imports, a measurement that only `mfu` needs, a look at all these objects."""
     for module in ("torch._dynamo", "torch.utils.checkpoint", "numpy.ma"):
         importlib.import_module(module)
-    for module in ("models.gpt2", "strategies.shards", "strategies.ring", "strategies.vocabulary"):
+    for module in (
+        "models.gpt2",
+        "models.transformer",
+        "strategies.shards",
+        "strategies.ring",
+        "strategies.vocabulary",
+    ):
         importlib.import_module(f"codescent.{module}")
     machine.peak_flops_per_s = lambda device, precision: 1e9
     gc.freeze()

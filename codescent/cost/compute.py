@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codescent.plan import Plan, Role
+from codescent.plan import Plan, Role, Work
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,8 @@ class StepFlops:
 
     `dense_flops`: 6 N per token (Kaplan et al. 2020, section 2.1: forward 2 N, backward 4 N; attention left out).
     `attention_flops`: 12 L h s per token (Chowdhery et al. 2022, "PaLM", appendix B: full attention, not its half).
+    Of a model of several sequences both are counted with the positions that are read: a parameter's are those of its
+    own sequence, a head's those of the target; and s^2 pairs of positions are, in a decoder's layer, its t^2 and t s.
     """
 
     dense_flops: float
@@ -29,13 +31,20 @@ class StepFlops:
 def step_flops(plan: Plan) -> StepFlops:
     """FLOPs of one step of `plan`: all micro-batches on all ranks."""
     work = plan.work
-    looked_up = sum(
-        tensor.parameter.numel
-        for tensor in plan.tensors
-        if tensor.parameter.role is Role.VOCAB and tensor.parameter.depths == (0,)
-    )
+    read = [t.parameter for t in plan.tensors if t.parameter.role is not Role.VOCAB or t.parameter.depths != (0,)]
+    # A matrix of the vocabulary is multiplied in the head, whatever embeds with it.
+    elements = sum(p.numel * work.positions(-1 if p.role is Role.VOCAB else p.stream) for p in read)
     attention_width = work.num_heads * work.head_dim
     return StepFlops(
-        dense_flops=6.0 * (plan.num_parameters - looked_up) * work.tokens,
-        attention_flops=12.0 * work.num_layers * attention_width * work.seq_len * work.tokens,
+        dense_flops=6.0 * elements * work.global_batch_size,
+        attention_flops=12.0 * _pairs(work) * attention_width * work.global_batch_size,
     )
+
+
+def _pairs(work: Work) -> int:
+    """Pairs of a query's and a key's position in a sample, over all layers."""
+    if not work.streams:
+        return work.num_layers * work.seq_len**2
+    source, target = work.streams
+    decoder_layers = work.num_layers - work.encoder_layers
+    return work.encoder_layers * source**2 + decoder_layers * target * (target + source)

@@ -1,4 +1,4 @@
-"""In: a kind of model ("gpt2", "llama") and its sizes. Out: its shape, its declared parameters, its module.
+"""In: a kind of model (one of KINDS) and its sizes. Out: its shape, its declared parameters, its module.
 Does not import torch until a module is constructed: planning and `--help` never wait for it."""
 
 from __future__ import annotations
@@ -9,21 +9,30 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from codescent.errors import UserError
-from codescent.models import gpt2_shape, llama_shape
+from codescent.models import gpt2_shape, llama_shape, transformer_shape
 from codescent.models.gpt2_shape import GPT2Shape
 from codescent.models.llama_shape import LlamaShape
 from codescent.models.shape import Size
+from codescent.models.transformer_shape import TransformerShape
 from codescent.plan.shard import Parameter
 
 if TYPE_CHECKING:
     from torch import nn
 
-Shape = GPT2Shape | LlamaShape
+Shape = GPT2Shape | LlamaShape | TransformerShape
 
-_SHAPES: dict[str, Any] = {"gpt2": gpt2_shape, "llama": llama_shape}
-_MODULES = {"gpt2": ("codescent.models.gpt2", "GPT2"), "llama": ("codescent.models.llama", "Llama")}
+_SHAPES: dict[str, Any] = {"gpt2": gpt2_shape, "llama": llama_shape, "transformer": transformer_shape}
+_MODULES = {
+    "gpt2": ("codescent.models.gpt2", "GPT2"),
+    "llama": ("codescent.models.llama", "Llama"),
+    "transformer": ("codescent.models.transformer", "Transformer"),
+}
 _KIND_OF_PRESET = {preset: kind for kind, module in _SHAPES.items() for preset in module.PRESETS}
 KINDS = tuple(_SHAPES)
+GENERATING = ("gpt2", "llama")
+"""Kinds whose models continue a text (see models/generate)."""
+COMPILING = ("gpt2", "llama")
+"""Kinds whose compiled modules give the losses of those that are not."""
 SIZES = tuple(dict.fromkeys(size for module in _SHAPES.values() for size in module.SIZES))
 """Of all kinds together; a kind refuses those that it has not."""
 
@@ -51,7 +60,7 @@ def shape_of(
     dropout: float = 0.0,
     where: str = "model",
 ) -> Shape:
-    """The shape that a preset and free sizes give (see `gpt2_shape.resolve`, `llama_shape.resolve`).
+    """The shape that a preset and free sizes give (see `resolve` of each kind's shapes).
 
     Raises:
         UserError: unknown kind or preset, missing or impossible sizes: every problem at once.
@@ -73,6 +82,22 @@ def forward_flops(kind: str, shape: Shape, seq_len: int) -> tuple[float, ...]:
     """FLOPs of a forward pass per token at each depth (see `Parameter.depths`)."""
     flops: tuple[float, ...] = _SHAPES[_known(kind)].forward_flops(shape, seq_len)
     return flops
+
+
+def streams_of(shape: Shape) -> tuple[int, ...]:
+    """Lengths of the sequences that a sample is made of, one after the other; empty where it is one."""
+    return shape.streams if isinstance(shape, TransformerShape) else ()
+
+
+def encoder_layers(shape: Shape) -> int:
+    """Layers, in front, that read the first of several sequences alone; 0: there is no such."""
+    return shape.num_encoder_layers if isinstance(shape, TransformerShape) else 0
+
+
+def refused(shape: Shape) -> Mapping[str, str]:
+    """Axes of the mesh that the model does not go with, and other keys of [parallel] that it does not where tp > 1;
+    and why."""
+    return shape.refuses if isinstance(shape, TransformerShape) else {}
 
 
 def construct(

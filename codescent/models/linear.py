@@ -36,6 +36,7 @@ class Linear(nn.Module):
     Attributes:
         before: what is done to x first, where the weight is divided; None: nothing.
         after: what is done to x W^T, before the bias is added.
+        first_output: number of the first of its outputs that are here, where the weight is divided by them.
         later: where the backward pass puts the product that makes the weight's gradient, instead of making it; None:
             it is made at once.
     """
@@ -46,6 +47,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs, device=device)) if bias else None
         self.before: Callable[[Tensor], Tensor] | None = None
         self.after: Callable[[Tensor], Tensor] | None = None
+        self.first_output = 0
         self.later: Later | None = None
 
     def forward(self, x_BTI: Tensor) -> Tensor:

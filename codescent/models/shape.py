@@ -13,7 +13,7 @@ from codescent.plan.shard import Parameter, Role
 WEIGHT_STD = 0.02
 """Deviation of initial weights (Radford et al. 2018, "GPT", section 4.1; initializer_range in Llama's config.json)."""
 
-Size = int | float | bool
+Size = int | float | bool | str
 
 
 class Shape(Protocol):

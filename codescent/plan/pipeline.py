@@ -118,6 +118,28 @@ def cut(costs: tuple[float, ...], num_parts: int) -> tuple[tuple[int, int], ...]
     return tuple(zip(begins, [*begins[1:], len(costs)], strict=True))
 
 
+@lru_cache
+def cut_at(costs: tuple[float, ...], num_parts: int, border: int) -> tuple[tuple[int, int], ...]:
+    """Like `cut`, of the cuts of which a part begins at index `border`: at least one part lies on each side.
+
+    Raises:
+        ValueError: there is no such cut.
+    """
+    front, back = costs[:border], costs[border:]
+    cuts = [
+        (*cut(front, before), *((border + first, border + stop) for first, stop in cut(back, num_parts - before)))
+        for before in range(max(1, num_parts - len(back)), min(num_parts - 1, len(front)) + 1)
+    ]
+    if not cuts:
+        raise ValueError(f"{len(front)} and {len(back)} costs cannot be cut in {num_parts} parts, one on each side")
+
+    def prices(parts: tuple[tuple[int, int], ...]) -> tuple[float, float]:
+        sums = [sum(costs[first:stop]) for first, stop in parts]
+        return max(sums), sum(price * price for price in sums)
+
+    return min(cuts, key=prices)
+
+
 def _naive(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
     """One micro-batch through all the stages and back, then the next."""
     return [

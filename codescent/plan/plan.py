@@ -23,7 +23,9 @@ class Work:
 
     global_batch_size = dp * microbatch_size * num_microbatches, in samples of `seq_len` tokens each.
     `forward_flops` are those of a forward pass per token at each depth: embedding, blocks, head. The head makes logits
-    of `head_chunk_tokens` tokens at a time; 0: of all.
+    of `head_chunk_tokens` tokens at a time; 0: of all. `streams` are the lengths of a sample's sequences, one after the
+    other in its `seq_len` positions, where these are several (source and target): the loss is of the last.
+    `encoder_layers` in front read the first of them alone.
     """
 
     kind: str
@@ -41,11 +43,17 @@ class Work:
     forward_flops: tuple[float, ...] = ()
     dropout: float = 0.0
     head_chunk_tokens: int = 0
+    streams: tuple[int, ...] = ()
+    encoder_layers: int = 0
 
     @property
     def tokens(self) -> int:
         """Target tokens of one step over all the ranks: what the summed loss is divided by."""
-        return self.global_batch_size * self.seq_len
+        return self.global_batch_size * self.positions(-1)
+
+    def positions(self, stream: int | None = None) -> int:
+        """Positions of a sample, or of one of its sequences."""
+        return self.seq_len if stream is None or not self.streams else self.streams[stream]
 
 
 @dataclass(frozen=True)

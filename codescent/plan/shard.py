@@ -40,6 +40,7 @@ class Parameter:
 
     `std` is the standard deviation of its initial values; `mean` their mean (a constant where std is 0).
     `depths` are the places of the forward pass that read it: 0 the embedding, 1 to L the blocks, L + 1 the head.
+    `stream`: of which of a sample's sequences (`Work.streams`) it reads the positions; None: of all.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Parameter:
     std: float = 0.0
     mean: float = 0.0
     depths: tuple[int, ...] = (0,)
+    stream: int | None = None
 
     @property
     def decay(self) -> bool:

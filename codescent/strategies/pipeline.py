@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from codescent.plan import DTYPE_BYTES, Collective, Plan, Schedule, TensorPlan, Traffic, Verb
-from codescent.plan.pipeline import cut, pipeline, refusals
+from codescent.plan.pipeline import cut, cut_at, pipeline, refusals
 from codescent.strategies.near import near_degrees, near_multiples
 from codescent.strategies.strategy import Ask, Gradients, Here
 
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class PipelineOptions:
     """`schedule`: one of plan/pipeline.SCHEDULES. `virtual_stages`: chunks of the model on each rank.
-    `sequence_parallel`: whether what is sent is divided over tp."""
+    `sequence_parallel`: whether what is sent is divided over tp. `cut`: "cost", or "encoder-decoder": between the two,
+    too."""
 
     schedule: str
     virtual_stages: int
     sequence_parallel: bool
+    cut: str
 
 
 class PuttingOff(Protocol):
@@ -55,6 +57,16 @@ class Pipeline:
     def refuse(self, ask: Ask) -> Iterator[str]:
         """Schedules that there are not, fewer layers than stages, weight parts that nobody could reduce."""
         degree = ask.mesh.degree(self.axis)
+        if self._between and not ask.work.encoder_layers:
+            yield (
+                'parallel.cut = "encoder-decoder": this model has no encoder beside its decoder; take parallel.cut = '
+                '"cost"'
+            )
+        elif self._between and degree == 1:
+            yield (
+                'parallel.cut = "encoder-decoder": with parallel.pp = 1 nothing is cut; nearest that would do: '
+                'parallel.pp = 2, or parallel.cut = "cost"'
+            )
         if degree == 1:
             return
         work, layers = ask.work, ask.work.num_layers
@@ -89,6 +101,15 @@ class Pipeline:
         """Virtual stages on each rank, as many as the schedule can have."""
         return self.num_chunks if self.name == "interleaved" else 1
 
+    @property
+    def _between(self) -> bool:
+        return self.options.cut == "encoder-decoder"
+
+    def _depths(self, ask: Ask) -> tuple[tuple[int, int], ...]:
+        """First depth and end of each virtual stage."""
+        costs, parts = ask.work.forward_flops, ask.mesh.pp * self.num_chunks
+        return cut_at(costs, parts, ask.work.encoder_layers + 1) if self._between else cut(costs, parts)
+
     def _fits(self, ask: Ask) -> bool:
         degree, layers = ask.mesh.pp, ask.work.num_layers
         problems = refusals(self.name, degree, ask.work.num_microbatches, self._chunks)
@@ -104,7 +125,7 @@ class Pipeline:
         return replace(tensor, partial=(*tensor.partial, axis))
 
     def _stages(self, tensor: TensorPlan, ask: Ask) -> list[int]:
-        parts = cut(ask.work.forward_flops, ask.mesh.pp * self.num_chunks) if ask.mesh.pp > 1 else ()
+        parts = self._depths(ask) if ask.mesh.pp > 1 else ()
         held = {
             number % ask.mesh.pp
             for number, (first, stop) in enumerate(parts)
@@ -113,12 +134,13 @@ class Pipeline:
         return sorted(held) or [0]
 
     def schedule(self, schedule: Schedule, ask: Ask) -> Schedule:
-        """Each stage's list, and the depths of each virtual stage, cut so that the dearest is as cheap as can be."""
+        """Each stage's list, and the depths of each virtual stage, cut so that the dearest is as cheap as can be (where
+        that is asked for, of the cuts that lie between encoder and decoder, too)."""
         degree = ask.mesh.degree(self.axis)
         if degree == 1:
             return schedule
         lists = pipeline(self.name, degree, ask.work.num_microbatches, self.num_chunks)
-        return replace(lists, depths=cut(ask.work.forward_flops, degree * self.num_chunks))
+        return replace(lists, depths=self._depths(ask))
 
     def traffic(self, plan: Plan) -> Iterator[Traffic]:
         """A send for every SEND of the lists."""

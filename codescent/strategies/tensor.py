@@ -9,8 +9,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from codescent.plan import DTYPE_BYTES, WIDE, Collective, Placement, Plan, Role, Schedule, TensorPlan, Traffic, Verb
-from codescent.strategies.near import near_degrees, near_lengths
+from codescent.plan import (
+    DTYPE_BYTES,
+    WIDE,
+    Collective,
+    Parameter,
+    Placement,
+    Plan,
+    Role,
+    Schedule,
+    TensorPlan,
+    Traffic,
+    Verb,
+    Work,
+)
+from codescent.strategies.near import near_degrees, near_lengths, near_multiples
 from codescent.strategies.strategy import Ask, Gradients, Here
 
 if TYPE_CHECKING:
@@ -56,18 +69,24 @@ class Tensor:
                     f"do: {near_degrees(ask, self.axis, number, self._fits)}"
                 )
         cp = ask.mesh.cp
-        if self.splits and work.seq_len // cp % degree:
-            shared, slices = (f" / {cp} (cp)", 2) if cp > 1 else ("", 1)
-            lengths = near_lengths(work.seq_len, cp * math.lcm(slices, degree))
-            yield (
-                f"parallel.tp = {degree}: {work.seq_len} positions (data.seq_len){shared} do not divide into {degree} "
-                f"parts; nearest that would do: {lengths}, or parallel.sequence_parallel = false"
-            )
+        for length in self._lengths(work):
+            if self.splits and length // cp % degree:
+                shared, slices = (f" / {cp} (cp)", 2) if cp > 1 else ("", 1)
+                factor = cp * math.lcm(slices, degree)
+                which = "of one of the model's sequences" if work.streams else "(data.seq_len)"
+                lengths = near_multiples(length, factor) if work.streams else near_lengths(length, factor)
+                yield (
+                    f"parallel.tp = {degree}: {length} positions {which}{shared} do not divide into {degree} "
+                    f"parts; nearest that would do: {lengths}, or parallel.sequence_parallel = false"
+                )
 
     def _fits(self, ask: Ask) -> bool:
         work, degree = ask.work, ask.mesh.tp
-        whole = not self.splits or work.seq_len // ask.mesh.cp % degree == 0
+        whole = not self.splits or all(length // ask.mesh.cp % degree == 0 for length in self._lengths(work))
         return work.num_heads % degree == 0 and work.num_kv_heads % degree == 0 and whole
+
+    def _lengths(self, work: Work) -> tuple[int, ...]:
+        return work.streams or (work.seq_len,)
 
     def place(self, tensor: TensorPlan, ask: Ask) -> TensorPlan:
         """By role. What is whole on every rank is read with a part of the sequence, and its gradient is a part too."""
@@ -89,15 +108,14 @@ class Tensor:
         if plan.mesh.degree(self.axis) == 1:
             return
         work, mesh = plan.work, plan.mesh
-        tokens = work.microbatch_size * work.seq_len // mesh.cp
-        stream_bytes = tokens * work.hidden_dim * DTYPE_BYTES[work.precision]
         for stage in range(mesh.pp):
             depths = [depth for part in plan.schedule.parts(stage) for depth in part]
-            for verb, collective, what, times in self._exchanges(plan, stage, depths):
+            for verb, collective, what, stream, times in self._exchanges(plan, stage, depths):
+                tokens = work.microbatch_size * work.positions(stream) // mesh.cp
                 yield Traffic(
                     collective,
                     self.axis,
-                    stream_bytes,
+                    tokens * work.hidden_dim * DTYPE_BYTES[work.precision],
                     work.precision,
                     verb,
                     None,
@@ -105,30 +123,56 @@ class Tensor:
                     times * work.num_microbatches,
                     stage if mesh.pp > 1 else None,
                 )
-            if work.num_layers + 1 in depths:
+            if self._heads(plan, stage, depths):
+                tokens = work.microbatch_size * work.positions(-1) // mesh.cp
                 yield from self._losses(plan, tokens, stage if mesh.pp > 1 else None)
 
-    def _exchanges(self, plan: Plan, stage: int, depths: list[int]) -> Iterator[tuple[Verb, Collective, str, int]]:
-        """Verb, collective, what and how often for each micro-batch, all of them of a residual stream."""
+    def _heads(self, plan: Plan, stage: int, depths: list[int]) -> int:
+        """Heads over a vocabulary at the end of a stage: one or none."""
+        end, held = plan.work.num_layers + 1, [tensor.parameter for tensor in plan.held_by(stage)]
+        return sum(end in depths and end in p.depths and p.role is Role.VOCAB for p in held)
+
+    def _exchanges(
+        self, plan: Plan, stage: int, depths: list[int]
+    ) -> Iterator[tuple[Verb, Collective, str, int | None, int]]:
+        """Verb, collective, what, of which sequence's residual stream and how often for each micro-batch."""
         into, out = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) if self.splits else (None, Collective.ALL_REDUCE)
         forward, backward = Verb.FORWARD, plan.schedule.input_verb
-        roles = [tensor.parameter.role for tensor in plan.held_by(stage)]
-        columns, rows = roles.count(Role.COLUMN), roles.count(Role.ROW)
-        embeds, ends = int(0 in depths), int(plan.work.num_layers + 1 in depths)
-        # What follows the last product of a block is made again only if something after it is needed: a dropout's mask.
-        again = rows if plan.work.dropout else rows - sum(1 <= depth <= plan.work.num_layers for depth in depths)
+        held = [tensor.parameter for tensor in plan.held_by(stage)]
+        last = len(plan.work.streams) - 1 if plan.work.streams else None
         full = self.options.recompute == "full"
-        found = {
-            (forward, into, "inputs of matrices divided by columns"): columns + ends,
-            (forward, out, "outputs of matrices divided by rows"): rows + embeds,
-            (backward, out, "gradients of inputs"): columns + ends,
-            (backward, into, "gradients of outputs"): rows + embeds,
-            (backward, into, "inputs, made again"): columns if full else 0,
-            (backward, out, "outputs, made again"): again if full else 0,
-        }
-        for (verb, collective, what), times in found.items():
-            if collective is not None and times:
-                yield verb, collective, what, times
+        for stream in (None, *range(len(plan.work.streams))):
+            of_stream = [parameter for parameter in held if parameter.stream == stream]
+            roles = [parameter.role for parameter in of_stream]
+            columns, rows = roles.count(Role.COLUMN), roles.count(Role.ROW)
+            embeds = sum(0 in depths and 0 in p.depths and p.role is Role.VOCAB for p in of_stream)
+            ends = self._heads(plan, stage, depths) if stream == last else 0
+            found = {
+                (forward, into, "inputs of matrices divided by columns"): columns + ends,
+                (forward, out, "outputs of matrices divided by rows"): rows + embeds,
+                (backward, out, "gradients of inputs"): columns + ends,
+                (backward, into, "gradients of outputs"): rows + embeds,
+                (backward, into, "inputs, made again"): columns if full else 0,
+                (backward, out, "outputs, made again"): self._again(plan, held, stream) if full else 0,
+            }
+            for (verb, collective, what), times in found.items():
+                if collective is not None and times:
+                    yield verb, collective, what, stream, times
+
+    def _again(self, plan: Plan, held: list[Parameter], stream: int | None) -> int:
+        """Outputs of matrices divided by rows that blocks which are made again exchange again: all but a block's last
+        one, and this too where something after it is needed, the mask of a dropout or what a norm reads."""
+        found: dict[str, bool] = {}
+        last: dict[int, str] = {}  # by depth: the latest output that there is
+        for parameter in held:
+            depth = parameter.depths[0]
+            if parameter.role is Role.ROW:
+                if parameter.stream == stream:
+                    found[parameter.name] = plan.work.dropout > 0
+                last[depth] = parameter.name
+            elif parameter.role in (Role.NORM, Role.COLUMN) and last.get(depth) in found:
+                found[last[depth]] = True
+        return sum(found.values())
 
     def _losses(self, plan: Plan, tokens: int, stage: int | None) -> Iterator[Traffic]:
         """Of every chunk of the head: each token's largest logit; its sum of exponentials and its target's logit."""
@@ -165,6 +209,7 @@ class Tensor:
                 setattr(layer, leaf, torch.nn.Parameter(parameter.new_empty(sizes)))
             if tensor.parameter.role is Role.COLUMN:
                 layer.before = before
+                layer.first_output = index * -(-tensor.parameter.shape[0] // degree)
             elif tensor.parameter.role is Role.ROW:
                 layer.after = after
         for layer in part.modules():
@@ -173,6 +218,11 @@ class Tensor:
         reading = cast(Any, part)
         reading.vocabulary = SplitVocabulary(group, plan.work.vocab_size, sequence_parallel=self.splits)
         if self.splits:
+            if plan.work.streams:  # of each sequence a part; the embedding reads the tokens of a rank side by side
+                sequences = torch.split(torch.arange(plan.work.seq_len), list(plan.work.streams))
+                parts = [sequence.chunk(degree) for sequence in sequences]
+                reading.tokens_T = torch.cat([part[rank] for rank in range(degree) for part in parts])
+                reading.rows_T = reading.tokens_T
             positions_T = torch.arange(plan.work.seq_len) if reading.rows_T is None else reading.rows_T
             reading.rows_T = positions_T.chunk(degree)[index]
 

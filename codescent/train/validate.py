@@ -16,7 +16,7 @@ TOKENS_AT_ONCE = 8192
 
 
 def validation_loss(executor: Executor, split: Split, most_samples: int | None) -> float:
-    """Sum of the token losses of the first samples of `split`, divided by their number of tokens.
+    """Sum of the token losses of the first samples of `split`, divided by their number of target tokens.
 
     Each data-parallel part of the ranks reads its own share; the sum is fp64, so that the layout does not show.
 
@@ -40,4 +40,4 @@ def validation_loss(executor: Executor, split: Split, most_samples: int | None) 
             tokens = torch.from_numpy(split.read(samples if len(samples) else np.zeros(1, int), seq_len))
             loss = evaluate(tokens[:, :-1].to(executor.device), tokens[:, 1:].to(executor.device))
             total += loss if len(samples) else 0.0
-    return executor.sum_of_losses(total).item() / (num_samples * seq_len)
+    return executor.sum_of_losses(total).item() / (num_samples * plan.work.positions(-1))

@@ -1,0 +1,63 @@
+"""In: what two ranks of tp found. Out: a divided encoder-decoder is the whole one, and sends what its plan declares.
+Does not start them more than once: transformer_ranks does all the cases in one start."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformer_ranks
+
+from codescent.strategies import Ask
+from codescent.strategies.tensor import Tensor, TensorOptions
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+    """Of each rank, by case."""
+    folder = tmp_path_factory.mktemp("transformer_ranks")
+    root = Path(__file__).parents[1]
+    python_path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, transformer_ranks.__file__, str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": python_path},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"answer_{rank}").read_text()) for rank in range(transformer_ranks.DEGREE)]
+
+
+@pytest.mark.parametrize("number", range(len(transformer_ranks.CASES)))
+def test_divided_over_tp_it_is_the_whole(answers: list[list[dict[str, Any]]], number: int) -> None:
+    for answer in answers:
+        assert answer[number]["loss"] < 1e-12
+        for name, error in answer[number]["errors"].items():
+            assert error < 1e-12, (transformer_ranks.CASES[number], name)
+
+
+@pytest.mark.parametrize("number", range(len(transformer_ranks.CASES)))
+def test_what_it_sends_is_what_the_plan_declares(answers: list[list[dict[str, Any]]], number: int) -> None:
+    declared: Counter[tuple[Any, ...]] = Counter()
+    for t in transformer_ranks.plan_of(transformer_ranks.CASES[number]).traffic:
+        declared[str(t.collective), str(t.verb), t.payload_bytes] += t.times
+    for answer in answers:
+        assert Counter(tuple(one) for one in answer[number]["issued"]) == declared
+
+
+def test_sequences_that_do_not_divide_are_refused() -> None:
+    plan = transformer_ranks.plan_of(transformer_ranks.CASES[0])
+    ask = Ask(plan.mesh, dataclasses.replace(plan.work, streams=(6, 5), seq_len=11), plan.mesh.world_size, None)
+    (problem,) = Tensor(TensorOptions(True, "none")).refuse(ask)
+    assert "5 positions" in problem
+    assert "4 or 6" in problem
+    assert not list(Tensor(TensorOptions(False, "none")).refuse(ask))

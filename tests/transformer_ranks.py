@@ -1,0 +1,171 @@
+"""In: a folder. Out: JSON files there: how an encoder-decoder divided over tp differs from one device's, what it sent.
+Does not assert anything: test_models_transformer_divided does. Ranks are forked, so that each does not import torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from codescent import models
+from codescent.models.initialize import draw_
+from codescent.models.transformer import Transformer
+from codescent.models.transformer_shape import TransformerShape
+from codescent.plan import Mesh, Plan, TensorPlan, Work
+from codescent.plan.schedule import accumulate
+from codescent.strategies import Ask, Here
+from codescent.strategies.recompute import Recompute, RecomputeOptions
+from codescent.strategies.tensor import Tensor as TensorParallel
+from codescent.strategies.tensor import TensorOptions
+
+DEGREE, BATCH, CHUNK = 2, 3, 4
+SIZES = {"num_encoder_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "hidden_dim": 16, "ffn_dim": 24}
+SIZES |= {"vocab_size": 37, "source_len": 6, "target_len": 4}
+KINDS = {"allreduce_": "all_reduce", "_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter"}
+CASES: list[dict[str, Any]] = [
+    {"splits": splits, "recompute": recompute, "options": options}
+    for splits in (True, False)
+    for recompute in ("none", "full")
+    for options in (
+        {},
+        {"norm": "first", "embedding": "untied"},
+        {"norm": "first", "dropout": 0.2},
+        {"dropout": 0.2, "embedding": "untied", "causal": False},
+    )
+]
+
+
+def shape_of(case: dict[str, Any]) -> TransformerShape:
+    options = dict(case["options"])
+    dropout = options.pop("dropout", 0.0)
+    shape = models.shape_of("transformer", SIZES | options, dropout=dropout)
+    assert isinstance(shape, TransformerShape)
+    return shape
+
+
+def plan_of(case: dict[str, Any]) -> Plan:
+    """As build makes it, of one micro-batch."""
+    shape, mesh = shape_of(case), Mesh(tp=DEGREE)
+    work = Work(
+        kind="transformer",
+        num_layers=shape.num_layers,
+        hidden_dim=shape.hidden_dim,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        seq_len=shape.seq_len,
+        global_batch_size=BATCH,
+        microbatch_size=BATCH,
+        num_microbatches=1,
+        precision="fp64",
+        forward_flops=models.forward_flops("transformer", shape, shape.seq_len),
+        dropout=shape.dropout,
+        head_chunk_tokens=CHUNK,
+        streams=shape.streams,
+        encoder_layers=shape.num_encoder_layers,
+    )
+    strategy, ask = TensorParallel(TensorOptions(case["splits"], case["recompute"])), Ask(mesh, work, DEGREE, None)
+    assert not list(strategy.refuse(ask))
+    tensors = tuple(
+        strategy.place(TensorPlan(parameter, "fp64", "fp64", "fp64", "", 2), ask)
+        for parameter in models.parameters_of("transformer", shape)
+    )
+    plan = Plan(mesh, work, tensors, accumulate(1, len(work.forward_flops)), ())
+    return Plan(mesh, work, tensors, plan.schedule, tuple(strategy.traffic(plan)))
+
+
+class Watch(TorchDispatchMode):
+    """Notes what this rank hands in to the process group, or gets from all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.verb = "forward"
+        self.issued: list[list[Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("c10d::")
+        if name in KINDS:
+            payload = args[0][0] if name == "allreduce_" else args[0] if "gather" in name else args[1]
+            self.issued.append([KINDS[name], self.verb, payload.numel() * payload.element_size()])
+        return func(*args, **(kwargs or {}))
+
+
+def step(module: Transformer, plan: Plan) -> tuple[Tensor, list[list[Any]]]:
+    """The loss, whose gradients are then there, and what was sent."""
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randint(0, SIZES["vocab_size"], (BATCH, plan.work.seq_len + 1), generator=generator)
+    module.train()
+    module.set_dropout_context(4, 0, torch.arange(BATCH))
+    with Watch() as watch:
+        loss = module(rows[:, :-1], rows[:, 1:], loss_scale=1 / plan.work.tokens)
+        watch.verb = "backward"
+        loss.backward()
+    return loss.detach(), watch.issued
+
+
+def slices(tensor: TensorPlan, plan: Plan, rank: int) -> tuple[slice, ...]:
+    return tuple(slice(*bounds) for bounds in tensor.optimizer.box(tensor.parameter.shape, plan.mesh, rank))
+
+
+def run(case: dict[str, Any], group: Any) -> dict[str, Any]:
+    shape, plan, rank = shape_of(case), plan_of(case), group.rank()
+    whole, divided = (Transformer(shape, CHUNK, "meta").double() for _ in range(2))
+    here = Here(plan, rank, {"tp": group})
+    for strategy in (
+        TensorParallel(TensorOptions(case["splits"], case["recompute"])),
+        Recompute(RecomputeOptions(case["recompute"])),
+    ):
+        strategy.divide(divided, here)
+    whole.to_empty(device="cpu")
+    divided.to_empty(device="cpu")
+    draw_(3, [(t.parameter, whole.get_parameter(t.parameter.name), None) for t in plan.tensors])
+    draw_(3, [(t.parameter, divided.get_parameter(t.parameter.name), slices(t, plan, rank)) for t in plan.tensors])
+    expected, _ = step(whole, plan)
+    loss, issued = step(divided, plan)
+    errors = {}
+    for tensor in plan.tensors:
+        name = tensor.parameter.name
+        mine, truth = divided.get_parameter(name).grad, whole.get_parameter(name).grad
+        assert mine is not None
+        assert truth is not None
+        if "tp" in tensor.partial:
+            dist.all_reduce(mine, group=group)
+        truth = truth[slices(tensor, plan, rank)]
+        errors[name] = ((mine - truth).norm() / truth.norm()).item()
+    return {"loss": abs(loss.item() / expected.item() - 1), "errors": errors, "issued": issued}
+
+
+def work(rank: int, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=DEGREE)
+    answer = [run(case, dist.group.WORLD) for case in CASES]
+    (folder / f"answer_{rank}").write_text(json.dumps(answer))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def fork(rank: int, folder: Path) -> int:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work(rank, folder)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        os._exit(code)
+    return pid
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    codes = [os.waitpid(pid, 0)[1] for pid in [fork(rank, Path(sys.argv[1])) for rank in range(DEGREE)]]
+    sys.exit(any(codes))
