@@ -72,7 +72,7 @@ def one_device(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """The model's own attention with dropped probabilities, in fp64, each kv head repeated for its query heads."""
     times = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
-    attention: Any = SimpleNamespace(head_dim=HEAD_DIM, dropout=dropout)
+    attention: Any = SimpleNamespace(head_dim=HEAD_DIM, dropout=dropout, first_head=0)
     return Attention._dropped(attention, q, k, v, BATCH_KEYS)
 
 

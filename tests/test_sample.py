@@ -67,7 +67,9 @@ def test_tokens_are_those_without_a_cache_also_past_the_context(seq_len: int, ch
     for index, prompt in enumerate(PROMPTS):
         assert found[index] == without_cache(module, prompt, index, 40, choice), index
     assert len(set(map(tuple, found))) > 2
-    assert min(len(set(text)) for text in found) > (1 if choice.temperature == 0.0 else 5)
+    # A greedy text that sees one token may come to stand still.
+    least = 5 if choice.temperature > 0.0 else 1 if seq_len > 1 else 0
+    assert min(len(set(text)) for text in found) > least
 
 
 def test_a_text_does_not_depend_on_the_others_but_on_seed_and_number() -> None:
