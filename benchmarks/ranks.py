@@ -44,7 +44,7 @@ FSDP_FLOOR = 0.9
 
 NOTES = """{batch} x {seq} tokens per rank, {total} x {seq} in the one process: the same global batch, full steps.
 codescent: `codescent train`, timed from outside; exposed: ms of a step in which ranks wait for gradients (its metrics;
-fsdp: parallel.dp_shard, stage 3, which waits inside backward instead).
+fsdp: parallel.dp_shard, stage 3; a wait for weights is not in it but in forward or backward).
 {peer}: the same model in torch's DistributedDataParallel with its defaults over gloo; bf16: torch's autocast.
 share: tokens/s of {ranks} ranks x 1 thread over those of the same system's one process x {ranks} threads."""
 
