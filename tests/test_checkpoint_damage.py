@@ -244,7 +244,7 @@ CHUNK = ["tensors", "t", "chunks", 0]
     ("keys", "value"),
     [
         (["format"], "another"),
-        (["version"], 2),
+        (["version"], 1),
         (["step"], -1),
         (["step"], True),
         (["step"], "1"),
