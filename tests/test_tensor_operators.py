@@ -28,7 +28,7 @@ from torch.autograd import backward
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from codescent.models.head import head_loss, tied_embedding
-from codescent.strategies.sequence import enter, gather_sequence, leave, scatter_sum, split_sequence
+from codescent.strategies.sequence import enter, gather_sequence, leave, scatter_sum
 from codescent.strategies.vocabulary import SplitVocabulary
 
 DEGREES = (1, 2, 4)
@@ -116,7 +116,6 @@ def conjugates(group: Group) -> None:
             for operator, x, weight, value, gradient, forward, back in (
                 (gather_sequence, part(whole, group), each[rank], whole, part(total, group), gather, scatter),
                 (scatter_sum, each[rank], part(whole, group), part(total, group), whole, scatter, gather),
-                (split_sequence, whole, part(total, group), part(whole, group), total, [], gather),
                 (enter, whole, each[rank], whole, total, [], reduce),
                 (leave, each[rank], whole, total, whole, reduce, []),
             ):
@@ -184,7 +183,6 @@ def compiled(group: Group) -> None:
     for operator, x, weight, value, gradient in (
         (gather_sequence, part(whole, group), each[rank], whole, part(total, group)),
         (scatter_sum, each[rank], part(whole, group), part(total, group), whole),
-        (split_sequence, whole, part(total, group), part(whole, group), total),
         (enter, whole, each[rank], whole, total),
         (leave, each[rank], whole, total, whole),
     ):
@@ -317,14 +315,10 @@ def validation(group: Group) -> None:
             x, port_vD = ends.split.embed(weight_vD, ends.tokens_BT, None)
             h = ends.sharpness * x + ends.local(ends.noise_BTD)
             loss = ends.split.loss(h, weight_vD, ends.targets_BT, 7, 1.0, port_vD)
-        with watched() as sent:
-            logits = ends.split.logits(ends.noise_BTD, weight_vD)
-        answers.append((loss, ends.alone(7, 1.0, None, 1.0)[0], logits, ends.noise_BTD @ ends.weight_VD.t(), sent))
-    gathered = 16 * group.size() * -(-97 // group.size()) * 8
-    for loss, expected, logits, all_logits, sent in answers:
+        answers.append((loss, ends.alone(7, 1.0, None, 1.0)[0]))
+    for loss, expected in answers:
         assert not loss.requires_grad
-        check(1e-12, (loss, expected), (logits, all_logits))
-        assert sent == ([("ALL_GATHER", gathered, torch.float64)] if group.size() > 1 else [])
+        check(1e-12, (loss, expected))
 
 
 def traffic(group: Group) -> None:

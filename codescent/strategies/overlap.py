@@ -13,9 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-# torch 2.13 has renamed them
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from codescent.strategies.collectives import all_gather_into, reduce_scatter_into
 
 
 class GatherAhead:
@@ -29,7 +27,7 @@ class GatherAhead:
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
         """Begin to gather."""
-        return _all_gather(output_tensor, input_tensor, group=group, async_op=True)
+        return all_gather_into(output_tensor, input_tensor, group=group, async_op=True)
 
 
 @dataclass
@@ -123,7 +121,7 @@ class ReduceBehind:
         """Begin to scatter; the units before it are a leg further."""
         same = output_tensor.dtype == input_tensor.dtype
         wire = output_tensor if same else torch.empty_like(output_tensor, dtype=input_tensor.dtype)
-        work = _reduce_scatter(wire, input_tensor, op=dist.ReduceOp.SUM, group=group, async_op=True)
+        work = reduce_scatter_into(wire, input_tensor, op=dist.ReduceOp.SUM, group=group, async_op=True)
         self.road.advance()
         self.road.under_way.append(Reduction(self.parameters, output_tensor, wire, input_tensor, work))
         if self.last and self.road.copies is not None:

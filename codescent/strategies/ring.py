@@ -12,13 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from codescent.strategies.collectives import all_gather_into, reduce_scatter_into
 from codescent.strategies.zigzag import Zigzag
 
 # Shapes: B samples, H query heads, G key-value heads, T positions of this rank, K head_dim; 2 are keys and values;
 # inside P = B * G and R = H / G, as in `zigzag`.
-# torch 2.13 renames its two collectives, and warns of the names that 2.11 has.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _KEYS_VALUES, _GRADIENTS = 0, 1  # tags of messages: both may be under way between the same two ranks
 
 
@@ -169,7 +167,7 @@ class Gather:
         all_kv = [kv_2BGTK]
         if degree > 1:
             gathered = kv_2BGTK.new_empty(degree, *kv_2BGTK.shape)
-            _all_gather(gathered.flatten(0, 1), kv_2BGTK, group=self.group)
+            all_gather_into(gathered.flatten(0, 1), kv_2BGTK, group=self.group)
             all_kv = list(gathered)
         for hop in range(degree):
             source = (index - hop) % degree
@@ -184,7 +182,7 @@ class Gather:
         if self.group.size() == 1:
             return all_d_kv[0]
         d_kv_2BGTK = torch.empty_like(kv_2BGTK, dtype=wide)
-        _reduce_scatter(d_kv_2BGTK, all_d_kv.flatten(0, 1), group=self.group)
+        reduce_scatter_into(d_kv_2BGTK, all_d_kv.flatten(0, 1), group=self.group)
         return d_kv_2BGTK
 
 

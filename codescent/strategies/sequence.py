@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from codescent.strategies.collectives import all_gather_into, reduce_scatter_into
+
 # Shapes: B samples, T positions, t = T / degree positions of this rank, D hidden_dim, n ranks of the group (degree).
 #
 # Two pairs of conjugate operators (Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2): what
@@ -25,14 +27,9 @@ from torch.autograd.function import once_differentiable
 #     scatter_sum      REDUCE_SCATTER  ALL_GATHER
 #     enter            -               ALL_REDUCE
 #     leave            ALL_REDUCE      -
-#     split_sequence   -               ALL_GATHER
 #
 # Nothing is sent, nor copied, in a group of one rank. Where no gradient flows to the input, backward does not happen:
 # whether it does must be the same on every rank of the group.
-
-# torch 2.13 has renamed them and warns of the old names.
-_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def gather_sequence(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -45,11 +42,6 @@ def scatter_sum(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
     return x_BTD if group.size() == 1 else _apply(ScatterSum, x_BTD, group)
 
 
-def split_sequence(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """x_BtD: this rank's positions of an x_BTD that is the same on every rank; backward gathers the gradients."""
-    return x_BTD if group.size() == 1 else _apply(SplitSequence, x_BTD, group)
-
-
 def enter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """x, the same on every rank; backward sums the gradients of what each rank makes of it."""
     return x if group.size() == 1 else _apply(Enter, x, group)
@@ -60,11 +52,11 @@ def leave(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return x if group.size() == 1 else _apply(Leave, x, group)
 
 
-def stack_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _stacked(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[n, *x.shape]: every rank's x, by one ALL_GATHER; without a gradient."""
     x = x.contiguous()
     stacked = x.new_empty(group.size(), *x.shape)
-    _gather_into(stacked.flatten(0, 1), x, group=group)  # gloo wants rank after rank in one outer dim
+    all_gather_into(stacked.flatten(0, 1), x, group=group)  # gloo wants rank after rank in one outer dim
     return stacked
 
 
@@ -80,14 +72,14 @@ def _parts(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _gathered(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Ranks arrive outermost; with one sample (B = 1) that is already the order of the positions: no copy."""
-    return stack_ranks(x_BtD, group).transpose(0, 1).flatten(1, 2)
+    return _stacked(x_BtD, group).transpose(0, 1).flatten(1, 2)
 
 
 def _summed_part(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Copied only where the parts of the ranks do not lie one after the other (B > 1)."""
     parts_nBtD = _parts(x_BTD, group).transpose(0, 1).contiguous()
     part_BtD = torch.empty_like(parts_nBtD[0])
-    _reduce_scatter_into(part_BtD, parts_nBtD.flatten(0, 1), group=group)
+    reduce_scatter_into(part_BtD, parts_nBtD.flatten(0, 1), group=group)
     return part_BtD
 
 
@@ -122,23 +114,6 @@ class ScatterSum(torch.autograd.Function):
         """See `scatter_sum`."""
         ctx.group = group
         return _summed_part(x_BTD, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_x_BtD: Tensor) -> tuple[Tensor, None]:
-        """The gradients of all positions."""
-        return _gathered(d_x_BtD, ctx.group), None
-
-
-class SplitSequence(torch.autograd.Function):
-    """See `split_sequence`."""
-
-    @staticmethod
-    def forward(ctx: Any, x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """See `split_sequence`."""
-        ctx.group = group
-        part_BtD = _parts(x_BTD, group)[:, group.rank()]
-        return part_BtD.clone(memory_format=torch.contiguous_format)  # no view: the whole may be let go of
 
     @staticmethod
     @once_differentiable

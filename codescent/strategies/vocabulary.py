@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codescent.models.head import head_loss, softmax_in_pieces_, tied_embedding
-from codescent.strategies.sequence import enter, gather_sequence, leave, scatter_sum, stack_ranks
+from codescent.strategies.collectives import assert_async
+from codescent.strategies.sequence import enter, gather_sequence, leave, scatter_sum
 
 # Shapes: B samples, T positions, t = T / degree positions of this rank, N tokens of a chunk, D hidden_dim,
 # V vocab_size, v rows of the vocabulary matrix on this rank, R tokens of a piece.
@@ -106,25 +107,12 @@ class SplitVocabulary:
         x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
         return head_loss(x_ND, weight_vD, targets_N, chunk_tokens, loss_scale, port_vD, softmax)
 
-    @torch.no_grad()
-    def logits(self, x: Tensor, weight_vD: Tensor) -> Tensor:
-        """Logits [.., V] of x [.., D], whole on every rank and the same: for sampling, without a gradient.
-
-        Traffic: ALL_GATHER of tokens * degree * ceil(V / degree) * itemsize(x) bytes. Nothing is gathered along the
-        sequence, which may be a single token long: see `gather_sequence`.
-        """
-        mine = x @ weight_vD.t()
-        if self.group.size() == 1:
-            return mine
-        padded = F.pad(mine, (0, self.rows_per_rank - len(weight_vD)))
-        return stack_ranks(padded, self.group).movedim(0, -2).flatten(-2)[..., : self.vocab_size]
-
     def _local(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens as rows of this rank's part, and which are not: these are given the nearest row.
 
         A token outside the vocabulary is nobody's: each rank says so, as the one-device model does.
         """
-        torch._assert_async(((tokens >= 0) & (tokens < self.vocab_size)).all(), "a token outside the vocabulary")
+        assert_async(((tokens >= 0) & (tokens < self.vocab_size)).all(), "a token outside the vocabulary")
         rows = (tokens - self.first).clamp(0, max(0, self.last - self.first - 1))
         return rows, (tokens < self.first) | (tokens >= self.last)
 
