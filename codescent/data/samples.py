@@ -1,0 +1,55 @@
+"""In: nothing. Out: the nouns of a dataset's samples: what a model reads of them and what is wanted, and who gives them.
+Does not read files: a corpus of each kind has a source of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """n samples.
+
+    Attributes:
+        inputs: int64 [n, T] tokens, or float32 [n, X, D] vectors: what the model's first layer reads.
+        targets: what its head is told to want: int64 [n, T] the token after each input (negative: nothing is wanted
+            there), int64 [n, 2] where an answer begins and ends, float32 [n, X, D] vectors.
+        beside: what layers at every depth read beside activations, by the name of the model's argument, each int64
+            with n rows: "segments_BT", "lengths_B".
+    """
+
+    inputs: npt.NDArray[Any]
+    targets: npt.NDArray[Any]
+    beside: Mapping[str, Numbers] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """The samples of one split by number.
+
+    Attributes:
+        name: "train" or "validation".
+        num_samples: how many there are.
+        losses_per_sample: how many losses the model gives of each (a token's, or a question's); None: see `losses`.
+    """
+
+    name: str
+    num_samples: int
+    losses_per_sample: int | None
+
+    def read(self, numbers: Numbers) -> Samples:
+        """Samples, each number in [0, num_samples).
+
+        Raises:
+            UserError: what is wrong with the files: where.
+            IndexError: no such sample.
+        """
+
+    def losses(self, numbers: Numbers) -> Numbers:
+        """How many losses the model gives of each of these samples: the mean of a step is over all of them."""
