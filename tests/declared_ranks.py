@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from codescent.build import build
 from codescent.config import Config
-from codescent.data.loader import Batch
+from codescent.data.loader import Batch, Portion
 from codescent.plan import Collective, Instruction, Plan, Verb
 from codescent.train import assemble
 from codescent.train.assemble import Trainer
@@ -78,10 +78,11 @@ class FixedLoader:
     def __init__(self, plan: Plan) -> None:
         self.work = plan.work
 
-    def next(self) -> list[Batch]:
+    def next(self) -> Portion:
         """A step's micro-batches."""
         sizes = (self.work.num_microbatches, self.work.microbatch_size, self.work.seq_len + 1)
-        return [Batch(row[:, :-1], row[:, 1:]) for row in torch.randint(0, VOCAB, sizes)]
+        batches = [Batch(row[:, :-1], row[:, 1:]) for row in torch.randint(0, VOCAB, sizes)]
+        return Portion(batches, self.work.tokens)
 
     def close(self) -> None:
         """Nothing is read ahead."""
@@ -111,9 +112,9 @@ def observed_step(case: dict[str, Any], rank: int, *, fake: bool) -> Answer:
     executor, held = trainer.executor, Held(trainer)
     with Watch(fake=fake) as watch:
         # A validation beforehand changes nothing: what it gathered is not kept for the step.
-        batch = FixedLoader(plan).next()[0]
+        batch = FixedLoader(plan).next().batches[0]
         with executor.evaluating() as evaluate:
-            evaluate(batch.tokens_BT, batch.targets_BT)
+            evaluate(batch)
 
         def watched(act: Callable[[Instruction], None]) -> Callable[[Instruction], None]:
             def arm(instruction: Instruction) -> None:

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from codescent.data.dataset import Dataset, open_dataset
-from codescent.data.loader import Batch, Loader, Sampler
+from codescent.data.loader import Loader, Portion, Sampler
 from codescent.data.prepare import prepare
+from codescent.data.samples import Numbers, Samples
+from codescent.data.text_source import TextSource
 from codescent.errors import UserError
 
 SEQ_LEN = 16
@@ -30,30 +32,36 @@ def sampler(dataset: Dataset) -> Sampler:
     return Sampler(11, dataset.train.num_samples(SEQ_LEN), 8)
 
 
-def rows(batches: list[Batch]) -> torch.Tensor:
-    return torch.cat([batch.tokens_BT for batch in batches])
+@pytest.fixture
+def source(dataset: Dataset) -> TextSource:
+    return TextSource(dataset.train, SEQ_LEN, SEQ_LEN)
 
 
-def test_a_batch_is_the_samples_at_its_positions(dataset: Dataset, sampler: Sampler) -> None:
-    with Loader(dataset.train, sampler, SEQ_LEN, [(2, 5), (5, 6)], first_step=70, prefetch=2) as loader:
+def rows(portion: Portion) -> torch.Tensor:
+    return torch.cat([batch.inputs for batch in portion.batches])
+
+
+def test_a_batch_is_the_samples_at_its_positions(dataset: Dataset, source: TextSource, sampler: Sampler) -> None:
+    with Loader(source, sampler, SEQ_LEN, [(2, 5), (5, 6)], first_step=70, prefetch=2) as loader:
         for step in range(70, 75):
-            first, second = loader.next()
+            first, second = loader.next().batches
             expected = torch.from_numpy(dataset.train.read(sampler.indices(step, 2, 6), SEQ_LEN))
             for batch, wanted in ((first, expected[:3]), (second, expected[3:])):
-                assert torch.equal(batch.tokens_BT, wanted[:, :-1])
-                assert torch.equal(batch.targets_BT, wanted[:, 1:])
-                assert batch.tokens_BT.dtype == batch.targets_BT.dtype == torch.int64
-                assert batch.tokens_BT.is_contiguous()
-                assert batch.targets_BT.is_contiguous()
+                assert torch.equal(batch.inputs, wanted[:, :-1])
+                assert torch.equal(batch.targets, wanted[:, 1:])
+                assert batch.inputs.dtype == batch.targets.dtype == torch.int64
+                assert batch.inputs.is_contiguous()
+                assert batch.targets.is_contiguous()
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_ranks_and_reading_ahead_do_not_show(dataset: Dataset, sampler: Sampler, prefetch: int, ranks: int) -> None:
+def test_ranks_and_reading_ahead_do_not_show(
+    dataset: Dataset, source: TextSource, sampler: Sampler, prefetch: int, ranks: int
+) -> None:
     share = 8 // ranks
     loaders = [
-        Loader(dataset.train, sampler, SEQ_LEN, [(rank * share, (rank + 1) * share)], 0, prefetch)
-        for rank in range(ranks)
+        Loader(source, sampler, SEQ_LEN, [(rank * share, (rank + 1) * share)], 0, prefetch) for rank in range(ranks)
     ]
     steps = 2 * sampler.steps_per_epoch + 3  # over the border of two epochs
     for step in range(steps):
@@ -64,7 +72,7 @@ def test_ranks_and_reading_ahead_do_not_show(dataset: Dataset, sampler: Sampler,
         loader.close()
 
 
-def test_steps_are_read_before_they_are_asked_for(dataset: Dataset, sampler: Sampler) -> None:
+def test_steps_are_read_before_they_are_asked_for(dataset: Dataset, source: TextSource, sampler: Sampler) -> None:
     asked = threading.Semaphore(0)
 
     class Noting(Sampler):
@@ -74,33 +82,37 @@ def test_steps_are_read_before_they_are_asked_for(dataset: Dataset, sampler: Sam
             return super().indices_of_steps(first, count, start, stop)
 
     noting = Noting(sampler.seed, sampler.num_samples, sampler.global_batch_size)
-    with Loader(dataset.train, noting, SEQ_LEN, [(0, 8)], 0, prefetch=6):
+    with Loader(source, noting, SEQ_LEN, [(0, 8)], 0, prefetch=6):
         for _ in range(6):  # three ready and three in the thread's hand, without a call of `next`
             assert asked.acquire(timeout=60)
         assert not asked.acquire(timeout=0.2)
 
 
-def test_what_the_thread_meets_is_raised_in_next_and_again(dataset: Dataset, sampler: Sampler, tmp_path: Path) -> None:
+def test_what_the_thread_meets_is_raised_in_next_and_again(
+    dataset: Dataset, source: TextSource, sampler: Sampler, tmp_path: Path
+) -> None:
     (tmp_path / "text.txt").write_text("x" * 3000)
     made = prepare(str(tmp_path / "text.txt"), "byte", tmp_path / "datasets")
     broken = open_dataset(made)
     np.full(2700, 300, "<u2").tofile(made / "train_000000.bin")  # under the open map, as a disk might
     small = Sampler(1, broken.train.num_samples(SEQ_LEN), 4)
-    loader = Loader(broken.train, small, SEQ_LEN, [(0, 4)], 0, prefetch=2)
+    loader = Loader(TextSource(broken.train, SEQ_LEN, SEQ_LEN), small, SEQ_LEN, [(0, 4)], 0, prefetch=2)
     for _ in range(2):
         with pytest.raises(UserError, match="token 300 at byte"):
             loader.next()
     loader.close()
 
 
-def test_the_first_step_does_not_wait_for_a_huge_prefetch(dataset: Dataset, sampler: Sampler) -> None:
-    with Loader(dataset.train, sampler, SEQ_LEN, [(0, 8)], 0, prefetch=1 << 40) as loader:
+def test_the_first_step_does_not_wait_for_a_huge_prefetch(
+    dataset: Dataset, source: TextSource, sampler: Sampler
+) -> None:
+    with Loader(source, sampler, SEQ_LEN, [(0, 8)], 0, prefetch=1 << 40) as loader:
         for step in range(200):
             expected = dataset.train.read(sampler.indices(step, 0, 8), SEQ_LEN)[:, :-1]
             assert torch.equal(rows(loader.next()), torch.from_numpy(expected))
 
 
-def test_steps_before_a_broken_one_are_given(dataset: Dataset, sampler: Sampler) -> None:
+def test_steps_before_a_broken_one_are_given(dataset: Dataset, source: TextSource, sampler: Sampler) -> None:
     class Breaking(Sampler):
         def indices_of_steps(self, first: int, count: int, start: int, stop: int) -> np.ndarray:
             if first <= 6 < first + count:
@@ -109,7 +121,7 @@ def test_steps_before_a_broken_one_are_given(dataset: Dataset, sampler: Sampler)
 
     breaking = Breaking(sampler.seed, sampler.num_samples, sampler.global_batch_size)
     for prefetch in (0, 1, 16):
-        with Loader(dataset.train, breaking, SEQ_LEN, [(0, 8)], 0, prefetch) as loader:
+        with Loader(source, breaking, SEQ_LEN, [(0, 8)], 0, prefetch) as loader:
             for step in range(6):
                 expected = dataset.train.read(sampler.indices(step, 0, 8), SEQ_LEN)[:, :-1]
                 assert torch.equal(rows(loader.next()), torch.from_numpy(expected))
@@ -118,9 +130,9 @@ def test_steps_before_a_broken_one_are_given(dataset: Dataset, sampler: Sampler)
                     loader.next()
 
 
-def test_a_closed_loader_leaves_no_thread(dataset: Dataset, sampler: Sampler) -> None:
+def test_a_closed_loader_leaves_no_thread(dataset: Dataset, source: TextSource, sampler: Sampler) -> None:
     before = threading.active_count()
-    loaders = [Loader(dataset.train, sampler, SEQ_LEN, [(0, 8)], 0, prefetch) for prefetch in (0, 1, 5) * 5]
+    loaders = [Loader(source, sampler, SEQ_LEN, [(0, 8)], 0, prefetch) for prefetch in (0, 1, 5) * 5]
     for loader in loaders:
         loader.close()
         loader.close()
@@ -129,6 +141,34 @@ def test_a_closed_loader_leaves_no_thread(dataset: Dataset, sampler: Sampler) ->
     assert threading.active_count() == before
 
 
-def test_a_rank_without_positions_has_no_batches(dataset: Dataset, sampler: Sampler) -> None:
-    with Loader(dataset.train, sampler, SEQ_LEN, [], 0, prefetch=1) as loader:
-        assert loader.next() == []
+def test_a_rank_without_positions_has_no_batches(dataset: Dataset, source: TextSource, sampler: Sampler) -> None:
+    with Loader(source, sampler, SEQ_LEN, [], 0, prefetch=1) as loader:
+        assert loader.next() == Portion([], 8 * SEQ_LEN)
+
+
+class Uneven:
+    """Sample j has j losses and a second row of numbers beside its tokens."""
+
+    name, num_samples, losses_per_sample = "train", 20, None
+
+    def read(self, numbers: Numbers) -> Samples:
+        return Samples(numbers[:, None].copy(), -numbers[:, None], {"lengths_B": numbers * 10})
+
+    def losses(self, numbers: Numbers) -> Numbers:
+        return numbers
+
+
+def test_ranks_know_the_losses_of_the_whole_step_and_what_is_beside_tokens() -> None:
+    sampler = Sampler(3, 20, 4)
+    halves = [Loader(Uneven(), sampler, 1, places, 0, prefetch=8) for places in ([(0, 1), (1, 2)], [(2, 4)], [])]
+    for step in range(12):
+        wanted = sampler.indices(step, 0, 4)
+        portions = [loader.next() for loader in halves]
+        assert [portion.losses for portion in portions] == [int(wanted.sum())] * 3
+        batches = [batch for portion in portions for batch in portion.batches]
+        assert [len(batch.inputs) for batch in batches] == [1, 1, 2]
+        assert torch.cat([batch.inputs[:, 0] for batch in batches]).tolist() == wanted.tolist()
+        assert torch.cat([batch.targets[:, 0] for batch in batches]).tolist() == (-wanted).tolist()
+        assert torch.cat([batch.beside["lengths_B"] for batch in batches]).tolist() == (10 * wanted).tolist()
+    for loader in halves:
+        loader.close()

@@ -1,4 +1,4 @@
-"""In: a split, a seed, this rank's positions in the global batch. Out: its samples of each step, read ahead.
+"""In: a source, a seed, this rank's positions in the global batch. Out: its samples of each step, read ahead.
 Does not move them to a device, and has no state but the number of the next step: which sample comes is computed."""
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ import hashlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from codescent.data.dataset import Split
+from codescent.data.samples import Samples, Source
 from codescent.errors import UserError
 
 NUM_ROUNDS = 10
@@ -131,15 +131,45 @@ def _round_keys(seed: int, epoch: int) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch: B samples of T tokens.
+    """One micro-batch of B samples, as `Samples` describes them."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    beside: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, samples: Samples) -> Batch:
+        """The same memory as tensors."""
+        beside = {name: torch.from_numpy(array) for name, array in samples.beside.items()}
+        return cls(torch.from_numpy(samples.inputs), torch.from_numpy(samples.targets), beside)
+
+    def __getitem__(self, rows: slice) -> Batch:
+        beside = {name: tensor[rows] for name, tensor in self.beside.items()}
+        return Batch(self.inputs[rows], self.targets[rows], beside)
+
+    def to(self, device: torch.device) -> Batch:
+        """On a device; from page-locked memory the copy is not waited for."""
+        beside = {name: tensor.to(device, non_blocking=True) for name, tensor in self.beside.items()}
+        inputs, targets = (tensor.to(device, non_blocking=True) for tensor in (self.inputs, self.targets))
+        return Batch(inputs, targets, beside)
+
+    def pinned(self) -> Batch:
+        """In page-locked memory."""
+        beside = {name: tensor.pin_memory() for name, tensor in self.beside.items()}
+        return Batch(self.inputs.pin_memory(), self.targets.pin_memory(), beside)
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What a rank reads of a step.
 
     Attributes:
-        tokens_BT: int64, the inputs.
-        targets_BT: int64, the token after each input.
+        batches: its micro-batches.
+        losses: how many losses the step has, over all ranks: the mean is over them.
     """
 
-    tokens_BT: torch.Tensor
-    targets_BT: torch.Tensor
+    batches: list[Batch]
+    losses: int
 
 
 @dataclass(frozen=True)
@@ -154,6 +184,9 @@ class Loader:
     is under way.
 
     Args:
+        source: who gives samples.
+        sampler: which ones.
+        seq_len: numbers that a sample takes, about.
         positions: (start, stop) in the global batch, of each micro-batch of this rank, one after the other.
         first_step: the step that the first `next` gives.
         prefetch: how many steps are kept ready at the most; 0: read in `next`, without a thread.
@@ -162,7 +195,7 @@ class Loader:
 
     def __init__(
         self,
-        split: Split,
+        source: Source,
         sampler: Sampler,
         seq_len: int,
         positions: Sequence[tuple[int, int]],
@@ -170,26 +203,25 @@ class Loader:
         prefetch: int,
         pin_memory: bool = False,
     ) -> None:
-        self._split = split
+        self._source = source
         self._sampler = sampler
-        self._seq_len = seq_len
         self._positions = tuple(positions)
         self._pin_memory = pin_memory
         self._next_step = first_step
         self._closed = threading.Event()
-        self._in_hand: deque[list[Batch] | _Failure] = deque()
+        self._in_hand: deque[Portion | _Failure] = deque()
         # Half of them wait here, half are being read or in the thread's hand.
         samples = self._positions[-1][1] - self._positions[0][0] if self._positions else 0
         most = max(1, MOST_TOKENS_AT_ONCE // max(1, samples * seq_len))
         self._steps_at_once = max(1, min(prefetch // 2, MOST_STEPS_AT_ONCE, most))
-        self._ready: queue.Queue[list[list[Batch] | _Failure]] = queue.Queue(1)
+        self._ready: queue.Queue[list[Portion | _Failure]] = queue.Queue(1)
         self._thread = threading.Thread(target=self._read_ahead, args=(first_step,), name="loader", daemon=True)
         self._has_thread = prefetch > 0
         if self._has_thread:
             self._thread.start()
 
-    def next(self) -> list[Batch]:
-        """The micro-batches of the next step.
+    def next(self) -> Portion:
+        """What this rank reads of the next step.
 
         Raises:
             UserError: what reading met, e.g. a token outside the vocabulary.
@@ -203,7 +235,7 @@ class Loader:
         if isinstance(outcome, _Failure):
             raise outcome.error
         self._next_step += 1
-        return cast(list[Batch], self._in_hand.popleft())
+        return cast(Portion, self._in_hand.popleft())
 
     def close(self) -> None:
         """End the thread and wait for it; may be called more than once."""
@@ -228,29 +260,41 @@ class Loader:
             if isinstance(outcomes[-1], _Failure):
                 return
 
-    def _attempt(self, first: int, count: int) -> list[list[Batch] | _Failure]:
+    def _attempt(self, first: int, count: int) -> list[Portion | _Failure]:
         """The batches of `count` steps, or of those before the first that cannot be read, and why it cannot."""
         try:
             return list(self._read(first, count))
         except Exception as error:  # raised in `next`, by whoever waits for this step
             if count == 1:
                 return [_Failure(error)]
-        outcomes: list[list[Batch] | _Failure] = []
+        outcomes: list[Portion | _Failure] = []
         for step in range(first, first + count):
             outcomes += self._attempt(step, 1)
             if isinstance(outcomes[-1], _Failure):
                 break
         return outcomes
 
-    def _read(self, first: int, count: int) -> list[list[Batch]]:
+    def _read(self, first: int, count: int) -> list[Portion]:
+        losses = self._losses(first, count)
         if not self._positions:
-            return [[] for _ in range(count)]
+            return [Portion([], number) for number in losses]
         start, stop = self._positions[0][0], self._positions[-1][1]
         numbers = self._sampler.indices_of_steps(first, count, start, stop)
-        rows = self._split.read(numbers.ravel(), self._seq_len)
-        tokens = torch.from_numpy(np.ascontiguousarray(rows[:, :-1])).view(count, stop - start, -1)
-        targets = torch.from_numpy(np.ascontiguousarray(rows[:, 1:])).view(count, stop - start, -1)
+        batch = Batch.of(self._source.read(numbers.ravel()))
         if self._pin_memory:
-            tokens, targets = tokens.pin_memory(), targets.pin_memory()
-        parts = [slice(begin - start, end - start) for begin, end in self._positions]
-        return [[Batch(tokens[step, part], targets[step, part]) for part in parts] for step in range(count)]
+            batch = batch.pinned()
+        portions = []
+        for step, number in enumerate(losses):
+            offset = step * (stop - start) - start
+            parts = [batch[begin + offset : end + offset] for begin, end in self._positions]
+            portions.append(Portion(parts, number))
+        return portions
+
+    def _losses(self, first: int, count: int) -> list[int]:
+        """How many losses each of these steps has. Every rank finds the same, and nobody has to be asked."""
+        size, each = self._sampler.global_batch_size, self._source.losses_per_sample
+        if each is not None:
+            return [size * each] * count
+        numbers = self._sampler.indices_of_steps(first, count, 0, size)
+        found: list[int] = self._source.losses(numbers.ravel()).reshape(count, size).sum(1).tolist()
+        return found

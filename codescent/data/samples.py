@@ -1,4 +1,4 @@
-"""In: nothing. Out: the nouns of a dataset's samples: what a model reads of them and what is wanted, and who gives them.
+"""In: nothing. Out: the nouns of a dataset's samples: what a model reads, what is wanted, and who gives them.
 Does not read files: a corpus of each kind has a source of its own."""
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Does not know what anything costs; lists that cannot be made are refused in word
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -18,7 +18,9 @@ PARTS: dict[Verb, int] = {Verb.FORWARD: 1, Verb.BACKWARD: 2, Verb.BACKWARD_INPUT
 """Nominal lengths, which only decide where in a list a receive stands."""
 
 
-def pipeline(name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
+def pipeline(
+    name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1, *, all_load: bool = False
+) -> Schedule:
     """The schedule `name` of SCHEDULES.
 
     Args:
@@ -26,6 +28,7 @@ def pipeline(name: str, num_stages: int, num_microbatches: int, num_chunks: int 
         num_stages: p, pipeline stages.
         num_microbatches: m, micro-batches of a step.
         num_chunks: v, virtual stages (chunks of layers) on each rank; chunk c of stage s is virtual stage c p + s.
+        all_load: every virtual stage loads the samples; else the first and the last one, tokens and targets.
 
     Raises:
         ValueError: what `refusals` says.
@@ -34,7 +37,8 @@ def pipeline(name: str, num_stages: int, num_microbatches: int, num_chunks: int 
     if problems:
         raise ValueError("; ".join(problems))
     order = SCHEDULES[name]
-    return _communicating([order(stage, num_stages, num_microbatches, num_chunks) for stage in range(num_stages)])
+    orders = [order(stage, num_stages, num_microbatches, num_chunks) for stage in range(num_stages)]
+    return _communicating(orders, all_load=all_load)
 
 
 def refusals(
@@ -219,7 +223,7 @@ def _alternate(forwards: Order, backwards: Order, warmup: int) -> Order:
     return order + backwards[len(forwards) - warmup :]
 
 
-def _communicating(orders: list[Order]) -> Schedule:
+def _communicating(orders: list[Order], *, all_load: bool) -> Schedule:
     """The whole lists: computations with the loads, sends and receives that they need, then reduce and step.
 
     All of a step's sends and computations are put in one order, and each stage's list is its part of that order, with a
@@ -239,7 +243,8 @@ def _communicating(orders: list[Order]) -> Schedule:
             events[stage].append((place, send))
             events[send.peer].append((place, receive))
     ordered = [[instruction for _, instruction in sorted(events[stage], key=_place)] for stage in range(num_stages)]
-    return Schedule(tuple(_finished(order, stage, num_stages, last) for stage, order in enumerate(ordered)))
+    loading = range(last + 1) if all_load else (0, last)
+    return Schedule(tuple(_finished(order, stage, num_stages, loading) for stage, order in enumerate(ordered)))
 
 
 _Place = tuple[int, bool, str, int, int]
@@ -305,15 +310,12 @@ def _virtual(stage: int, instruction: Instruction, num_stages: int) -> int:
     return instruction.chunk * num_stages + stage
 
 
-def _finished(order: Order, stage: int, num_stages: int, last: int) -> tuple[Instruction, ...]:
-    """The list with its loads, its marks of what completes a chunk's gradients, and its end.
-
-    The first virtual stage loads the tokens, the last one the targets.
-    """
+def _finished(order: Order, stage: int, num_stages: int, loading: Collection[int]) -> tuple[Instruction, ...]:
+    """The list with its loads, its marks of what completes a chunk's gradients, and its end."""
     program: Order = []
     completing: dict[int, int] = {}
     for instruction in order:
-        if instruction.verb is Verb.FORWARD and _virtual(stage, instruction, num_stages) in (0, last):
+        if instruction.verb is Verb.FORWARD and _virtual(stage, instruction, num_stages) in loading:
             program.append(Instruction(Verb.LOAD, instruction.microbatch, chunk=instruction.chunk))
         if instruction.verb in (Verb.BACKWARD, Verb.BACKWARD_WEIGHT):
             completing[instruction.chunk] = len(program)

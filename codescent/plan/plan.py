@@ -25,7 +25,8 @@ class Work:
     `forward_flops` are those of a forward pass per token at each depth: embedding, blocks, head. The head makes logits
     of `head_chunk_tokens` tokens at a time; 0: of all. `streams` are the lengths of a sample's sequences, one after the
     other in its `seq_len` positions, where these are several (source and target): the loss is of the last.
-    `encoder_layers` in front read the first of them alone.
+    `encoder_layers` in front read the first of them alone. `beside`: layers at every depth read more of a sample than
+    the activations of those before them, so that every pipeline stage loads it.
     """
 
     kind: str
@@ -45,10 +46,11 @@ class Work:
     head_chunk_tokens: int = 0
     streams: tuple[int, ...] = ()
     encoder_layers: int = 0
+    beside: bool = False
 
     @property
     def tokens(self) -> int:
-        """Target tokens of one step over all the ranks: what the summed loss is divided by."""
+        """Tokens of one step over all the ranks; of several sequences, those of the last."""
         return self.global_batch_size * self.positions(-1)
 
     def positions(self, stream: int | None = None) -> int:

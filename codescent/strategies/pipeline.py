@@ -139,7 +139,8 @@ class Pipeline:
         degree = ask.mesh.degree(self.axis)
         if degree == 1:
             return schedule
-        lists = pipeline(self.name, degree, ask.work.num_microbatches, self.num_chunks)
+        work = ask.work
+        lists = pipeline(self.name, degree, work.num_microbatches, self.num_chunks, all_load=work.beside)
         return replace(lists, depths=self._depths(ask))
 
     def traffic(self, plan: Plan) -> Iterator[Traffic]:

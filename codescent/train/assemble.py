@@ -15,6 +15,7 @@ from codescent import models
 from codescent.build import chosen, model_shape
 from codescent.data.dataset import Dataset
 from codescent.data.loader import Loader, Sampler
+from codescent.data.tasks import source_of
 from codescent.models.initialize import draw_
 from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import Gradients, Here, Strategy
@@ -157,11 +158,12 @@ def _compile(part: nn.Module, what: str) -> None:
 
 def _loader(config: Config, plan: Plan, world: World, dataset: Dataset, first_step: int) -> Loader:
     work, rank = plan.work, world.place.rank
-    sampler = Sampler(config.run.seed, dataset.train.num_samples(work.seq_len), work.global_batch_size)
+    source = source_of(dataset, "train", work.seq_len, work.positions(-1))
+    sampler = Sampler(config.run.seed, source.num_samples, work.global_batch_size)
     loads = any(instruction.verb is Verb.LOAD for instruction in plan.schedule.programs[world.stage])
     mine = [plan.samples(rank, number) for number in range(work.num_microbatches if loads else 0)]
     return Loader(
-        dataset.train,
+        source,
         sampler,
         work.seq_len,
         [(samples.start, samples.stop) for samples in mine],

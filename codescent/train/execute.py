@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 
-from codescent.data.loader import Batch, Loader
+from codescent.data.loader import Batch, Loader, Portion
 from codescent.models.linear import Later
 from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
@@ -78,10 +78,13 @@ class Trainable(Protocol):
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """The weights."""
 
-    def __call__(
-        self, inputs: torch.Tensor, targets_BT: torch.Tensor | None = None, *, loss_scale: float = 1.0
-    ) -> torch.Tensor:
-        """The sum of the losses, whose gradients come out multiplied by `loss_scale`; or activations [B, T, D]."""
+    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor | None = None, **how: Any) -> torch.Tensor:
+        """The sum of the losses, or activations [B, T, D].
+
+        Args:
+            how: `loss_scale`, by which the gradients of the losses come out multiplied; and what samples have beside
+                inputs and targets (see `Samples`), to models that read it.
+        """
 
 
 class Stopwatch:
@@ -169,7 +172,7 @@ class Executor:
         }
         self.number = 0
         self.rate = 0.0
-        self.batches: list[Batch] = []
+        self.portion = Portion([], 1)
         self.batch: Batch | None = None
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.sums = torch.zeros(SCALARS, dtype=torch.float64)
@@ -180,6 +183,8 @@ class Executor:
         self.number, self.rate = number, rate
         self.loss_sum.zero_()
         self.watch.lap("begin")
+        self.portion = self.loader.next()
+        self.watch.lap(PART[Verb.LOAD])
         self.messages.begin(self.program, self.plan.work.microbatch_size)
         for instruction in self.program:
             if self._read(instruction):
@@ -187,12 +192,12 @@ class Executor:
             self.arms[instruction.verb](instruction)
             self.watch.lap(PART[instruction.verb])
         loss, stops = self.sums.tolist()
-        return StepResult(loss / self.plan.work.tokens, self.grad_norm, stops > 0, self.watch.read())
+        return StepResult(loss / self.portion.losses, self.grad_norm, stops > 0, self.watch.read())
 
     @contextmanager
-    def evaluating(self) -> Iterator[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
-        """A function that gives the sum of the token losses of tokens and targets [B, T], without gradients; 0 on the
-        stages that do not compute it. Every stage calls it for the same batches."""
+    def evaluating(self) -> Iterator[Callable[[Batch], torch.Tensor]]:
+        """A function that gives the sum of the losses of a batch, without gradients; 0 on the stages that do not
+        compute it. Every stage calls it for the same batches."""
         training = [chunk.part.training for chunk in self.chunks]
         for chunk in self.chunks:
             chunk.part.train(False)
@@ -205,7 +210,8 @@ class Executor:
             for chunk, mode in zip(self.chunks, training, strict=True):
                 chunk.part.train(mode)
 
-    def _evaluate(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+    def _evaluate(self, batch: Batch) -> torch.Tensor:
+        batch = batch.to(self.device)
         stage, degree = self.world.stage, self.plan.mesh.pp
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         receives = [
@@ -213,14 +219,14 @@ class Executor:
             for number, chunk in enumerate(self.chunks)
             if not chunk.part.embeds
         ]
-        self.messages.begin(receives, len(tokens_BT))
+        self.messages.begin(receives, len(batch.inputs))
         for number, chunk in enumerate(self.chunks):
-            inputs = tokens_BT if chunk.part.embeds else self.messages.receive(receives.pop(0)).wait()
+            inputs = batch.inputs if chunk.part.embeds else self.messages.receive(receives.pop(0)).wait()
             if chunk.part.ends:
-                loss += chunk.part(inputs, targets_BT)
+                loss += chunk.part(inputs, batch.targets, **batch.beside)
             else:
                 to = Instruction(Verb.SEND_ACTIVATION, 0, chunk=number, peer=(stage + 1) % degree)
-                self.messages.send(to, chunk.part(inputs))
+                self.messages.send(to, chunk.part(inputs, **batch.beside))
         return loss
 
     def sum_of_losses(self, loss: torch.Tensor) -> torch.Tensor:
@@ -250,12 +256,7 @@ class Executor:
         return True
 
     def _load(self, instruction: Instruction) -> None:
-        if instruction.microbatch == 0:
-            self.batches = self.loader.next()
-        batch = self.batches[_microbatch(instruction)]
-        self.batch = Batch(
-            batch.tokens_BT.to(self.device, non_blocking=True), batch.targets_BT.to(self.device, non_blocking=True)
-        )
+        self.batch = self.portion.batches[_microbatch(instruction)].to(self.device)
 
     def _forward(self, instruction: Instruction) -> None:
         chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
@@ -265,16 +266,17 @@ class Executor:
         )
         if chunk.part.embeds:
             assert self.batch is not None
-            inputs = self.batch.tokens_BT
+            inputs = self.batch.inputs
         else:
             inputs = chunk.inputs[number].requires_grad_()
+        beside = self.batch.beside if self.plan.work.beside and self.batch is not None else {}
         if chunk.part.ends:
             assert self.batch is not None
-            loss = chunk.part(inputs, self.batch.targets_BT, loss_scale=1.0 / self.plan.work.tokens)
+            loss = chunk.part(inputs, self.batch.targets, loss_scale=1.0 / self.portion.losses, **beside)
             chunk.outputs[number] = loss
             self.loss_sum += loss.detach()
         else:
-            chunk.outputs[number] = chunk.part(inputs)
+            chunk.outputs[number] = chunk.part(inputs, **beside)
 
     def _backward(self, instruction: Instruction) -> None:
         chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)

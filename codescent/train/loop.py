@@ -14,6 +14,7 @@ from typing import Any
 from codescent.config import Config
 from codescent.configfile import to_toml
 from codescent.data.dataset import Dataset, open_dataset
+from codescent.data.tasks import source_of
 from codescent.errors import UserError
 from codescent.place import Place
 from codescent.plan import Plan
@@ -232,7 +233,9 @@ class _Run:
             )
 
     def _validate(self) -> float:
-        return validation_loss(self.trainer.executor, self.dataset.validation, self.config.train.eval_samples)
+        work = self.plan.work
+        source = source_of(self.dataset, "validation", work.seq_len, work.positions(-1))
+        return validation_loss(self.trainer.executor, source, self.config.train.eval_samples)
 
     def _record(self, step: int, rate: float, result: StepResult, step_s: float, val_loss: float | None) -> None:
         if self.folder is None:
