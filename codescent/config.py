@@ -170,6 +170,9 @@ class Data(Section):
         description="python-stdlib, shakespeare or openwebtext; or the path of a text file, a folder, a glob, a JSONL "
         "file or a folder of token shards",
     )
+    task: Literal["lm"] | None = Field(
+        None, description="what is wanted of a sample: lm: each next token; auto: what model.kind is made for"
+    )
     tokenizer: Tokenizer = Field(
         "char", description="char, byte, gpt2, bpe:VOCAB (a BPE trained on the corpus) or the path of a tokenizer JSON"
     )

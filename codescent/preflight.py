@@ -1,4 +1,4 @@
-"""In: a config. Out: its run folder, dataset and plan; every refusal that needs no rank to be running.
+"""In: a config. Out: its run folder and plan; every refusal that needs no rank to be running.
 Does not import torch or start anything: `codescent plan` and the parent of local ranks call it before torch is up."""
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from pydantic import ValidationError
 
 from codescent.build import build
 from codescent.config import Config
-from codescent.data.dataset import Dataset, locate, open_dataset
-from codescent.data.foreign import GPT2_VOCAB_SIZE
-from codescent.data.prepare import prepare
-from codescent.data.tokenizers import ByteTokenizer
+from codescent.data.samples import AnyDataset
+from codescent.datasets import known_vocab_size, opened, prepare_dataset
 from codescent.errors import UserError
 from codescent.plan import Plan
 from codescent.record import RunFolder
@@ -33,70 +31,37 @@ def run_folder(config: Config) -> Path:
     return config.run.folder if config.run.folder is not None else Path("runs") / config.run.name
 
 
-def prepare_dataset(config: Config, *, progress: bool) -> Path:
-    """The prepared dataset of a config, prepared now where it is not there yet.
-
-    Raises:
-        UserError: the corpus or the tokenizer cannot be used.
-    """
-    data = config.data
-    return prepare(
-        data.corpus,
-        data.tokenizer,
-        data.folder,
-        validation_fraction=data.validation_fraction,
-        text_key=data.text_key,
-        progress=progress,
-    )
-
-
 def plan_of(config: Config, world_size: int) -> Plan:
     """The plan of a config. The corpus is prepared for it only where nothing else tells the vocabulary (char).
 
     Raises:
         UserError: whatever stands in the way of the run.
     """
-    data = config.data
-    found = locate(
-        data.corpus,
-        data.tokenizer,
-        data.folder,
-        validation_fraction=data.validation_fraction,
-        text_key=data.text_key,
-    )
-    vocab_size = _known_vocab_size(data.tokenizer) if found is None else open_dataset(found).vocab_size
+    vocab_size = known_vocab_size(config)
     if vocab_size is None and config.model.vocab_size is None and config.model.preset is None:
-        vocab_size = open_dataset(prepare_dataset(config, progress=True)).vocab_size
+        vocab_size = opened(config, prepare_dataset(config, progress=True)).vocab_size
     return build(config, vocab_size, world_size)
 
 
-def _known_vocab_size(tokenizer: str) -> int | None:
-    """The vocabulary of a tokenizer that does not depend on the corpus; None of one that does."""
-    kind, _, size = tokenizer.partition(":")
-    if kind == "bpe":
-        return int(size)
-    return {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE}.get(tokenizer)
-
-
-def plan_with(config: Config, dataset: Dataset, world_size: int) -> Plan:
+def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
     """The plan of a config for an open dataset.
 
     Raises:
         UserError: whatever stands in the way of the run, and splits that are too short for it.
     """
     plan = build(config, dataset.vocab_size, world_size)
-    seq_len, train, validation = plan.work.seq_len, dataset.train, dataset.validation
+    work, size = plan.work, config.train.global_batch_size
+    train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))
     problems: list[str] = []
-    if train.num_samples(seq_len) < config.train.global_batch_size:
+    if train.num_samples < size:
         problems.append(
-            f"{dataset.path}: the training split has {train.num_tokens} tokens, that is {train.num_samples(seq_len)} "
-            f"samples of {seq_len} (+ 1), fewer than train.global_batch_size = {config.train.global_batch_size}; lower "
-            "it or data.seq_len, or use a longer corpus"
+            f"{dataset.path}: the training split has {train.num_samples} samples of {work.seq_len} positions, fewer "
+            f"than train.global_batch_size = {size}; lower it or data.seq_len, or use a longer corpus"
         )
-    if config.train.eval_every and validation.num_samples(seq_len) < 1:
+    if config.train.eval_every and validation.num_samples < 1:
         problems.append(
-            f"{dataset.path}: the validation split has {validation.num_tokens} tokens, fewer than one sample of "
-            f"{seq_len} (+ 1); raise data.validation_fraction, lower data.seq_len, or set train.eval_every = 0"
+            f"{dataset.path}: the validation split has not one sample of {work.seq_len} positions; raise "
+            "data.validation_fraction, lower data.seq_len, or set train.eval_every = 0"
         )
     if problems:
         raise UserError(*problems)
@@ -113,7 +78,7 @@ def check(config: Config, world_size: int, *, resume: bool) -> None:
     folder = RunFolder.open(path) if resume else None
     if folder is None:
         RunFolder.refuse_taken(path)
-    plan = plan_with(config, open_dataset(prepare_dataset(config, progress=True)), world_size)
+    plan = plan_with(config, opened(config, prepare_dataset(config, progress=True)), world_size)
     if folder is not None:
         check_same_trajectory(folder, config, plan)
 
@@ -164,6 +129,7 @@ def _derived(config: Config, plan: Plan) -> dict[str, object]:
     workers = 1 if optimizer.scale_learning_rate == "none" else plan.mesh.dp
     return {
         "model.kind": plan.work.kind,
+        "data.task": plan.work.task,
         "model.bias": any(tensor.parameter.name.endswith(".bias") for tensor in plan.tensors),
         "data.seq_len": config.model.seq_len if config.data.seq_len is None else config.data.seq_len,
         "optimizer.decay_steps (or train.num_steps)": None if optimizer.schedule == "constant" else decay_steps,

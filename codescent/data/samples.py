@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,3 +54,41 @@ class Source(Protocol):
 
     def losses(self, numbers: Numbers) -> Numbers:
         """How many losses the model gives of each of these samples: the mean of a step is over all of them."""
+
+
+class AnyDataset(Protocol):
+    """What a run reads, open.
+
+    Attributes:
+        description: what is known of its making, as JSON.
+        fingerprint: changes with what samples hold: a checkpoint is continued on the same alone.
+    """
+
+    @property
+    def path(self) -> Path:
+        """Where it lies."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Tokens that there are; None: samples hold vectors."""
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """See the class."""
+
+    @property
+    def fingerprint(self) -> str:
+        """See the class."""
+
+    @property
+    def tokenizer_text(self) -> str | None:
+        """The tokenizer as a file holds it; None: there is none."""
+
+    def source(self, split: str, seq_len: int, num_targets: int) -> Source:
+        """The samples of a split as the task makes them.
+
+        Args:
+            split: "train" or "validation".
+            seq_len: positions of a sample.
+            num_targets: how many of these, the last ones, something is wanted of.
+        """

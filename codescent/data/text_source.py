@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from codescent.data.dataset import Split
 from codescent.data.samples import Numbers, Samples
+from codescent.data.split import Split
 
 
 class TextSource:

@@ -26,7 +26,7 @@ class Work:
     of `head_chunk_tokens` tokens at a time; 0: of all. `streams` are the lengths of a sample's sequences, one after the
     other in its `seq_len` positions, where these are several (source and target): the loss is of the last.
     `encoder_layers` in front read the first of them alone. `beside`: layers at every depth read more of a sample than
-    the activations of those before them, so that every pipeline stage loads it.
+    the activations of those before them, so that every pipeline stage loads it. `task`: what is wanted of a sample.
     """
 
     kind: str
@@ -47,6 +47,7 @@ class Work:
     streams: tuple[int, ...] = ()
     encoder_layers: int = 0
     beside: bool = False
+    task: str = "lm"
 
     @property
     def tokens(self) -> int:

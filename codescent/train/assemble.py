@@ -13,9 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from codescent import models
 from codescent.build import chosen, model_shape
-from codescent.data.dataset import Dataset
 from codescent.data.loader import Loader, Sampler
-from codescent.data.tasks import source_of
+from codescent.data.samples import AnyDataset
 from codescent.models.initialize import draw_
 from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import Gradients, Here, Strategy
@@ -45,7 +44,9 @@ class Trainer:
         self.executor.close()
 
 
-def assemble(config: Config, plan: Plan, world: World, dataset: Dataset, first_step: int, stop: StopRequest) -> Trainer:
+def assemble(
+    config: Config, plan: Plan, world: World, dataset: AnyDataset, first_step: int, stop: StopRequest
+) -> Trainer:
     """Build, initialise, divide and connect the parts of this rank.
 
     Raises:
@@ -156,9 +157,9 @@ def _compile(part: nn.Module, what: str) -> None:
             block.compile()
 
 
-def _loader(config: Config, plan: Plan, world: World, dataset: Dataset, first_step: int) -> Loader:
+def _loader(config: Config, plan: Plan, world: World, dataset: AnyDataset, first_step: int) -> Loader:
     work, rank = plan.work, world.place.rank
-    source = source_of(dataset, "train", work.seq_len, work.positions(-1))
+    source = dataset.source("train", work.seq_len, work.positions(-1))
     sampler = Sampler(config.run.seed, source.num_samples, work.global_batch_size)
     loads = any(instruction.verb is Verb.LOAD for instruction in plan.schedule.programs[world.stage])
     mine = [plan.samples(rank, number) for number in range(work.num_microbatches if loads else 0)]

@@ -13,12 +13,12 @@ from typing import Any
 
 from codescent.config import Config
 from codescent.configfile import to_toml
-from codescent.data.dataset import Dataset, open_dataset
-from codescent.data.tasks import source_of
+from codescent.data.samples import AnyDataset
+from codescent.datasets import opened, prepare_dataset
 from codescent.errors import UserError
 from codescent.place import Place
 from codescent.plan import Plan
-from codescent.preflight import check_same_trajectory, plan_with, prepare_dataset, run_folder
+from codescent.preflight import check_same_trajectory, plan_with, run_folder
 from codescent.record import RunFolder
 from codescent.train import machine
 from codescent.train.assemble import Trainer, assemble
@@ -60,7 +60,7 @@ def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, re
     world = World(place, config.train.device, config.train.num_threads, config.parallel.timeout_s)
     try:
         world.in_turn(lambda: prepare_dataset(config, progress=world.is_first))
-        dataset = open_dataset(prepare_dataset(config, progress=False))
+        dataset = opened(config, prepare_dataset(config, progress=False))
         plan = plan_with(config, dataset, place.world_size)
         world.from_first(lambda: machine.refuse_device(plan, world.device))
         world.divide(plan)
@@ -83,7 +83,7 @@ class _Run:
         config: Config,
         plan: Plan,
         world: World,
-        dataset: Dataset,
+        dataset: AnyDataset,
         stop: StopRequest,
         flops: float,
         *,
@@ -234,7 +234,7 @@ class _Run:
 
     def _validate(self) -> float:
         work = self.plan.work
-        source = source_of(self.dataset, "validation", work.seq_len, work.positions(-1))
+        source = self.dataset.source("validation", work.seq_len, work.positions(-1))
         return validation_loss(self.trainer.executor, source, self.config.train.eval_samples)
 
     def _record(self, step: int, rate: float, result: StepResult, step_s: float, val_loss: float | None) -> None:
