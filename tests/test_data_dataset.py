@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codescent.data import bpe, dataset, shards
-from codescent.data.dataset import Split, locate, open_dataset
+from codescent.data.dataset import locate, open_dataset
 from codescent.data.foreign import ShardFile
 from codescent.data.prepare import prepare
+from codescent.data.split import Split
 from codescent.errors import UserError
 
 
@@ -62,7 +63,7 @@ def test_a_token_outside_the_vocabulary_is_told_by_file_and_byte(
     with pytest.raises(UserError) as caught:
         split.read(np.array([0, 2]), 70)
     assert caught.value.problems == (told,)
-    monkeypatch.setattr(dataset, "SCAN_TOKENS", 7)
+    monkeypatch.setattr("codescent.data.split.SCAN_TOKENS", 7)
     assert split.problem() == told
     assert split.largest() == 299
 
