@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import losses, make_project, train
+from forker import Forker
+from runs import losses, make_project
 
 from codescent import models
 from codescent.build import build
@@ -70,9 +71,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("words", [(), ("parallel.dp_shard=2", "--ranks", "2")])
-def test_training_is_the_same(project: Path, words: tuple[str, ...]) -> None:
-    name = f"shards-{len(words)}"
+@pytest.mark.parametrize("words", [(), ("parallel.dp_shard=2",)])
+def test_training_is_the_same(project: Path, forker: Forker, words: tuple[str, ...]) -> None:
+    ranks = 1 + len(words)
+    name = f"shards-{ranks}"
     common = ("train.precision=fp64", "train.microbatch_size=2", "model.dropout=0.1", "train.num_steps=8", *words)
-    expected = losses(train(project, f"{name}-none", *common))
-    assert losses(train(project, f"{name}-full", *common, "parallel.recompute=full")) == expected
+    expected = losses(forker.train(project, f"{name}-none", ranks, *common))
+    assert losses(forker.train(project, f"{name}-full", ranks, *common, "parallel.recompute=full")) == expected

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import codescent, make_project, train
+from forker import Forker
+from runs import codescent, make_project
 
 from codescent import models
 from codescent.data.tokenizers import ByteTokenizer
@@ -169,12 +170,12 @@ def test_bytes_that_are_no_text_are_shown_as_such() -> None:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Path:
     """Two trained runs: bytes and characters."""
     folder = tmp_path_factory.mktemp("project")
     make_project(folder)
-    train(folder, "bytes")
-    train(folder, "chars", "data.tokenizer=char")
+    forker.train(folder, "bytes", 1)
+    forker.train(folder, "chars", 1, "data.tokenizer=char")
     return folder
 
 

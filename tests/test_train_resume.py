@@ -16,8 +16,8 @@ from runs import codescent, losses, make_project, start, train
 from codescent.record import RunFolder
 
 LONG = (
-    "train.num_steps=120",
-    "checkpoint.every=20",
+    "train.num_steps=60",
+    "checkpoint.every=10",
     "model.hidden_dim=64",
     "train.global_batch_size=64",
     "model.dropout=0.1",
@@ -58,16 +58,19 @@ def test_kill_and_resume_is_bitwise(project: Path, forker: Forker, layout: str) 
     words = (*LONG, *keys, "--ranks", str(ranks))
     name = f"killed-{layout}"
     process = start(project, "train", "run.toml", f"run.name={name}", *words)
-    wait_for_step(process, project / "runs" / name, 50)
+    wait_for_step(process, project / "runs" / name, 25)
     children = family(process)
     victim = children[-1] if children else psutil.Process(process.pid)
     victim.kill()
     process.communicate(timeout=60)
     assert process.returncode != 0
     assert psutil.wait_procs(children, timeout=10)[1] == []
-    assert len(losses(RunFolder.open(project / "runs" / name))) < 120
-    run = train(project, name, *words, "--resume")
-    assert [row["step"] for row in run.read_metrics()] == list(range(1, 121))
+    assert len(losses(RunFolder.open(project / "runs" / name))) < 60
+    if layout == "two":  # as a user does it; other layouts without a new start of Python
+        run = train(project, name, *words, "--resume")
+    else:
+        run = forker.train(project, name, ranks, *LONG, *keys, resume=True)
+    assert [row["step"] for row in run.read_metrics()] == list(range(1, 61))
     assert losses(run) == losses(expected)
     for column in ("val_loss", "grad_norm", "learning_rate"):
         assert [row[column] for row in run.read_metrics()] == [row[column] for row in expected.read_metrics()]
@@ -88,10 +91,10 @@ def test_kill_and_resume_is_bitwise(project: Path, forker: Forker, layout: str) 
 def test_a_signal_saves_and_leaves_no_process(project: Path, forker: Forker, layout: str, number: int) -> None:
     name = f"stopped-{layout}-{number}"
     ranks, keys = LAYOUTS[layout]
-    keys = (*LONG, *keys, "train.num_steps=100000", "optimizer.decay_steps=120")
+    keys = (*LONG, *keys, "train.num_steps=100000", "optimizer.decay_steps=60")
     words = (*keys, "--ranks", str(ranks))
     process = start(project, "train", "run.toml", f"run.name={name}", *words, start_new_session=True)
-    wait_for_step(process, project / "runs" / name, 30)
+    wait_for_step(process, project / "runs" / name, 15)
     children = family(process)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
@@ -102,7 +105,7 @@ def test_a_signal_saves_and_leaves_no_process(project: Path, forker: Forker, lay
     run = RunFolder.open(project / "runs" / name)
     (stop,) = [event for event in run.read_events() if event["kind"] == "stop"]
     assert (run.checkpoints / f"step_{stop['step']:08}").is_dir()
-    again = train(project, name, *words, f"train.num_steps={stop['step'] + 5}", "--resume")
+    again = forker.train(project, name, ranks, *keys, f"train.num_steps={stop['step'] + 5}", resume=True)
     assert [row["step"] for row in again.read_metrics()] == list(range(1, stop["step"] + 6))
     undisturbed = forker.train(
         project, f"undisturbed-{layout}-{number}", ranks, *keys, f"train.num_steps={stop['step'] + 5}"
@@ -110,21 +113,21 @@ def test_a_signal_saves_and_leaves_no_process(project: Path, forker: Forker, lay
     assert losses(again) == losses(undisturbed)
 
 
-def test_resume_on_another_number_of_ranks(project: Path) -> None:
-    words = ("train.precision=fp64", "train.num_steps=30", "checkpoint.every=10")
-    expected = train(project, "four", *words)
-    run = train(project, "two-then-one", *words, "train.num_steps=10", "optimizer.decay_steps=30", "--ranks", "2")
-    run = train(project, "two-then-one", *words, "optimizer.decay_steps=30", "--resume")
+def test_resume_on_another_number_of_ranks(project: Path, forker: Forker) -> None:
+    words = ("train.precision=fp64", "train.num_steps=30", "checkpoint.every=10", "optimizer.decay_steps=30")
+    expected = forker.train(project, "four", 1, *words)
+    run = forker.train(project, "two-then-one", 2, *words, "train.num_steps=10")
+    run = train(project, "two-then-one", *words, "--resume")
     assert losses(run) == pytest.approx(losses(expected), rel=1e-10)
 
 
-def test_resume_before_the_first_checkpoint_begins_again(project: Path) -> None:
+def test_resume_before_the_first_checkpoint_begins_again(project: Path, forker: Forker) -> None:
     words = ("train.num_steps=100000", "optimizer.decay_steps=120", "checkpoint.every=0")
     process = start(project, "train", "run.toml", "run.name=early", *words)
     wait_for_step(process, project / "runs" / "early", 5)
     process.kill()
     process.communicate()
-    run = train(project, "early", *words, "train.num_steps=30", "--resume")
+    run = forker.train(project, "early", 1, *words, "train.num_steps=30", resume=True)
     assert [row["step"] for row in run.read_metrics()] == list(range(1, 31))
     assert "num_steps = 30" in run.config_text
 
@@ -142,17 +145,17 @@ def test_what_a_user_gets_by_default_resumes_bitwise(project: Path) -> None:
     assert set(tried) == {"exact", "fast"}
 
 
-def test_a_choice_of_kernels_is_obeyed_on_resume(project: Path) -> None:
+def test_a_choice_of_kernels_is_obeyed_on_resume(project: Path, forker: Forker) -> None:
     words = ("optimizer.decay_steps=20", "train.matmul=fast")
-    train(project, "kernels", *words, "train.num_steps=10")
-    run = train(project, "kernels", *words, "train.matmul=exact", "--resume")
+    forker.train(project, "kernels", 1, *words, "train.num_steps=10")
+    run = forker.train(project, "kernels", 1, *words, "train.matmul=exact", resume=True)
     assert run.read_environment()["matmul"]["choice"] == "exact"
 
 
-def test_scaled_learning_rates_follow_the_ranks_and_are_never_changed_silently(project: Path) -> None:
+def test_scaled_learning_rates_follow_the_ranks_and_are_never_changed_silently(project: Path, forker: Forker) -> None:
     words = ("optimizer.scale_learning_rate=linear", "optimizer.decay_steps=20", "train.num_steps=5")
-    one = train(project, "scaled-1", *words).read_metrics()
-    two = train(project, "scaled-2", *words, "--ranks", "2").read_metrics()
+    one = forker.train(project, "scaled-1", 1, *words).read_metrics()
+    two = forker.train(project, "scaled-2", 2, *words).read_metrics()
     assert [row["learning_rate"] for row in two] == [2 * row["learning_rate"] for row in one]
     done = codescent(project, "train", "run.toml", "run.name=scaled-2", *words, "train.num_steps=10", "--resume")
     assert done.returncode == 2
@@ -180,15 +183,15 @@ def test_a_reader_that_goes_away_does_not_end_the_run(project: Path) -> None:
     assert len(losses(RunFolder.open(project / "runs" / "unread"))) == 400
 
 
-def test_a_finished_run_says_so(project: Path) -> None:
-    train(project, "finished")
+def test_a_finished_run_says_so(project: Path, forker: Forker) -> None:
+    forker.train(project, "finished", 1)
     done = codescent(project, "train", "run.toml", "run.name=finished", "--resume")
     assert done.returncode == 0
     assert "has all its 20 steps already" in done.stdout
 
 
-def test_an_existing_run_is_never_overwritten(project: Path) -> None:
-    run = train(project, "taken")
+def test_an_existing_run_is_never_overwritten(project: Path, forker: Forker) -> None:
+    run = forker.train(project, "taken", 1)
     before = run.read_metrics()
     done = codescent(project, "train", "run.toml", "run.name=taken")
     assert done.returncode == 2
@@ -198,9 +201,9 @@ def test_an_existing_run_is_never_overwritten(project: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
-def test_another_config_is_refused_key_by_key(project: Path, ranks: int) -> None:
+def test_another_config_is_refused_key_by_key(project: Path, forker: Forker, ranks: str) -> None:
     name = f"other-{ranks}"
-    run = train(project, name)
+    run = forker.train(project, name, 1)
     before = (run.path / "config.toml").read_bytes()
     words = ("optimizer.learning_rate=0.5", "model.num_layers=3", "--resume", "--ranks", ranks)
     done = codescent(project, "train", "run.toml", f"run.name={name}", *words)
@@ -217,9 +220,9 @@ def test_nothing_to_resume(project: Path) -> None:
     assert "no such run folder" in done.stderr
 
 
-def test_another_corpus_under_the_same_name_is_refused(tmp_path: Path) -> None:
+def test_another_corpus_under_the_same_name_is_refused(tmp_path: Path, forker: Forker) -> None:
     make_project(tmp_path)
-    train(tmp_path, "run", "train.num_steps=10", "optimizer.decay_steps=20")
+    forker.train(tmp_path, "run", 1, "train.num_steps=10", "optimizer.decay_steps=20")
     text = (tmp_path / "corpus.txt").read_text()
     (tmp_path / "corpus.txt").write_text(text.replace("many", "much"))
     words = ("run.name=run", "train.num_steps=20", "optimizer.decay_steps=20", "--resume")
@@ -228,8 +231,8 @@ def test_another_corpus_under_the_same_name_is_refused(tmp_path: Path) -> None:
     assert "not the tokens that the run" in done.stderr
 
 
-def test_changed_checkpoint_is_refused_and_left(project: Path) -> None:
-    run = train(project, "changed", "train.num_steps=10", "optimizer.decay_steps=20")
+def test_changed_checkpoint_is_refused_and_left(project: Path, forker: Forker) -> None:
+    run = forker.train(project, "changed", 1, "train.num_steps=10", "optimizer.decay_steps=20")
     (file,) = (run.checkpoints / "step_00000010").glob("*.safetensors")
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1

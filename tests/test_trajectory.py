@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forker import Forker
 from runs import environment, losses, make_project, train
 
 from codescent.record import RunFolder
@@ -23,16 +24,19 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(project: Path) -> dict[str, RunFolder]:
-    return {precision: train(project, f"alone-{precision}", f"train.precision={precision}") for precision in TOLERANCE}
+def alone(project: Path, forker: Forker) -> dict[str, RunFolder]:
+    return {
+        precision: forker.train(project, f"alone-{precision}", 1, f"train.precision={precision}")
+        for precision in TOLERANCE
+    }
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_walk_the_trajectory_of_one(
-    project: Path, alone: dict[str, RunFolder], precision: str, ranks: int
+    project: Path, forker: Forker, alone: dict[str, RunFolder], precision: str, ranks: int
 ) -> None:
-    run = train(project, f"{ranks}-{precision}", f"train.precision={precision}", "--ranks", str(ranks))
+    run = forker.train(project, f"{ranks}-{precision}", ranks, f"train.precision={precision}")
     assert len(losses(run)) == 20
     for column in ("train_loss", "grad_norm", "val_loss"):
         expected = [row[column] for row in alone[precision].read_metrics() if row[column] is not None]
@@ -42,13 +46,15 @@ def test_ranks_walk_the_trajectory_of_one(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_accumulation_walks_the_same_trajectory(project: Path, alone: dict[str, RunFolder], ranks: int) -> None:
-    words = ("train.precision=fp64", "train.microbatch_size=2", "--ranks", str(ranks))
-    run = train(project, f"accumulated-{ranks}", *words)
+def test_accumulation_walks_the_same_trajectory(
+    project: Path, forker: Forker, alone: dict[str, RunFolder], ranks: int
+) -> None:
+    run = forker.train(project, f"accumulated-{ranks}", ranks, "train.precision=fp64", "train.microbatch_size=2")
     assert losses(run) == pytest.approx(losses(alone["fp64"]), rel=1e-10)
 
 
 def test_small_buckets_and_no_overlap_change_nothing(project: Path, alone: dict[str, RunFolder]) -> None:
+    # From the command line, for once: the ranks of these tests are started by it, or forked by the tests.
     run = train(project, "buckets", "train.precision=fp64", "parallel.bucket_bytes=1", "--ranks", "2")
     assert losses(run) == pytest.approx(losses(alone["fp64"]), rel=1e-10)
 
@@ -65,16 +71,17 @@ def test_torchrun_walks_the_same_trajectory(project: Path, alone: dict[str, RunF
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_dropout_follows_the_sample_not_the_rank(project: Path, ranks: int) -> None:
+def test_dropout_follows_the_sample_not_the_rank(project: Path, forker: Forker, ranks: int) -> None:
     words = ("train.precision=fp64", "model.dropout=0.2")
-    expected = train(project, f"dropout-{ranks}-expected", *words)
-    found = train(project, f"dropout-{ranks}", *words, "train.microbatch_size=2", "--ranks", str(ranks))
+    expected = forker.train(project, f"dropout-{ranks}-expected", 1, *words)
+    found = forker.train(project, f"dropout-{ranks}", ranks, *words, "train.microbatch_size=2")
     assert losses(found) == pytest.approx(losses(expected), rel=1e-10)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_bf16_with_accumulation_follows_fp32_closely(project: Path, alone: dict[str, RunFolder], ranks: int) -> None:
-    words = ("train.precision=bf16", "train.microbatch_size=2", "--ranks", str(ranks))
-    run = train(project, f"bf16-{ranks}", *words)
+def test_bf16_with_accumulation_follows_fp32_closely(
+    project: Path, forker: Forker, alone: dict[str, RunFolder], ranks: int
+) -> None:
+    run = forker.train(project, f"bf16-{ranks}", ranks, "train.precision=bf16", "train.microbatch_size=2")
     assert losses(run) == pytest.approx(losses(alone["fp32"]), rel=0.03)
     assert losses(run) != losses(alone["fp32"])
