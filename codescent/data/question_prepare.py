@@ -19,7 +19,7 @@ from codescent.data.request import DESCRIPTION, KINDS, TOKENIZER, digest
 from codescent.data.shards import write_json
 from codescent.data.squad import Questions, read_questions, write_questions
 from codescent.data.tokenizers import load
-from codescent.data.windows import Unusable, WindowSizes, make_windows
+from codescent.data.windows import WindowSizes, make_windows
 from codescent.data.wordpiece import WordPiece
 from codescent.durable import sync_folder, write_synced
 from codescent.errors import UserError
@@ -175,31 +175,26 @@ def _write_split(
     path: Path, questions: Questions, tokenizer: WordPiece, sizes: WindowSizes, progress: bool
 ) -> dict[str, Any]:
     """Write the windows of a split; what the description tells of them."""
-    training = path.stem == "train"
-    parts = []
-    unusable = Unusable([], [])
-    with stage(f"cutting {questions.path.name}", len(questions), progress) as advance:
-        done = 0
-        for rows, left_out in make_windows(questions.questions, tokenizer, sizes, training=training):
-            parts.append(rows)
-            unusable.misplaced += left_out.misplaced
-            unusable.without_tokens += left_out.without_tokens
-            reached = int(rows["question"][-1]) + 1 if len(rows) else done
-            advance(reached - done)
-            done = reached
-    whole = np.concatenate(parts)
+    cuts = []
+    characters = sum(len(question.context) for question in questions.questions)
+    with stage(f"cutting {questions.path.name}", characters, progress) as advance:
+        for cut in make_windows(questions.questions, tokenizer, sizes, training=path.stem == "train"):
+            cuts.append(cut)
+            advance(cut.characters)
+    whole = np.concatenate([cut.rows for cut in cuts])
     if not len(whole):
         raise UserError(f"{questions.path}: no answer is where the file says: nothing to train on")
     with path.open("wb") as stream:
-        np.save(stream, whole)
+        np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(whole))
+        stream.write(whole.tobytes())  # np.save writes beside Python, and loses why the disk refused
         stream.flush()
         os.fsync(stream.fileno())
     return {
         "questions": len(questions),
         "windows": len(whole),
         "with_answer": int((whole["targets"][:, 0] > 0).sum()),
-        "misplaced": unusable.misplaced,
-        "without_tokens": unusable.without_tokens,
+        "misplaced": [name for cut in cuts for name in cut.misplaced],
+        "without_tokens": [name for cut in cuts for name in cut.without_tokens],
     }
 
 

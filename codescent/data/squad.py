@@ -166,9 +166,7 @@ def _answers(question: dict[str, Any], where: str, problems: list[str]) -> Itera
         start = answer.get("answer_start")
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             what = "missing" if "answer_start" not in answer else f"{start!r:.40}"
-            problems.append(
-                f"{place}.answer_start: {what}: the number of the answer's first character is needed, from 0"
-            )
+            problems.append(f"{place}.answer_start: {what}: the number of the answer's first character is needed")
         elif text is not None:
             yield Answer(text, start)
     if not found and question.get("answers") == []:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,17 +61,18 @@ class WindowSizes:
         return np.dtype(fields)
 
 
-@dataclass
-class Unusable:
-    """Ids of questions that are not trained on, by the reason."""
+class Cut(NamedTuple):
+    """The windows of some questions, and the ids of those that are not trained on, by the reason."""
 
+    rows: Rows
+    characters: int
     misplaced: list[str]
     without_tokens: list[str]
 
 
 def make_windows(
     questions: Sequence[Question], tokenizer: WordPiece, sizes: WindowSizes, *, training: bool
-) -> Iterator[tuple[Rows, Unusable]]:
+) -> Iterator[Cut]:
     """The windows of questions, some questions at a time; a question's windows follow one another.
 
     Args:
@@ -95,17 +96,17 @@ def make_windows(
         contexts = {text: pieces for text, pieces in contexts.items() if text in wanted}
         contexts |= dict(zip(new, tokenizer.pieces(new)))
         asked = tokenizer.pieces([question.text for _, question in batch])
-        rows, unusable = [np.empty(0, dtype)], Unusable([], [])
+        made = Cut(np.empty(0, dtype), sum(len(question.context) for _, question in batch), [], [])
+        rows = [made.rows]
         for (number, question), pieces in zip(batch, asked):
             context, span = contexts[question.context], question.span()
             answer = answer_tokens(context, span) if span else None
             if training and answer is None:
-                (unusable.without_tokens if span else unusable.misplaced).append(question.id)
+                (made.without_tokens if span else made.misplaced).append(question.id)
                 continue
-            made = _windows(pieces.ids[: sizes.max_question], context, answer, tokenizer, sizes, dtype)
-            made["question"] = number
-            rows.append(made)
-        yield np.concatenate(rows), unusable
+            rows.append(_windows(pieces.ids[: sizes.max_question], context, answer, tokenizer, sizes, dtype))
+            rows[-1]["question"] = number
+        yield made._replace(rows=np.concatenate(rows))
 
 
 def answer_tokens(context: Pieces, span: tuple[int, int]) -> tuple[int, int] | None:

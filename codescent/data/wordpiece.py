@@ -41,7 +41,8 @@ class WordPiece(LibraryTokenizer):
 
     def __init__(self, inner: library.Tokenizer) -> None:
         super().__init__(inner)
-        self.pad, self.unknown, self.begin, self.end, self.mask = (inner.token_to_id(name) for name in CONTROLS)
+        vocabulary = inner.get_vocab(with_added_tokens=True)
+        self.pad, self.unknown, self.begin, self.end, self.mask = (vocabulary[name] for name in CONTROLS)
 
     def pieces(self, texts: Sequence[str]) -> list[Pieces]:
         """Tokens of each text, with their characters in the text as it was given."""
