@@ -123,7 +123,9 @@ def _data_arguments(data: argparse.ArgumentParser) -> None:
         help="python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file",
     )
     data.add_argument(
-        "--tokenizer", type=_text, help="char (the default), byte, gpt2, bpe:VOCAB or a tokenizer's JSON file"
+        "--tokenizer",
+        type=_text,
+        help="char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe:VOCAB or a tokenizer's JSON file",
     )
     data.add_argument(
         "--train-bpe", type=_positive, metavar="VOCAB", help="train a BPE of so many tokens on the corpus"
