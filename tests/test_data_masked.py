@@ -4,14 +4,16 @@ Does not train."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from questions import vocabulary
 
 from codescent.data.dataset import Dataset, open_dataset
-from codescent.data.masked import MASKINGS, MaskedSource, masked_source
+from codescent.data.masked import MASKINGS, MaskedDataset, MaskedSource
 from codescent.data.prepare import prepare
+from codescent.data.samples import AnyDataset
 from codescent.data.wordpiece import WordPiece
 from codescent.errors import UserError
 
@@ -30,6 +32,11 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def tokenizer(dataset: Dataset) -> WordPiece:
     assert isinstance(dataset.tokenizer, WordPiece)
     return dataset.tokenizer
+
+
+def masked_source(dataset: Dataset, split: str, seq_len: int, seed: int) -> MaskedSource:
+    found: AnyDataset = MaskedDataset(dataset, seed)
+    return cast(MaskedSource, found.source(split, seq_len, seq_len))
 
 
 @pytest.mark.parametrize(("seq_len", "hidden"), [(3, 1), (16, 2), (66, 10), (128, 19)])
@@ -107,6 +114,12 @@ def test_ends_of_documents_are_hidden_only_where_nothing_else_is(dataset: Datase
     targets = short.read(np.arange(short.num_pieces)).targets
     assert ((targets >= 0).sum(1) == 1).all()
     assert (targets == tokenizer.end).any()
+
+
+def test_it_is_a_dataset_like_the_one_that_it_is_made_of(dataset: Dataset) -> None:
+    found = MaskedDataset(dataset, 1)
+    for name in ("path", "vocab_size", "description", "fingerprint", "tokenizer_text"):
+        assert getattr(found, name) == getattr(dataset, name)
 
 
 def test_what_is_refused(dataset: Dataset, tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ def test_samples_are_what_was_cut(tmp_path: Path, request_: QuestionRequest) -> 
     dataset = open_questions(prepare_questions(request_, tmp_path / "datasets"))
     assert (dataset.seq_len, dataset.vocab_size) == (64, bert(str(request_.tokenizer)).vocab_size)
     assert (dataset.train.name, dataset.validation.name) == ("train", "validation")
+    assert dataset.source("train", 64, 64) is dataset.train
+    assert dataset.source("validation", 64, 64) is dataset.validation
+    with pytest.raises(UserError, match=r"windows have 64 positions, data\.seq_len is 65"):
+        dataset.source("train", 65, 65)
     assert dataset.train.num_samples == 3
     assert dataset.validation.num_samples > 5
     assert dataset.train.losses_per_sample == 1

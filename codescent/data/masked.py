@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codescent.data.dataset import Dataset, Split
+from codescent.data.dataset import Dataset
 from codescent.data.samples import Numbers, Samples
+from codescent.data.split import Split
 from codescent.data.wordpiece import CONTROLS, WordPiece
 from codescent.errors import UserError
 
@@ -85,20 +86,32 @@ class MaskedSource:
         return np.full(len(numbers), self.num_hidden, np.int64)
 
 
-def masked_source(dataset: Dataset, split: str, seq_len: int, seed: int) -> MaskedSource:
-    """The samples of a split ("train", "validation"); of validation each piece comes once, always alike.
+class MaskedDataset:
+    """Token shards whose samples are masked.
+
+    Args:
+        dataset: of BERT's tokens.
+        seed: any whole number.
 
     Raises:
         UserError: the dataset's tokenizer is not BERT's.
     """
-    tokenizer = dataset.tokenizer
-    if not isinstance(tokenizer, WordPiece):
-        raise UserError(
-            f"{dataset.path}: masked language modelling needs a tokenizer with {', '.join(CONTROLS)}: "
-            'data.tokenizer = "bert", "bert-cased", or the JSON file of a WordPiece tokenizer'
-        )
-    tokens, maskings = (dataset.train, MASKINGS) if split == "train" else (dataset.validation, 1)
-    return MaskedSource(tokens, tokenizer, seq_len, seed, maskings)
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        tokenizer = dataset.tokenizer
+        if not isinstance(tokenizer, WordPiece):
+            raise UserError(
+                f"{dataset.path}: masked language modelling needs a tokenizer with {', '.join(CONTROLS)}: "
+                'data.tokenizer = "bert", "bert-cased", or the JSON file of a WordPiece tokenizer'
+            )
+        self.path, self.vocab_size, self.description = dataset.path, dataset.vocab_size, dataset.description
+        self.fingerprint, self.tokenizer_text = dataset.fingerprint, dataset.tokenizer_text
+        self._dataset, self._tokenizer, self._seed = dataset, tokenizer, seed
+
+    def source(self, split: str, seq_len: int, num_targets: int) -> MaskedSource:
+        """The samples of a split; of validation each piece of text comes once. `num_targets` are not asked for."""
+        tokens, maskings = (self._dataset.train, MASKINGS) if split == "train" else (self._dataset.validation, 1)
+        return MaskedSource(tokens, self._tokenizer, seq_len, self._seed, maskings)
 
 
 def _hidden(told: Numbers, kinds: npt.NDArray[Any], tokens: npt.NDArray[Any], tokenizer: WordPiece) -> Numbers:

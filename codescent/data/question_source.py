@@ -109,6 +109,16 @@ class QuestionDataset:
         """The tokenizer as a file holds it, to be kept elsewhere."""
         return (self.path / TOKENIZER).read_text(encoding="utf-8")
 
+    def source(self, split: str, seq_len: int, num_targets: int) -> QuestionSource:
+        """The windows of a split. `num_targets` are not asked for: something is wanted of each window as a whole.
+
+        Raises:
+            UserError: the windows have another length.
+        """
+        if seq_len != self.seq_len:
+            raise UserError(f"{self.path}: its windows have {self.seq_len} positions, data.seq_len is {seq_len}")
+        return self.train if split == "train" else self.validation
+
     def questions(self) -> Questions:
         """The questions of the validation split, with contexts and answers: `validation.rows["question"]` counts them.
 
