@@ -87,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
 
     _data_arguments(_verb(verbs, "data", _data, "turn text into token shards"))
     _sample_arguments(_verb(verbs, "sample", _sample, "let a trained model write"))
+    _evaluate_arguments(_verb(verbs, "evaluate", _evaluate, "score answers to questions: exact match and F1"))
     return top
 
 
@@ -122,7 +123,9 @@ def _data_arguments(data: argparse.ArgumentParser) -> None:
         help="python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file",
     )
     data.add_argument(
-        "--tokenizer", type=_text, help="char (the default), byte, gpt2, bpe:VOCAB or a tokenizer's JSON file"
+        "--tokenizer",
+        type=_text,
+        help="char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe:VOCAB or a tokenizer's JSON file",
     )
     data.add_argument(
         "--train-bpe", type=_positive, metavar="VOCAB", help="train a BPE of so many tokens on the corpus"
@@ -144,6 +147,15 @@ def _sample_arguments(sample: argparse.ArgumentParser) -> None:
     sample.add_argument("--seed", type=int, default=0, help="same seed, same text (default 0)")
     sample.add_argument("--num", type=_positive, default=1, help="texts for each prompt (default 1)")
     sample.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+
+
+def _evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
+    evaluate.add_argument(
+        "--predictions", type=_path, required=True, metavar="FILE", help="answers to score: JSON {question id: text}"
+    )
+    evaluate.add_argument(
+        "--data", type=_path, required=True, metavar="FILE", help="questions and right answers: dev-v1.1.json of SQuAD"
+    )
 
 
 def _positive(word: str) -> int:
@@ -313,4 +325,12 @@ def _sample(arguments: argparse.Namespace) -> int:
         num=arguments.num,
         device=arguments.device,
     )
+    return 0
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from codescent.evaluate.predictions import score_files
+
+    for line in score_files(arguments.predictions, arguments.data):
+        print(line)
     return 0

@@ -37,5 +37,5 @@ def test_links_and_named_files_are_there(page: Path) -> None:
 
 def test_there_are_pages_for_the_verbs() -> None:
     assert len(PAGES) > 10
-    for verb in ("train", "plan", "config", "data", "sample"):
+    for verb in ("train", "plan", "config", "data", "sample", "evaluate"):
         assert (ROOT / "docs" / f"{verb}.md").is_file()

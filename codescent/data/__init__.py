@@ -2,4 +2,5 @@
 Does not import torch (loader.py alone does) and does not know models, configs or run folders.
 
 The way of a text: corpora -> sources -> scan (first reading) -> chunks -> tokenizers -> shards (second reading);
-the way of a batch: dataset -> loader (sampler and read-ahead)."""
+the way of a question: squad -> windows (by wordpiece) -> question_prepare -> question_source;
+the way of a batch: dataset, or question_source -> loader (sampler and read-ahead)."""

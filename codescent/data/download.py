@@ -52,6 +52,30 @@ GPT2_MERGES = Published(
     "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
     "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe",
 )
+BERT_UNCASED = Published(
+    "bert-base-uncased/vocab.txt",
+    231_508,
+    "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+    "https://huggingface.co/google-bert/bert-base-uncased/resolve/main/vocab.txt",
+)
+BERT_CASED = Published(
+    "bert-base-cased/vocab.txt",
+    213_450,
+    "eeaa9875b23b04b4c54ef759d03db9d1ba1554838f8fb26c5d96fa551df93d02",
+    "https://huggingface.co/google-bert/bert-base-cased/resolve/main/vocab.txt",
+)
+SQUAD_TRAIN = Published(
+    "squad/train-v1.1.json",
+    30_288_272,
+    "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955",
+    "https://rajpurkar.github.io/SQuAD-explorer/dataset/train-v1.1.json",
+)
+SQUAD_DEV = Published(
+    "squad/dev-v1.1.json",
+    4_854_279,
+    "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9",
+    "https://rajpurkar.github.io/SQuAD-explorer/dataset/dev-v1.1.json",
+)
 
 
 def data_folder() -> Path | None:

@@ -10,25 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codescent.data import corpora
+from codescent.data import corpora, wordpiece
 from codescent.data.bpe import MAX_BPE_VOCAB_SIZE, MIN_BPE_VOCAB_SIZE
 from codescent.errors import UserError
 
 FORMAT = "codescent tokens 2"
 DESCRIPTION = "description.json"
 TOKENIZER = "tokenizer.json"
-KINDS = ("char", "byte", "gpt2")
+KINDS = ("char", "byte", "gpt2", *wordpiece.KINDS)
 
 
 @dataclass(frozen=True)
 class Request:
     """A dataset as asked for, checked.
 
-    `kind` is char, byte, gpt2, bpe (trained on the corpus: `bpe_vocab_size`) or file (`tokenizer_path`).
+    `kind` is one of KINDS, bpe (trained on the corpus: `bpe_vocab_size`) or file (`tokenizer_path`); `tokenizer` is
+    what was asked for, in words.
     """
 
     corpus: str
     kind: str
+    tokenizer: str
     bpe_vocab_size: int
     tokenizer_path: Path
     key: dict[str, Any]
@@ -59,7 +61,8 @@ def make_request(
     """Check what was asked for.
 
     Args:
-        tokenizer: char, byte, gpt2, `bpe:VOCAB`, or a tokenizer's JSON file; None: char, or what `train_bpe` says.
+        tokenizer: char, byte, gpt2, bert, bert-cased (`bert:FILE`, `bert-cased:FILE`: by a vocab.txt), `bpe:VOCAB`, or
+            a tokenizer's JSON file; None: char, or what `train_bpe` says.
         train_bpe: the same as the tokenizer `bpe:VOCAB`.
 
     Raises:
@@ -73,7 +76,13 @@ def make_request(
         problems.append(f"tokenizer {tokenizer} and a BPE to train: one of the two")
     wanted = trained or tokenizer or "char"
     path, size, identity = Path(wanted).expanduser(), 0, wanted
-    if wanted in KINDS:
+    if named := wordpiece.split_name(wanted):
+        kind = named[0]
+        try:
+            identity = wordpiece.identity(wanted)
+        except UserError as error:
+            problems += [f"tokenizer {wanted}: {problem}" for problem in error.problems]
+    elif wanted in KINDS:
         kind = wanted
     elif wanted.startswith("bpe:"):
         kind, size = "bpe", int(wanted[4:]) if wanted[4:].isdecimal() else -1
@@ -96,7 +105,7 @@ def make_request(
         "validation_fraction": validation_fraction,
         "text_key": text_key,
     }
-    return Request(corpus, kind, size, path, key)
+    return Request(corpus, kind, wanted, size, path, key)
 
 
 def digest(value: Any) -> str:

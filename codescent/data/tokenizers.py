@@ -1,5 +1,5 @@
 """In: text. Out: token ids, and text again: characters, bytes, and one shape for every tokenizer.
-Does not do BPE (bpe.py does, by the tokenizers library) and does not decide which tokenizer a corpus gets."""
+Does not do BPE or WordPiece (bpe.py and wordpiece.py do), nor decide which tokenizer a corpus gets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.data.bpe import LibraryTokenizer
+from codescent.data.wordpiece import WordPiece, is_wordpiece
 from codescent.errors import UserError
 
 TokenArray = npt.NDArray[Any]  # uint16 or uint32, see token_dtype
@@ -150,7 +151,8 @@ def load(path: Path) -> Tokenizer:
             return CharTokenizer(characters, with_separator)
         case {"codescent_tokenizer": "byte"}:
             return ByteTokenizer()
-    return LibraryTokenizer.from_json(text, str(path))
+    kind = WordPiece if is_wordpiece(fields) else LibraryTokenizer
+    return kind.from_json(text, str(path))
 
 
 def encode_segments(tokenizer: Tokenizer, segments: Iterable[tuple[str, bool]], separate: bool) -> TokenArray:
