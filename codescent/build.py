@@ -108,6 +108,7 @@ def _work(config: Config, shape: models.Shape, microbatch_size: int, num_microba
         streams=models.streams_of(shape),
         encoder_layers=models.encoder_layers(shape),
         task=task_of(config),
+        beside=models.reads_beside(shape),
         head_share=models.head_share(shape),
     )
 

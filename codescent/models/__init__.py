@@ -103,6 +103,11 @@ def encoder_layers(shape: Shape) -> int:
     return shape.num_encoder_layers if isinstance(shape, TransformerShape) else 0
 
 
+def reads_beside(shape: Shape) -> bool:
+    """Whether layers at every depth read more of a sample than the activations of those before them."""
+    return isinstance(shape, BertShape)
+
+
 def head_share(shape: Shape) -> float:
     """Of a sample's positions, how many the head reads; about as many, where chance decides."""
     return shape.head_share if isinstance(shape, BertShape) else 1.0
