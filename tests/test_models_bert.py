@@ -14,6 +14,8 @@ from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForMaskedLM, BertForQuestionAnswering, BertModel, PreTrainedModel
 
 from codescent import models
+from codescent.build import build as plan_of
+from codescent.config import Config
 from codescent.errors import UserError
 from codescent.models.bert import Bert
 from codescent.models.bert_shape import PRESETS, BertShape, forward_flops, parameters
@@ -366,3 +368,23 @@ def test_flops_of_the_head_are_of_the_tokens_that_it_reads() -> None:
 def test_what_is_refused(sizes: dict[str, Any], others: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words.replace(".", r"\.")):
         models.shape_of("bert", SIZES | sizes, **others)
+
+
+@pytest.mark.parametrize(
+    ("sections", "ranks", "words"),
+    [
+        ({"parallel": {"cp": 2}}, 2, "parallel.cp = 2: the attention that travels is causal"),
+        ({"train": {"compile": "blocks"}}, 1, "train.compile"),
+        ({"log": {"sample_tokens": 5}}, 1, "log.sample_tokens"),
+    ],
+)
+def test_what_a_plan_refuses(sections: dict[str, Any], ranks: int, words: str) -> None:
+    config = Config.model_validate({"model": SIZES | {"kind": "bert"}, **sections})
+    with pytest.raises(UserError) as caught:
+        plan_of(config, 61, ranks)
+    assert [words in problem for problem in caught.value.problems] == [True]
+
+
+def test_a_plan_knows_what_is_read_beside_tokens_and_how_much_the_head_reads() -> None:
+    work = plan_of(Config.model_validate({"model": SIZES | {"kind": "bert"}}), 61, 1).work
+    assert (work.kind, work.beside, work.head_share) == ("bert", True, 0.15)
