@@ -95,16 +95,16 @@ class Run(Section):
 class Model(Section):
     """What is trained. A size left at auto is the preset's."""
 
-    kind: Literal["gpt2", "llama", "transformer"] | None = Field(
+    kind: Literal["gpt2", "llama", "transformer", "bert"] | None = Field(
         None, description="family of models; auto: the preset's, without one gpt2"
     )
     preset: Text | None = Field(
         None,
         description="published sizes: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama3-8b, llama3-70b, llama3.1-8b, "
-        "llama3.1-70b, llama3.1-405b, transformer-base or transformer-big; or llama-tiny; auto: none, sizes are given "
-        "here",
+        "llama3.1-70b, llama3.1-405b, transformer-base, transformer-big, bert-base-uncased or bert-large-uncased; or "
+        "llama-tiny; auto: none, sizes are given here",
     )
-    num_layers: int | None = Field(None, ge=1, le=10_000, description="blocks (gpt2, llama)")
+    num_layers: int | None = Field(None, ge=1, le=10_000, description="blocks (gpt2, llama, bert)")
     num_encoder_layers: int | None = Field(None, ge=1, le=10_000, description="layers of the encoder (transformer)")
     num_decoder_layers: int | None = Field(None, ge=1, le=10_000, description="layers of the decoder (transformer)")
     num_heads: int | None = Field(None, ge=1, le=10_000, description="attention heads; must divide hidden_dim")
@@ -125,7 +125,10 @@ class Model(Section):
         None, ge=1, description="rows of the token embedding; auto without a preset: the tokenizer's"
     )
     seq_len: int | None = Field(
-        None, ge=1, description="longest sequence in tokens (gpt2, llama); of gpt2 the rows of the position embedding"
+        None,
+        ge=1,
+        description="longest sequence in tokens (gpt2, llama, bert); of gpt2 and bert the rows of the position "
+        "embedding",
     )
     source_len: int | None = Field(None, ge=1, description="tokens that the encoder reads of a sample (transformer)")
     target_len: int | None = Field(
@@ -152,13 +155,17 @@ class Model(Section):
         description="one matrix for source, target and head, or three (transformer); none, for vectors, is not served "
         "yet; auto: tied",
     )
+    head: Literal["mlm", "qa"] | None = Field(
+        None,
+        description="what is found (bert): the tokens that were masked, or where an answer begins and ends; auto: mlm",
+    )
     dropout: float = Field(
-        0.0, ge=0, lt=1, description="share of activations dropped while training (gpt2, transformer)"
+        0.0, ge=0, lt=1, description="share of activations dropped while training (gpt2, transformer, bert)"
     )
     bias: bool | None = Field(
         None,
-        description="biases in linear layers and norms (gpt2, transformer; a llama has none); auto: true where there "
-        "can be",
+        description="biases in linear layers and norms (gpt2, transformer; a bert has them, a llama has none); auto: "
+        "true where there can be",
     )
 
 

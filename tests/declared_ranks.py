@@ -73,7 +73,7 @@ class Watch(TorchDispatchMode):
 
 
 class FixedLoader:
-    """Random tokens, in place of a corpus."""
+    """Random tokens, in place of a corpus; of a BERT with segments, padding, and as many wanted as its plan says."""
 
     def __init__(self, plan: Plan) -> None:
         self.work = plan.work
@@ -82,7 +82,21 @@ class FixedLoader:
         """A step's micro-batches."""
         sizes = (self.work.num_microbatches, self.work.microbatch_size, self.work.seq_len + 1)
         batches = [Batch(row[:, :-1], row[:, 1:]) for row in torch.randint(0, VOCAB, sizes)]
+        if self.work.kind == "bert":
+            batches = [self._of_bert(batch) for batch in batches]
         return Portion(batches, self.work.tokens)
+
+    def _of_bert(self, batch: Batch) -> Batch:
+        length, share = self.work.seq_len, self.work.head_share
+        beside = {
+            "segments_BT": (torch.arange(length) >= length // 3).long().expand_as(batch.inputs),
+            "lengths_B": torch.arange(len(batch.inputs)) % 2 + length - 1,
+        }
+        if share == 1:  # where an answer begins and ends
+            return Batch(batch.inputs, batch.targets[:, :2] % (length // 2), beside)
+        places = torch.randperm(batch.targets.numel())
+        unwanted = places >= round(share * len(places))
+        return Batch(batch.inputs, batch.targets.masked_fill(unwanted.view_as(batch.targets), -100), beside)
 
     def close(self) -> None:
         """Nothing is read ahead."""
@@ -93,7 +107,7 @@ def plan_of(case: dict[str, Any]) -> Plan:
     return build(Config.model_validate(case["config"]), VOCAB, case["world_size"])
 
 
-def trainer_of(case: dict[str, Any], plan: Plan, rank: int) -> Trainer:
+def trainer_of(case: dict[str, Any], plan: Plan, rank: int, loader: Any = None) -> Trainer:
     """A rank's parts, on the process group that there is."""
     world: Any = World.__new__(World)
     world.place = SimpleNamespace(rank=rank, world_size=plan.mesh.world_size)
@@ -101,7 +115,7 @@ def trainer_of(case: dict[str, Any], plan: Plan, rank: int) -> Trainer:
     world.divide(plan)
     dataset: Any = SimpleNamespace(vocab_size=VOCAB)
     stop: Any = SimpleNamespace(wished=lambda: False)
-    assemble._loader = lambda *_: FixedLoader(plan)  # type: ignore[assignment, return-value]
+    assemble._loader = lambda *_: loader or FixedLoader(plan)  # type: ignore[assignment, return-value]
     return assemble.assemble(Config.model_validate(case["config"]), plan, world, dataset, 0, stop)
 
 

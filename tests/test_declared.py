@@ -174,6 +174,29 @@ def hybrid_cases() -> dict[str, Case]:
     }
 
 
+def bert_cases() -> dict[str, Case]:
+    layouts: dict[str, dict[str, Any]] = {
+        "replicate": {"dp_replicate": 2, "microbatches": 2},
+        "zero 3": {"dp_shard": 4, "precision": "bf16", "microbatches": 2},
+        "zero 1": {"dp_shard": 2, "zero_stage": 1, "microbatches": 2},
+        "tp": {"tp": 2, "head_chunk_tokens": 3},
+        "tp bf16": {"tp": 4, "precision": "bf16", "microbatches": 2},
+        "tp without sequence": {"tp": 2, "sequence_parallel": False, "head_chunk_tokens": 0},
+        "tp, full": {"tp": 2, "recompute": "full"},
+        "pp zero-bubble": {"pp": 2, "schedule": "zero-bubble", "microbatches": 4},
+        "pp x tp": {"pp": 2, "tp": 2, "microbatches": 2},
+        "pp x fsdp": {"pp": 2, "dp_shard": 2, "microbatches": 2},
+        "fsdp x tp without sequence": {"dp_shard": 2, "tp": 2, "sequence_parallel": False},
+        "everything 32": {"dp_replicate": 2, "pp": 2, "dp_shard": 4, "tp": 2, "microbatches": 4},
+    }
+    model = {"kind": "bert", "num_layers": 2, "vocab_size": 97, "dropout": 0.1}
+    return {
+        f"{name}-{head}": case(**layout, model=model | {"head": head})
+        for name, layout in layouts.items()
+        for head in ("mlm", "qa")
+    }
+
+
 def gloo_cases() -> dict[str, Case]:
     five = {"num_layers": 5}
     return {
@@ -193,6 +216,7 @@ CASES = {
     "strategies": named(replicate=replicate_cases(), zero=zero_cases(), tensor=tensor_cases(), context=context_cases()),
     "stages": named(pipeline=pipeline_cases(), recompute=recompute_cases()),
     "hybrids": hybrid_cases(),
+    "bert": bert_cases(),
     "gloo": gloo_cases(),
 }
 

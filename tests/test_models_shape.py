@@ -57,7 +57,7 @@ def test_an_unknown_kind_is_refused() -> None:
 
 def test_every_role_is_declared_and_columns_meet_rows() -> None:
     declared = models.parameters_of("gpt2", models.shape_of("gpt2", SIZES))
-    assert {parameter.role for parameter in declared} == set(Role)
+    assert {parameter.role for parameter in declared} == set(Role) - {Role.WHOLE, Role.LOGITS}  # a bert has these
     for parameter in declared:
         if parameter.role is Role.BIAS_COLUMN:
             matrix = next(other for other in declared if other.name == parameter.name.replace("bias", "weight"))

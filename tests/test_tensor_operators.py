@@ -28,7 +28,7 @@ from torch.autograd import backward
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from codescent.models.head import head_loss, tied_embedding
-from codescent.strategies.sequence import enter, gather_sequence, leave, scatter_sum
+from codescent.strategies.sequence import enter, gather_alike, gather_sequence, leave, scatter_sum
 from codescent.strategies.vocabulary import SplitVocabulary
 
 DEGREES = (1, 2, 4)
@@ -118,6 +118,7 @@ def conjugates(group: Group) -> None:
                 (scatter_sum, each[rank], part(whole, group), part(total, group), whole, scatter, gather),
                 (enter, whole, each[rank], whole, total, [], reduce),
                 (leave, each[rank], whole, total, whole, reduce, []),
+                (gather_alike, part(whole, group), each[0], whole, part(each[0], group), gather, []),
             ):
                 x = leaf(x)
                 with watched() as sent:
@@ -264,6 +265,51 @@ def vocabulary_is_that_of_one_device(group: Group, vocab_size: int) -> list[str]
     return [float(mine[0]).hex() for _, mine, _ in answers if mine[0] is not None]
 
 
+def some_rows(group: Group) -> None:
+    """Of some positions, or of none, and with a bias: loss and gradients of one device; what the docstring says is
+    sent."""
+    answers = []
+    for dtype in (torch.float64, torch.float32):
+        for sequence_parallel in (False, True):
+            for vocab_size, chunk, places in ((97, 2, [3, 4, 12]), (5, 0, [0, 15]), (97, 0, []), (5, 7, [])):
+                ends, wanted_M = Ends(group, vocab_size, dtype, sequence_parallel), torch.tensor(places).long()
+                bias_V, targets_M = draw(5, vocab_size, dtype=dtype), ends.targets_BT.flatten()[wanted_M]
+                whole = [leaf(tensor) for tensor in (ends.weight_VD, bias_V, ends.noise_BTD)]
+                logits_MV = F.linear(whole[2].flatten(0, 1)[wanted_M], whole[0], whole[1])
+                truth = F.cross_entropy(logits_MV, targets_M, reduction="sum")
+                backward(0.25 * truth)
+                mine = [leaf(rows(tensor, group)) for tensor in (ends.weight_VD, bias_V)] + [
+                    leaf(ends.local(ends.noise_BTD))
+                ]
+                with watched() as sent:
+                    x_MD = ends.split.every_row(mine[2]).flatten(0, 1)[wanted_M]
+                    loss = ends.split.loss_of_rows(x_MD, mine[0], mine[1], targets_M, chunk, 0.25, None)
+                with watched() as back:
+                    backward(loss)
+                grads = [tensor.grad for tensor in whole]
+                assert grads[0] is not None
+                assert grads[1] is not None
+                assert grads[2] is not None
+                expected = rows(grads[0], group), rows(grads[1], group), ends.local(grads[2])
+                pairs = [(loss.detach(), truth.detach()), *zip([tensor.grad for tensor in mine], expected)]
+                answers.append(
+                    (dtype, pairs, [sent, back], declared_of_rows(dtype, sequence_parallel, chunk, len(places)))
+                )
+    for dtype, pairs, sent_both, expected_both in answers:
+        check(BOUND[dtype], *pairs)
+        assert sent_both == (expected_both if group.size() > 1 else [[], []])
+
+
+def declared_of_rows(dtype: torch.dtype, sequence_parallel: bool, chunk: int, wanted: int) -> list[Issued]:
+    """Of so many of 16 tokens: the loss; its backward."""
+    chunks = [min(chunk or wanted, wanted - start) for start in range(0, wanted, chunk or wanted or 1)]
+    loss = [("ALL_REDUCE", numbers * n * dtype.itemsize, dtype) for n in chunks for numbers in (1, 2)]
+    if sequence_parallel:
+        size = 2 * 8 * 12 * dtype.itemsize
+        return [[("ALL_GATHER", size, dtype), *loss], [("REDUCE_SCATTER", size, dtype)]]
+    return [loss, [("ALL_REDUCE", wanted * 12 * dtype.itemsize, dtype)]]
+
+
 def bf16(group: Group) -> list[str]:
     """As exact as one device in bf16, or nearly (partial sums of x's gradient are rounded before they are added)."""
     answers = []
@@ -377,7 +423,7 @@ def outside(group: Group) -> None:
 
 CASES: dict[str, Callable[[Group], list[str] | None]] = {
     case.__name__: case
-    for case in (conjugates, strides, feed_forward, compiled, bf16, confident, validation, traffic, outside)
+    for case in (conjugates, strides, feed_forward, compiled, some_rows, bf16, confident, validation, traffic, outside)
 }
 for _vocab_size in (97, 5, 5003):  # 97 is odd; 5 on 4 ranks is 2, 2, 1, 0; 5003 is large (other kernels)
     CASES[f"vocabulary_{_vocab_size}"] = functools.partial(vocabulary_is_that_of_one_device, vocab_size=_vocab_size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codescent.plan import Plan, Role, Work
+from codescent.plan import Parameter, Plan, Role, Work
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,19 @@ def step_flops(plan: Plan) -> StepFlops:
     work = plan.work
     read = [t.parameter for t in plan.tensors if t.parameter.role is not Role.VOCAB or t.parameter.depths != (0,)]
     # A matrix of the vocabulary is multiplied in the head, whatever embeds with it.
-    elements = sum(p.numel * work.positions(-1 if p.role is Role.VOCAB else p.stream) for p in read)
+    elements = sum(p.numel * _positions(work, p) for p in read)
     attention_width = work.num_heads * work.head_dim
     return StepFlops(
         dense_flops=6.0 * elements * work.global_batch_size,
         attention_flops=12.0 * _pairs(work) * attention_width * work.global_batch_size,
     )
+
+
+def _positions(work: Work, parameter: Parameter) -> float:
+    """Of a sample, that read a parameter; in the head those that it reads."""
+    if parameter.role in (Role.VOCAB, Role.WHOLE):
+        return work.positions(-1) * work.head_share
+    return work.positions(parameter.stream)
 
 
 def _pairs(work: Work) -> int:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from codescent.errors import UserError
-from codescent.models import gpt2_shape, llama_shape, transformer_shape
+from codescent.models import bert_shape, gpt2_shape, llama_shape, transformer_shape
+from codescent.models.bert_shape import BertShape
 from codescent.models.gpt2_shape import GPT2Shape
 from codescent.models.llama_shape import LlamaShape
 from codescent.models.shape import Size
@@ -19,21 +20,35 @@ from codescent.plan.shard import Parameter
 if TYPE_CHECKING:
     from torch import nn
 
-Shape = GPT2Shape | LlamaShape | TransformerShape
+Shape = GPT2Shape | LlamaShape | TransformerShape | BertShape
 
-_SHAPES: dict[str, Any] = {"gpt2": gpt2_shape, "llama": llama_shape, "transformer": transformer_shape}
+_SHAPES: dict[str, Any] = {
+    "gpt2": gpt2_shape,
+    "llama": llama_shape,
+    "transformer": transformer_shape,
+    "bert": bert_shape,
+}
 _MODULES = {
     "gpt2": ("codescent.models.gpt2", "GPT2"),
     "llama": ("codescent.models.llama", "Llama"),
     "transformer": ("codescent.models.transformer", "Transformer"),
+    "bert": ("codescent.models.bert", "Bert"),
 }
 _KIND_OF_PRESET = {preset: kind for kind, module in _SHAPES.items() for preset in module.PRESETS}
 KINDS = tuple(_SHAPES)
 GENERATING = ("gpt2", "llama")
 """Kinds whose models continue a text (see models/generate)."""
-COMPILING = ("gpt2", "llama")
-"""Kinds whose compiled modules give the losses of those that are not."""
-TASKS: dict[str, tuple[str, ...]] = {"gpt2": ("lm",), "llama": ("lm",), "transformer": ("lm",)}
+UNCOMPILED: Mapping[str, str] = {
+    "transformer": "has losses that are not finite when it is compiled for a CPU, and nobody has found out why yet",
+    "bert": "has been compiled in one process alone so far, and divided over tp nobody has seen it come to an end",
+}
+"""Kinds that are not known to give the same losses when they are compiled, and why."""
+TASKS: dict[str, tuple[str, ...]] = {
+    "gpt2": ("lm",),
+    "llama": ("lm",),
+    "transformer": ("lm",),
+    "bert": ("mlm", "qa"),
+}
 """What models of each kind can be trained for, the usual in front."""
 SIZES = tuple(dict.fromkeys(size for module in _SHAPES.values() for size in module.SIZES))
 """Of all kinds together; a kind refuses those that it has not."""
@@ -96,10 +111,20 @@ def encoder_layers(shape: Shape) -> int:
     return shape.num_encoder_layers if isinstance(shape, TransformerShape) else 0
 
 
+def reads_beside(shape: Shape) -> bool:
+    """Whether layers at every depth read more of a sample than the activations of those before them."""
+    return isinstance(shape, BertShape)
+
+
+def head_share(shape: Shape) -> float:
+    """Of a sample's positions, how many the head reads; about as many, where chance decides."""
+    return shape.head_share if isinstance(shape, BertShape) else 1.0
+
+
 def refused(shape: Shape) -> Mapping[str, str]:
     """Axes of the mesh that the model does not go with, and other keys of [parallel] that it does not where tp > 1;
     and why."""
-    return shape.refuses if isinstance(shape, TransformerShape) else {}
+    return shape.refuses if isinstance(shape, TransformerShape | BertShape) else {}
 
 
 def construct(

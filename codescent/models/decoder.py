@@ -1,4 +1,4 @@
-"""In: a decoder's sizes and the part of it that is wanted. Out: what every kind has at both of its ends.
+"""In: sizes of a decoder, or of an encoder of one sequence; the part that is wanted. Out: what all have at both ends.
 Does not have blocks and knows no kind of model: each is a class of its own on top of it."""
 
 from __future__ import annotations
@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from codescent.models.dropout import sample_keys, site_keys
 from codescent.models.head import Vocabulary
 from codescent.models.linear import Later
 from codescent.models.shape import Shape
@@ -14,12 +15,13 @@ from codescent.models.shape import Shape
 
 
 class Decoder(nn.Module):
-    """A decoder, or a part of it.
+    """A decoder (or an encoder of one sequence, which has the same ends), or a part of it.
 
     Args:
         shape: sizes of the whole.
         head_chunk_tokens: rows of logits that exist at a time while training; 0: all at once.
         depths: the part: 0 the embedding, 1 to num_layers the blocks, num_layers + 1 the head; None: all.
+        block_sites: places of a block where something is dropped; before the first block there is one.
 
     Attributes:
         layers: numbers of the blocks of this part.
@@ -37,7 +39,7 @@ class Decoder(nn.Module):
     tok: nn.Embedding
     norm: nn.Module
 
-    def __init__(self, shape: Shape, head_chunk_tokens: int, depths: range | None) -> None:
+    def __init__(self, shape: Shape, head_chunk_tokens: int, depths: range | None, block_sites: int = 0) -> None:
         super().__init__()
         depths = range(shape.num_layers + 2) if depths is None else depths
         self.shape, self.head_chunk_tokens = shape, head_chunk_tokens
@@ -47,6 +49,8 @@ class Decoder(nn.Module):
         self.tokens_T: Tensor | None = None
         self.rows_T: Tensor | None = None
         self.later: Later | None = None
+        self._num_sites = 1 + block_sites * shape.num_layers
+        self._dropout_keys_B: Tensor | None = None
 
     def set_dropout_context(self, seed: int, step: int, sample_ids_B: Tensor) -> None:
         """Says which samples the next forward pass reads; needed while training with dropout > 0.
@@ -56,6 +60,21 @@ class Decoder(nn.Module):
             step: number of the step.
             sample_ids_B: number of each sample of the micro-batch in the global batch of this step, on its device.
         """
+        if self.shape.dropout > 0.0:
+            self._dropout_keys_B = sample_keys(seed, step, sample_ids_B)
+
+    def site_keys(self, batch: int) -> Tensor | None:
+        """The keys [S, B] of all places where this pass drops something; None: it drops nothing."""
+        if not (self.training and self.shape.dropout > 0.0):
+            return None
+        keys_B = self._dropout_keys_B
+        if keys_B is None or len(keys_B) != batch:
+            raise RuntimeError("training with dropout: call set_dropout_context with this micro-batch's sample numbers")
+        return site_keys(keys_B, self._num_sites)
+
+    def here(self, weight_TD: Tensor, rows: int) -> Tensor:
+        """Of something that every position has a row of, this module's rows, so many."""
+        return weight_TD[:rows] if self.rows_T is None else weight_TD[self.rows_T.to(weight_TD.device)]
 
     def embed(self, tokens_BT: Tensor, *, tied: bool) -> tuple[Tensor, Tensor | None]:
         """Rows of the tokens at this module's positions.

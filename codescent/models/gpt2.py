@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from codescent.models.blocks import DROPOUT_SITES, Block
 from codescent.models.cache import KVCache
 from codescent.models.decoder import Decoder
-from codescent.models.dropout import drop, sample_keys, site_keys
+from codescent.models.dropout import drop
 from codescent.models.gpt2_shape import GPT2Shape
 
 # Shapes: B samples, T positions, D hidden_dim, V vocab_size, L layers.
@@ -24,7 +24,7 @@ class GPT2(Decoder):
     def __init__(
         self, shape: GPT2Shape, head_chunk_tokens: int = 1024, device: str = "meta", depths: range | None = None
     ) -> None:
-        super().__init__(shape, head_chunk_tokens, depths)
+        super().__init__(shape, head_chunk_tokens, depths, DROPOUT_SITES)
         # Built on meta and then moved: torch's modules would draw values here that are thrown away.
         if self.embeds or self.ends:
             self.tok = nn.Embedding(shape.vocab_size, shape.hidden_dim, device="meta")
@@ -33,20 +33,8 @@ class GPT2(Decoder):
         self.blocks = nn.ModuleDict({str(layer): Block(shape, "meta") for layer in self.layers})
         if self.ends:
             self.norm = nn.LayerNorm(shape.hidden_dim, bias=shape.bias, device="meta")
-        self._dropout_keys_B: Tensor | None = None
         if device != "meta":
             self.to_empty(device=device)
-
-    def set_dropout_context(self, seed: int, step: int, sample_ids_B: Tensor) -> None:
-        """Says which samples the next forward pass reads; needed while training with dropout > 0.
-
-        Args:
-            seed: the run's seed.
-            step: number of the step.
-            sample_ids_B: number of each sample of the micro-batch in the global batch of this step, on its device.
-        """
-        if self.shape.dropout > 0.0:
-            self._dropout_keys_B = sample_keys(seed, step, sample_ids_B)
 
     def forward(
         self,
@@ -70,13 +58,13 @@ class GPT2(Decoder):
             A scalar (fp32; fp64 in fp64), or logits [B, T, V], or [B, V] with a cache; activations [B, T, D].
         """
         x_BTD, port_VD, last_B = inputs, None, None
-        keys_SB = self._site_keys(len(inputs))
+        keys_SB = self.site_keys(len(inputs))
         if cache is not None:
             positions_BT, last_B = cache.begin(inputs.shape[1], counts)
             x_BTD = self.tok(inputs) + self.pos(positions_BT)
         elif self.embeds:
             x_BTD, port_VD = self.embed(inputs, tied=targets_BT is not None)
-            x_BTD = x_BTD + self._positions(x_BTD.shape[1])
+            x_BTD = x_BTD + self.here(self.pos.weight, x_BTD.shape[1])
         if self.embeds and keys_SB is not None:
             x_BTD = drop(x_BTD, keys_SB[0], self.shape.dropout, self.rows_T)
         for name, block in self.blocks.items():
@@ -85,16 +73,3 @@ class GPT2(Decoder):
             keys_3B = None if keys_SB is None else keys_SB[first : first + DROPOUT_SITES]
             x_BTD = block(x_BTD, keys_3B, None if cache is None else cache.layers[layer], self.rows_T)
         return self.end(x_BTD, self.tok.weight, targets_BT, loss_scale, port_VD, last_B) if self.ends else x_BTD
-
-    def _positions(self, rows: int) -> Tensor:
-        """What is added to so many rows of the residual stream."""
-        weight_TD = self.pos.weight
-        return weight_TD[:rows] if self.rows_T is None else weight_TD[self.rows_T.to(weight_TD.device)]
-
-    def _site_keys(self, batch: int) -> Tensor | None:
-        if not (self.training and self.shape.dropout > 0.0):
-            return None
-        keys_B = self._dropout_keys_B
-        if keys_B is None or len(keys_B) != batch:
-            raise RuntimeError("training with dropout: call set_dropout_context with this micro-batch's sample numbers")
-        return site_keys(keys_B, 1 + DROPOUT_SITES * self.shape.num_layers)

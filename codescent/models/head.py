@@ -45,6 +45,29 @@ class Vocabulary:
         """See `head_loss`."""
         return head_loss(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), chunk_tokens, loss_scale, port_VD)
 
+    def every_row(self, x_BTD: Tensor) -> Tensor:
+        """The rows of all positions, of which some go to `loss_of_rows`: where each rank has rows of its own, others'
+        too."""
+        return x_BTD
+
+    def every_logit(self, y_BTC: Tensor) -> Tensor:
+        """The outputs of all positions of a head that every rank has whole, and makes the same loss of."""
+        return y_BTC
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def loss_of_rows(
+        self,
+        x_MD: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor,
+        targets_M: Tensor,
+        chunk_tokens: int,
+        loss_scale: float,
+        port_VD: Tensor | None,
+    ) -> Tensor:
+        """See `head_loss`: of those rows that are wanted, as many as there are (which no compiler knows)."""
+        return head_loss(x_MD, weight_VD, targets_M, chunk_tokens, loss_scale, port_VD, bias_V=bias_V)
+
 
 def tied_embedding(weight_VD: Tensor, tokens_BT: Tensor, port_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Rows of a matrix that the head reads too, so that its gradient is made once.
@@ -101,8 +124,10 @@ def head_loss(
     loss_scale: float = 1.0,
     port_VD: Tensor | None = None,
     softmax_gradient_: SoftmaxGradient | None = None,
+    bias_V: Tensor | None = None,
 ) -> Tensor:
-    """SUM over tokens of the cross-entropy of softmax(x @ weight.T) against the targets: a scalar, fp32 (fp64 in fp64).
+    """SUM over tokens of the cross-entropy of softmax(x @ weight.T + bias) against the targets: a scalar, fp32 (fp64 in
+    fp64). Of no tokens it is 0, and so are the gradients.
 
     Gradients are those of loss_scale * (what is returned): they are made in the forward pass and scaled there for
     nothing, where a division of the loss would cost a pass over all of them. Backward multiplies them by the gradient
@@ -117,17 +142,19 @@ def head_loss(
         port_VD: what receives the gradient of weight, in its dtype; None: weight itself.
         softmax_gradient_: for a weight that is some of the rows, while other ranks hold the others: the softmax over
             all of them. Targets may be rows of another rank.
+        bias_V: added to the logits; None: nothing is. Not for compiled code.
     """
-    chunk = chunk_tokens or len(x_ND)
+    chunk = chunk_tokens or max(len(x_ND), 1)
     receiver_VD = weight_VD if port_VD is None else port_VD
-    if torch.compiler.is_compiling() and softmax_gradient_ is None:
+    if torch.compiler.is_compiling() and softmax_gradient_ is None and bias_V is None:
         wants = torch.is_grad_enabled()
         loss: Tensor = _head_loss_op(x_ND, weight_VD, targets_N, chunk, loss_scale, wants)[0]
         return loss
     if not torch.is_grad_enabled():  # within `forward` one cannot see that nobody will ask for gradients
         x_ND, receiver_VD = x_ND.detach(), receiver_VD.detach()
+        bias_V = None if bias_V is None else bias_V.detach()
     weight_VD = weight_VD.detach()
-    loss = HeadLoss.apply(x_ND, weight_VD, receiver_VD, targets_N, chunk, loss_scale, softmax_gradient_)  # type: ignore[no-untyped-call]
+    loss = HeadLoss.apply(x_ND, weight_VD, receiver_VD, targets_N, chunk, loss_scale, softmax_gradient_, bias_V)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -144,26 +171,28 @@ class HeadLoss(torch.autograd.Function):
         chunk: int,
         scale: float,
         softmax_gradient_: SoftmaxGradient | None,
+        bias_V: Tensor | None,
     ) -> Tensor:
         """See `head_loss`."""
         wants_x, _, wants_weight, *_ = ctx.needs_input_grad
         d_weight_dtype = receiver_VD.dtype if wants_weight else None
-        loss, d_x_ND, d_weight_VD = _loss_and_gradients(
-            x_ND, weight_VD, targets_N, chunk, scale, wants_x, d_weight_dtype, softmax_gradient_ or _softmax_gradient_
+        softmax_gradient_ = softmax_gradient_ or _softmax_gradient_
+        loss, *gradients = _loss_and_gradients(
+            x_ND, weight_VD, targets_N, chunk, scale, wants_x, d_weight_dtype, softmax_gradient_, bias_V
         )
-        ctx.save_for_backward(d_x_ND, d_weight_VD)
+        ctx.save_for_backward(*gradients)
         return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients that forward made."""
-        d_x_ND, d_weight_VD = ctx.saved_tensors
+        d_x_ND, d_weight_VD, d_bias_V = ctx.saved_tensors
         if d_loss.device.type != "cpu" or float(d_loss) != 1.0:
-            for gradient in (d_x_ND, d_weight_VD):
+            for gradient in (d_x_ND, d_weight_VD, d_bias_V):
                 if gradient is not None:
                     gradient *= d_loss
-        return d_x_ND, None, d_weight_VD, None, None, None, None
+        return d_x_ND, None, d_weight_VD, None, None, None, None, d_bias_V
 
 
 def _loss_and_gradients(
@@ -175,14 +204,17 @@ def _loss_and_gradients(
     wants_x: bool,
     d_weight_dtype: torch.dtype | None,
     softmax_gradient_: SoftmaxGradient,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The summed loss, and the gradients that are wanted (that of the weight: in its dtype, unless None)."""
+    bias_V: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """The summed loss, and the gradients that are wanted (that of the weight: in its dtype, unless None) of x, weight
+    and bias."""
     num_tokens, vocab = len(x_ND), len(weight_VD)
     work = torch.promote_types(x_ND.dtype, torch.float32)
     loss = x_ND.new_zeros((), dtype=work)
     d_x_ND = torch.empty_like(x_ND) if wants_x else None
     d_weight_VD: Tensor | None = None
     wants = wants_x or d_weight_dtype is not None
+    d_bias_V = weight_VD.new_zeros(vocab, dtype=work) if bias_V is not None and wants else None
     columns = vocab if vocab < _SMALL_VOCAB else -(-vocab // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS
     buffer_NC = x_ND.new_empty(min(chunk, num_tokens), columns)
     # oneDNN's AMX kernels read whole tiles, the padding too, and multiply it by 0: it must not hold a NaN.
@@ -191,7 +223,10 @@ def _loss_and_gradients(
         x_chunk_ND = x_ND[start : start + chunk]
         padded_NC = buffer_NC[: len(x_chunk_ND)]
         logits_NV = padded_NC[:, :vocab]
-        torch.mm(x_chunk_ND, weight_VD.t(), out=logits_NV)
+        if bias_V is None:
+            torch.mm(x_chunk_ND, weight_VD.t(), out=logits_NV)
+        else:
+            torch.addmm(bias_V, x_chunk_ND, weight_VD.t(), out=logits_NV)
         loss += softmax_gradient_(logits_NV, targets_N[start : start + chunk], work, wants)
         if d_x_ND is not None:
             torch.mm(logits_NV, weight_VD, out=d_x_ND[start : start + chunk])
@@ -202,9 +237,16 @@ def _loss_and_gradients(
                 d_weight_VD += d_chunk_VD
             else:
                 d_weight_VD = d_chunk_VD.to(d_chunk_VD.dtype if num_tokens <= chunk else work)
+        if d_bias_V is not None:
+            d_bias_V += logits_NV.sum(0, dtype=work)
     if d_x_ND is not None:
         d_x_ND *= scale
-    return loss, d_x_ND, None if d_weight_VD is None else d_weight_VD.to(d_weight_dtype)
+    if d_bias_V is not None and bias_V is not None:
+        d_bias_V = d_bias_V.mul_(scale).to(bias_V.dtype)
+    if d_weight_dtype is not None:
+        d_weight_VD = torch.zeros_like(weight_VD) if d_weight_VD is None else d_weight_VD  # of no tokens
+        d_weight_VD = d_weight_VD.to(d_weight_dtype)
+    return loss, d_x_ND, d_weight_VD, d_bias_V
 
 
 def _softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool) -> Tensor:
@@ -251,13 +293,29 @@ def softmax_in_pieces_(logits_NV: Tensor, work: torch.dtype, keep: bool) -> Tens
     return largest_2N1
 
 
-# The same, opaque to torch.compile, which would otherwise unroll the pieces and choose itself what stays in memory.
+class ScaledGradient(torch.autograd.Function):
+    """x, whose gradient is multiplied by a factor: of losses whose gradients are not made in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        """See the class."""
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_x: Tensor) -> tuple[Tensor, None]:
+        """The gradient, multiplied."""
+        return d_x * ctx.factor, None
+
+
+# head_loss, opaque to torch.compile, which would otherwise unroll the pieces and choose itself what stays in memory.
 @torch.library.custom_op("codescent::head_loss", mutates_args=())
 def _head_loss_op(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, scale: float, wants_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     d_weight_dtype = weight_VD.dtype if wants_gradient else None
-    loss, d_x_ND, d_weight_VD = _loss_and_gradients(
+    loss, d_x_ND, d_weight_VD, _ = _loss_and_gradients(
         x_ND, weight_VD, targets_N, chunk, scale, wants_gradient, d_weight_dtype, _softmax_gradient_
     )
     nothing = x_ND.new_empty(0)

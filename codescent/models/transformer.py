@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from codescent.models.dropout import drop, sample_keys, site_keys
-from codescent.models.head import Vocabulary
+from codescent.models.head import ScaledGradient, Vocabulary
 from codescent.models.linear import Later, Linear
 from codescent.models.transformer_blocks import DROPOUT_SITES, DecoderBlock, EncoderBlock
 from codescent.models.transformer_shape import TransformerShape
@@ -248,19 +246,3 @@ def squared_error(y_BTD: Tensor, targets_BTD: Tensor, loss_scale: float) -> Tens
     loss = (y_BTD.to(wide) - targets_BTD.to(wide)).square().sum() / y_BTD.shape[-1]
     scaled: Tensor = ScaledGradient.apply(loss, loss_scale)  # type: ignore[no-untyped-call]
     return scaled
-
-
-class ScaledGradient(torch.autograd.Function):
-    """x, whose gradient is multiplied by a factor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        """See the class."""
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_x: Tensor) -> tuple[Tensor, None]:
-        """The gradient, multiplied."""
-        return d_x * ctx.factor, None

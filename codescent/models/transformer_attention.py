@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from codescent.models.attention import causal_attention
 from codescent.models.dropout import drop
 from codescent.models.linear import Linear
+from codescent.models.shape import Shape
 from codescent.models.transformer_shape import TransformerShape
 
 # Shapes: B batch, T positions of the queries, S of the keys, D hidden_dim, H heads, K head_dim, E = H * 3 * K.
@@ -25,7 +26,7 @@ class SelfAttention(nn.Module):
         first_head: number of the first head whose rows `qkv` has.
     """
 
-    def __init__(self, shape: TransformerShape, causal: bool, device: str) -> None:
+    def __init__(self, shape: Shape, causal: bool, device: str) -> None:
         super().__init__()
         self.head_dim, self.dropout, self.causal = shape.head_dim, shape.dropout, causal
         self.recompute = False
@@ -38,7 +39,7 @@ class SelfAttention(nn.Module):
 
         Args:
             x_BTD: the sequence.
-            padding_BT: bool, True at positions that nobody sees.
+            padding_BT: bool, True at positions that nobody sees; there may be more of them, at the end.
             keys_B: keys of the dropout of the attention probabilities; None drops nothing.
         """
         qkv_BTE = self.qkv(x_BTD)
@@ -47,6 +48,7 @@ class SelfAttention(nn.Module):
             y_BTD = causal_attention(qkv_BTH3K, self.recompute)
         else:
             q_BTHK, k_BTHK, v_BTHK = qkv_BTH3K.unbind(3)
+            padding_BT = None if padding_BT is None else padding_BT[:, : qkv_BTE.shape[1]]
             hidden = _hidden(qkv_BTE, padding_BT, causal=self.causal)
             y_BTD = attend(q_BTHK, k_BTHK, v_BTHK, hidden, keys_B, self.dropout, self.first_head)
         out_BTD: Tensor = self.out(y_BTD)

@@ -27,6 +27,8 @@ class Work:
     other in its `seq_len` positions, where these are several (source and target): the loss is of the last.
     `encoder_layers` in front read the first of them alone. `beside`: layers at every depth read more of a sample than
     the activations of those before them, so that every pipeline stage loads it. `task`: what is wanted of a sample.
+    `head_share` is how many of the positions the head reads, where it is not all: what a batch really has differs a
+    little.
     """
 
     kind: str
@@ -48,6 +50,7 @@ class Work:
     encoder_layers: int = 0
     beside: bool = False
     task: str = "lm"
+    head_share: float = 1.0
 
     @property
     def tokens(self) -> int:

@@ -28,10 +28,12 @@ class Role(StrEnum):
     COLUMN = "column"  # the output dim of a matrix may be split (attn.qkv, mlp.up, mlp.gate_up)
     ROW = "row"  # the input dim of a matrix may be split (attn.out, mlp.down)
     VOCAB = "vocab"  # the vocabulary dim of an embedding or head may be split
-    POSITION = "position"  # an embedding of positions
+    POSITION = "position"  # an embedding of positions, or of another small set, whole on every rank
     NORM = "norm"  # scale or shift of a norm
-    BIAS_COLUMN = "bias_column"  # bias of a COLUMN matrix: split with its output
-    BIAS_ROW = "bias_row"  # bias of a ROW matrix: added once, after the sum
+    BIAS_COLUMN = "bias_column"  # bias of a COLUMN matrix or of the vocabulary: split with its output
+    BIAS_ROW = "bias_row"  # bias of a ROW matrix, added once, after the sum; or of one that is whole
+    WHOLE = "whole"  # a matrix that no rank has a part of (head.dense)
+    LOGITS = "logits"  # a head of few outputs, whole on every rank: those of all positions are wanted together
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ from codescent.strategies.collectives import all_gather_into, reduce_scatter_int
 #     scatter_sum      REDUCE_SCATTER  ALL_GATHER
 #     enter            -               ALL_REDUCE
 #     leave            ALL_REDUCE      -
+#     gather_alike     ALL_GATHER      -
+#
+# The last one is for what every rank computes whole from there on, and alike.
 #
 # Nothing is sent, nor copied, in a group of one rank. Where no gradient flows to the input, backward does not happen:
 # whether it does must be the same on every rank of the group.
@@ -35,6 +38,12 @@ from codescent.strategies.collectives import all_gather_into, reduce_scatter_int
 def gather_sequence(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """x_BTD: every rank's positions, in the order of the ranks; backward sums its gradients and gives each its part."""
     return x_BtD if group.size() == 1 else _apply(GatherSequence, x_BtD, group)
+
+
+def gather_alike(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """x_BTD: every rank's positions, in the order of the ranks, of which each rank computes the same: its gradient is
+    the same too, and backward takes this rank's part of it."""
+    return x_BtD if group.size() == 1 else _apply(GatherAlike, x_BtD, group)
 
 
 def scatter_sum(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -104,6 +113,22 @@ class GatherSequence(torch.autograd.Function):
     def backward(ctx: Any, d_x_BTD: Tensor) -> tuple[Tensor, None]:
         """The gradient of this rank's positions, summed over ranks."""
         return _summed_part(d_x_BTD, ctx.group), None
+
+
+class GatherAlike(torch.autograd.Function):
+    """See `gather_alike`."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """See `gather_alike`."""
+        ctx.group = group
+        return _gathered(x_BtD, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_x_BTD: Tensor) -> tuple[Tensor, None]:
+        """The gradient of this rank's positions."""
+        return d_x_BTD.chunk(ctx.group.size(), dim=1)[ctx.group.rank()], None
 
 
 class ScatterSum(torch.autograd.Function):

@@ -123,9 +123,10 @@ class Tensor:
                     times * work.num_microbatches,
                     stage if mesh.pp > 1 else None,
                 )
+            tokens = work.microbatch_size * work.positions(-1) // mesh.cp
             if self._heads(plan, stage, depths):
-                tokens = work.microbatch_size * work.positions(-1) // mesh.cp
-                yield from self._losses(plan, tokens, stage if mesh.pp > 1 else None)
+                yield from self._losses(plan, round(tokens * work.head_share), stage if mesh.pp > 1 else None)
+            yield from self._logits(plan, tokens, stage, depths)
 
     def _heads(self, plan: Plan, stage: int, depths: list[int]) -> int:
         """Heads over a vocabulary at the end of a stage: one or none."""
@@ -150,7 +151,7 @@ class Tensor:
             found = {
                 (forward, into, "inputs of matrices divided by columns"): columns + ends,
                 (forward, out, "outputs of matrices divided by rows"): rows + embeds,
-                (backward, out, "gradients of inputs"): columns + ends,
+                (backward, out, "gradients of inputs"): columns + (0 if self._some_rows(plan) else ends),
                 (backward, into, "gradients of outputs"): rows + embeds,
                 (backward, into, "inputs, made again"): columns if full else 0,
                 (backward, out, "outputs, made again"): self._again(plan, held, stream) if full else 0,
@@ -174,9 +175,38 @@ class Tensor:
                 found[last[depth]] = True
         return sum(found.values())
 
+    def _some_rows(self, plan: Plan) -> bool:
+        """Whether the gradients of the head's input are summed of the positions alone that it reads."""
+        return not self.splits and plan.work.head_share < 1
+
+    def _logits(self, plan: Plan, tokens: int, stage: int, depths: list[int]) -> Iterator[Traffic]:
+        """Of a head that every rank has whole, where each makes the outputs of its own positions."""
+        work, at = plan.work, stage if plan.mesh.pp > 1 else None
+        heads = [t.parameter for t in plan.held_by(stage) if t.parameter.role is Role.LOGITS]
+        for head in heads if self.splits and work.num_layers + 1 in depths else []:
+            payload_bytes, what = tokens * head.shape[0] * DTYPE_BYTES[work.precision], "logits of all positions"
+            yield Traffic(
+                Collective.ALL_GATHER,
+                self.axis,
+                payload_bytes,
+                work.precision,
+                Verb.FORWARD,
+                None,
+                what,
+                work.num_microbatches,
+                at,
+            )
+
     def _losses(self, plan: Plan, tokens: int, stage: int | None) -> Iterator[Traffic]:
-        """Of every chunk of the head: each token's largest logit; its sum of exponentials and its target's logit."""
+        """Of every chunk of the head: each token's largest logit; its sum of exponentials and its target's logit. And
+        where only some positions are read, the gradients of these."""
         work, wide = plan.work, WIDE[plan.work.precision]
+        if self._some_rows(plan):
+            payload_bytes, what = tokens * work.hidden_dim * DTYPE_BYTES[work.precision], "gradients of the head's rows"
+            verb, times = plan.schedule.input_verb, work.num_microbatches
+            yield Traffic(
+                Collective.ALL_REDUCE, self.axis, payload_bytes, work.precision, verb, None, what, times, stage
+            )
         chunk = work.head_chunk_tokens or tokens
         for rows, times in ((chunk, tokens // chunk), (tokens % chunk, 1)):
             if not (rows and times):

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from codescent.models.head import head_loss, softmax_in_pieces_, tied_embedding
 from codescent.strategies.collectives import assert_async
-from codescent.strategies.sequence import enter, gather_sequence, leave, scatter_sum
+from codescent.strategies.sequence import enter, gather_alike, gather_sequence, leave, scatter_sum
 
-# Shapes: B samples, T positions, t = T / degree positions of this rank, N tokens of a chunk, D hidden_dim,
-# V vocab_size, v rows of the vocabulary matrix on this rank, R tokens of a piece.
+# Shapes: B samples, T positions, t = T / degree positions of this rank, N tokens of a chunk, M rows that are wanted,
+# D hidden_dim, C outputs of a small head, V vocab_size, v rows of the vocabulary matrix on this rank, R tokens of a
+# piece.
 _PIECE_ELEMENTS = 1 << 19  # of wide work at a time: it stays in a CPU's caches
 
 
@@ -38,6 +39,14 @@ class SplitVocabulary:
                                  (max) N * itemsize(W), ALL_REDUCE 2 * N * itemsize(W)  -
 
     Chunks are of chunk_tokens, the last of the rest; of B * T with chunk_tokens = 0. Without gradients: forward only.
+
+    Where only M of the positions are wanted, `every_row` and `loss_of_rows` are what `loss` is, in two: the first
+    gathers with sequence_parallel, as above; without it backward reduces, behind the second, the M rows alone. Chunks
+    are of those M. Between the two each rank computes on rows that are whole, and with sequence_parallel its gradients
+    there are a part of the sum, as they are of everything else that reads a rank's positions.
+
+    A head of C outputs that every rank has whole: `every_logit` with sequence_parallel is an ALL_GATHER of its outputs
+    (B * T * C * itemsize) forward, and nothing backward.
 
     Args:
         group: the ranks that share the matrix.
@@ -106,6 +115,30 @@ class SplitVocabulary:
         softmax = None if self.group.size() == 1 else self._softmax_gradient_
         x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
         return head_loss(x_ND, weight_vD, targets_N, chunk_tokens, loss_scale, port_vD, softmax)
+
+    def every_row(self, x: Tensor) -> Tensor:
+        """The rows [B, T, D] of all positions of x, [B, t, D] or [B, T, D]; some of them go to `loss_of_rows`."""
+        return gather_sequence(x, self.group) if self.sequence_parallel else x
+
+    def every_logit(self, y: Tensor) -> Tensor:
+        """The outputs [B, T, C] of all positions, of which every rank makes the same loss, of y: [B, t, C] or all."""
+        return gather_alike(y, self.group) if self.sequence_parallel else y
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def loss_of_rows(
+        self,
+        x_MD: Tensor,
+        weight_vD: Tensor,
+        bias_v: Tensor,
+        targets_M: Tensor,
+        chunk_tokens: int,
+        loss_scale: float,
+        port_vD: Tensor | None,
+    ) -> Tensor:
+        """The same as `loss`, of some rows of what `every_row` gave, and with a bias, this rank's rows of it."""
+        x_MD = x_MD if self.sequence_parallel else enter(x_MD, self.group)
+        softmax = None if self.group.size() == 1 else self._softmax_gradient_
+        return head_loss(x_MD, weight_vD, targets_M, chunk_tokens, loss_scale, port_vD, softmax, bias_v)
 
     def _local(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens as rows of this rank's part, and which are not: these are given the nearest row.
