@@ -191,7 +191,9 @@ def chosen(parallel: Parallel) -> list[Strategy]:
 
 def _shape(config: Config, vocab_size: int | None, problems: list[str]) -> models.Shape | None:
     model = config.model
-    sizes = {name: getattr(model, name) for name in models.SIZES}
+    sizes = {name: getattr(model, name) for name in models.SIZES if name != "head"}
+    if task_of(config) in models.HEADS:
+        sizes["head"] = task_of(config)
     if model.preset is None and model.vocab_size is None:
         if vocab_size is None:
             problems.append(

@@ -155,10 +155,6 @@ class Model(Section):
         description="one matrix for source, target and head, or three (transformer); none, for vectors, is not served "
         "yet; auto: tied",
     )
-    head: Literal["mlm", "qa"] | None = Field(
-        None,
-        description="what is found (bert): the tokens that were masked, or where an answer begins and ends; auto: mlm",
-    )
     dropout: float = Field(
         0.0, ge=0, lt=1, description="share of activations dropped while training (gpt2, transformer, bert)"
     )
@@ -174,14 +170,19 @@ class Data(Section):
 
     corpus: TextOrPath = Field(
         "python-stdlib",
-        description="python-stdlib, shakespeare or openwebtext; or the path of a text file, a folder, a glob, a JSONL "
-        "file or a folder of token shards",
+        description="python-stdlib, shakespeare, openwebtext or squad; or the path of a text file, a folder, a glob, a "
+        "JSONL file or a folder of token shards; with task qa, of a file of SQuAD's form",
     )
-    task: Literal["lm"] | None = Field(
-        None, description="what is wanted of a sample: lm: each next token; auto: what model.kind is made for"
+    task: Literal["lm", "mlm", "qa"] | None = Field(
+        None,
+        description="what is wanted of a sample: lm: each next token (gpt2, llama, transformer); mlm: the tokens that "
+        "were masked; qa: where the answer to a question begins and ends (bert); auto: qa where the corpus is squad, "
+        "else the first that model.kind is for",
     )
     tokenizer: Tokenizer = Field(
-        "char", description="char, byte, gpt2, bpe:VOCAB (a BPE trained on the corpus) or the path of a tokenizer JSON"
+        "char",
+        description="char, byte, gpt2, bert, bert-cased, bpe:VOCAB (a BPE trained on the corpus), bert:FILE (a "
+        "vocabulary of WordPiece) or the path of a tokenizer JSON",
     )
     folder: Folder = Field(Path("datasets"), description="folder that prepared corpora are kept in")
     seq_len: int | None = Field(
@@ -193,6 +194,15 @@ class Data(Section):
         0.1, gt=0, le=0.5, description="share of the corpus, at its end, kept for validation"
     )
     text_key: Text = Field("text", description="which key of a JSONL line holds the text")
+    validation: TextOrPath | None = Field(
+        None, description="validation questions (qa): a file of SQuAD's form; auto: SQuAD's dev-v1.1.json"
+    )
+    stride: int = Field(128, ge=1, description="tokens between the begins of two windows of a context (qa)")
+    question_len: int = Field(64, ge=1, description="longest question in tokens; what is over is cut off (qa)")
+    train_questions: int | None = Field(None, ge=1, description="the first so many to train on (qa); auto: all")
+    validation_questions: int | None = Field(
+        None, ge=1, description="the first so many to validate with (qa); auto: all"
+    )
     prefetch: int = Field(16, ge=0, description="steps whose batches are read ahead at the most; 0: read when needed")
 
 

@@ -61,8 +61,8 @@ def case_of(layout: dict[str, Any], head: str, ranks: int) -> dict[str, Any]:
     """As declared_ranks takes it. Micro-batches of two samples; of one process all at once."""
     train = {"global_batch_size": SAMPLES, "microbatch_size": 2 if layout else SAMPLES, "precision": "fp64"}
     config = {
-        "model": SIZES | {"head": head, "dropout": 0.1},
-        "data": {"seq_len": LENGTH},
+        "model": SIZES | {"dropout": 0.1},
+        "data": {"seq_len": LENGTH, "task": head},
         "train": train | {"head_chunk_tokens": 3},
         "optimizer": {"learning_rate": 0.01, "max_grad_norm": 0.1},
         "parallel": layout,

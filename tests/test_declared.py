@@ -25,6 +25,7 @@ def case(
     microbatches: int = 1,
     *,
     model: dict[str, Any] | None = None,
+    task: str = "lm",
     head_chunk_tokens: int = 1024,
     **parallel: int | str | bool,
 ) -> Case:
@@ -32,6 +33,7 @@ def case(
     degrees = {axis: int(parallel.get(axis, 1)) for axis in DEGREES}
     config = {
         "model": {"num_layers": 3, "num_heads": 4, "hidden_dim": 32, "seq_len": 16, "dropout": 0.0, **(model or {})},
+        "data": {"task": task},
         "train": {
             "global_batch_size": 2 * microbatches * degrees["dp_replicate"] * degrees["dp_shard"],
             "microbatch_size": 2,
@@ -191,7 +193,7 @@ def bert_cases() -> dict[str, Case]:
     }
     model = {"kind": "bert", "num_layers": 2, "vocab_size": 97, "dropout": 0.1}
     return {
-        f"{name}-{head}": case(**layout, model=model | {"head": head})
+        f"{name}-{head}": case(**layout, model=model, task=head)
         for name, layout in layouts.items()
         for head in ("mlm", "qa")
     }

@@ -50,6 +50,8 @@ TASKS: dict[str, tuple[str, ...]] = {
     "bert": ("mlm", "qa"),
 }
 """What models of each kind can be trained for, the usual in front."""
+HEADS = bert_shape.HEADS
+"""Tasks for which a model has a head of its own: the size `head`."""
 SIZES = tuple(dict.fromkeys(size for module in _SHAPES.values() for size in module.SIZES))
 """Of all kinds together; a kind refuses those that it has not."""
 
@@ -60,6 +62,13 @@ def kind_of(kind: str | None, preset: str | None) -> str:
         return kind
     near = difflib.get_close_matches(preset or "", _KIND_OF_PRESET, n=1)
     return _KIND_OF_PRESET[near[0]] if near else KINDS[0]
+
+
+def preset_positions(preset: str) -> int | None:
+    """The longest sample of a preset, in tokens; None of one that there is not, or that has no longest."""
+    kind = _KIND_OF_PRESET.get(preset)
+    positions: int | None = None if kind is None else _SHAPES[kind].PRESETS[preset].get("seq_len")
+    return positions
 
 
 def _known(kind: str) -> str:
