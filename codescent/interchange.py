@@ -76,8 +76,8 @@ def export_run(
     parts = [part for of_one in parts_of(kind, shape).values() for part in of_one]
     dtype = dtype or trained.config.train.precision
     files = shards(parts, _CODES[dtype], max_shard_bytes)
-    texts, end = _texts(trained)
-    texts = {CONFIG: json.dumps(_settings(kind, shape, dtype, end), indent=2) + "\n", **texts}
+    texts, ends = _texts(trained)
+    texts = {CONFIG: json.dumps(_settings(kind, shape, dtype, ends), indent=2) + "\n", **texts}
     with _whole(folder, sum(shard.size_bytes for shard in files)) as making:
         _write(making, files, _CODES[dtype], reader, trained)
         for name, text in texts.items():
@@ -91,14 +91,14 @@ def _write(making: Path, files: list[Shard], dtype: str, reader: TensorReader, t
     write_weights(making, files, dtype, lambda name, at: reader.box(f"model.{name}", at), frozenset(absent))
 
 
-def _texts(trained: Trained) -> tuple[dict[str, str], int | None]:
-    """The tokenizer's files, and the end of documents."""
+def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, int | None]]:
+    """The tokenizer's files, and its control tokens."""
     if trained.tokenizer is None:
-        return {}, None
+        return {}, {"bos_token_id": None, "eos_token_id": None}
     return tokenizer_files(trained.folder.tokenizer.read_text(encoding="utf-8"), trained.shape.seq_len)
 
 
-def _settings(kind: Kind, shape: models.Shape, dtype: str, end: int | None) -> dict[str, Any]:
+def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int | None]) -> dict[str, Any]:
     """config.json."""
     return {
         "architectures": [kind.architecture],
@@ -106,8 +106,7 @@ def _settings(kind: Kind, shape: models.Shape, dtype: str, end: int | None) -> d
         **{theirs: getattr(shape, ours) for ours, theirs in kind.sizes.items()},
         **kind.write(shape),
         **{key: fixed.value for key, fixed in kind.fixed.items()},
-        "bos_token_id": end,
-        "eos_token_id": end,
+        **ends,
         "torch_dtype": _TORCH_NAMES[dtype],
     }
 

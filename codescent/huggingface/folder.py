@@ -232,8 +232,9 @@ def _files(path: Path) -> tuple[dict[Path, set[str]], list[str]]:
     pickles = [name for name in _PICKLES if (path / name).exists()]
     if pickles:
         return {}, [
-            f"{path / pickles[0]}: not read: a pickle may run any code. Where you trust it, convert it: python -c "
-            f"\"from transformers import AutoModelForCausalLM as M; M.from_pretrained('{path}').save_pretrained('NEW')\""
+            f"{path / pickles[0]}: not read: a pickle may run any code. Where you trust it, convert it: "
+            "python -c 'from transformers import AutoModelForCausalLM as M; "
+            f"""M.from_pretrained("{path}").save_pretrained("NEW")'"""
         ]
     return {}, [f"{path}: has neither {WEIGHTS} nor {INDEX}: no weights"]
 
@@ -250,11 +251,11 @@ def _differ(found: Mapping[str, Stored], name: str, other: str) -> Iterator[str]
     if other not in found:
         return
     first, second = found[name], found[other]
-    if (first.shape, first.dtype) != (second.shape, second.dtype) or _bytes(first) != _bytes(second):
+    if (first.shape, first.dtype) != (second.shape, second.dtype) or _digest(first) != _digest(second):
         yield f"{first.file}: {name} is not {other}, though config.json has tie_word_embeddings = true"
 
 
-def _bytes(stored: Stored) -> bytes:
+def _digest(stored: Stored) -> bytes:
     """SHA-256 of the bytes of a tensor, found by the header of its file."""
     with stored.file.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

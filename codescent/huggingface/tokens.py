@@ -15,11 +15,12 @@ from codescent.data.tokenizers import SEPARATOR_TEXT
 from codescent.errors import UserError
 
 TOKENIZER = "tokenizer.json"
+BEGINNINGS = ("<|begin_of_text|>", "<s>", "[CLS]")  # known names of the beginning; else it is the end of the one before
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
 
 
-def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], int | None]:
-    """The files from which `AutoTokenizer` makes a tokenizer with the same ids, and its end of documents.
+def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, int | None]]:
+    """The files from which `AutoTokenizer` makes a tokenizer with the same ids, and what config.json says of them.
 
     A text that spells `<|endoftext|>` is that one token there, as their users expect; with us it is ordinary text.
 
@@ -30,11 +31,12 @@ def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], int | None
     inner = library.Tokenizer.from_str(library_text(text))
     vocabulary = inner.get_vocab(with_added_tokens=True)
     end = next((name for name in SEPARATORS if name in vocabulary), None)
+    begin = next((name for name in BEGINNINGS if name in vocabulary), end)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": seq_len,
         "clean_up_tokenization_spaces": False,
-        **({} if end is None else {"bos_token": end, "eos_token": end}),
+        **{key: name for key, name in (("bos_token", begin), ("eos_token", end)) if name is not None},
     }
     files = {
         TOKENIZER: inner.to_str(pretty=True) + "\n",
@@ -46,7 +48,7 @@ def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], int | None
         whole = dict(sorted(vocabulary.items(), key=lambda pair: pair[1]))
         files[VOCABULARY] = json.dumps(whole, ensure_ascii=False) + "\n"
         files[MERGES] = "\n".join(["#version: 0.2", *merges]) + "\n"
-    return files, None if end is None else vocabulary[end]
+    return files, {"bos_token_id": vocabulary.get(begin or ""), "eos_token_id": vocabulary.get(end or "")}
 
 
 def tokenizer_text(folder: Path) -> str | None:
