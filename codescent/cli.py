@@ -88,6 +88,8 @@ def parser() -> argparse.ArgumentParser:
     _data_arguments(_verb(verbs, "data", _data, "turn text into token shards"))
     _sample_arguments(_verb(verbs, "sample", _sample, "let a trained model write"))
     _evaluate_arguments(_verb(verbs, "evaluate", _evaluate, "score answers to questions: exact match and F1"))
+    _export_arguments(_verb(verbs, "export", _export, "write a trained model as a Hugging Face folder"))
+    _import_arguments(_verb(verbs, "import", _import, "make a run of a Hugging Face folder"))
     return top
 
 
@@ -156,6 +158,29 @@ def _evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument(
         "--data", type=_path, required=True, metavar="FILE", help="questions and right answers: dev-v1.1.json of SQuAD"
     )
+
+
+def _export_arguments(export: argparse.ArgumentParser) -> None:
+    export.add_argument("run", type=_path, metavar="RUN", help="run folder")
+    export.add_argument("folder", type=_path, metavar="DIR", help="folder to make")
+    which = export.add_mutually_exclusive_group()
+    which.add_argument("--best", action="store_true", help="the checkpoint with the lowest validation loss")
+    which.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
+    export.add_argument("--dtype", choices=("fp64", "fp32", "bf16", "fp16"), help="number format (default: the run's)")
+    export.add_argument(
+        "--max-shard-bytes",
+        type=_positive,
+        default=5_000_000_000,
+        metavar="BYTES",
+        help="largest file of tensors (default 5 GB)",
+    )
+
+
+def _import_arguments(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("folder", type=_path, metavar="DIR", help="Hugging Face folder")
+    verb.add_argument("run", type=_path, metavar="RUN", help="run folder to make")
+    verb.add_argument("--config", type=_text, default="default", help=f"the rest of the run's config: {CONFIG_HELP}")
+    verb.add_argument("overrides", metavar="section.key=value", nargs="*", help=OVERRIDES_HELP)
 
 
 def _positive(word: str) -> int:
@@ -332,5 +357,28 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from codescent.evaluate.predictions import score_files
 
     for line in score_files(arguments.predictions, arguments.data):
+        print(line)
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from codescent.interchange import export_run
+
+    for line in export_run(
+        arguments.run,
+        arguments.folder,
+        best=arguments.best,
+        step=arguments.step,
+        dtype=arguments.dtype,
+        max_shard_bytes=arguments.max_shard_bytes,
+    ):
+        print(line)
+    return 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    from codescent.interchange import import_folder
+
+    for line in import_folder(arguments.folder, arguments.run, _load(arguments)):
         print(line)
     return 0

@@ -104,6 +104,11 @@ class Model(Section):
         "llama3.1-70b, llama3.1-405b, transformer-base, transformer-big, bert-base-uncased or bert-large-uncased; or "
         "llama-tiny; auto: none, sizes are given here",
     )
+    weights: Folder | None = Field(
+        None,
+        description="local Hugging Face folder whose weights training begins with (gpt2, llama); auto: none, they are "
+        "drawn from run.seed",
+    )
     num_layers: int | None = Field(None, ge=1, le=10_000, description="blocks (gpt2, llama, bert)")
     num_encoder_layers: int | None = Field(None, ge=1, le=10_000, description="layers of the encoder (transformer)")
     num_decoder_layers: int | None = Field(None, ge=1, le=10_000, description="layers of the decoder (transformer)")

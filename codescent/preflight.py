@@ -8,11 +8,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from codescent.build import build
+from codescent import models
+from codescent.build import build, model_shape
 from codescent.config import Config
 from codescent.data.samples import AnyDataset
 from codescent.datasets import known_vocab_size, opened, prepare_dataset
 from codescent.errors import UserError
+from codescent.huggingface import fit
 from codescent.plan import Plan
 from codescent.record import RunFolder
 
@@ -78,9 +80,24 @@ def check(config: Config, world_size: int, *, resume: bool) -> None:
     folder = RunFolder.open(path) if resume else None
     if folder is None:
         RunFolder.refuse_taken(path)
-    plan = plan_with(config, opened(config, prepare_dataset(config, progress=True)), world_size)
+    dataset = opened(config, prepare_dataset(config, progress=True))
+    plan = plan_with(config, dataset, world_size)
+    if folder is None:
+        check_weights(config, dataset)
     if folder is not None:
         check_same_trajectory(folder, config, plan)
+
+
+def check_weights(config: Config, dataset: AnyDataset) -> None:
+    """Refuse a folder of weights that a new run cannot begin with.
+
+    Raises:
+        UserError: what is wrong with the folder, every size of the model that is not its model's, another tokenizer.
+    """
+    if config.model.weights is not None:
+        shape = model_shape(config, dataset.vocab_size)
+        kind = models.kind_of(config.model.kind, config.model.preset)
+        fit.refuse(config.model.weights, kind, shape, dataset.tokenizer_text, config.data.tokenizer)
 
 
 def check_same_trajectory(folder: RunFolder, now: Config, plan: Plan) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -13,15 +12,13 @@ import torch
 from torch import nn
 
 from codescent import models
-from codescent.build import model_shape
-from codescent.config import Config
 from codescent.configfile import load
 from codescent.data.tokenizers import Tokenizer
-from codescent.data.tokenizers import load as load_tokenizer
 from codescent.errors import UserError
 from codescent.models.generate import Choice, generate
 from codescent.record import CONFIG, RunFolder
-from codescent.train.checkpoint import Checkpoints, read_tensors
+from codescent.train.checkpoint import read_tensors
+from codescent.trained import Trained, find
 
 __all__ = ["TextStream", "generate", "sample_run"]
 
@@ -104,57 +101,41 @@ def sample_run(
         f"{flag} {value}: must be at least 1" for flag, value in (("--tokens", tokens), ("--num", num)) if value < 1
     ]
     try:
-        trained = _find(Path(run))
-        starts = _encode(trained.tokenizer, prompts)
+        trained, tokenizer = _find(Path(run))
+        starts = _encode(tokenizer, prompts)
     except UserError as error:
         raise UserError(*problems, *error.problems) from error
     if problems or isinstance(where, str):
         raise UserError(*problems)
     starts = [start for start in starts for _ in range(num)]
     stream = generate(
-        trained.module(where),
+        _module(trained, where),
         [ids for _, ids in starts],
         tokens,
         temperature,
         top_k,
         top_p,
         seed,
-        stop=trained.tokenizer.separator,
-        vocab_size=trained.tokenizer.vocab_size,
+        stop=tokenizer.separator,
+        vocab_size=tokenizer.vocab_size,
     )
-    return _write([text for text, _ in starts], stream, trained.tokenizer, sys.stdout if out is None else out)
+    return _write([text for text, _ in starts], stream, tokenizer, sys.stdout if out is None else out)
 
 
-@dataclass(frozen=True)
-class _Trained:
-    """What a run folder says of its model."""
-
-    config: Config
-    tokenizer: Tokenizer
-    checkpoint: Path
-
-    def module(self, device: torch.device) -> nn.Module:
-        """The model with the newest weights: in fp32 on a CPU (fp64 after fp64), in the training's dtype on CUDA."""
-        model, precision = self.config.model, self.config.train.precision
-        kind = models.kind_of(model.kind, model.preset)
-        shape = model_shape(self.config, self.tokenizer.vocab_size)
-        declared = models.parameters_of(kind, shape)
-        tensors = read_tensors(self.checkpoint, [f"model.{parameter.name}" for parameter in declared])
-        problems = [
-            f"{self.checkpoint}: {parameter.name} has the shape {tuple(tensors[f'model.{parameter.name}'].shape)}, "
-            f"the run's config makes it {parameter.shape}"
-            for parameter in declared
-            if tuple(tensors[f"model.{parameter.name}"].shape) != parameter.shape
-        ]
-        if problems:
-            raise UserError(*problems)
-        module = models.construct(kind, shape)
-        module.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, assign=True)
-        narrow = device.type == "cuda" and precision == "bf16"
-        return module.to(device, torch.bfloat16 if narrow else None)
+def _module(trained: Trained, device: torch.device) -> nn.Module:
+    """The model with its weights: in fp32 on a CPU (fp64 after fp64), in the training's dtype on CUDA."""
+    names = [parameter.name for parameter in trained.declared]
+    read = read_tensors(trained.saved.path, [f"model.{name}" for name in names])
+    tensors = {name: read[f"model.{name}"] for name in names}
+    if problems := trained.misfits({name: tuple(tensor.shape) for name, tensor in tensors.items()}):
+        raise UserError(*problems)
+    module = models.construct(trained.kind, trained.shape)
+    module.load_state_dict(tensors, assign=True)
+    narrow = device.type == "cuda" and trained.config.train.precision == "bf16"
+    return module.to(device, torch.bfloat16 if narrow else None)
 
 
-def _find(run: Path) -> _Trained:
+def _find(run: Path) -> tuple[Trained, Tokenizer]:
     folder = RunFolder.open(run)
     config = load(folder.path / CONFIG).config
     kind = models.kind_of(config.model.kind, config.model.preset)
@@ -165,14 +146,13 @@ def _find(run: Path) -> _Trained:
         )
     if not folder.tokenizer.is_file():
         problems.append(f"{folder.tokenizer}: the run kept no tokenizer, so its tokens cannot be read as text")
-    saved = Checkpoints(folder.checkpoints, keep_last=1, keep_best=False).latest()
-    if saved is None:
-        problems.append(
-            f"{folder.checkpoints}: no checkpoint yet; the run saves one at its end, and every checkpoint.every steps"
-        )
-    if problems or saved is None:
+    try:
+        trained = find(run)
+    except UserError as error:
+        raise UserError(*problems, *error.problems) from error
+    if problems or trained.tokenizer is None:
         raise UserError(*problems)
-    return _Trained(config, load_tokenizer(folder.tokenizer), saved.path)
+    return trained, trained.tokenizer
 
 
 def _encode(tokenizer: Tokenizer, prompts: Sequence[str] | None) -> list[tuple[str, list[int]]]:

@@ -15,12 +15,12 @@ from codescent import models
 from codescent.build import chosen, model_shape
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
-from codescent.models.initialize import draw_
 from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import Gradients, Here, Strategy
 from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.strategies.summed import SummedGradients
 from codescent.train.execute import Executor
+from codescent.train.initial import begin_
 from codescent.train.optimize import Optimizer, Weight
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
@@ -61,7 +61,7 @@ def assemble(
         for strategy in strategies:
             strategy.divide(part, here)
         parts.append(_with_memory(part, here.tensors[0], world.device))
-    weights = _initialise(parts, config, here)
+    weights = _initialise(parts, config, here, replaced=first_step > 0)
     gradients = _gradients(parts, strategies, here)
     for part in parts:
         _compile(part, config.train.compile)
@@ -87,7 +87,7 @@ def _with_memory(part: nn.Module, like: TensorPlan, device: torch.device) -> nn.
     return part.to_empty(device=device if like.gathered_from is Memory.DEVICE else "cpu")
 
 
-def _initialise(parts: list[nn.Module], config: Config, here: Here) -> list[Weight]:
+def _initialise(parts: list[nn.Module], config: Config, here: Here, *, replaced: bool) -> list[Weight]:
     """Initial values, and the master copies of bf16 weights, which keep the values that rounding takes from them.
 
     Where a strategy has made DTensors of the parameters, these are the masters: it makes what forward reads itself.
@@ -97,7 +97,8 @@ def _initialise(parts: list[nn.Module], config: Config, here: Here) -> list[Weig
     assert list(parameters) == [tensor.parameter.name for tensor in here.tensors], "other parameters than the plan's"
     weights = {t.parameter.name: _weight(t, parameters[t.parameter.name], here) for t in here.tensors}
     masters = {name: weight.master for name, weight in weights.items()}
-    draw_(config.run.seed, [(t.parameter, masters[t.parameter.name], _slices(t, here)) for t in here.tensors])
+    held = [(t.parameter, masters[t.parameter.name], _slices(t, here)) for t in here.tensors]
+    begin_(config, held, replaced=replaced)
     for weight in weights.values():
         if weight.apart:
             weight.tensor.copy_(weight.master)

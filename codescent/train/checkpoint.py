@@ -3,6 +3,7 @@ Does not know models, optimizers or configs: tensors have names, and the state i
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import math
@@ -45,7 +46,7 @@ from codescent.train.checkpoint_storage import (
 )
 from codescent.train.piece import Piece
 
-__all__ = ["CheckpointError", "Checkpoints", "Saved", "read_tensors"]
+__all__ = ["CheckpointError", "Checkpoints", "Saved", "TensorReader", "read_tensors"]
 
 _CHECKPOINT = re.compile(r"(?:\.replaced_)?step_(\d{8,18})")
 _LEFTOVER = re.compile(r"\.(?:partial|deleted|replaced)_step_\d{8,18}.*")
@@ -141,6 +142,25 @@ class Checkpoints:
                     continue
                 raise CheckpointError(*error.problems, self._way_back(step, path)) from error
             return Saved(manifest.step, path, manifest.validation_loss, manifest.state)
+
+    def best(self) -> Saved | None:
+        """The complete checkpoint with the lowest validation loss, of equals the newer one; None: none has one."""
+        saved = [self.at(step) for step in self._found()]
+        measured = [one for one in saved if one.validation_loss is not None and not math.isnan(one.validation_loss)]
+        return min(measured, key=lambda one: (one.validation_loss, -one.step), default=None)
+
+    def at(self, step: int) -> Saved:
+        """The complete checkpoint of a step.
+
+        Raises:
+            CheckpointError: there is none, with the steps that there are; or its manifest was changed.
+        """
+        found = self._found()
+        if step not in found:
+            there = ", ".join(map(str, sorted(found))) or "none"
+            raise CheckpointError(f"{self.folder}: no checkpoint of step {step}; there are: {there}")
+        manifest = _manifest_of(step, found[step])
+        return Saved(step, found[step], manifest.validation_loss, manifest.state)
 
     def incomplete(self) -> list[Path]:
         """What a save or a deletion left behind when it was killed. `latest` never looks at these."""
@@ -244,6 +264,38 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, 
     tensors = {name: torch.empty(tensor.shape, dtype=CODE_DTYPES[tensor.dtype]) for name, tensor in stored.items()}
     _read(path, manifest, tensors, no_dist=True)
     return tensors
+
+
+class TensorReader:
+    """Boxes of some tensors of a checkpoint, read when they are asked for; no process group needed or used.
+
+    Args:
+        path: folder of a checkpoint (`Saved.path`).
+        names: of the tensors. The files that hold them are verified now; the others need not be there.
+
+    Raises:
+        CheckpointError: a file is missing, truncated or changed, or a name is not in the checkpoint.
+    """
+
+    def __init__(self, path: Path, names: Collection[str]) -> None:
+        self._path, self._manifest = Path(path), read_manifest(Path(path))
+        known = self._manifest.tensors
+        _refuse(f"{path}:", [[f"{name}: not in the checkpoint" for name in names if name not in known]])
+        files = {chunk.file for name in names for chunk in known[name].chunks}
+        _refuse("", [damaged_files(self._path, self._manifest, files)])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return self._manifest.tensors[name].shape
+
+    def box(self, name: str, slices: tuple[slice, ...]) -> torch.Tensor:
+        """One box of a tensor: a slice of step 1, with both ends, for each dim."""
+        stored = self._manifest.tensors[name]
+        local = torch.empty([part.stop - part.start for part in slices], dtype=CODE_DTYPES[stored.dtype])
+        piece = Piece(local, torch.Size(stored.shape), tuple(part.start for part in slices))
+        alone = dataclasses.replace(self._manifest, tensors={name: stored})  # DCP looks at all that it is shown
+        _read(self._path, alone, {name: piece}, no_dist=True)
+        return local
 
 
 class _Draft:

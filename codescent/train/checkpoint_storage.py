@@ -109,7 +109,7 @@ class BalancedSavePlanner(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
         """What is to be written: of a Piece, this rank's part."""
         found = self.state_dict[index.fqn]
-        return found.local if isinstance(found, Piece) else super().lookup_object(index)
+        return found.chunk(tuple(index.offset or ())) if isinstance(found, Piece) else super().lookup_object(index)
 
 
 class PieceLoadPlanner(DefaultLoadPlanner):

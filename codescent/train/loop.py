@@ -16,9 +16,10 @@ from codescent.configfile import to_toml
 from codescent.data.samples import AnyDataset
 from codescent.datasets import opened, prepare_dataset
 from codescent.errors import UserError
+from codescent.huggingface.folder import open_folder
 from codescent.place import Place
 from codescent.plan import Plan
-from codescent.preflight import check_same_trajectory, plan_with, run_folder
+from codescent.preflight import check_same_trajectory, check_weights, plan_with, run_folder
 from codescent.record import RunFolder
 from codescent.train import machine
 from codescent.train.assemble import Trainer, assemble
@@ -62,6 +63,8 @@ def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, re
         world.in_turn(lambda: prepare_dataset(config, progress=world.is_first))
         dataset = opened(config, prepare_dataset(config, progress=False))
         plan = plan_with(config, dataset, place.world_size)
+        if not resume:
+            check_weights(config, dataset)
         world.from_first(lambda: machine.refuse_device(plan, world.device))
         world.divide(plan)
         world.from_first(lambda: machine.refuse_too_large(plan, world.device, place.local_world_size))
@@ -179,7 +182,21 @@ class _Run:
         if self.resume:
             self._rejoin()
         else:
+            self._start()
+
+    def _start(self) -> None:
+        """Say from which weights a new run begins."""
+        source = self.config.model.weights
+        if source is None or self.folder is None:
             self._event("start", step=0)
+            return
+        weights = open_folder(source)
+        held = [tensor.parameter.name for tensor in self.plan.tensors]
+        drawn = [name for name in held if name not in weights.parts or name in weights.missing]
+        found = {"folder": str(source), "fingerprint": weights.fingerprint(), "drawn": drawn}
+        self._event("start", step=0, weights=found)
+        rest = f"; drawn, since it has none: {', '.join(drawn)}" if drawn else ""
+        self.display.say(f"weights of {len(held) - len(drawn)} parameters read from {source}{rest}")
 
     def _rejoin(self) -> None:
         """Bring the run folder back to the step from which the run goes on."""
@@ -191,6 +208,11 @@ class _Run:
         self.display.say(f"resumed from {where} step {self.first_step}")
 
     def _check_data(self, state: dict[str, Any]) -> None:
+        if "imported" in state:
+            raise UserError(
+                f"{self.path}: was imported, and no step has been made in it: there is nothing to resume; begin a run "
+                f"with its weights: codescent train {self.path}/config.toml run.folder=NEW"
+            )
         if state["dataset"] != self.dataset.fingerprint:
             raise UserError(
                 f"{self.dataset.path}: not the tokens that the run in {self.path} was trained on "

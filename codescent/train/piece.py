@@ -3,6 +3,8 @@ Does not divide anything and does not know how the others are laid out: a part s
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -43,3 +45,41 @@ class Piece:
         if self.local.numel() == 0:
             return []
         return [ChunkStorageMetadata(offsets=torch.Size(self.offsets), sizes=self.local.shape)]
+
+    def chunk(self, offsets: tuple[int, ...]) -> torch.Tensor:
+        """What is to be written of it there."""
+        return self.local
+
+
+@dataclass(frozen=True)
+class Promise(Piece):
+    """A whole tensor whose values are made when they are written, some of its rows at a time; it cannot be read into.
+
+    `local` has no memory; `make` gives the values of a box.
+    """
+
+    make: Callable[[tuple[slice, ...]], torch.Tensor] = lambda _: torch.empty(0)
+    chunk_numel: int = 1 << 22
+
+    @classmethod
+    def of(
+        cls, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[tuple[slice, ...]], torch.Tensor]
+    ) -> Promise:
+        """A promise of a tensor of this shape and dtype."""
+        whole = torch.empty(shape, dtype=dtype, device="meta")
+        return cls(whole, torch.Size(shape), (0,) * len(shape), make)
+
+    def chunk(self, offsets: tuple[int, ...]) -> torch.Tensor:
+        """The values of the chunk that begins there."""
+        (sizes,) = (chunk.sizes for chunk in self.__create_chunk_list__() if tuple(chunk.offsets) == tuple(offsets))
+        made = self.make(tuple(slice(start, start + size) for start, size in zip(offsets, sizes)))
+        return made.to(self.dtype)
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        """Rows of about `chunk_numel` elements."""
+        rows, rest = self.shape[0], tuple(self.shape[1:])
+        step = max(1, self.chunk_numel // math.prod(rest))
+        return [
+            ChunkStorageMetadata(torch.Size((first, *(0 for _ in rest))), torch.Size((min(step, rows - first), *rest)))
+            for first in range(0, rows, step)
+        ]

@@ -1,0 +1,13 @@
+"""In: models of ours, folders of Hugging Face's `transformers`. Out: each as the other, by one table for both ways.
+Does not know runs or checkpoints (codescent/interchange.py does), and never imports or runs `transformers`."""
+
+from __future__ import annotations
+
+from codescent.huggingface.gpt2 import GPT2
+from codescent.huggingface.kind import Kind
+from codescent.huggingface.llama import LLAMA
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (GPT2, LLAMA)}
+"""By the name of our kind. To add one: a file that declares it, and its name here."""
+
+__all__ = ["KINDS", "Kind"]

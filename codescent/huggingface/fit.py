@@ -1,0 +1,55 @@
+"""In: a folder, the model and the tokenizer of a run that is to begin with its weights. Out: nothing, or why it cannot.
+Does not read the weights and does not import torch: it is asked before any rank is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from codescent.errors import UserError
+from codescent.huggingface import KINDS, tokens
+from codescent.huggingface.folder import CONFIG, open_folder
+from codescent.huggingface.kind import differences
+from codescent.models import Shape
+
+
+def refuse(path: Path, kind: str, shape: Shape, tokenizer_text: str | None, tokenizer: str) -> None:
+    """Refuse a folder whose weights are not for this model or this tokenizer.
+
+    Args:
+        path: of the folder (`model.weights`).
+        kind: of the run's model.
+        shape: of the run's model.
+        tokenizer_text: the tokenizer of the run's data, as a file has it; None: it is not known.
+        tokenizer: its name, as the user wrote it (`data.tokenizer`).
+
+    Raises:
+        UserError: what is wrong with the folder, or every size that differs, and the tokenizer if it does.
+    """
+    try:
+        folder = open_folder(path)
+    except UserError as error:
+        raise UserError(*(f"model.weights: {problem}" for problem in error.problems)) from error
+    if folder.kind.name != kind:
+        here = f'model.kind = "{kind}"' if kind in KINDS else f'model.kind = "{kind}", which has no such folders'
+        raise UserError(f"model.weights: {path / CONFIG} is of a {folder.kind.name}, but {here}")
+    problems = [
+        f"model.{name} = {_shown(run)}: but model.weights = {path} has {_shown(folders)}"
+        for name, folders, run in differences(folder.kind, folder.shape, shape)
+    ]
+    theirs = tokens.tokenizer_text(path)
+    if tokenizer_text is not None and theirs is not None:
+        other = tokens.differing_tokens(tokenizer_text, theirs)
+        if other:
+            shown = ", ".join(map(repr, other[:3]))
+            file = path / tokens.TOKENIZER
+            hint = f"; give data.tokenizer = {file}" if file.is_file() else ""
+            problems.append(
+                f"data.tokenizer = {tokenizer}: {len(other)} of its tokens ({shown}{', …' * (len(other) > 3)}) have "
+                f"not the same number in the tokenizer of model.weights = {path}{hint}"
+            )
+    if problems:
+        raise UserError(*problems)
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

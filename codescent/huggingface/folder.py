@@ -1,0 +1,268 @@
+"""In: the path of a folder of Hugging Face's. Out: its model's shape, and in which file each tensor is: all checked.
+Does not read a tensor's values and does not import torch: preflight asks before any rank is started."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from codescent import models
+from codescent.errors import UserError
+from codescent.huggingface import KINDS, Kind
+from codescent.huggingface.correspond import Part, correspond
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+_PICKLES = (
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "model.ckpt.index",
+    "tf_model.h5",
+    "flax_model.msgpack",
+)
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a folder: its file, its name there, its shape, and its dtype (a key of DTYPES)."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder whose files are what its config.json says.
+
+    Attributes:
+        path: of the folder.
+        kind: of its model.
+        shape: of its model.
+        sizes: the same as keys of our [model].
+        tensors: by the names that the table of the kind has.
+        missing: parameters that it lacks, being the folder of a model without a head.
+    """
+
+    path: Path
+    kind: Kind
+    shape: models.Shape
+    sizes: Mapping[str, Any]
+    tensors: Mapping[str, Stored]
+    missing: Collection[str]
+
+    @cached_property
+    def parts(self) -> dict[str, tuple[Part, ...]]:
+        """Where each parameter of our model is, by its name."""
+        return parts_of(self.kind, self.shape)
+
+    @property
+    def dtypes(self) -> set[str]:
+        """Number formats that there are in it."""
+        return {DTYPES[self.tensors[part.tensor].dtype] for parts in self.parts.values() for part in parts
+                if part.tensor in self.tensors}  # fmt: skip
+
+    def fingerprint(self) -> str:
+        """SHA-256 of config.json and of every file with tensors: another one is another model."""
+        files = [self.path / CONFIG, *sorted({stored.file for stored in self.tensors.values()})]
+
+        def digest(path: Path) -> str:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+
+        with ThreadPoolExecutor(4) as pool:
+            return hashlib.sha256("".join(pool.map(digest, files)).encode()).hexdigest()
+
+
+def parts_of(kind: Kind, shape: models.Shape) -> dict[str, tuple[Part, ...]]:
+    """Where each parameter is in a folder, by its name: of our model, and those that a folder has beside them."""
+    full = kind.full(shape)
+    return correspond(models.parameters_of(kind.name, full), kind.rows(full), kind.axes(full))
+
+
+def open_folder(path: Path) -> Folder:
+    """Open a folder.
+
+    Raises:
+        UserError: there is none; it is no such folder, of another kind, or of a model that ours is not; tensors are
+            missing, too many, of other shapes or cut: each by its name.
+    """
+    path = Path(path)
+    settings = _settings(path)
+    kind = _kind(path, settings)
+    sizes, shape, problems = _shape(path, kind, settings)
+    found, unread = _tensors(path, kind)
+    problems += unread
+    if problems or shape is None:
+        raise UserError(*problems)
+    parts = parts_of(kind, shape)
+    wanted = {part.tensor: part for of_one in parts.values() for part in of_one}
+    fresh = {part.tensor for name in kind.fresh for part in parts.get(name, ())}
+    headless = kind.architecture not in (settings.get("architectures") or [kind.architecture])
+    tied = {name: other for name, other in kind.tied.items() if name not in wanted}
+    missing = [name for name in wanted if name not in found]
+    lacking = missing if not headless else [name for name in missing if name not in fresh]
+    problems += _few(path, "missing, though config.json implies it", lacking)
+    extra = [name for name in found if name not in wanted and name not in tied]
+    problems += _few(path, "not a tensor of this model", extra)
+    for name, part in wanted.items():
+        if name in found and found[name].shape != part.shape:
+            problems.append(f"{found[name].file}: {name} is {list(found[name].shape)}, not {list(part.shape)}")
+        if name in found and found[name].dtype not in DTYPES:
+            problems.append(f"{found[name].file}: {name} is {found[name].dtype}, not one of {', '.join(DTYPES)}")
+    problems += [problem for name, other in tied.items() if name in found for problem in _differ(found, name, other)]
+    if problems:
+        raise UserError(*problems)
+    absent = tuple(name for name in kind.fresh if any(part.tensor in missing for part in parts.get(name, ())))
+    return Folder(path, kind, shape, sizes, found, absent)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        what = "is a file, not a folder" if path.exists() else "no such folder"
+        raise UserError(f"{path}: {what}: weights are read from a local Hugging Face folder; nothing is downloaded")
+    try:
+        settings = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path / CONFIG}: {error.strerror}: not a Hugging Face folder") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path / CONFIG}: not JSON ({error})") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"{path / CONFIG}: not a JSON object")
+    return settings
+
+
+def _kind(path: Path, settings: Mapping[str, Any]) -> Kind:
+    by_type = {kind.model_type: kind for kind in KINDS.values()}
+    name = settings.get("model_type")
+    if not isinstance(name, str) or name not in by_type:
+        raise UserError(f"{path / CONFIG}: model_type = {name!r}: known are {', '.join(by_type)}")
+    return by_type[name]
+
+
+def _shape(
+    path: Path, kind: Kind, settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], models.Shape | None, list[str]]:
+    """Our sizes and our shape, or what our model is not."""
+    where, problems = path / CONFIG, []
+    known = {*kind.sizes.values(), *kind.fixed, *kind.ignored, *kind.handled}
+    problems += [f"{where}: {key} = {json.dumps(value)}: not known for {kind.model_type}: what it changes in the model "
+                 "cannot be told" for key, value in settings.items() if key not in known]  # fmt: skip
+    for key, fixed in kind.fixed.items():
+        value = settings.get(key, fixed.value)
+        if not any(type(value) is type(one) and value == one for one in (fixed.value, *fixed.others)):
+            problems.append(
+                f"{where}: {key} = {json.dumps(value)}: our {kind.name} has {json.dumps(fixed.value)} alone"
+            )
+    try:
+        sizes = dict(kind.defaults(settings))
+        sizes |= {ours: settings[key] for ours, key in kind.sizes.items() if settings.get(key) is not None}
+        problems += [f"{where}: {key}: missing" for ours, key in kind.sizes.items() if ours not in sizes]
+        wrong = [key for ours, key in kind.sizes.items() if isinstance(sizes.get(ours), bool)
+                 or not isinstance(sizes.get(ours, 0), int | float)]  # fmt: skip
+        problems += [f"{where}: {key} = {json.dumps(settings.get(key))}: not a number" for key in wrong]
+        rest, unlike = kind.read(settings)
+        problems += [f"{where}: {problem}" for problem in unlike]
+        if problems:
+            return {}, None, problems
+        preset, dropout = rest.pop("preset", None), rest.pop("dropout", 0.0)
+        sizes |= rest
+        shape = models.shape_of(kind.name, sizes, preset, dropout=dropout, where=str(where))
+        return {"kind": kind.name, "preset": preset, "dropout": dropout, **sizes}, shape, []
+    except (TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+        return {}, None, [*problems, f"{where}: not the config of a {kind.model_type} ({error})"]
+    except UserError as error:
+        return {}, None, [*problems, *error.problems]
+
+
+def _tensors(path: Path, kind: Kind) -> tuple[dict[str, Stored], list[str]]:
+    """Every tensor by the name that the table has, and what is wrong with the files; old buffers are left out."""
+    files, problems = _files(path)
+    found: dict[str, Stored] = {}
+    for file, listed in files.items():
+        try:
+            with safe_open(file, framework="np") as opened:
+                names = set(opened.keys())
+                problems += [f"{file}: {name}: missing, though {INDEX} lists it" for name in sorted(listed - names)]
+                for name in sorted(names):
+                    view = opened.get_slice(name)
+                    stored = Stored(file, name, tuple(view.get_shape()), view.get_dtype())
+                    if name in found:
+                        problems.append(f"{file}: {name}: is in {found[name].file}, too")
+                    found[name] = stored
+        except (SafetensorError, OSError) as error:
+            problems.append(f"{file}: not a whole safetensors file: {error}")
+    if found and not any(name.startswith(kind.prefix) for name in found):
+        found = {name if name in kind.tied else kind.prefix + name: stored for name, stored in found.items()}
+    buffers = re.compile(kind.buffers)
+    return {name: stored for name, stored in found.items() if not buffers.fullmatch(name)}, problems
+
+
+def _files(path: Path) -> tuple[dict[Path, set[str]], list[str]]:
+    """The files with tensors, and what an index says is in each."""
+    if (path / WEIGHTS).is_file():
+        return {path / WEIGHTS: set()}, []
+    index = path / INDEX
+    if index.is_file():
+        try:
+            listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files: dict[Path, set[str]] = {}
+            for name, file in listed.items():
+                if Path(file).name != file or not file.endswith(".safetensors"):
+                    raise ValueError(f"{file!r} is not the name of a safetensors file beside it")
+                files.setdefault(path / file, set()).add(str(name))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            return {}, [f"{index}: not an index of shards ({error})"]
+        absent = [file for file in files if not file.is_file()]
+        there = {file: names for file, names in files.items() if file not in absent}
+        return there, [f"{file}: missing, though {INDEX} lists it" for file in absent]
+    pickles = [name for name in _PICKLES if (path / name).exists()]
+    if pickles:
+        return {}, [
+            f"{path / pickles[0]}: not read: a pickle may run any code. Where you trust it, convert it: "
+            "python -c 'from transformers import AutoModelForCausalLM as M; "
+            f"""M.from_pretrained("{path}").save_pretrained("NEW")'"""
+        ]
+    return {}, [f"{path}: has neither {WEIGHTS} nor {INDEX}: no weights"]
+
+
+def _few(path: Path, why: str, names: Collection[str]) -> Iterator[str]:
+    shown = sorted(names)[:_SHOWN]
+    yield from (f"{path}: {name}: {why}" for name in shown)
+    if len(names) > len(shown):
+        yield f"{path}: and {len(names) - len(shown)} more: {why}"
+
+
+def _differ(found: Mapping[str, Stored], name: str, other: str) -> Iterator[str]:
+    """A tied matrix that is stored twice has to be the same twice: `transformers` would take one of them."""
+    if other not in found:
+        return
+    first, second = found[name], found[other]
+    if (first.shape, first.dtype) != (second.shape, second.dtype) or _digest(first) != _digest(second):
+        yield f"{first.file}: {name} is not {other}, though config.json has tie_word_embeddings = true"
+
+
+def _digest(stored: Stored) -> bytes:
+    """SHA-256 of the bytes of a tensor, found by the header of its file."""
+    with stored.file.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        start, stop = json.loads(file.read(length))[stored.name]["data_offsets"]
+        file.seek(8 + length + start)
+        digest, left = hashlib.sha256(), stop - start
+        while left > 0 and (piece := file.read(min(left, 1 << 20))):
+            digest.update(piece)
+            left -= len(piece)
+        return digest.digest()

@@ -1,0 +1,101 @@
+"""In: nothing. Out: how a GPT-2 of ours is written as one of `transformers`: names, axes, keys of config.json.
+Does not read or write: reading, writing and every refusal go by what is declared here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from codescent.huggingface.correspond import Row, Theirs
+from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings
+from codescent.models.gpt2_shape import GPT2Shape
+
+_BLOCK, _THEIRS = "blocks.#", "transformer.h.#"
+_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+
+
+def _norm(ours: str, theirs: str) -> tuple[Row, Row]:
+    return tuple(Row(f"{ours}.{leaf}", "d", (Theirs(f"{theirs}.{leaf}", "d"),)) for leaf in ("weight", "bias"))  # type: ignore[return-value]
+
+
+def _conv(ours: str, theirs: str, outputs: str = "o", their_outputs: str = "o") -> tuple[Row, Row]:
+    """Their Conv1D has [input, output], our Linear [output, input]."""
+    return (
+        Row(f"{ours}.weight", f"{outputs} i", (Theirs(f"{theirs}.weight", f"i {their_outputs}"),)),
+        Row(f"{ours}.bias", outputs, (Theirs(f"{theirs}.bias", their_outputs),)),
+    )
+
+
+# Axes: v vocabulary, t positions, d hidden_dim, o outputs, i inputs; of attention h heads, k channels of a head,
+# e query, key, value: ours are head by head, theirs are all queries, then all keys, then all values.
+ROWS = (
+    Row("tok.weight", "v d", (Theirs("transformer.wte.weight", "v d"),)),
+    Row("pos.weight", "t d", (Theirs("transformer.wpe.weight", "t d"),)),
+    *_norm(f"{_BLOCK}.norm_1", f"{_THEIRS}.ln_1"),
+    *_conv(f"{_BLOCK}.attn.qkv", f"{_THEIRS}.attn.c_attn", "(h e k)", "(e h k)"),
+    *_conv(f"{_BLOCK}.attn.out", f"{_THEIRS}.attn.c_proj"),
+    *_norm(f"{_BLOCK}.norm_2", f"{_THEIRS}.ln_2"),
+    *_conv(f"{_BLOCK}.mlp.up", f"{_THEIRS}.mlp.c_fc"),
+    *_conv(f"{_BLOCK}.mlp.down", f"{_THEIRS}.mlp.c_proj"),
+    *_norm("norm", "transformer.ln_f"),
+)
+
+
+def _read(settings: Settings) -> tuple[dict[str, Any], list[str]]:
+    dropouts = {name: settings.get(name, 0.1) for name in _DROPOUTS}
+    if len(set(dropouts.values())) > 1:
+        shown = ", ".join(f"{name} = {value}" for name, value in dropouts.items())
+        return {}, [f"{shown}: ours has one probability for all three; make them equal"]
+    return {"dropout": float(next(iter(dropouts.values())))}, []
+
+
+def _write(shape: GPT2Shape) -> dict[str, Any]:
+    return dict.fromkeys(_DROPOUTS, shape.dropout)
+
+
+def _defaults(settings: Settings) -> Mapping[str, Any]:
+    return {"ffn_dim": 4 * settings.get("n_embd", 0)}
+
+
+GPT2 = Kind(
+    name="gpt2",
+    model_type="gpt2",
+    architecture="GPT2LMHeadModel",
+    prefix="transformer.",
+    sizes={
+        "num_layers": "n_layer",
+        "num_heads": "n_head",
+        "hidden_dim": "n_embd",
+        "ffn_dim": "n_inner",
+        "vocab_size": "vocab_size",
+        "seq_len": "n_positions",
+    },
+    defaults=_defaults,
+    fixed={
+        "activation_function": Fixed("gelu_new", ("gelu_pytorch_tanh",)),
+        "layer_norm_epsilon": Fixed(1e-5),
+        "scale_attn_weights": Fixed(True),
+        "scale_attn_by_inverse_layer_idx": Fixed(False),
+        "add_cross_attention": Fixed(False),
+        "tie_word_embeddings": Fixed(True),
+    },
+    ignored=COMMON_IGNORED
+    | {
+        "n_ctx",
+        "is_decoder",
+        "reorder_and_upcast_attn",
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+    }
+    | {"summary_type", "summary_use_proj"},
+    rows=lambda shape: ROWS,
+    axes=lambda shape: {"h": shape.num_heads, "e": 3},
+    full=lambda shape: dataclasses.replace(shape, bias=True),
+    read=_read,
+    write=_write,
+    handled=_DROPOUTS,
+    buffers=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
+    tied={"lm_head.weight": "transformer.wte.weight"},
+)

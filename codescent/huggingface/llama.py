@@ -1,0 +1,147 @@
+"""In: nothing. Out: how a Llama of ours is written as one of `transformers`: names, axes, keys of config.json.
+Does not read or write: reading, writing and every refusal go by what is declared here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from codescent.huggingface.correspond import Row, Theirs
+from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings
+from codescent.models.llama_shape import LlamaShape, RopeScaling
+
+_BLOCK, _THEIRS = "blocks.#", "model.layers.#"
+_SCALED = "llama3.1-8b"
+"""A preset whose rotary scaling is RopeScaling(): the one way in which a config can say that it has one."""
+
+_SCALING = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_seq_len",
+}
+
+
+def _same(ours: str, theirs: str, dims: str) -> Row:
+    return Row(ours, dims, (Theirs(theirs, dims),))
+
+
+def _rows(queries: int) -> tuple[Row, ...]:
+    """With so many heads of queries to one of keys and values.
+
+    Axes: v vocabulary, d hidden_dim, o outputs, i inputs, f ffn_dim; of attention g groups, e the heads of a group:
+    queries, key, value; c pairs of channels that are turned together, p the two of a pair: ours are side by side,
+    theirs half a head apart. Of `gate_up` u is gate and up.
+    """
+    keys, values = (queries, queries + 1), (queries + 1, queries + 2)
+    return (
+        _same("tok.weight", "model.embed_tokens.weight", "v d"),
+        _same(f"{_BLOCK}.norm_1.weight", f"{_THEIRS}.input_layernorm.weight", "d"),
+        Row(
+            f"{_BLOCK}.attn.qkv.weight",
+            "(g e c p) d",
+            (
+                Theirs(f"{_THEIRS}.self_attn.q_proj.weight", "(g e p c) d", {"e": (0, queries)}),
+                Theirs(f"{_THEIRS}.self_attn.k_proj.weight", "(g p c) d", {"e": keys}),
+                Theirs(f"{_THEIRS}.self_attn.v_proj.weight", "(g c p) d", {"e": values}),
+            ),
+        ),
+        _same(f"{_BLOCK}.attn.out.weight", f"{_THEIRS}.self_attn.o_proj.weight", "o i"),
+        _same(f"{_BLOCK}.norm_2.weight", f"{_THEIRS}.post_attention_layernorm.weight", "d"),
+        Row(
+            f"{_BLOCK}.mlp.gate_up.weight",
+            "f u d",
+            (
+                Theirs(f"{_THEIRS}.mlp.gate_proj.weight", "f d", {"u": (0, 1)}),
+                Theirs(f"{_THEIRS}.mlp.up_proj.weight", "f d", {"u": (1, 2)}),
+            ),
+        ),
+        _same(f"{_BLOCK}.mlp.down.weight", f"{_THEIRS}.mlp.down_proj.weight", "o i"),
+        _same("norm.weight", "model.norm.weight", "d"),
+        _same("head.weight", "lm_head.weight", "v d"),
+    )
+
+
+def _read(settings: Settings) -> tuple[dict[str, Any], list[str]]:
+    """Head size, ties and rotary positions; these under the names of transformers 4 and of 5."""
+    rope = dict(settings.get("rope_parameters") or settings.get("rope_scaling") or {})
+    theta = rope.pop("rope_theta", settings.get("rope_theta", 10_000.0))
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
+    rope.pop("type", None)
+    found: dict[str, Any] = {"rope_theta": float(theta), "tie_head": bool(settings.get("tie_word_embeddings", False))}
+    problems = []
+    heads, width = settings.get("num_attention_heads") or 1, settings.get("hidden_size") or 0
+    if settings.get("head_dim") not in (None, width // heads):
+        problems.append(
+            f"head_dim = {settings['head_dim']}: ours is hidden_size / num_attention_heads = {width // heads}"
+        )
+    if kind == "llama3":
+        given = {ours: rope.pop(theirs, None) for theirs, ours in _SCALING.items()}
+        if given != dataclasses.asdict(RopeScaling()):
+            problems.append(f"rotary scaling {given}: ours is Llama 3.1's alone, {dataclasses.asdict(RopeScaling())}")
+        found["preset"] = _SCALED
+    elif kind != "default":
+        problems.append(f'rotary positions of the type "{kind}": ours are "default", or "llama3" as in Llama 3.1')
+        rope = {}
+    problems += [f"rotary positions with {name} = {value}: not known to ours" for name, value in rope.items()]
+    return found, problems
+
+
+def _write(shape: LlamaShape) -> dict[str, Any]:
+    scaling = shape.rope_scaling
+    rope = None
+    if scaling is not None:
+        values = {theirs: getattr(scaling, ours) for theirs, ours in _SCALING.items()}
+        rope = {"rope_type": "llama3", **values}
+    return {
+        "rope_theta": shape.rope_theta,
+        "rope_scaling": rope,
+        "head_dim": shape.head_dim,
+        "tie_word_embeddings": shape.tie_head,
+    }
+
+
+def _defaults(settings: Settings) -> Mapping[str, Any]:
+    return {"num_kv_heads": settings.get("num_attention_heads"), "norm_eps": 1e-6}
+
+
+def _axes(shape: LlamaShape) -> Mapping[str, int]:
+    queries = shape.num_heads // shape.num_kv_heads
+    return {"e": queries + 2, "c": shape.head_dim // 2, "p": 2}
+
+
+LLAMA = Kind(
+    name="llama",
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    prefix="model.",
+    sizes={
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "num_kv_heads": "num_key_value_heads",
+        "hidden_dim": "hidden_size",
+        "ffn_dim": "intermediate_size",
+        "vocab_size": "vocab_size",
+        "seq_len": "max_position_embeddings",
+        "norm_eps": "rms_norm_eps",
+    },
+    defaults=_defaults,
+    fixed={
+        "hidden_act": Fixed("silu", ("swish",)),
+        "attention_bias": Fixed(False),
+        "mlp_bias": Fixed(False),
+        "attention_dropout": Fixed(0.0),
+    },
+    ignored=COMMON_IGNORED | {"pretraining_tp"},
+    rows=lambda shape: _rows(shape.num_heads // shape.num_kv_heads),
+    axes=_axes,
+    full=lambda shape: shape,
+    read=_read,
+    write=_write,
+    handled=("rope_theta", "rope_scaling", "rope_parameters", "head_dim", "tie_word_embeddings"),
+    buffers=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+    tied={"lm_head.weight": "model.embed_tokens.weight"},
+    fresh=("head.weight",),
+    free=("dropout", "seq_len"),
+)

@@ -1,0 +1,75 @@
+"""In: an open folder, a parameter of ours, a box of it. Out: the values of that box, read from the mapped files alone.
+Does not check the folder (folder.py does) and holds no file open: any rank, any thread may ask for any box."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from codescent.huggingface.correspond import Index, Part
+from codescent.huggingface.folder import Folder, Stored
+
+TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def box(folder: Folder, name: str, slices: Sequence[slice]) -> torch.Tensor:
+    """Values of a box of one of our parameters, in the number format that the folder has them in.
+
+    Args:
+        folder: one that has the parameter.
+        name: of the parameter.
+        slices: one slice of step 1 for each dim.
+    """
+    parts = folder.parts[name]
+    ours = [np.arange(*part.indices(size)) for part, size in zip(slices, parts[0].parameter.shape, strict=True)]
+    stored = [folder.tensors[part.tensor] for part in parts]
+    dtypes = {TORCH_DTYPES[one.dtype] for one in stored}
+    wide = dtypes.pop() if len(dtypes) == 1 else torch.float32 if torch.float64 not in dtypes else torch.float64
+    out = torch.empty([len(indices) for indices in ours], dtype=wide)
+    for part, one in zip(parts, stored, strict=True):
+        _fill(out, ours, part, one)
+    return out
+
+
+def take(tensor: torch.Tensor, dim: int, indices: Index) -> torch.Tensor:
+    """These indices of a dim, in their order: a view where they are side by side."""
+    first, count = int(indices[0]), len(indices)
+    if indices[-1] - first == count - 1 and bool(np.all(np.diff(indices) == 1)):
+        return tensor.narrow(dim, first, count)
+    return tensor.index_select(dim, torch.from_numpy(indices))
+
+
+def _fill(out: torch.Tensor, ours: Sequence[Index], part: Part, stored: Stored) -> None:
+    """Write what a part has of the box."""
+    found = [part.to_theirs(dim, indices) for dim, indices in enumerate(ours)]
+    if any(len(positions) == 0 for positions, _ in found):
+        return
+    at = [found[dim][1] for dim in part.ours_of]
+    with safe_open(stored.file, framework="pt") as opened:  # mapped while it is open
+        mapped = opened.get_slice(stored.name)[tuple(slice(int(i.min()), int(i.max()) + 1) for i in at)]
+        for dim, indices in enumerate(at):
+            mapped = take(mapped, dim, indices - indices.min())
+        # To the order of our dims; those that theirs have not, with one index, in front.
+        absent = [dim for dim in range(len(ours)) if dim not in part.ours_of]
+        values = mapped[(None,) * len(absent)]
+        order = [*absent, *part.ours_of]
+        values = values.permute([order.index(dim) for dim in range(len(ours))])
+        _put(out, [positions for positions, _ in found], values)
+
+
+def _put(out: torch.Tensor, positions: Sequence[Index], values: torch.Tensor) -> None:
+    """out[positions of each dim] = values; in at most one dim they are not side by side."""
+    scattered = None
+    for dim, indices in enumerate(positions):
+        if len(indices) == indices[-1] - indices[0] + 1:
+            out = out.narrow(dim, int(indices[0]), len(indices))
+        else:
+            assert scattered is None, "parts that are scattered over two dims"
+            scattered = dim
+    if scattered is None:
+        out.copy_(values)
+    else:
+        out.index_copy_(scattered, torch.from_numpy(positions[scattered]), values.to(out.dtype))

@@ -1,0 +1,139 @@
+"""In: the text of a tokenizer's file of ours, or a folder of theirs. Out: the same tokenizer, in the other's files.
+Does not encode anything, and does not train: ids are the same on both sides, or there is no tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers as library
+
+from codescent.data.bpe import SEPARATORS, LibraryTokenizer
+from codescent.data.tokenizers import SEPARATOR_TEXT
+from codescent.errors import UserError
+
+TOKENIZER = "tokenizer.json"
+BEGINNINGS = ("<|begin_of_text|>", "<s>", "[CLS]")  # known names of the beginning; else it is the end of the one before
+VOCABULARY, MERGES = "vocab.json", "merges.txt"
+
+
+def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, int | None]]:
+    """The files from which `AutoTokenizer` makes a tokenizer with the same ids, and what config.json says of them.
+
+    A text that spells `<|endoftext|>` is that one token there, as their users expect; with us it is ordinary text.
+
+    Args:
+        text: of a run's tokenizer.json.
+        seq_len: the model's.
+    """
+    inner = library.Tokenizer.from_str(library_text(text))
+    vocabulary = inner.get_vocab(with_added_tokens=True)
+    end = next((name for name in SEPARATORS if name in vocabulary), None)
+    begin = next((name for name in BEGINNINGS if name in vocabulary), end)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": seq_len,
+        "clean_up_tokenization_spaces": False,
+        **{key: name for key, name in (("bos_token", begin), ("eos_token", end)) if name is not None},
+    }
+    files = {
+        TOKENIZER: inner.to_str(pretty=True) + "\n",
+        "tokenizer_config.json": json.dumps(settings, indent=2) + "\n",
+    }
+    fields = json.loads(inner.to_str())
+    if fields["model"]["type"] == "BPE" and (fields["pre_tokenizer"] or {}).get("type") == "ByteLevel":
+        merges = (pair if isinstance(pair, str) else " ".join(pair) for pair in fields["model"]["merges"])
+        whole = dict(sorted(vocabulary.items(), key=lambda pair: pair[1]))
+        files[VOCABULARY] = json.dumps(whole, ensure_ascii=False) + "\n"
+        files[MERGES] = "\n".join(["#version: 0.2", *merges]) + "\n"
+    return files, {"bos_token_id": vocabulary.get(begin or ""), "eos_token_id": vocabulary.get(end or "")}
+
+
+def tokenizer_text(folder: Path) -> str | None:
+    """The tokenizer of a folder of theirs, as our runs keep it; None where it has none that the library reads.
+
+    Raises:
+        UserError: its file is not a tokenizer.
+    """
+    path = folder / TOKENIZER
+    if path.is_file():
+        text = _read(path)
+        LibraryTokenizer.from_json(text, str(path))
+        return text
+    if not ((folder / VOCABULARY).is_file() and (folder / MERGES).is_file()):
+        return None
+    try:
+        vocabulary = json.loads(_read(folder / VOCABULARY))
+        lines = [line for line in _read(folder / MERGES).split("\n") if line and not line.startswith("#version")]
+        merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
+        inner = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=merges))
+    except Exception as error:  # the library raises a bare Exception
+        raise UserError(f"{folder / VOCABULARY}, {MERGES}: not a BPE: {error}") from error
+    return str(_byte_level(inner).to_str())
+
+
+def library_text(text: str) -> str:
+    """The text of a tokenizer's file of ours as one of the tokenizers library, which gives the same ids."""
+    fields = json.loads(text)
+    match fields:
+        case {"codescent_tokenizer": "char", "characters": str(characters), "separator": bool(with_separator)}:
+            return str(_characters(characters, with_separator).to_str())
+        case {"codescent_tokenizer": "byte"}:
+            return str(_bytes().to_str())
+    return text
+
+
+def differing_tokens(text: str, folders: str) -> list[str]:
+    """Tokens of a vocabulary that have not the same id in the folder's, in words: rows of its matrix are not theirs."""
+    ours, theirs = _vocabulary(text), _vocabulary(folders)
+    other = [token for token, number in ours.items() if theirs.get(token) != number]
+    return sorted(other, key=lambda token: ours[token])
+
+
+def _vocabulary(text: str) -> Mapping[str, int]:
+    found: dict[str, int] = library.Tokenizer.from_str(library_text(text)).get_vocab(with_added_tokens=True)
+    return found
+
+
+def _characters(characters: str, with_separator: bool) -> Any:
+    """A word is a character; one that the alphabet lacks is an error there, too."""
+    vocabulary = {character: number for number, character in enumerate(characters)}
+    inner = library.Tokenizer(library.models.WordLevel(vocab=vocabulary, unk_token="<unk>"))
+    inner.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(r"(?m:.)"), "isolated")
+    inner.decoder = library.decoders.Fuse()
+    return _with_separator(inner) if with_separator else inner
+
+
+def _bytes() -> Any:
+    """A BPE of the 256 bytes without a merge."""
+    alphabet = _byte_alphabet()
+    vocabulary = {alphabet[byte]: byte for byte in range(256)}
+    inner = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=[]))
+    return _with_separator(_byte_level(inner, use_regex=False))
+
+
+def _byte_alphabet() -> list[str]:
+    """The character that stands for each byte (Radford et al. 2019, encoder.py, bytes_to_unicode)."""
+    shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return [chr(byte) if byte in shown else chr(256 + hidden.index(byte)) for byte in range(256)]
+
+
+def _byte_level(inner: Any, *, use_regex: bool = True) -> Any:
+    inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    inner.decoder = library.decoders.ByteLevel()
+    return inner
+
+
+def _with_separator(inner: Any) -> Any:
+    inner.add_special_tokens([library.AddedToken(SEPARATOR_TEXT, special=True, normalized=False)])
+    return inner
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error

@@ -1,0 +1,147 @@
+"""In: a plan of tensors of theirs, and who reads boxes of parameters of ours. Out: safetensors files, block by block.
+Does not hold a whole tensor: memory is some blocks, however large the tensors and the files are."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from codescent.huggingface.correspond import Part
+from codescent.huggingface.folder import INDEX, WEIGHTS
+from codescent.huggingface.read import TORCH_DTYPES, take
+
+BLOCK_NUMEL = 1 << 21
+"""Elements of a tensor that are made and written at a time, and of a parameter that are read at a time, about."""
+
+Read = Callable[[str, tuple[slice, ...]], torch.Tensor]
+"""A box of the parameter of that name."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of tensors: its name, its parts in order, its bytes without the header."""
+
+    file: str
+    parts: tuple[Part, ...]
+    size_bytes: int
+
+
+def shards(parts: Sequence[Part], dtype: str, max_bytes: int) -> list[Shard]:
+    """Divide tensors, in their order, into files of at most `max_bytes`; a larger tensor is a file of its own."""
+    element_bytes = TORCH_DTYPES[dtype].itemsize
+    groups: list[list[Part]] = [[]]
+    filled = 0
+    for part in parts:
+        size = math.prod(part.shape) * element_bytes
+        if groups[-1] and filled + size > max_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(part)
+        filled += size
+    count = len(groups)
+    sizes = [sum(math.prod(part.shape) for part in group) * element_bytes for group in groups]
+    if count == 1:
+        return [Shard(WEIGHTS, tuple(groups[0]), sizes[0])]
+    names = (f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1))
+    return [Shard(name, tuple(group), size) for name, group, size in zip(names, groups, sizes)]
+
+
+def index_text(files: Sequence[Shard]) -> str:
+    """What model.safetensors.index.json says of several files."""
+    where = {part.tensor: shard.file for shard in files for part in shard.parts}
+    total = sum(shard.size_bytes for shard in files)
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}, indent=2) + "\n"
+
+
+def write_weights(folder: Path, files: Sequence[Shard], dtype: str, read: Read, zeros: frozenset[str]) -> None:
+    """Write the files, and the index where there are several; each is on the disk when this returns.
+
+    Args:
+        folder: to write into.
+        files: from `shards`.
+        dtype: a key of DTYPES.
+        read: the boxes of parameters.
+        zeros: parameters that there are not: theirs are zero.
+    """
+    for shard in files:
+        with (folder / shard.file).open("xb", buffering=0) as file:
+            _write_all(file, _header(shard, dtype))
+            for part in shard.parts:
+                for block in _blocks(part, None if part.parameter.name in zeros else read):
+                    data = block.to(TORCH_DTYPES[dtype]).contiguous()
+                    _write_all(file, data.reshape(-1).view(torch.uint8).numpy().data)
+            os.fsync(file.fileno())
+    if len(files) > 1:
+        (folder / INDEX).write_text(index_text(files), encoding="utf-8")
+
+
+def _header(shard: Shard, dtype: str) -> bytes:
+    """8 bytes of length, then JSON, padded so that tensors begin at a multiple of 8 (safetensors' README, "Format")."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for part in shard.parts:
+        stop = position + math.prod(part.shape) * TORCH_DTYPES[dtype].itemsize
+        entries[part.tensor] = {"dtype": dtype, "shape": list(part.shape), "data_offsets": [position, stop]}
+        position = stop
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _blocks(part: Part, read: Read | None) -> Iterator[torch.Tensor]:
+    """A tensor of theirs, some indices of its first dim at a time."""
+    inner = math.prod(part.shape[1:])
+    step = max(1, BLOCK_NUMEL // inner)
+    for first in range(0, part.shape[0], step):
+        stop = min(first + step, part.shape[0])
+        if read is None:
+            yield torch.zeros(stop - first, *part.shape[1:])
+        else:
+            yield _block(part, first, stop, read)
+
+
+def _block(part: Part, first: int, stop: int, read: Read) -> torch.Tensor:
+    """Indices [first, stop) of the first dim of a tensor of theirs, gathered from boxes of rows of our parameter."""
+    shape = part.parameter.shape
+    wanted = [part.of_ours(dim) for dim in range(len(shape))]
+    wanted[part.ours_of[0]] = part.to_ours(0, np.arange(first, stop))
+    starts = [int(indices.min()) for indices in wanted]
+    stops = [int(indices.max()) + 1 for indices in wanted]
+    rows = wanted[0]
+    order = np.argsort(rows, kind="stable")
+    out: torch.Tensor | None = None
+    step = max(1, BLOCK_NUMEL // math.prod(shape[1:]))
+    for low in range(starts[0], stops[0], step):
+        some = order[np.searchsorted(rows, low, sorter=order) : np.searchsorted(rows, low + step, sorter=order)]
+        if not len(some):
+            continue
+        end = int(rows[some[-1]]) + 1
+        low = int(rows[some[0]])
+        bounds = (slice(low, end), *(slice(start, stop) for start, stop in zip(starts[1:], stops[1:])))
+        values = take(read(part.parameter.name, bounds), 0, rows[some] - low)
+        for dim in range(1, len(shape)):
+            values = take(values, dim, wanted[dim] - starts[dim])
+        if len(some) == len(rows) and bool(np.all(np.diff(some) == 1)):
+            out = values  # all of them at once, in order
+            break
+        if out is None:
+            out = torch.empty([len(indices) for indices in wanted], dtype=values.dtype)
+        out.index_copy_(0, torch.from_numpy(some), values)
+    assert out is not None
+    absent = [dim for dim in range(len(shape)) if dim not in part.ours_of]
+    theirs = out.permute(*absent, *part.ours_of)
+    return theirs.reshape([stop - first, *part.shape[1:]])
+
+
+def _write_all(file: FileIO, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:  # a nearly full disk takes a part, then says that it is full
+        view = view[file.write(view[: 1 << 26]) :]

@@ -1,0 +1,52 @@
+"""In: a config, the boxes of parameters that this rank holds. Out: their initial values in place: drawn, or read.
+Does not know layouts: a box is the plan's to say; a value is that of its element, whoever holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import torch
+
+from codescent.huggingface.folder import open_folder
+from codescent.huggingface.read import box
+from codescent.models.initialize import draw_
+from codescent.plan import Parameter
+
+if TYPE_CHECKING:
+    from codescent.config import Config
+
+Held = tuple[Parameter, torch.Tensor, tuple[slice, ...]]
+"""A parameter, the memory of this rank's box of it, and which box that is."""
+
+_THREADS = 4
+
+
+def begin_(config: Config, held: Sequence[Held], *, replaced: bool) -> None:
+    """Write initial values: those of `model.weights` where that folder has the parameter, else drawn from `run.seed`.
+
+    Args:
+        config: of the run.
+        held: what this rank holds.
+        replaced: a checkpoint will be loaded over them, so the folder need not be there any more.
+
+    Raises:
+        UserError: the folder cannot be used.
+    """
+    folder = None if config.model.weights is None or replaced else open_folder(config.model.weights)
+    absent = {part.name for part, _, _ in held} if folder is None else {
+        part.name for part, _, _ in held if part.name not in folder.parts or part.name in folder.missing
+    }  # fmt: skip
+    draw_(config.run.seed, [one for one in held if one[0].name in absent])
+    if folder is None:
+        return
+
+    def read(one: Held) -> None:
+        parameter, tensor, slices = one
+        if tensor.numel():
+            with torch.no_grad():
+                tensor.copy_(box(folder, parameter.name, slices))
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(read, [one for one in held if one[0].name not in absent]))

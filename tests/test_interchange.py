@@ -1,0 +1,354 @@
+"""In: runs of several layouts, folders of transformers. Out: the same logits both ways, and the same initial weights.
+Does not test how a folder is read (test_huggingface does) or what a checkpoint is (test_checkpoint* do)."""
+
+from __future__ import annotations
+
+import errno
+import io
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forker import Forker
+from runs import codescent, environment, make_project
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+)
+
+from codescent import interchange
+from codescent.cli import run
+from codescent.configfile import load
+from codescent.data.tokenizers import ByteTokenizer
+from codescent.errors import UserError
+from codescent.huggingface.tokens import tokenizer_files
+from codescent.record import RunFolder
+from codescent.sample import _module, sample_run
+from codescent.train.checkpoint import Checkpoints, read_tensors
+from codescent.trained import find
+
+LLAMA = ("model.kind=llama", "model.num_heads=4", "model.num_kv_heads=2", "model.ffn_dim=27", "model.hidden_dim=32")
+SHORT = ("train.num_steps=4", "train.eval_every=2", "checkpoint.every=2", "train.eval_samples=8")
+RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "gpt2": (1, ()),
+    "gpt2-plain": (1, ("model.bias=false", "data.tokenizer=char", "model.vocab_size=64")),
+    "gpt2-tp": (2, ("parallel.tp=2",)),
+    "gpt2-shard": (2, ("parallel.dp_shard=2",)),
+    "gpt2-pp": (2, ("parallel.pp=2", "train.microbatch_size=4")),
+    "gpt2-bf16": (1, ("train.precision=bf16",)),
+    "llama": (1, LLAMA),
+    "llama-tied": (1, (*LLAMA, "model.tie_head=true", "data.tokenizer=bpe:300")),
+    "llama-tp": (2, (*LLAMA, "parallel.tp=2")),
+    "llama-shard": (2, (*LLAMA, "parallel.dp_shard=2")),
+    "llama-pp": (2, (*LLAMA, "parallel.pp=2", "train.microbatch_size=4")),
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    make_project(folder)
+    for name, (ranks, words) in RUNS.items():
+        forker.train(folder, name, ranks, *SHORT, *words)
+    return folder
+
+
+@torch.no_grad()
+def logits(model: Any, vocab_size: int) -> torch.Tensor:
+    x_BT = torch.randint(0, vocab_size, (3, 16), generator=torch.Generator().manual_seed(1))
+    out = model(x_BT)
+    return (out if isinstance(out, torch.Tensor) else out.logits).float()
+
+
+def ours(path: Path) -> Any:
+    return _module(find(path), torch.device("cpu")).eval()
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    """The weights of a run's newest checkpoint."""
+    saved = Checkpoints(path / "checkpoints", 1, keep_best=False).latest()
+    assert saved is not None
+    tensors = read_tensors(saved.path)
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("model.")}
+
+
+def stored(path: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def same(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> bool:
+    return some.keys() == others.keys() and all(torch.equal(some[name], others[name]) for name in some)
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "gpt2-bf16"])
+def test_a_trained_model_of_any_layout_has_the_same_logits_in_transformers(
+    name: str, project: Path, tmp_path: Path
+) -> None:
+    path = project / "runs" / name
+    assert run(["export", str(path), str(tmp_path / "out"), "--max-shard-bytes", "20000"]) == 0
+    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
+    trained = find(path)
+    mine = logits(ours(path), trained.shape.vocab_size)
+    theirs = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval(), trained.shape.vocab_size)
+    assert float((mine - theirs).abs().max()) < 1e-5
+    assert float(mine.std()) > 0.01
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert trained.tokenizer is not None
+    text = "many workers one\ndescent"
+    assert tokenizer.encode(text, add_special_tokens=False) == trained.tokenizer.encode(text).tolist()
+
+
+@pytest.mark.parametrize("name", ["gpt2-tp", "llama-shard", "gpt2-plain"])
+def test_there_and_back_is_bitwise(name: str, project: Path, tmp_path: Path) -> None:
+    """Export, import, export: the same files; and the same weights, but for the biases that ours had not."""
+    path = project / "runs" / name
+    first, again, second = tmp_path / "first", tmp_path / "again", tmp_path / "second"
+    assert run(["export", str(path), str(first)]) == 0
+    assert run(["import", str(first), str(again), "data.corpus=none.txt"]) == 0
+    assert run(["export", str(again), str(second)]) == 0
+    for file in ("config.json", "model.safetensors", "tokenizer.json"):
+        assert (first / file).read_bytes() == (second / file).read_bytes(), file
+    before, after = weights(path), weights(again)
+    added = after.keys() - before.keys()
+    assert same(before, {name: after[name] for name in before})
+    assert all(name.endswith("bias") and not after[name].any() for name in added)
+    assert bool(added) == (name == "gpt2-plain")
+
+
+def test_number_formats(project: Path, tmp_path: Path) -> None:
+    """The run's by default; each is the master weights, rounded once."""
+    path = project / "runs" / "gpt2-bf16"
+    for dtype, words in (("bf16", []), ("fp32", ["--dtype", "fp32"]), ("fp16", ["--dtype", "fp16"])):
+        assert run(["export", str(path), str(tmp_path / dtype), *words]) == 0
+    wide = stored(tmp_path / "fp32")
+    assert torch.equal(wide["transformer.wte.weight"], weights(path)["model.tok.weight"])
+    for dtype, torch_dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        assert same(stored(tmp_path / dtype), {name: tensor.to(torch_dtype) for name, tensor in wide.items()})
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / dtype, dtype="auto").dtype is torch_dtype
+    assert run(["import", str(tmp_path / "bf16"), str(tmp_path / "run")]) == 0
+    assert find(tmp_path / "run").config.train.precision == "bf16"
+    assert run(["export", str(tmp_path / "run"), str(tmp_path / "again")]) == 0
+    assert same(stored(tmp_path / "bf16"), stored(tmp_path / "again"))
+
+
+def test_which_checkpoint(project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = project / "runs" / "gpt2"
+    losses = {row["step"]: row["val_loss"] for row in RunFolder.open(path).read_metrics() if row["val_loss"]}
+    best = min(losses, key=lambda step: losses[step])
+    for words, step in (([], 4), (["--best"], best), (["--step", "2"], 2)):
+        assert run(["export", str(path), str(tmp_path / f"out{len(words)}{step}{best}"), *words]) == 0
+        assert f"step {step} of " in capsys.readouterr().out
+    assert run(["export", str(path), str(tmp_path / "none"), "--step", "3"]) == 2
+    assert "no checkpoint of step 3; there are: 2, 4" in capsys.readouterr().err
+
+
+def a_folder(path: Path, model: Any) -> Path:
+    """A folder of transformers with random weights and a tokenizer of bytes."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.copy_(torch.randn_like(tensor) * 0.1)
+    model.save_pretrained(path)
+    ByteTokenizer().save(path / "ours.json")
+    for name, text in tokenizer_files((path / "ours.json").read_text(), 16)[0].items():
+        (path / name).write_text(text)
+    return path
+
+
+def gpt2() -> Any:
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=257, n_positions=16, eos_token_id=256)
+    return GPT2LMHeadModel(config)
+
+
+def llama(kind: Any = LlamaForCausalLM) -> Any:
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+    return kind(LlamaConfig(**sizes, intermediate_size=27, vocab_size=257, max_position_embeddings=16))
+
+
+LIKE_LLAMA = (*LLAMA, "model.norm_eps=1e-6")
+
+
+def test_an_imported_run_is_sampled_and_trained(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    folder, path = a_folder(tmp_path / "hf", gpt2()), tmp_path / "run"
+    assert run(["import", str(folder), str(path), "--config", "run.toml", "model.dropout=0.5"]) == 2
+    assert "model.dropout: given on the command line, but" in capsys.readouterr().err
+    assert run(["import", str(folder), str(path), "--config", "run.toml", *SHORT]) == 0
+    model = GPT2LMHeadModel.from_pretrained(folder).eval()
+    assert float((logits(ours(path), 257) - logits(model, 257)).abs().max()) < 1e-5
+    assert sample_run(path, ["many"], tokens=5, device="cpu", out=io.StringIO())[0].startswith("many")
+    done = codescent(project, "train", str(path / "config.toml"), f"run.folder={tmp_path / 'new'}")
+    assert done.returncode == 0, done.stderr
+    assert f"weights of 28 parameters read from {folder}" in done.stdout
+    (started, *_) = RunFolder.open(tmp_path / "new").read_events()
+    assert started["weights"]["drawn"] == []
+    assert len(started["weights"]["fingerprint"]) == 64
+    done = codescent(project, "train", str(path / "config.toml"), "--resume")
+    assert done.returncode == 2
+    assert "was imported, and no step has been made in it" in done.stderr
+
+
+UNTRAINED = ("train.num_steps=1", "optimizer.learning_rate=1e-30", "train.eval_every=0")
+"""A step that changes no weight: below half of the last bit of any."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [(gpt2, ("model.dropout=0.1",)), (llama, LIKE_LLAMA)], ids=["gpt2", "llama"]
+)
+def test_weights_to_begin_with_are_the_same_on_every_layout(
+    kind: Any, words: Sequence[str], project: Path, tmp_path: Path, forker: Forker
+) -> None:
+    folder = a_folder(tmp_path / "hf", kind())
+    assert run(["import", str(folder), str(tmp_path / "run")]) == 0
+    expected = weights(tmp_path / "run")
+    layouts = {
+        "one": (1, ()),
+        "bf16": (1, ("train.precision=bf16",)),
+        "tp": (2, ("parallel.tp=2",)),
+        "shard": (2, ("parallel.dp_shard=2",)),
+        "pp": (2, ("parallel.pp=2", "train.microbatch_size=4")),
+        "hybrid": (4, ("parallel.tp=2", "parallel.dp_shard=2")),
+    }
+    for name, (ranks, layout) in layouts.items():
+        begun = f"{kind.__name__}-begins-{name}"
+        found = forker.train(project, begun, ranks, *UNTRAINED, *words, *layout, f"model.weights={folder}")
+        assert same(weights(found.path), expected), name
+
+
+def test_what_the_folder_lacks_is_drawn_and_said(project: Path, tmp_path: Path, forker: Forker) -> None:
+    folder = a_folder(tmp_path / "hf", llama(LlamaModel))
+    words = (*UNTRAINED, *LIKE_LLAMA)
+    forker.train(project, "begun", 1, *words, f"model.weights={folder}")
+    forker.train(project, "drawn", 1, *words)
+    begun, drawn = (weights(project / "runs" / name) for name in ("begun", "drawn"))
+    assert torch.equal(begun["model.head.weight"], drawn["model.head.weight"])
+    assert not torch.equal(begun["model.tok.weight"], drawn["model.tok.weight"])
+    (started, *_) = RunFolder.open(project / "runs" / "begun").read_events()
+    assert started["weights"]["drawn"] == ["head.weight"]
+    with pytest.raises(UserError, match=r"head\.weight: missing: it is the folder of a model without a head"):
+        interchange.import_folder(folder, tmp_path / "run", load("default"))
+
+
+def test_weights_of_another_model_are_refused_before_a_rank_starts(project: Path, tmp_path: Path) -> None:
+    folder = a_folder(tmp_path / "hf", gpt2())
+    for words, parts in (
+        (["model.num_layers=3", "model.hidden_dim=32"], ["model.num_layers = 3", "model.hidden_dim = 32"]),
+        (["data.tokenizer=char", "model.vocab_size=257"], ["data.tokenizer = char", "not the same number"]),
+        (list(LIKE_LLAMA), ['of a gpt2, but model.kind = "llama"']),
+        (["model.weights=nowhere"], ["model.weights: nowhere: no such folder"]),
+    ):
+        done = codescent(
+            project,
+            "train",
+            "run.toml",
+            "--ranks",
+            "2",
+            f"run.folder={tmp_path / 'not'}",
+            f"model.weights={folder}",
+            *words,
+        )
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert all(part in done.stderr for part in parts), done.stderr
+        assert "rank" not in done.stdout
+        assert not (tmp_path / "not").exists()
+
+
+def test_a_resumed_run_does_not_need_the_folder(project: Path, tmp_path: Path, forker: Forker) -> None:
+    folder = a_folder(tmp_path / "hf", gpt2())
+    words = ("model.dropout=0.1", f"model.weights={folder}", "checkpoint.every=2", "train.eval_every=0")
+    forker.train(project, "goes-on", 1, *words, "train.num_steps=2", "optimizer.decay_steps=4")
+    folder.rename(tmp_path / "away")
+    forker.train(project, "goes-on", 1, *words, "train.num_steps=3", "optimizer.decay_steps=4", resume=True)
+
+
+def test_nothing_half_made_is_left(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = a_folder(tmp_path / "hf", gpt2())
+    before = sorted(tmp_path.iterdir())
+    path = project / "runs" / "gpt2"
+    with monkeypatch.context() as patch:
+        patch.setattr(interchange, "write_weights", full)
+        with pytest.raises(UserError, match="no space left"):
+            interchange.export_run(path, tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr("codescent.train.checkpoint_storage._write_hashed", full)
+        with pytest.raises(UserError, match="no space left"):
+            interchange.import_folder(folder, tmp_path / "out", load("default"))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_cannot_be_done_has_exit_code_2(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], forker: Forker
+) -> None:
+    (tmp_path / "there").mkdir()
+    path = project / "runs" / "gpt2"
+    sizes = ("model.num_layers=auto", "model.num_encoder_layers=1", "model.num_decoder_layers=1")
+    sizes += ("model.seq_len=auto", "model.source_len=8", "model.target_len=8")
+    forker.train(project, "encoder", 1, *UNTRAINED, "model.kind=transformer", *sizes)
+    cut = tmp_path / "cut"
+    a_folder(cut, gpt2())
+    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-4])
+    for words, message in (
+        (["export", str(path), str(tmp_path / "there")], "is there already"),
+        (["export", str(tmp_path / "there"), str(tmp_path / "out")], "not a run folder"),
+        (["export", str(project / "runs" / "encoder"), str(tmp_path / "out")], 'model.kind = "transformer"'),
+        (["import", str(tmp_path / "nowhere"), str(tmp_path / "out")], "no such folder"),
+        (["import", str(cut), str(tmp_path / "out")], "not a whole safetensors file"),
+        (["import", str(cut), str(tmp_path / "there")], "is there already"),
+    ):
+        assert run(words) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert sorted(tmp_path.iterdir()) == [cut, tmp_path / "there"]
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from codescent.configfile import load
+from codescent.interchange import export_run, import_folder
+
+def status(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+
+def peak(act, *words, **options):
+    Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
+    before = status("VmRSS:")
+    act(*words, **options)
+    print(status("VmHWM:") - before)
+
+folder, config = Path(sys.argv[1]), load("default")
+peak(import_folder, folder / "hf", folder / "run", config)
+peak(export_run, folder / "run", folder / "fp32", dtype="fp32", max_shard_bytes=int(sys.argv[2]))
+peak(export_run, folder / "run", folder / "bf16", dtype="bf16", max_shard_bytes=int(sys.argv[2]) // 2)
+"""
+WIDE = {"n_layer": 4, "n_head": 12, "n_embd": 768, "vocab_size": 50257, "n_positions": 1024}
+SHARD_BYTES = 160_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_peak_memory_stays_below_the_largest_shard(tmp_path: Path) -> None:
+    """270 MB of weights in fp32, of which the vocabulary is 154 MB in one tensor; tensors mapped from a file count."""
+    GPT2LMHeadModel(GPT2Config(**WIDE)).save_pretrained(tmp_path / "hf", max_shard_size=SHARD_BYTES)
+    command = [sys.executable, "-c", PEAK, str(tmp_path), str(SHARD_BYTES)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    peaks = dict(zip(("hf", "fp32", "bf16"), map(int, done.stdout.split()), strict=True))
+    for name, peak_bytes in peaks.items():
+        sizes = [file.stat().st_size for file in (tmp_path / name).glob("*.safetensors")]
+        assert len(sizes) == 2
+        assert peak_bytes < 1.2 * max(sizes), (name, peak_bytes, max(sizes))
+    assert same(stored(tmp_path / "fp32"), stored(tmp_path / "hf"))
