@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
 
     _data_arguments(_verb(verbs, "data", _data, "turn text into token shards"))
     _sample_arguments(_verb(verbs, "sample", _sample, "let a trained model write"))
-    _evaluate_arguments(_verb(verbs, "evaluate", _evaluate, "score answers to questions: exact match and F1"))
+    _evaluate_arguments(_verb(verbs, "evaluate", _evaluate, "score a trained model, or answers to questions"))
     _export_arguments(_verb(verbs, "export", _export, "write a trained model as a Hugging Face folder"))
     _import_arguments(_verb(verbs, "import", _import, "make a run of a Hugging Face folder"))
     return top
@@ -152,12 +152,21 @@ def _sample_arguments(sample: argparse.ArgumentParser) -> None:
 
 
 def _evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
+    evaluate.add_argument("run", type=_path, nargs="?", metavar="RUN", help="run folder; without one, --predictions")
     evaluate.add_argument(
-        "--predictions", type=_path, required=True, metavar="FILE", help="answers to score: JSON {question id: text}"
+        "--data",
+        type=_path,
+        metavar="FILE",
+        help="a text, or questions of SQuAD's form (default: the validation split)",
     )
     evaluate.add_argument(
-        "--data", type=_path, required=True, metavar="FILE", help="questions and right answers: dev-v1.1.json of SQuAD"
+        "--predictions", type=_path, metavar="FILE", help="answers to score, without a run: JSON {question id: text}"
     )
+    evaluate.add_argument("--out", type=_path, metavar="FILE", help="where answers go (default: RUN/predictions.json)")
+    which = evaluate.add_mutually_exclusive_group()
+    which.add_argument("--best", action="store_true", help="the checkpoint with the lowest validation loss")
+    which.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
+    evaluate.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
 
 
 def _export_arguments(export: argparse.ArgumentParser) -> None:
@@ -354,9 +363,26 @@ def _sample(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from codescent.evaluate.predictions import score_files
+    if (arguments.run is None) == (arguments.predictions is None):
+        raise UserError("codescent evaluate: give a RUN, or --predictions FILE with --data FILE")
+    if arguments.predictions is not None:
+        if arguments.data is None:
+            raise UserError("codescent evaluate --predictions: give the questions too: --data dev-v1.1.json")
+        from codescent.evaluate.predictions import score_files
 
-    for line in score_files(arguments.predictions, arguments.data):
+        said = score_files(arguments.predictions, arguments.data)
+    else:
+        from codescent.evaluate.run import evaluate_run
+
+        said = evaluate_run(
+            arguments.run,
+            data=arguments.data,
+            out=arguments.out,
+            best=arguments.best,
+            step=arguments.step,
+            device=arguments.device,
+        )
+    for line in said:
         print(line)
     return 0
 

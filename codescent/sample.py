@@ -8,17 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO, cast
 
-import torch
-from torch import nn
-
 from codescent import models
 from codescent.configfile import load
 from codescent.data.tokenizers import Tokenizer
 from codescent.errors import UserError
 from codescent.models.generate import Choice, generate
 from codescent.record import CONFIG, RunFolder
-from codescent.train.checkpoint import read_tensors
-from codescent.trained import Trained, find
+from codescent.trained import Trained, device_of, find, module_of
 
 __all__ = ["TextStream", "generate", "sample_run"]
 
@@ -95,7 +91,7 @@ def sample_run(
         UserError: not a run folder, no checkpoint, a damaged one, values that cannot be used, prompts that the
             tokenizer does not know: all the problems that are found before the model is read.
     """
-    where = _device(device)
+    where = device_of(device)
     problems = [*Choice(temperature, top_k, top_p, seed).problems(), *([where] if isinstance(where, str) else [])]
     problems += [
         f"{flag} {value}: must be at least 1" for flag, value in (("--tokens", tokens), ("--num", num)) if value < 1
@@ -109,7 +105,7 @@ def sample_run(
         raise UserError(*problems)
     starts = [start for start in starts for _ in range(num)]
     stream = generate(
-        _module(trained, where),
+        module_of(trained, where),
         [ids for _, ids in starts],
         tokens,
         temperature,
@@ -120,19 +116,6 @@ def sample_run(
         vocab_size=tokenizer.vocab_size,
     )
     return _write([text for text, _ in starts], stream, tokenizer, sys.stdout if out is None else out)
-
-
-def _module(trained: Trained, device: torch.device) -> nn.Module:
-    """The model with its weights: in fp32 on a CPU (fp64 after fp64), in the training's dtype on CUDA."""
-    names = [parameter.name for parameter in trained.declared]
-    read = read_tensors(trained.saved.path, [f"model.{name}" for name in names])
-    tensors = {name: read[f"model.{name}"] for name in names}
-    if problems := trained.misfits({name: tuple(tensor.shape) for name, tensor in tensors.items()}):
-        raise UserError(*problems)
-    module = models.construct(trained.kind, trained.shape)
-    module.load_state_dict(tensors, assign=True)
-    narrow = device.type == "cuda" and trained.config.train.precision == "bf16"
-    return module.to(device, torch.bfloat16 if narrow else None)
 
 
 def _find(run: Path) -> tuple[Trained, Tokenizer]:
@@ -176,15 +159,6 @@ def _beginning(tokenizer: Tokenizer) -> list[int]:
         return cast(list[int], tokenizer.encode("\n").tolist()) or [0]
     except UserError:  # an alphabet without line ends
         return [0]
-
-
-def _device(name: str) -> torch.device | str:
-    """The device, or why it cannot be used."""
-    if name not in ("auto", "cpu", "cuda"):
-        return f"--device {name}: must be auto, cpu or cuda"
-    if name == "cuda" and not torch.cuda.is_available():
-        return "--device cuda: torch finds no CUDA device here"
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _write(prompts: Sequence[str], stream: Iterator[list[int | None]], tokenizer: Tokenizer, out: TextIO) -> list[str]:

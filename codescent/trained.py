@@ -1,11 +1,14 @@
 """In: a run folder, and which of its checkpoints is meant. Out: the model that it describes, and its tokenizer.
-Does not change the run folder, and does not use the model: sampling and exporting do."""
+Does not change the run folder, and does not use the model: sampling, evaluating and exporting do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+import torch
+from torch import nn
 
 from codescent import models
 from codescent.build import model_shape
@@ -16,7 +19,7 @@ from codescent.data.tokenizers import load as load_tokenizer
 from codescent.errors import UserError
 from codescent.plan import Parameter, Plan
 from codescent.record import CONFIG, RunFolder
-from codescent.train.checkpoint import Checkpoints, Saved
+from codescent.train.checkpoint import Checkpoints, Saved, read_tensors
 
 
 @dataclass(frozen=True)
@@ -77,3 +80,29 @@ def find(run: Path, *, best: bool = False, step: int | None = None) -> Trained:
     if best and (saved := checkpoints.best()) is None:
         raise UserError(f"{folder.checkpoints}: no checkpoint has a validation loss, so none is the best")
     return Trained(folder, config, saved)
+
+
+def module_of(trained: Trained, device: torch.device) -> nn.Module:
+    """The model with its weights: in fp32 on a CPU (fp64 after fp64), in the training's dtype on CUDA.
+
+    Raises:
+        UserError: the checkpoint is damaged, or not of the model that the config describes.
+    """
+    names = [parameter.name for parameter in trained.declared]
+    read = read_tensors(trained.saved.path, [f"model.{name}" for name in names])
+    tensors = {name: read[f"model.{name}"] for name in names}
+    if problems := trained.misfits({name: tuple(tensor.shape) for name, tensor in tensors.items()}):
+        raise UserError(*problems)
+    module = models.construct(trained.kind, trained.shape)
+    module.load_state_dict(tensors, assign=True)
+    narrow = device.type == "cuda" and trained.config.train.precision == "bf16"
+    return module.to(device, torch.bfloat16 if narrow else None)
+
+
+def device_of(name: str) -> torch.device | str:
+    """The device that --device names, or why it cannot be used."""
+    if name not in ("auto", "cpu", "cuda"):
+        return f"--device {name}: must be auto, cpu or cuda"
+    if name == "cuda" and not torch.cuda.is_available():
+        return "--device cuda: torch finds no CUDA device here"
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

@@ -65,7 +65,7 @@ class Split:
             windows = np.lib.stride_tricks.sliding_window_view(self._maps[shard], seq_len + 1)
             out[rows] = windows[firsts[rows] - self._starts[shard]]
         for row in np.flatnonzero(~inside).tolist():
-            out[row] = self._across(int(firsts[row]), seq_len + 1)
+            out[row] = self.tokens(int(firsts[row]), seq_len + 1)
         if out.max(initial=0) >= self.vocab_size:
             row, column = (int(place) for place in np.argwhere(out >= self.vocab_size)[0])
             raise UserError(self._outside(int(firsts[row]) + column, int(out[row, column])))
@@ -88,8 +88,8 @@ class Split:
             for first in range(0, len(tokens), SCAN_TOKENS):
                 yield start + first, tokens[first : first + SCAN_TOKENS]
 
-    def _across(self, first: int, count: int) -> Rows:
-        """Tokens [first, first + count), which lie in more than one shard."""
+    def tokens(self, first: int, count: int) -> Rows:
+        """Tokens [first, first + count), int64 [count], whatever shards they lie in; they must be there."""
         out = np.empty(count, np.int64)
         done = 0
         while done < count:
