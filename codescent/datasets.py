@@ -23,12 +23,20 @@ VOCAB_SIZES = {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE, "bert"
 
 
 def task_of(config: Config) -> str:
-    """What is made of the corpus: data.task, or what the corpus is for, or the first that the model's kind is for."""
-    if config.data.task is not None:
-        return config.data.task
-    if config.data.corpus == SQUAD:
-        return "qa"
-    return models.TASKS[models.kind_of(config.model.kind, config.model.preset)][0]
+    """What is made of the corpus: data.task, or what the corpus is for, or the first that the model's kind is for.
+
+    Raises:
+        UserError: the model's kind is not for it.
+    """
+    kind = models.kind_of(config.model.kind, config.model.preset)
+    task = config.data.task or ("qa" if config.data.corpus == SQUAD else models.TASKS[kind][0])
+    if task not in models.TASKS[kind]:
+        others = " or ".join(name for name, tasks in models.TASKS.items() if task in tasks)
+        raise UserError(
+            f'data.task = "{task}": model.kind = "{kind}" is trained for {" or ".join(models.TASKS[kind])}; take that, '
+            f"or model.kind = {others}"
+        )
+    return task
 
 
 def prepare_dataset(config: Config, *, progress: bool) -> Path:

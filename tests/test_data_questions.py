@@ -176,7 +176,7 @@ def test_damage_is_found_when_it_is_opened(tmp_path: Path, request_: QuestionReq
 def test_every_problem_of_a_request_is_told_at_once(tmp_path: Path, request_: QuestionRequest) -> None:
     wrong = QuestionRequest("none.json", None, "gpt2", WindowSizes(0, 1, 1), 0, -1)
     assert refusal(wrong, tmp_path / "datasets") == (
-        "max_length: 0 is not a number of tokens",
+        "data.seq_len: 0 is not a number of tokens",
         "max_train: 0 is not a number of questions",
         "max_validation: -1 is not a number of questions",
         "none.json: cannot be read: No such file or directory: the train questions",

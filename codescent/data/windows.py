@@ -20,6 +20,10 @@ QUESTIONS_AT_ONCE = 512
 CONTROLS = 3  # [CLS], [SEP], [SEP]
 
 
+KEYS = {"max_length": "data.seq_len", "stride": "data.stride", "max_question": "data.question_len"}
+"""What a config calls the sizes."""
+
+
 @dataclass(frozen=True)
 class WindowSizes:
     """How contexts are cut; the defaults are those of BERT (Devlin et al. 2018, run_squad.py).
@@ -36,11 +40,11 @@ class WindowSizes:
 
     def problems(self) -> list[str]:
         """All that is wrong with them."""
-        found = [f"{name}: {size} is not a number of tokens" for name, size in asdict(self).items() if size < 1]
+        found = [f"{KEYS[name]}: {size} is not a number of tokens" for name, size in asdict(self).items() if size < 1]
         if not found and self.max_length < self.max_question + CONTROLS + 1:
             found.append(
-                f"max_length: {self.max_length} leaves no room for a context beside a question of max_question = "
-                f"{self.max_question} tokens and {CONTROLS} control tokens; nearest that would do: "
+                f"data.seq_len: {self.max_length} leaves no room for a context beside a question of "
+                f"data.question_len = {self.max_question} tokens and {CONTROLS} control tokens; nearest that would do: "
                 f"{self.max_question + CONTROLS + 1}"
             )
         return found
