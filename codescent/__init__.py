@@ -1,5 +1,5 @@
-"""In: nothing. Out: the version, and the names for people who keep their own loop (docs/own_module.md); the verbs are in
-cli.py. Does not import torch until one of the names is asked for: a program that only plans must not wait for it."""
+"""In: nothing. Out: the version, and names for people who keep their own loop (docs/own_module.md). Verbs are in cli.py.
+Does not import torch until one of the names is asked for: a program that only plans must not wait for it."""
 
 from __future__ import annotations
 

@@ -436,7 +436,7 @@ class Table:
         """
         columns = self._columns or list(row)
         if wrong := [name for name in row if not name or set(name) & set(',"\r\n')]:
-            raise UserError(f"{self._folder / METRICS_CSV}: {wrong[0]!r} is no name of a column: leave out , and \"")
+            raise UserError(f'{self._folder / METRICS_CSV}: {wrong[0]!r} is no name of a column: leave out , and "')
         if more := [name for name in row if name not in columns]:
             known = ", ".join(columns)
             raise UserError(

@@ -156,9 +156,7 @@ def train(
         if ranks.rank:  # what rank 0 has counts
             nn.init.zeros_(next(module.parameters()))
         chosen = None if blocks is None else [module.get_submodule(name) for name in blocks]
-        codescent.distribute(
-            module, rule, strategy, replicas=replicas, blocks=chosen, bucket_bytes=bucket_bytes
-        )
+        codescent.distribute(module, rule, strategy, replicas=replicas, blocks=chosen, bucket_bytes=bucket_bytes)
     loader = torch.utils.data.DataLoader(data(), batch_sampler=codescent.sampler(data(), BATCH, seed=9))
     seen: list[list[float]] = []
     for _ in range(4):
@@ -180,15 +178,14 @@ def held(folder: str, strategy: str) -> dict[str, int]:
     rule.step()
 
     def size(tensors: Any) -> int:
-        return sum(
-            (t.to_local() if isinstance(t, DTensor) else t).untyped_storage().nbytes() for t in tensors if t.dim()
-        )
+        local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+        return sum(tensor.untyped_storage().nbytes() for tensor in local if tensor.dim())
 
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    local = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
     return {
         "parameters": size(module.parameters()),
-        "gradients": sum(
-            (g.to_local() if isinstance(g, DTensor) else g).numel() * 4 for p in module.parameters() if (g := p.grad) is not None
-        ),
+        "gradients": sum(gradient.nbytes for gradient in local),  # of ddp's, the bucket is the storage
         "optimizer": size(value for state in rule.state.values() for value in state.values()),
     }
 
@@ -310,6 +307,8 @@ def refused(folder: str, what: str) -> list[str]:
             case "half":
                 half = nn.Linear(2, 2).half()
                 codescent.distribute(half, torch.optim.SGD(half.parameters()))
+            case "whole":
+                codescent.distribute(module, torch.optim.LBFGS(module.parameters()), "zero1")
             case "accumulate":
                 codescent.accumulate(module).__enter__()
             case "batch":

@@ -106,7 +106,7 @@ def test_accumulated_gradients(run: Run, alone: Any, strategy: str, parts: int) 
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero3"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_other_optimizers(run: Run, alone: Any, strategy: str, optimizer: str) -> None:
     for found in run(2, "train", strategy=strategy, optimizer=optimizer):
         assert_same(found, alone(kind="odd", optimizer=optimizer))
@@ -164,7 +164,7 @@ def test_running_statistics_are_one_for_all_ranks(run: Run, strategy: str) -> No
         ((2, "ddp", 1), (4, "zero2", 2)),
     ],
 )
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_a_checkpoint_goes_on_elsewhere(run: Run, before: Any, after: Any, optimizer: str) -> None:
     ranks, strategy, replicas = before
     wanted = run(ranks, "keep", kind="odd", strategy=strategy, optimizer=optimizer, replicas=replicas)[0]
@@ -213,6 +213,7 @@ REFUSALS = {
     "blocks": ["blocks[0] (Sequential): must be a part", "blocks[1] (Linear): must be a part"],
     "sparse": ["make it with sparse=False"],
     "half": ["weight is of torch.float16: what is trained must be of torch.float64"],
+    "whole": ["LBFGS computes with whole parameters"],
     "accumulate": ["call codescent.distribute first"],
     "batch": ["batch_size = 5: must divide among 2 rank(s): 4 or 6"],
     "small": ["3 sample(s), fewer than one step of batch_size = 4"],

@@ -46,7 +46,8 @@ class AveragedBuffers:
             together = torch.cat([buffer.reshape(-1) for buffer in buffers])
             dist.all_reduce(together)
             together /= dist.get_world_size()
-            for buffer, mean in zip(buffers, torch.split(together, [buffer.numel() for buffer in buffers]), strict=True):
+            means = torch.split(together, [buffer.numel() for buffer in buffers])
+            for buffer, mean in zip(buffers, means, strict=True):
                 buffer.copy_(mean.view_as(buffer))
         if changed:
             self._look()

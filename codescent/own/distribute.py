@@ -28,6 +28,9 @@ from codescent.train.optimize import gradient_norm
 STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 """The strategies: what they divide is what ZeRO's stage of that number does."""
 
+WHOLE = ("Adafactor", "LBFGS", "Muon", "Rprop", "SparseAdam")
+"""torch's optimizers that do more than arithmetic on each element: on divided parameters they raise, or are wrong."""
+
 
 class _Gradients(Protocol):
     def accumulate(self, on: bool) -> None: ...
@@ -84,7 +87,8 @@ def distribute(
 
     Args:
         module: any module, its parameters on `ranks.device`.
-        optimizer: made of the module's parameters, or of some of them.
+        optimizer: made of the module's parameters, or of some of them. With "zero1" to "zero3" one that updates each
+            element by itself: torch's all do but Adafactor, LBFGS, Muon, Rprop and SparseAdam, which are refused.
         strategy: see above.
         replicas: with "zero1" to "zero3", how many copies of the model there are, each divided over world_size /
             replicas ranks ("hybrid" sharding: gathering stays among neighbours).
@@ -188,9 +192,7 @@ def _after_each_step(module: nn.Module, optimizer: torch.optim.Optimizer) -> Non
     optimizer.register_step_post_hook(act)
 
 
-def _refuse(
-    module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, replicas: int, ranks: Ranks
-) -> None:
+def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, replicas: int, ranks: Ranks) -> None:
     """Raise every problem that this rank sees by itself."""
     problems = []
     if strategy not in STAGES:
@@ -204,6 +206,9 @@ def _refuse(
         problems.append(f'replicas = {replicas}: with "ddp" every rank is a replica: leave it out')
     if module in _known:
         problems.append(f"{type(module).__name__}: is distributed already, by {_known[module].strategy}")
+    kinds = [kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in WHOLE]
+    if kinds and STAGES.get(strategy):
+        problems.append(f'strategy "{strategy}": {kinds[0]} computes with whole parameters: take "ddp", or AdamW')
     names = {parameter: name for name, parameter in module.named_parameters()}
     strangers = [p for group in optimizer.param_groups for p in group["params"] if p not in names]
     if strangers:
@@ -219,8 +224,8 @@ def _refuse(
             break
     odd = [name for p, name in names.items() if p.requires_grad and p.dtype not in DTYPE_NAMES]
     if odd:
-        kinds = ", ".join(str(kind) for kind in DTYPE_NAMES)
-        problems.append(f"{odd[0]} is of {module.get_parameter(odd[0]).dtype}: what is trained must be of {kinds}")
+        known = ", ".join(str(kind) for kind in DTYPE_NAMES)
+        problems.append(f"{odd[0]} is of {module.get_parameter(odd[0]).dtype}: what is trained must be of {known}")
     sparse = [name for name, part in module.named_modules() if getattr(part, "sparse", False) is True]
     if sparse:
         problems.append(f"{sparse[0]}: sparse gradients are not averaged: make it with sparse=False")

@@ -44,6 +44,6 @@ def _number(name: str, value: Number) -> float | int | None:
     if value is None or isinstance(value, bool | int):
         return value if value is None else int(value)
     try:
-        return float(value)
+        return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"codescent.Metrics: {name}: {value!r} is not one number") from error

@@ -22,6 +22,7 @@ from codescent.train.checkpoint_manifest import StoredTensor, read_manifest
 from codescent.train.checkpoint_storage import CODE_DTYPES
 
 Names = Mapping[torch.Tensor, str]
+States = dict[torch.Tensor, dict[str, torch.Tensor]]
 
 
 def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Optimizer, **extra: Any) -> Path:
@@ -150,9 +151,7 @@ def _refuse_extra(extra: Mapping[str, Any]) -> None:
         raise UserError(*problems)
 
 
-def _optimizer_values(
-    optimizer: torch.optim.Optimizer, names: Names
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def _optimizer_values(optimizer: torch.optim.Optimizer, names: Names) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """An optimizer's settings and plain values as JSON, and its tensors by "optimizer.STATE.PARAMETER"."""
     _refuse_strangers(optimizer, names)
     groups = []
@@ -170,7 +169,9 @@ def _optimizer_values(
     try:
         json.dumps([groups, values])
     except (TypeError, ValueError) as error:
-        raise UserError(f"codescent.save: {type(optimizer).__name__} has state that is nothing for JSON: {error}") from None
+        raise UserError(
+            f"codescent.save: {type(optimizer).__name__} has state that is nothing for JSON: {error}"
+        ) from None
     return {"groups": groups, "values": values}, tensors
 
 
@@ -198,7 +199,9 @@ def _latest(path: Path) -> Saved:
     everyone = together(UserError, look)
     steps = sorted({step for step, _ in everyone})
     if len(steps) > 1:
-        raise UserError(f"codescent.load: {path}: the ranks see different saves ({steps}): it has to be a shared folder")
+        raise UserError(
+            f"codescent.load: {path}: the ranks see different saves ({steps}): it has to be a shared folder"
+        )
     return everyone[0][1]
 
 
@@ -208,18 +211,18 @@ def _refuse_optimizer(path: Path, kept: dict[str, Any], optimizer: torch.optim.O
         raise UserError(f"codescent.load: {path}: is of {kept['kind']}, this optimizer is {type(optimizer).__name__}")
     groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
     if groups != [group["params"] for group in kept["groups"]]:
-        sizes = " and ".join(str([len(group) for group in of]) for of in ([g["params"] for g in kept["groups"]], groups))
+        before = [len(group["params"]) for group in kept["groups"]]
         raise UserError(
-            f"codescent.load: {path}: its optimizer has other groups of parameters than this one (so many each: "
-            f"{sizes}): make the same groups"
+            f"codescent.load: {path}: its optimizer has groups of {before} parameters, this one of "
+            f"{[len(group) for group in groups]}, or others in them: make the same groups"
         )
 
 
-def _states(saved: Saved, optimizer: torch.optim.Optimizer, names: Names) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+def _states(saved: Saved, optimizer: torch.optim.Optimizer, names: Names) -> States:
     """Memory for the optimizer's tensors that the checkpoint has, divided as the parameters are now."""
     parameters = {name: parameter for parameter, name in names.items()}
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
-    states: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+    states: States = {}
     for name, stored in read_manifest(saved.path).tensors.items():
         kind, _, rest = name.partition(".")
         key, _, owner = rest.partition(".")
@@ -257,7 +260,7 @@ def _only_model(saved: Saved, model: Mapping[str, torch.Tensor]) -> list[str]:
         for name in sorted(set(stored) ^ set(model))
     ]
     problems += [
-        f"{name.removeprefix('model.')}: {list(stored[name].shape)} in the checkpoint, {list(tensor.shape)} in this module"
+        f"{name.removeprefix('model.')}: {list(stored[name].shape)} in the checkpoint, {list(tensor.shape)} here"
         for name, tensor in model.items()
         if name in stored and stored[name].shape != tuple(tensor.shape)
     ]

@@ -46,6 +46,8 @@ class Ranks:
         self.world = World(place, device, num_threads, timeout_s)
         self.rank, self.world_size, self.local_rank = place.rank, place.world_size, place.local_rank
         self.device = self.world.device
+        # All are connected when the first one goes on: it might end at once, and the store with it.
+        dist.all_reduce(torch.zeros(1))
         self.is_first = self.world.is_first
         self.closing: WeakSet[_Closes] = WeakSet()
         self._meshes: dict[int, DeviceMesh] = {}
@@ -55,7 +57,7 @@ class Ranks:
 
     def mean(self, value: float | torch.Tensor) -> float:
         """The mean over the ranks of one number of each. Collective: every rank calls it."""
-        number = torch.tensor(float(value), dtype=torch.float64)
+        number = torch.tensor(float(value.detach() if isinstance(value, torch.Tensor) else value), dtype=torch.float64)
         dist.all_reduce(number)
         return float(number) / self.world_size
 
