@@ -1,4 +1,4 @@
-"""In: nothing. Out: the version, and names for people who keep their own loop (docs/own_module.md). Verbs are in cli.py.
+"""In: nothing. Out: the version, names for people who keep their own loop (docs/own_module.md). Verbs: cli.py.
 Does not import torch until one of the names is asked for: a program that only plans must not wait for it."""
 
 from __future__ import annotations

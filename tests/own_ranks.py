@@ -147,12 +147,14 @@ def train(
     blocks: list[str] | None = None,
     bucket_bytes: int = 200,
 ) -> dict[str, Any]:
-    """20 steps. Without a strategy: torch alone, for one process. `parts` < 0: accumulated without saying so."""
+    """20 steps. Without a strategy: torch in one process; "torch": its DDP. `parts` < 0: accumulated without saying so."""
     ranks = codescent.init(device="cpu")
     module = make(kind)
     rule = make_optimizer(optimizer, module)
     scheduler = torch.optim.lr_scheduler.StepLR(rule, 5, 0.5)
-    if strategy:
+    if strategy == "torch":
+        module = nn.parallel.DistributedDataParallel(module)
+    elif strategy:
         if ranks.rank:  # what rank 0 has counts
             nn.init.zeros_(next(module.parameters()))
         chosen = None if blocks is None else [module.get_submodule(name) for name in blocks]
@@ -163,6 +165,7 @@ def train(
         seen += walk(ranks, module, rule, loader, parts, clip, STEPS // 4)
         for _ in range(5):
             scheduler.step()
+    module = getattr(module, "module", module)
     final = {name: whole(parameter) for name, parameter in module.named_parameters()}
     none = sorted(name for name, parameter in module.named_parameters() if parameter.grad is None)
     return {"seen": seen, "final": final, "none": none, "lr": rule.param_groups[0]["lr"]}

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).resolve().parent
+ALL = ("ddp", "zero1", "zero2", "zero3")
+MOST = ("ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1", "zero2")), "zero3")
+"""Quick tests take the two ends; what lies between is slow."""
 Run = Callable[..., list[Any]]
 
 
@@ -74,11 +77,24 @@ def assert_same(found: Any, wanted: Any, tolerance: float = 1e-10) -> None:
         assert found["final"][name] == pytest.approx(values, rel=tolerance, abs=tolerance), name
 
 
-@pytest.mark.parametrize("kind", ["odd", "sequences", "convolutions"])
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        *(("odd", strategy) for strategy in ALL),
+        *(("convolutions", strategy) for strategy in ("ddp", "zero3")),
+        ("sequences", "zero3"),
+        *(pytest.param("sequences", strategy, marks=pytest.mark.slow) for strategy in ("ddp", "zero1", "zero2")),
+    ],
+)
 def test_two_ranks_walk_the_trajectory_of_one_process(run: Run, alone: Any, kind: str, strategy: str) -> None:
     for found in run(2, "train", kind=kind, strategy=strategy):
         assert_same(found, alone(kind=kind))
+
+
+def test_torchs_ddp_walks_the_same_trajectory(run: Run) -> None:
+    (wanted, _) = run(2, "train", kind="sequences", strategy="torch", clip="torch")
+    for strategy in ("ddp", "zero3"):
+        assert_same(run(2, "train", kind="sequences", strategy=strategy)[0], wanted)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3"])
@@ -98,8 +114,8 @@ def test_copies_of_divided_models(run: Run, alone: Any, strategy: str) -> None:
         assert_same(found, alone(kind="odd"))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
-@pytest.mark.parametrize("parts", [3, -3], ids=["said", "unsaid"])
+@pytest.mark.parametrize("strategy", ALL)
+@pytest.mark.parametrize("parts", [3, pytest.param(-3, marks=pytest.mark.slow)], ids=["said", "unsaid"])
 def test_accumulated_gradients(run: Run, alone: Any, strategy: str, parts: int) -> None:
     for found in run(2, "train", strategy=strategy, parts=parts):
         assert_same(found, alone(kind="odd"))
@@ -112,13 +128,13 @@ def test_other_optimizers(run: Run, alone: Any, strategy: str, optimizer: str) -
         assert_same(found, alone(kind="odd", optimizer=optimizer))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3"])
+@pytest.mark.parametrize("strategy", MOST)
 def test_several_dtypes(run: Run, alone: Any, strategy: str) -> None:
     for found in run(2, "train", kind="mixed", strategy=strategy):
         assert_same(found, alone(kind="mixed"), 1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("strategy", MOST)
 def test_torchs_own_clipping(run: Run, alone: Any, strategy: str) -> None:
     for found in run(2, "train", kind="sequences", strategy=strategy, clip="torch"):
         assert_same(found, alone(kind="sequences"))
@@ -164,7 +180,7 @@ def test_running_statistics_are_one_for_all_ranks(run: Run, strategy: str) -> No
         ((2, "ddp", 1), (4, "zero2", 2)),
     ],
 )
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_a_checkpoint_goes_on_elsewhere(run: Run, before: Any, after: Any, optimizer: str) -> None:
     ranks, strategy, replicas = before
     wanted = run(ranks, "keep", kind="odd", strategy=strategy, optimizer=optimizer, replicas=replicas)[0]
