@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import sys
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,7 @@ def train(
     blocks: list[str] | None = None,
     bucket_bytes: int = 200,
 ) -> dict[str, Any]:
-    """20 steps. Without a strategy: torch in one process; "torch": its DDP. `parts` < 0: accumulated without saying so."""
+    """20 steps; without a strategy torch in one process, "torch": its DDP. `parts` < 0: accumulated, unsaid."""
     ranks = codescent.init(device="cpu")
     module = make(kind)
     rule = make_optimizer(optimizer, module)
@@ -202,6 +203,20 @@ def unused(folder: str) -> dict[str, Any]:
     x = torch.ones(1, 2)
     (module[0](x) + (module[1](x) if ranks.is_first else 0)).sum().backward()
     return {name: None if p.grad is None else p.grad.tolist() for name, p in module.named_parameters()}
+
+
+def forgotten(folder: str, strategy: str) -> list[bool]:
+    """Whether nothing keeps a module, and its parameters, that the user has let go."""
+    codescent.init(device="cpu")
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    rule = torch.optim.Adam(module.parameters())
+    codescent.distribute(module, rule, strategy)
+    module(torch.ones(1, 4)).sum().backward()
+    rule.step()
+    left = [weakref.ref(module), weakref.ref(next(module.parameters())), weakref.ref(rule)]
+    del module, rule
+    gc.collect()
+    return [one() is None for one in left]
 
 
 def statistics(folder: str, strategy: str) -> dict[str, Any]:

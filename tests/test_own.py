@@ -77,6 +77,31 @@ def assert_same(found: Any, wanted: Any, tolerance: float = 1e-10) -> None:
         assert found["final"][name] == pytest.approx(values, rel=tolerance, abs=tolerance), name
 
 
+def test_the_names_are_there_and_torch_is_not_until_one_is_asked_for() -> None:
+    program = """
+import sys, codescent
+assert set(codescent.__all__) <= set(dir(codescent)) and "torch" not in sys.modules
+assert all(callable(getattr(codescent, name)) for name in codescent.__all__) and "torch" in sys.modules
+try:
+    codescent.train
+except AttributeError as error:
+    print(error)
+for call in (lambda: codescent.sampler([0], 1), lambda: codescent.init("cuda"), lambda: codescent.init("tpu")):
+    try:
+        call()
+    except codescent.UserError as error:
+        print(error)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "module 'codescent' has no attribute 'train'"
+    assert lines[1] == "codescent.sampler: the ranks are not joined: call codescent.init() first"
+    assert lines[2].startswith('codescent.init: device = "cuda": this machine has 0 CUDA device(s)')
+    assert lines[3] == 'codescent.init: device "tpu"; must be one of auto, cpu, cuda'
+
+
 @pytest.mark.parametrize(
     ("kind", "strategy"),
     [
@@ -158,6 +183,11 @@ def test_gradients_of_what_some_ranks_use(run: Run) -> None:
         assert found["0.weight"] == [[1.0, 1.0], [1.0, 1.0]]
         assert found["1.bias"] == [0.5, 0.5]
         assert found["2.weight"] is None
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_a_module_that_is_let_go_leaves_nothing(run: Run, strategy: str) -> None:
+    assert run(2, "forgotten", strategy=strategy) == [[True] * 3] * 2
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero2"])

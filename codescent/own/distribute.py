@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
 from typing import Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 import torch.distributed as dist
@@ -122,6 +122,7 @@ def distribute(
     averaged = AveragedGradients(whole, bucket_bytes)
     gradients.append(averaged)
     ranks.closing.add(averaged)
+    finalize(module, averaged.close).atexit = False  # hooks on parameters keep these alive, unseen by the collector
     _known[module] = _Distributed(strategy, tuple(gradients))
     _after_each_step(module, optimizer)
 

@@ -147,7 +147,12 @@ def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
             "codescent.init: there is a process group already: call it instead of "
             "torch.distributed.init_process_group, not after it"
         )
-    _ranks = Ranks(environment.read(os.environ) or Place(), device, timeout_s)
+    try:
+        _ranks = Ranks(environment.read(os.environ) or Place(), device, timeout_s)
+    except UserError as error:  # who has no config has no key of it
+        raise UserError(
+            *(problem.replace("train.device", "codescent.init: device") for problem in error.problems)
+        ) from error
     return _ranks
 
 
