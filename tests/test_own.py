@@ -83,7 +83,7 @@ import sys, codescent
 assert set(codescent.__all__) <= set(dir(codescent)) and "torch" not in sys.modules
 assert all(callable(getattr(codescent, name)) for name in codescent.__all__) and "torch" in sys.modules
 try:
-    codescent.train
+    codescent.nonsense
 except AttributeError as error:
     print(error)
 for call in (lambda: codescent.sampler([0], 1), lambda: codescent.init("cuda"), lambda: codescent.init("tpu")):
@@ -96,7 +96,7 @@ for call in (lambda: codescent.sampler([0], 1), lambda: codescent.init("cuda"), 
     done = subprocess.run([sys.executable, "-c", program], env=environment, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "module 'codescent' has no attribute 'train'"
+    assert lines[0] == "module 'codescent' has no attribute 'nonsense'"
     assert lines[1] == "codescent.sampler: the ranks are not joined: call codescent.init() first"
     assert lines[2].startswith('codescent.init: device = "cuda": this machine has 0 CUDA device(s)')
     assert lines[3] == 'codescent.init: device "tpu"; must be one of auto, cpu, cuda'
