@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from codescent.own.profile import Profile, measure
+
 TESTS = Path(__file__).resolve().parent
 ALL = ("ddp", "zero1", "zero2", "zero3")
 MOST = ("ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1", "zero2")), "zero3")
@@ -292,3 +294,24 @@ def test_metrics_and_profile(run: Run, tmp_path: Path) -> None:
     assert [line.split(",")[:2] for line in lines[1:]] == [["0", "0.5"], ["1", "0.5"], ["2", "0.5"]]
     rows = [json.loads(line) for line in (tmp_path / "numbers" / "metrics.jsonl").read_text().splitlines()]
     assert [row["later"] for row in rows] == [None] * 3
+
+
+def test_what_a_profile_counts() -> None:
+    def span(name: str, category: str, start: float, duration: float) -> dict[str, Any]:
+        return {"ph": "X", "name": name, "cat": category, "ts": start * 1e6, "dur": duration * 1e6}
+
+    on_cpu = [
+        span("aten::linear", "cpu_op", 0, 4),
+        span("aten::addmm", "cpu_op", 1, 2),  # inside the one before
+        span("gloo:all_reduce", "user_annotation", 3, 4),
+        span("c10d::allreduce_", "cpu_op", 3, 1),
+        span("aten::add", "cpu_op", 6, 2),
+        {"ph": "M", "name": "process_name", "ts": 0},
+    ]
+    assert measure(on_cpu) == Profile(wall_s=8, compute_s=6, communication_s=4, exposed_s=2)
+    on_device = [
+        span("aten::mm", "cpu_op", 0, 9),
+        span("gemm", "kernel", 1, 2),
+        span("ncclDevKernel_AllReduce", "kernel", 2, 3),
+    ]
+    assert measure(on_device) == Profile(wall_s=9, compute_s=2, communication_s=3, exposed_s=2)

@@ -52,7 +52,7 @@ def distribute(
     *,
     replicas: int = 1,
     blocks: Sequence[nn.Module] | None = None,
-    bucket_bytes: int = 25 * 2**20,
+    bucket_bytes: int = 16 * 2**20,
 ) -> None:
     """Let the module and its optimizer, both changed in place, be trained by all the ranks. The loop stays as it is.
 
