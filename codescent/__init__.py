@@ -1,4 +1,57 @@
-"""In: nothing. Out: the version; the verbs are in cli.py, and `python -m codescent` runs them.
-Does not import torch: a program that only plans or prints help must not wait for it."""
+"""In: nothing. Out: the version, names for people who keep their own loop (docs/own_module.md). Verbs: cli.py.
+Does not import torch until one of the names is asked for: a program that only plans must not wait for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Metrics",
+    "UserError",
+    "accumulate",
+    "clip_",
+    "distribute",
+    "init",
+    "load",
+    "profile",
+    "sampler",
+    "save",
+]
+
+_ROOMS = {
+    "Metrics": "own.metrics",
+    "UserError": "errors",
+    "accumulate": "own.distribute",
+    "clip_": "own.distribute",
+    "distribute": "own.distribute",
+    "init": "own.session",
+    "load": "own.saved",
+    "profile": "own.profile",
+    "sampler": "own.sampler",
+    "save": "own.saved",
+}
+
+if TYPE_CHECKING:
+    from codescent.errors import UserError
+    from codescent.own.distribute import accumulate, clip_, distribute
+    from codescent.own.metrics import Metrics
+    from codescent.own.profile import profile
+    from codescent.own.sampler import sampler
+    from codescent.own.saved import load, save
+    from codescent.own.session import init
+else:
+
+    def __getattr__(name):  # noqa: ANN001, ANN202 - what types see stands above
+        """The room of a name is imported when it is asked for first."""
+        import importlib  # noqa: PLC0415 - `codescent --help` does without
+
+        if name not in _ROOMS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_ROOMS[name]}"), name)
+        return value
+
+    def __dir__():  # noqa: ANN202
+        """What is there, asked for or not."""
+        return sorted({*globals(), *_ROOMS})

@@ -409,3 +409,43 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UserError(f"{path}: not a JSON object")
     return data
+
+
+class Table:
+    """metrics.csv and metrics.jsonl of somebody's own loop: the columns are those of its first row.
+
+    A file that is there is continued. Rows are appended in one write each; a tail torn by a kill is cut off first.
+
+    Raises:
+        UserError: the folder cannot be made, or its metrics.csv cannot be read.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self._folder = Path(folder)
+        self._columns: list[str] = []
+        with _told(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        if lines := _whole_lines(self._folder / METRICS_CSV):
+            self._columns = lines[0].split(",")
+
+    def append(self, row: Mapping[str, float | int | None]) -> None:
+        """One row, of numbers by the names of their columns; an absent or None one is an empty field (null).
+
+        Raises:
+            UserError: a name that the first row did not have, or that no column can have; a file cannot be written.
+        """
+        columns = self._columns or list(row)
+        if wrong := [name for name in row if not name or set(name) & set(',"\r\n')]:
+            raise UserError(f'{self._folder / METRICS_CSV}: {wrong[0]!r} is no name of a column: leave out , and "')
+        if more := [name for name in row if name not in columns]:
+            known = ", ".join(columns)
+            raise UserError(
+                f"{self._folder / METRICS_CSV}: has no column {', '.join(more)}, only {known}: the first row names "
+                "them all (None for what is not known yet)"
+            )
+        values = {name: row.get(name) for name in columns}
+        line = ",".join("" if value is None else repr(value) for value in values.values()) + "\n"
+        with _told(self._folder / METRICS_CSV):
+            _append(self._folder / METRICS_CSV, line, ",".join(columns) + "\n")
+            _append(self._folder / METRICS_JSONL, _json_line(values))
+        self._columns = columns

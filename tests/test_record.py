@@ -18,7 +18,7 @@ import pytest
 from disks import small_disk
 
 from codescent.errors import UserError
-from codescent.record import METRICS, RunFolder
+from codescent.record import METRICS, METRICS_CSV, METRICS_JSONL, RunFolder, Table
 
 CONFIG = '[run]\nname = "naïve"\n'
 PLAN: dict[str, Any] = {"mesh": {"tp": 1}, "work": [1, 2.5, None]}
@@ -229,7 +229,7 @@ def test_events_carry_both_clocks(run: RunFolder) -> None:
 
 WRITER = """
 import sys
-from codescent.record import METRICS, RunFolder
+from codescent.record import METRICS, METRICS_CSV, METRICS_JSONL, RunFolder, Table
 run = RunFolder.open(sys.argv[1])
 step = len(run.read_metrics())
 while True:
@@ -323,3 +323,22 @@ def test_import_needs_neither_torch_nor_anything_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_table_has_the_columns_of_its_first_row(tmp_path: Path) -> None:
+    Table(tmp_path / "new").append({"step": 1, "loss": 0.5, "later": None})
+    continued = Table(tmp_path / "new")
+    continued.append({"step": 2, "later": float("nan")})
+    with pytest.raises(UserError, match="has no column more, only step, loss, later"):
+        continued.append({"step": 3, "more": 1})
+    assert (tmp_path / "new" / METRICS_CSV).read_text() == "step,loss,later\n1,0.5,\n2,,nan\n"
+    rows = [json.loads(line) for line in (tmp_path / "new" / METRICS_JSONL).read_text().splitlines()]
+    assert rows == [{"step": 1, "loss": 0.5, "later": None}, {"step": 2, "loss": None, "later": "nan"}]
+
+
+def test_a_table_refuses_names_that_would_break_its_lines(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no name of a column"):
+        Table(tmp_path).append({"a,b": 1})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file"):
+        Table(tmp_path / "file" / "folder")

@@ -1,0 +1,79 @@
+"""In: a user's module. Out: the parts of it that are divided, gathered and freed one at a time.
+Does not divide anything (`divide` does); the module is one whose author has never heard of us."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torch import nn
+
+from codescent.errors import UserError
+
+CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+def choose_blocks(module: nn.Module) -> list[nn.Module]:
+    """The repeated parts of a module: children of one class of a list, outermost lists first.
+
+    Of torch.nn.Transformer: the layers of its encoder and of its decoder. What stands in no list stays with the module.
+    """
+    blocks: list[nn.Module] = []
+    _find(module, blocks)
+    return _apart(module, blocks)
+
+
+def check_blocks(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """The user's choice.
+
+    Raises:
+        UserError: one that is not inside the module, is inside another, or shares parameters with what is outside.
+    """
+    names = {part: name for name, part in module.named_modules()}
+    problems = []
+    for number, block in enumerate(blocks):
+        if block is module or block not in names:
+            problems.append(f"blocks[{number}] ({type(block).__name__}): must be a part of the module")
+        elif outer := [other for other in blocks if other is not block and block in set(other.modules())]:
+            problems.append(f"blocks[{number}] ({names[block]}): is inside {names.get(outer[0], 'another')}: give one")
+    if not problems:
+        apart = set(_apart(module, blocks))
+        problems = [
+            f"blocks: {names[block]} shares a parameter with what is outside it: leave it out"
+            for block in blocks
+            if block not in apart
+        ]
+    if problems:
+        raise UserError(*(f"codescent.distribute: {problem}" for problem in problems))
+    return list(dict.fromkeys(blocks))
+
+
+def own_parameters(module: nn.Module, without: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """Parameters of the module that are in none of these parts."""
+    inside = {parameter for part in without for parameter in part.parameters()}
+    return [parameter for parameter in module.parameters() if parameter not in inside]
+
+
+def _find(module: nn.Module, blocks: list[nn.Module]) -> None:
+    children = list(dict.fromkeys(child for child in module.children() if any(True for _ in child.parameters())))
+    kinds = Counter(type(child) for child in children)
+    for child in children:
+        if isinstance(module, CONTAINERS) and kinds[type(child)] > 1 and not isinstance(child, CONTAINERS):
+            blocks.append(child)
+        else:
+            _find(child, blocks)
+
+
+def _apart(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """Those whose parameters nobody else has: a tied one is gathered with the whole module."""
+    holders: Counter[nn.Parameter] = Counter()
+    for part in module.modules():
+        holders.update(dict.fromkeys(part.parameters(recurse=False), 1))
+    kept = []
+    for block in dict.fromkeys(blocks):
+        inside: Counter[nn.Parameter] = Counter()
+        for part in block.modules():
+            inside.update(dict.fromkeys(part.parameters(recurse=False), 1))
+        if all(holders[parameter] == count for parameter, count in inside.items()):
+            kept.append(block)
+    return kept

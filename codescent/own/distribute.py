@@ -1,0 +1,251 @@
+"""In: a module, its optimizer, a strategy. Out: both changed so that the user's own loop trains on all the ranks.
+Does not run the loop, and knows nothing of what the module computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import chain
+from typing import Protocol
+from weakref import WeakKeyDictionary, finalize
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from codescent.errors import UserError
+from codescent.own.average import DTYPE_NAMES, AveragedGradients
+from codescent.own.blocks import check_blocks, choose_blocks
+from codescent.own.buffers import AveragedBuffers
+from codescent.own.divide import DividedGradients, free_gathered, hand_over
+from codescent.own.session import Ranks, everywhere, joined
+from codescent.train.agreement import together
+from codescent.train.optimize import gradient_norm
+
+STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+"""The strategies: what they divide is what ZeRO's stage of that number does."""
+
+WHOLE = ("Adafactor", "LBFGS", "Muon", "Rprop", "SparseAdam")
+"""torch's optimizers that do more than arithmetic on each element: on divided parameters they raise, or are wrong."""
+
+
+class _Gradients(Protocol):
+    def accumulate(self, on: bool) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Distributed:
+    strategy: str
+    gradients: tuple[_Gradients, ...]
+
+
+_known: WeakKeyDictionary[nn.Module, _Distributed] = WeakKeyDictionary()
+
+
+def distribute(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    strategy: str = "ddp",
+    *,
+    replicas: int = 1,
+    blocks: Sequence[nn.Module] | None = None,
+    bucket_bytes: int = 16 * 2**20,
+) -> None:
+    """Let the module and its optimizer, both changed in place, be trained by all the ranks. The loop stays as it is.
+
+        ranks = codescent.init()
+        model = MyModel().to(ranks.device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        codescent.distribute(model, optimizer)
+
+    From here on each rank's `loss.backward()` leaves the mean of all ranks' gradients: where the loss is a mean over
+    this rank's samples, and every rank has as many (`codescent.sampler` sees to that), they are the gradients of the
+    mean over all of them, as one process would have them. All ranks begin with rank 0's weights and buffers.
+
+    strategy:
+        "ddp": every rank holds all; gradients travel while backward runs.
+        "zero1", "zero2", "zero3": parameters, gradients and the optimizer's state are divided over the ranks; "zero3"
+        gathers the weights of one block at a time, the others all of them from forward to the end of backward. "zero1"
+        and "zero2" differ inside `codescent.accumulate` alone. The module is to be called as `module(...)`, and its
+        parameters, and their gradients, are DTensors.
+
+    What may be there, and what becomes of it:
+        Gradient accumulation: several backward passes add up, as ever; inside `codescent.accumulate` more cheaply.
+        A parameter that took no part in the loss of any rank keeps the gradient None, as in one process. With "ddp" it
+        may take part on some ranks only (zero on the others). With the other strategies it must be the same on all:
+        else they wait for each other until the timeout.
+        Frozen parameters (requires_grad=False) stay as they are: choose before. Learning-rate schedulers may be made
+        before or after. `optimizer.zero_grad()` works both ways. Several dtypes may be mixed.
+        Buffers: those that forward passes change (batch norm's statistics) are averaged over the ranks after each
+        `optimizer.step()`; batch norm normalises by the samples of one rank.
+        Dropout draws from torch's own generator: seed it by `ranks.rank`, after the module was made, for other masks on
+        every rank.
+        Clipping: `codescent.clip_`, under every strategy.
+
+    Args:
+        module: any module, its parameters on `ranks.device`.
+        optimizer: made of the module's parameters, or of some of them. With "zero1" to "zero3" one that updates each
+            element by itself: torch's all do but Adafactor, LBFGS, Muon, Rprop and SparseAdam, which are refused.
+        strategy: see above.
+        replicas: with "zero1" to "zero3", how many copies of the model there are, each divided over world_size /
+            replicas ranks ("hybrid" sharding: gathering stays among neighbours).
+        blocks: the parts that "zero3" gathers one at a time. None: children of one class that stand in a list, such as
+            the layers of torch.nn.Transformer. [] for none.
+        bucket_bytes: with "ddp", about how much travels at once.
+
+    Raises:
+        UserError: on every rank: the strategy is none of these, the optimizer has parameters of another module, the
+            ranks' modules differ, ...; each problem with what would be right.
+    """
+    ranks = joined("distribute")
+    chosen: list[nn.Module] = []
+
+    def look() -> list[str]:
+        _refuse(module, optimizer, strategy, replicas, ranks)
+        chosen.extend(choose_blocks(module) if blocks is None else check_blocks(module, blocks))
+        return [f"{strategy} {replicas}", *_description(module)]
+
+    _refuse_differences(together(UserError, look))
+    everywhere(*chain(module.parameters(), module.buffers()))
+    whole = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    gradients: list[_Gradients] = []
+    if stage := STAGES[strategy]:
+        before = dict(module.named_parameters(remove_duplicate=False))
+        divided = DividedGradients(module, chosen, stage, ranks.mesh(replicas))
+        after = dict(module.named_parameters(remove_duplicate=False))
+        hand_over(optimizer, {old: after[name] for name, old in before.items()})
+        whole = [parameter for parameter in divided.whole if parameter.requires_grad]
+        gradients.append(divided)
+    averaged = AveragedGradients(whole, bucket_bytes)
+    gradients.append(averaged)
+    ranks.closing.add(averaged)
+    finalize(module, averaged.close).atexit = False  # hooks on parameters keep these alive, unseen by the collector
+    _known[module] = _Distributed(strategy, tuple(gradients))
+    _after_each_step(module, optimizer)
+
+
+@contextmanager
+def accumulate(module: nn.Module) -> Iterator[None]:
+    """Inside, more backward passes follow before the optimizer's step: nothing is sent that can wait.
+
+        for number, (inputs, targets) in enumerate(parts):
+            with codescent.accumulate(model) if number < len(parts) - 1 else contextlib.nullcontext():
+                (criterion(model(inputs), targets) / len(parts)).backward()
+        optimizer.step()
+
+    The last pass is outside, and completes the gradients. On every rank alike. "ddp" and "zero1" add whole gradients
+    and send them once; "zero2" and "zero3" send those of each pass and add parts, which takes less memory.
+    """
+    if module not in _known:
+        raise UserError(f"codescent.accumulate: {type(module).__name__}: call codescent.distribute first")
+    gradients = _known[module].gradients
+    for one in gradients:
+        one.accumulate(True)
+    try:
+        yield
+    finally:
+        for one in gradients:
+            one.accumulate(False)
+
+
+@torch.no_grad()
+def clip_(module: nn.Module, max_norm: float) -> float:
+    """Scale the module's gradients so that their norm, all together, is at most `max_norm`. Returns it as it was.
+
+    What torch.nn.utils.clip_grad_norm_ does, under every strategy, also where some parameters are divided and some are
+    not, for which torch has no sum. Collective. A norm that is not finite makes every gradient NaN or zero, as there.
+    """
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    parts = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
+    whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    square = torch.tensor(_square(parts), dtype=torch.float64)
+    mesh = next((gradient.device_mesh for gradient in gradients if isinstance(gradient, DTensor)), None)
+    if mesh is not None:
+        square = square.to(mesh.device_type)
+        dist.all_reduce(square, group=mesh.get_group("dp_shard"))
+    norm = float((square + _square(whole)).sqrt())
+    scale = max_norm / (norm + 1e-6)
+    if not scale >= 1:
+        torch._foreach_mul_([*parts, *whole], scale)
+    return norm
+
+
+def _square(gradients: Sequence[torch.Tensor]) -> float:
+    """The square of their norm, each dtype summed by itself."""
+    kinds = dict.fromkeys(gradient.dtype for gradient in gradients)
+    norms = [gradient_norm([gradient for gradient in gradients if gradient.dtype == kind]) for kind in kinds]
+    return float(sum(norm * norm for norm in norms))
+
+
+def _after_each_step(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Weights that a forward pass without backward left gathered are old ones now; buffers become one for all."""
+    buffers = AveragedBuffers(module)
+    del module  # not kept alive by its optimizer's hook
+
+    def act(_optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        if (updated := buffers.module()) is not None:
+            free_gathered(updated)
+            buffers.average()
+
+    optimizer.register_step_post_hook(act)
+
+
+def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, replicas: int, ranks: Ranks) -> None:
+    """Raise every problem that this rank sees by itself."""
+    problems = []
+    if strategy not in STAGES:
+        near = get_close_matches(strategy, STAGES, 1)
+        meant = f' (did you mean "{near[0]}"?)' if near else ""
+        hybrid = '; hybrid sharding (HSDP) is "zero3" with replicas=' if "h" in strategy.lower() else ""
+        problems.append(f'strategy "{strategy}": must be one of {", ".join(STAGES)}{meant}{hybrid}')
+    if replicas < 1 or ranks.world_size % max(1, replicas):
+        problems.append(f"replicas = {replicas}: must divide the {ranks.world_size} rank(s)")
+    elif replicas > 1 and not STAGES.get(strategy, 1):
+        problems.append(f'replicas = {replicas}: with "ddp" every rank is a replica: leave it out')
+    if module in _known:
+        problems.append(f"{type(module).__name__}: is distributed already, by {_known[module].strategy}")
+    kinds = [kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in WHOLE]
+    if kinds and STAGES.get(strategy):
+        problems.append(f'strategy "{strategy}": {kinds[0]} computes with whole parameters: take "ddp", or AdamW')
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    strangers = [p for group in optimizer.param_groups for p in group["params"] if p not in names]
+    if strangers:
+        shapes = ", ".join(str(list(p.shape)) for p in strangers[:3])
+        problems.append(
+            f"the optimizer has {len(strangers)} parameter(s) that are not this module's (of shape {shapes}): make it "
+            f"of module.parameters()"
+        )
+    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+        if tensor.device != ranks.device:
+            meta = "has no values yet (meta device)" if tensor.is_meta else f"is on {tensor.device}"
+            problems.append(f"{name} {meta}: call module.to(ranks.device), which is {ranks.device}, before")
+            break
+    odd = [name for p, name in names.items() if p.requires_grad and p.dtype not in DTYPE_NAMES]
+    if odd:
+        known = ", ".join(str(kind) for kind in DTYPE_NAMES)
+        problems.append(f"{odd[0]} is of {module.get_parameter(odd[0]).dtype}: what is trained must be of {known}")
+    sparse = [name for name, part in module.named_modules() if getattr(part, "sparse", False) is True]
+    if sparse:
+        problems.append(f"{sparse[0]}: sparse gradients are not averaged: make it with sparse=False")
+    if problems:
+        raise UserError(*(f"codescent.distribute: {problem}" for problem in problems))
+
+
+def _description(module: nn.Module) -> list[str]:
+    """What has to be alike on every rank, one line for each tensor."""
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    return [f"{name} {list(t.shape)} {t.dtype} {'trained' if t.requires_grad else 'fixed'}" for name, t in tensors]
+
+
+def _refuse_differences(descriptions: Sequence[Sequence[str]]) -> None:
+    """The same UserError on every rank, where two ranks do not have the same module."""
+    for rank, other in enumerate(descriptions):
+        for mine, theirs in zip([*descriptions[0], "nothing more"], [*other, "nothing more"], strict=False):
+            if mine != theirs:
+                raise UserError(
+                    f"codescent.distribute: the ranks' modules differ: rank 0 has {mine}, rank {rank} has {theirs}: "
+                    "every rank has to make the same"
+                )

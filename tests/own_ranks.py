@@ -1,0 +1,411 @@
+"""In: requests, a JSON line each: a job of this file, a folder, a number of ranks. Out: what each rank returned.
+Does not assert anything: test_own does. Ranks are forked, so that each does not import torch again."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import socket
+import sys
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from layout_ranks import fork, join
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import codescent
+
+STEPS, SAMPLES, BATCH = 20, 48, 12
+
+
+class Odd(nn.Module):
+    """Sizes that do not divide, a tied weight, a scalar, frozen and unused parameters, one used on some ranks only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inward = nn.Linear(6, 7)
+        self.layers = nn.ModuleList([nn.Linear(7, 7) for _ in range(3)])
+        self.outward = nn.Linear(7, 6, bias=False)
+        self.tied = nn.Linear(6, 7, bias=False)
+        self.tied.weight = self.inward.weight
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.frozen = nn.Linear(7, 7)
+        self.frozen.requires_grad_(False)
+        self.unused = nn.Linear(3, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.tied(x) + self.inward(x)
+        for layer in self.layers:
+            h = h + torch.tanh(layer(h))
+        return self.outward(self.frozen(h)) * self.scale
+
+
+class Mixed(nn.Module):
+    """Two dtypes in the root and in each block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)) for _ in range(2)])
+        self.head = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for linear, norm in self.blocks:  # type: ignore[misc]
+            x = norm(linear(x).float()).double()
+        return self.head(x)
+
+
+class Sequences(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Transformer(6, 2, 2, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x[:, None, :].expand(-1, 3, -1), x[:, None, :])[:, 0]
+
+
+def make(kind: str) -> nn.Module:
+    torch.manual_seed(3)
+    if kind == "odd":
+        return Odd().double()
+    if kind == "mixed":
+        mixed = Mixed().double()
+        for block in mixed.blocks:
+            block[1].float()  # type: ignore[index]
+        return mixed
+    if kind == "sequences":
+        return Sequences().double()
+    body = [nn.Conv1d(1, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Conv1d(4, 4, 3), nn.Flatten(), nn.Linear(8, 6)]
+    return nn.Sequential(nn.Unflatten(1, (1, 6)), *body).double()
+
+
+def make_optimizer(kind: str, module: nn.Module) -> torch.optim.Optimizer:
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [{"params": parameters[::2], "weight_decay": 0.1}, {"params": parameters[1::2], "weight_decay": 0.0}]
+    match kind:
+        case "sgd":
+            return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+        case "adagrad":  # has state before its first step
+            return torch.optim.Adagrad(groups, lr=0.1, initial_accumulator_value=0.1)
+        case "adafactor":
+            return torch.optim.Adafactor(parameters, lr=0.01)
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+def data() -> torch.utils.data.TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
+    return torch.utils.data.TensorDataset(x, torch.sin(3 * x))
+
+
+def whole(tensor: torch.Tensor) -> list[float]:
+    tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.detach().double().flatten().tolist()
+
+
+def walk(
+    ranks: Any, module: nn.Module, optimizer: torch.optim.Optimizer, loader: Any, parts: int, clip: str, steps: int
+) -> list[list[float]]:
+    """The user's loop: the mean loss over the ranks and the norm of the gradients, for each step."""
+    seen: list[list[float]] = []
+    while len(seen) < steps:
+        for x, y in loader:
+            optimizer.zero_grad(set_to_none=len(seen) % 2 == 0)
+            loss = torch.tensor(0.0, dtype=torch.float64)
+            for number, (inputs, targets) in enumerate(zip(x.chunk(abs(parts)), y.chunk(abs(parts)), strict=True)):
+                saving = parts > 1 and number < parts - 1
+                with codescent.accumulate(module) if saving else contextlib.nullcontext():
+                    part = nn.functional.mse_loss(module(inputs), targets) / abs(parts)
+                    part.backward()
+                loss += part.detach()
+            norm = 0.0
+            if clip == "ours":
+                norm = codescent.clip_(module, 0.5)
+            elif clip == "torch":
+                found = nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+                norm = float(found.full_tensor() if isinstance(found, DTensor) else found)
+            optimizer.step()
+            seen.append([ranks.mean(loss), norm])
+            if len(seen) == steps:
+                break
+    return seen
+
+
+def train(
+    folder: str,
+    kind: str = "odd",
+    strategy: str = "",
+    optimizer: str = "adamw",
+    parts: int = 1,
+    clip: str = "ours",
+    replicas: int = 1,
+    blocks: list[str] | None = None,
+    bucket_bytes: int = 200,
+) -> dict[str, Any]:
+    """20 steps; without a strategy torch in one process, "torch": its DDP. `parts` < 0: accumulated, unsaid."""
+    ranks = codescent.init(device="cpu")
+    module = make(kind)
+    rule = make_optimizer(optimizer, module)
+    scheduler = torch.optim.lr_scheduler.StepLR(rule, 5, 0.5)
+    if strategy == "torch":
+        module = nn.parallel.DistributedDataParallel(module)
+    elif strategy:
+        if ranks.rank:  # what rank 0 has counts
+            nn.init.zeros_(next(module.parameters()))
+        chosen = None if blocks is None else [module.get_submodule(name) for name in blocks]
+        codescent.distribute(module, rule, strategy, replicas=replicas, blocks=chosen, bucket_bytes=bucket_bytes)
+    loader = torch.utils.data.DataLoader(data(), batch_sampler=codescent.sampler(data(), BATCH, seed=9))
+    seen: list[list[float]] = []
+    for _ in range(4):
+        seen += walk(ranks, module, rule, loader, parts, clip, STEPS // 4)
+        for _ in range(5):
+            scheduler.step()
+    module = getattr(module, "module", module)
+    final = {name: whole(parameter) for name, parameter in module.named_parameters()}
+    none = sorted(name for name, parameter in module.named_parameters() if parameter.grad is None)
+    return {"seen": seen, "final": final, "none": none, "lr": rule.param_groups[0]["lr"]}
+
+
+def held(folder: str, strategy: str) -> dict[str, int]:
+    """Bytes of this rank after a backward pass and a step, with sizes that divide."""
+    codescent.init(device="cpu")
+    module = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
+    rule = torch.optim.Adam(module.parameters())
+    codescent.distribute(module, rule, strategy)
+    module(torch.randn(2, 64)).sum().backward()
+    rule.step()
+
+    def size(tensors: Any) -> int:
+        local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+        return sum(tensor.untyped_storage().nbytes() for tensor in local if tensor.dim())
+
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    local = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    return {
+        "parameters": size(module.parameters()),
+        "gradients": sum(gradient.nbytes for gradient in local),  # of ddp's, the bucket is the storage
+        "optimizer": size(value for state in rule.state.values() for value in state.values()),
+    }
+
+
+def unused(folder: str) -> dict[str, Any]:
+    """With ddp, a parameter that rank 0 alone uses, and one that nobody does."""
+    ranks = codescent.init(device="cpu")
+    module = nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])
+    rule = torch.optim.SGD(module.parameters(), lr=1.0)
+    codescent.distribute(module, rule, "ddp", bucket_bytes=1)
+    x = torch.ones(1, 2)
+    (module[0](x) + (module[1](x) if ranks.is_first else 0)).sum().backward()
+    return {name: None if p.grad is None else p.grad.tolist() for name, p in module.named_parameters()}
+
+
+def forgotten(folder: str, strategy: str) -> list[bool]:
+    """Whether nothing keeps a module, and its parameters, that the user has let go."""
+    codescent.init(device="cpu")
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    rule = torch.optim.Adam(module.parameters())
+    codescent.distribute(module, rule, strategy)
+    module(torch.ones(1, 4)).sum().backward()
+    rule.step()
+    left = [weakref.ref(module), weakref.ref(next(module.parameters())), weakref.ref(rule)]
+    del module, rule
+    gc.collect()
+    return [one() is None for one in left]
+
+
+def statistics(folder: str, strategy: str) -> dict[str, Any]:
+    """Batch norm's running mean and variance, after a step; a constant stays the same object of the same values."""
+    ranks = codescent.init(device="cpu")
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    module.register_buffer("constant", torch.full((3,), float(ranks.rank + 1)))
+    rule = torch.optim.SGD(module.parameters(), lr=0.0)
+    codescent.distribute(module, rule, strategy)
+    own = []
+    for step in range(2):
+        module(torch.randn(8, 2, generator=torch.Generator().manual_seed(10 * ranks.rank + step))).sum().backward()
+        own.append(module[1].running_mean.tolist())
+        rule.step()
+    return {"own": own, "now": module[1].running_mean.tolist(), "constant": module.constant.tolist()}
+
+
+def keep(folder: str, kind: str, strategy: str, optimizer: str, replicas: int = 1) -> list[list[float]]:
+    """10 steps, saved, 5 more, whose losses are returned."""
+    ranks = codescent.init(device="cpu")
+    module = make(kind)
+    rule = make_optimizer(optimizer, module)
+    codescent.distribute(module, rule, strategy, replicas=replicas)
+    sampler = codescent.sampler(data(), BATCH, seed=9)
+    loader = torch.utils.data.DataLoader(data(), batch_sampler=sampler)
+    walk(ranks, module, rule, loader, 1, "ours", 8)
+    for epoch in (1, 2):  # the second replaces the first
+        codescent.save(Path(folder) / "kept", module, rule, epoch=epoch, note="a")
+    return walk(ranks, module, rule, loader, 1, "ours", 5)
+
+
+def go_on(folder: str, kind: str, strategy: str, optimizer: str, replicas: int = 1) -> Any:
+    """What `keep` has saved, loaded into another layout, and 5 steps."""
+    ranks = codescent.init(device="cpu")
+    module = make(kind)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+    rule = make_optimizer(optimizer, module)
+    for group in rule.param_groups:
+        group["lr"] = 77.0
+    codescent.distribute(module, rule, strategy, replicas=replicas)
+    extra = codescent.load(Path(folder) / "kept", module, rule)
+    sampler = codescent.sampler(data(), BATCH, seed=9)
+    sampler.set_epoch(extra["epoch"])
+    loader = torch.utils.data.DataLoader(data(), batch_sampler=sampler)
+    return {"extra": extra, "seen": walk(ranks, module, rule, loader, 1, "ours", 5)}
+
+
+def evaluate(folder: str, strategy: str) -> list[float]:
+    """Losses without gradients between steps, and after loading the module alone."""
+    codescent.init(device="cpu")
+    module = make("sequences")
+    rule = make_optimizer("sgd", module)
+    codescent.distribute(module, rule, strategy)
+    x, y = data().tensors
+    losses = []
+    for number in range(4):
+        module.eval()
+        with torch.no_grad():
+            losses.append(float(nn.functional.mse_loss(module(x), y)))
+        module.train()
+        nn.functional.mse_loss(module(x), y)  # without backward: what is gathered now must not be used after the step
+        nn.functional.mse_loss(module(x), y).backward()
+        rule.step()
+        rule.zero_grad()
+        if number == 1:
+            codescent.save(Path(folder) / strategy, module, rule)
+    codescent.load(Path(folder) / strategy, module)
+    with torch.no_grad():
+        losses.append(float(nn.functional.mse_loss(module(x), y)))
+    return losses
+
+
+def refused(folder: str, what: str) -> list[str]:
+    """The problems of a UserError."""
+    ranks = codescent.init(device="cpu")
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    rule = torch.optim.Adam(module.parameters())
+    (Path(folder) / "file").write_text("")
+    try:
+        match what:
+            case "strategy":
+                codescent.distribute(module, rule, "zero4", replicas=3)
+            case "hsdp":
+                codescent.distribute(module, rule, "hsdp")
+            case "optimizer":
+                codescent.distribute(nn.Linear(2, 2), rule)
+            case "twice":
+                codescent.distribute(module, rule)
+                codescent.distribute(module, rule)
+            case "meta":
+                meta = nn.Linear(2, 2, device="meta")
+                codescent.distribute(meta, torch.optim.SGD(meta.parameters()))
+            case "differ":
+                own = nn.Linear(2, 2 + ranks.rank)
+                codescent.distribute(own, torch.optim.SGD(own.parameters()))
+            case "one rank":  # a problem of one rank is raised on all
+                other = module if ranks.rank else nn.Linear(2, 2)
+                codescent.distribute(other, rule)
+            case "blocks":
+                codescent.distribute(module, rule, "zero3", blocks=[module, nn.Linear(2, 2)])
+            case "sparse":
+                sparse = nn.Embedding(3, 2, sparse=True)
+                codescent.distribute(sparse, torch.optim.SGD(sparse.parameters()))
+            case "half":
+                half = nn.Linear(2, 2).half()
+                codescent.distribute(half, torch.optim.SGD(half.parameters()))
+            case "whole":
+                codescent.distribute(module, torch.optim.LBFGS(module.parameters()), "zero1")
+            case "accumulate":
+                codescent.accumulate(module).__enter__()
+            case "batch":
+                codescent.sampler([0] * 10, 5)
+            case "small":
+                codescent.sampler([0] * 3, 4)
+            case "file":
+                codescent.save(Path(folder) / "file", module, rule)
+            case "no json":
+                codescent.save(Path(folder) / "kept", module, rule, what=object())
+            case "nothing":
+                codescent.load(Path(folder) / "nothing", module, rule)
+            case "other":
+                codescent.save(Path(folder) / "kept", module, rule)
+                codescent.load(Path(folder) / "kept", module, torch.optim.SGD(module.parameters()))
+            case "device":
+                codescent.init(device="cuda")
+    except codescent.UserError as error:
+        return list(error.problems)
+    return []
+
+
+def epochs(folder: str) -> list[list[list[int]]]:
+    """Three epochs of a sampler, and the rest of the second."""
+    codescent.init(device="cpu")
+    sampler = codescent.sampler(range(26), 8, seed=4)
+    found = [list(sampler) for _ in range(3)]
+    sampler.set_epoch(1, first_step=2)
+    return [*found, list(sampler)]
+
+
+def measured(folder: str) -> dict[str, Any]:
+    """A profile, and metrics beside it."""
+    ranks = codescent.init(device="cpu")
+    module = nn.Sequential(*[nn.Linear(128, 128) for _ in range(4)])
+    rule = torch.optim.SGD(module.parameters(), lr=0.1)
+    codescent.distribute(module, rule)
+    metrics = codescent.Metrics(Path(folder) / "numbers")
+    with codescent.profile(Path(folder) / "traces") as profile:
+        for step in range(3):
+            loss = module(torch.randn(16, 128)).square().mean()
+            loss.backward()
+            rule.step()
+            metrics.log(step=step, rank=ranks.mean(ranks.rank), loss=loss, later=None)
+    return vars(profile)
+
+
+def act(rank: int, ranks: int, listener: socket.socket, folder: str, job: str, options: dict[str, Any]) -> int:
+    """What one rank does: a job, as it is under our launcher."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1]}
+    os.environ.update({name: str(value) for name, value in {**place, **address}.items()})
+    if rank == 0:
+        os.environ["CODESCENT_STORE_FD"] = str(os.dup(listener.fileno()))
+    listener.close()
+    found = globals()[job](folder, **options)
+    (Path(folder) / f"found_{rank}.json").write_text(json.dumps(found))
+    return 0
+
+
+def serve() -> None:
+    """Answer requests until there are no more."""
+    for line in sys.stdin:
+        folder, ranks, job, options = json.loads(line)
+        said = Path(folder) / "said.txt"
+        said.write_text("")
+        for old in Path(folder).glob("found_*.json"):
+            old.unlink()
+        with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
+            acts = [partial(act, rank, ranks, listener, folder, job, options) for rank in range(ranks)]
+            codes = join([fork(one, said) for one in acts])
+        found = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("found_*.json"))]
+        print(json.dumps([codes, found, said.read_text()[-6000:]]), flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in ("distribute", "saved", "sampler", "metrics", "profile"):
+        importlib.import_module(f"codescent.own.{name}")
+    importlib.import_module("torch._dynamo")
+    gc.freeze()
+    serve()

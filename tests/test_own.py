@@ -1,0 +1,317 @@
+"""In: torch modules whose authors never heard of us. Out: that our strategies train them as one process does.
+Does not run the example (test_own_example does); the ranks are own_ranks', real processes over gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codescent.own.profile import Profile, measure
+
+TESTS = Path(__file__).resolve().parent
+ALL = ("ddp", "zero1", "zero2", "zero3")
+MOST = ("ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1", "zero2")), "zero3")
+"""Quick tests take the two ends; what lies between is slow."""
+Run = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    process = subprocess.Popen(
+        [sys.executable, str(TESTS / "own_ranks.py")], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    yield process
+    process.communicate()
+
+
+@pytest.fixture
+def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
+    """`run(ranks, job, **options)`: what each rank returned; all must end well."""
+
+    def ask(ranks: int, job: str, **options: Any) -> list[Any]:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps([str(tmp_path), ranks, job, options]) + "\n")
+        server.stdin.flush()
+        codes, found, said = json.loads(server.stdout.readline())
+        assert codes == [0] * ranks, said
+        return found
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def alone(server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """The trajectory of torch alone in one process, computed once."""
+    known: dict[str, Any] = {}
+    folder = str(tmp_path_factory.mktemp("alone"))
+
+    def ask(**options: Any) -> Any:
+        key = json.dumps(options)
+        if key not in known:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            server.stdin.write(json.dumps([folder, 1, "train", {**options, "clip": "torch"}]) + "\n")
+            server.stdin.flush()
+            codes, found, said = json.loads(server.stdout.readline())
+            assert codes == [0], said
+            known[key] = found[0]
+        return known[key]
+
+    return ask
+
+
+def assert_same(found: Any, wanted: Any, tolerance: float = 1e-10) -> None:
+    assert found["none"] == wanted["none"]
+    assert found["lr"] == wanted["lr"]
+    for mine, other in zip(found["seen"], wanted["seen"], strict=True):
+        assert mine == pytest.approx(other, rel=tolerance)
+    for name, values in wanted["final"].items():
+        assert found["final"][name] == pytest.approx(values, rel=tolerance, abs=tolerance), name
+
+
+def test_the_names_are_there_and_torch_is_not_until_one_is_asked_for() -> None:
+    program = """
+import sys, codescent
+assert set(codescent.__all__) <= set(dir(codescent)) and "torch" not in sys.modules
+assert all(callable(getattr(codescent, name)) for name in codescent.__all__) and "torch" in sys.modules
+try:
+    codescent.nonsense
+except AttributeError as error:
+    print(error)
+for call in (lambda: codescent.sampler([0], 1), lambda: codescent.init("cuda"), lambda: codescent.init("tpu")):
+    try:
+        call()
+    except codescent.UserError as error:
+        print(error)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "module 'codescent' has no attribute 'nonsense'"
+    assert lines[1] == "codescent.sampler: the ranks are not joined: call codescent.init() first"
+    assert lines[2].startswith('codescent.init: device = "cuda": this machine has 0 CUDA device(s)')
+    assert lines[3] == 'codescent.init: device "tpu"; must be one of auto, cpu, cuda'
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        *(("odd", strategy) for strategy in ALL),
+        *(("convolutions", strategy) for strategy in ("ddp", "zero3")),
+        ("sequences", "zero3"),
+        *(pytest.param("sequences", strategy, marks=pytest.mark.slow) for strategy in ("ddp", "zero1", "zero2")),
+    ],
+)
+def test_two_ranks_walk_the_trajectory_of_one_process(run: Run, alone: Any, kind: str, strategy: str) -> None:
+    for found in run(2, "train", kind=kind, strategy=strategy):
+        assert_same(found, alone(kind=kind))
+
+
+def test_torchs_ddp_walks_the_same_trajectory(run: Run) -> None:
+    (wanted, _) = run(2, "train", kind="sequences", strategy="torch", clip="torch")
+    for strategy in ("ddp", "zero3"):
+        assert_same(run(2, "train", kind="sequences", strategy=strategy)[0], wanted)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3"])
+def test_one_rank_is_no_special_case(run: Run, alone: Any, strategy: str) -> None:
+    assert_same(run(1, "train", strategy=strategy)[0], alone(kind="odd"))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+def test_three_ranks(run: Run, alone: Any, strategy: str) -> None:
+    for found in run(3, "train", strategy=strategy):
+        assert_same(found, alone(kind="odd"))
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero3"])
+def test_copies_of_divided_models(run: Run, alone: Any, strategy: str) -> None:
+    for found in run(4, "train", strategy=strategy, replicas=2):
+        assert_same(found, alone(kind="odd"))
+
+
+@pytest.mark.parametrize("strategy", ALL)
+@pytest.mark.parametrize("parts", [3, pytest.param(-3, marks=pytest.mark.slow)], ids=["said", "unsaid"])
+def test_accumulated_gradients(run: Run, alone: Any, strategy: str, parts: int) -> None:
+    for found in run(2, "train", strategy=strategy, parts=parts):
+        assert_same(found, alone(kind="odd"))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_other_optimizers(run: Run, alone: Any, strategy: str, optimizer: str) -> None:
+    for found in run(2, "train", strategy=strategy, optimizer=optimizer):
+        assert_same(found, alone(kind="odd", optimizer=optimizer))
+
+
+@pytest.mark.parametrize("strategy", MOST)
+def test_several_dtypes(run: Run, alone: Any, strategy: str) -> None:
+    for found in run(2, "train", kind="mixed", strategy=strategy):
+        assert_same(found, alone(kind="mixed"), 1e-5)
+
+
+@pytest.mark.parametrize("strategy", MOST)
+def test_torchs_own_clipping(run: Run, alone: Any, strategy: str) -> None:
+    for found in run(2, "train", kind="sequences", strategy=strategy, clip="torch"):
+        assert_same(found, alone(kind="sequences"))
+
+
+def test_blocks_of_the_users_choice(run: Run, alone: Any) -> None:
+    for blocks in ([], ["layers.1", "outward"]):
+        assert_same(run(2, "train", strategy="zero3", blocks=blocks)[0], alone(kind="odd"))
+
+
+def test_what_a_rank_holds_is_divided(run: Run) -> None:
+    whole = run(1, "held", strategy="ddp")[0]
+    assert run(2, "held", strategy="ddp")[1] == whole
+    for strategy in ("zero1", "zero2", "zero3"):
+        for found in run(2, "held", strategy=strategy):
+            assert found == {name: size // 2 for name, size in whole.items()}
+
+
+def test_gradients_of_what_some_ranks_use(run: Run) -> None:
+    for found in run(2, "unused"):
+        assert found["0.weight"] == [[1.0, 1.0], [1.0, 1.0]]
+        assert found["1.bias"] == [0.5, 0.5]
+        assert found["2.weight"] is None
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_a_module_that_is_let_go_leaves_nothing(run: Run, strategy: str) -> None:
+    assert run(2, "forgotten", strategy=strategy) == [[True] * 3] * 2
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+def test_running_statistics_are_one_for_all_ranks(run: Run, strategy: str) -> None:
+    first, second = run(2, "statistics", strategy=strategy)
+    assert first["now"] == second["now"]
+    assert first["own"] != second["own"]
+    mean = [(a + b) / 2 for a, b in zip(first["own"][1], second["own"][1], strict=True)]
+    assert first["now"] == pytest.approx(mean, rel=1e-6)
+    assert first["constant"] == second["constant"] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((2, "zero3", 1), (1, "ddp", 1)),
+        ((1, "ddp", 1), (2, "zero3", 1)),
+        ((2, "zero1", 1), (3, "zero2", 1)),
+        ((4, "zero3", 2), (2, "ddp", 1)),
+        ((2, "ddp", 1), (4, "zero2", 2)),
+    ],
+)
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
+def test_a_checkpoint_goes_on_elsewhere(run: Run, before: Any, after: Any, optimizer: str) -> None:
+    ranks, strategy, replicas = before
+    wanted = run(ranks, "keep", kind="odd", strategy=strategy, optimizer=optimizer, replicas=replicas)[0]
+    ranks, strategy, replicas = after
+    for found in run(ranks, "go_on", kind="odd", strategy=strategy, optimizer=optimizer, replicas=replicas):
+        assert found["extra"] == {"epoch": 2, "note": "a"}
+        for mine, other in zip(found["seen"], wanted, strict=True):
+            assert mine == pytest.approx(other, rel=1e-10)
+
+
+def test_a_save_replaces_the_one_before(run: Run, tmp_path: Path) -> None:
+    run(2, "keep", kind="odd", strategy="zero3", optimizer="sgd")
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step_00000002"]
+    assert {path.suffix for path in (tmp_path / "kept" / "step_00000002").iterdir()} == {".json", ".safetensors"}
+
+
+def test_forward_passes_without_backward_see_the_weights_of_now(run: Run) -> None:
+    wanted = run(1, "evaluate", strategy="ddp")[0]
+    assert wanted[4] == wanted[2]
+    for strategy in ("ddp", "zero1", "zero2", "zero3"):
+        for found in run(2, "evaluate", strategy=strategy):
+            assert found == pytest.approx(wanted, rel=1e-10)
+
+
+def test_the_samples_of_a_step_do_not_depend_on_the_ranks(run: Run) -> None:
+    (one,) = run(1, "epochs")
+    first, second = run(2, "epochs")
+    joined = [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(first, second, strict=True)]
+    assert joined == one
+    assert [len(epoch) for epoch in one] == [3, 3, 3, 1]
+    assert one[3] == one[1][2:]
+    assert one[0] != one[1]
+    for epoch in one[:3]:
+        samples = [sample for batch in epoch for sample in batch]
+        assert len(set(samples)) == len(samples) == 24
+
+
+REFUSALS = {
+    "strategy": ['strategy "zero4": must be one of ddp, zero1', "replicas = 3: must divide the 2 rank(s)"],
+    "hsdp": ['hybrid sharding (HSDP) is "zero3" with replicas='],
+    "optimizer": ["4 parameter(s) that are not this module's", "make it of module.parameters()"],
+    "twice": ["is distributed already, by ddp"],
+    "meta": ["has no values yet (meta device): call module.to"],
+    "differ": ["rank 0 has weight [2, 2] torch.float32 trained, rank 1 has weight [3, 2]"],
+    "one rank": ["that are not this module's"],
+    "blocks": ["blocks[0] (Sequential): must be a part", "blocks[1] (Linear): must be a part"],
+    "sparse": ["make it with sparse=False"],
+    "half": ["weight is of torch.float16: what is trained must be of torch.float64"],
+    "whole": ["LBFGS computes with whole parameters"],
+    "accumulate": ["call codescent.distribute first"],
+    "batch": ["batch_size = 5: must divide among 2 rank(s): 4 or 6"],
+    "small": ["3 sample(s), fewer than one step of batch_size = 4"],
+    "file": ["/file is a file: a checkpoint is a folder"],
+    "no json": ["what: nothing for JSON"],
+    "nothing": ["/nothing: there is no checkpoint"],
+    "other": ["is of Adam, this optimizer is SGD"],
+    "device": ['device "cuda": this rank has been on cpu since'],
+}
+
+
+@pytest.mark.parametrize("what", list(REFUSALS))
+def test_refusals(run: Run, what: str) -> None:
+    for problems in run(2, "refused", what=what):
+        text = "\n".join(problems)
+        assert all(part in text for part in REFUSALS[what]), text
+
+
+def test_metrics_and_profile(run: Run, tmp_path: Path) -> None:
+    found = run(2, "measured")
+    for rank, profile in enumerate(found):
+        assert Path(profile["trace"]) == tmp_path / "traces" / f"rank_{rank:05d}.json"
+        assert json.loads(Path(profile["trace"]).read_text())["traceEvents"]
+        assert 0 < profile["exposed_s"] <= profile["communication_s"] < profile["wall_s"]
+        assert 0 < profile["compute_s"] < profile["wall_s"]
+    said = (tmp_path / "said.txt").read_text()
+    assert said.count("communicating") == 2
+    lines = (tmp_path / "numbers" / "metrics.csv").read_text().splitlines()
+    assert lines[0] == "step,rank,loss,later"
+    assert [line.split(",")[:2] for line in lines[1:]] == [["0", "0.5"], ["1", "0.5"], ["2", "0.5"]]
+    rows = [json.loads(line) for line in (tmp_path / "numbers" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["later"] for row in rows] == [None] * 3
+
+
+def test_what_a_profile_counts() -> None:
+    def span(name: str, category: str, start: float, duration: float) -> dict[str, Any]:
+        return {"ph": "X", "name": name, "cat": category, "ts": start * 1e6, "dur": duration * 1e6}
+
+    on_cpu = [
+        span("aten::linear", "cpu_op", 0, 4),
+        span("aten::addmm", "cpu_op", 1, 2),  # inside the one before
+        span("gloo:all_reduce", "user_annotation", 3, 4),
+        span("c10d::allreduce_", "cpu_op", 3, 1),
+        span("aten::add", "cpu_op", 6, 2),
+        {"ph": "M", "name": "process_name", "ts": 0},
+    ]
+    assert measure(on_cpu) == Profile(wall_s=8, compute_s=6, communication_s=4, exposed_s=2)
+    on_device = [
+        span("aten::mm", "cpu_op", 0, 9),
+        span("gemm", "kernel", 1, 2),
+        span("ncclDevKernel_AllReduce", "kernel", 2, 3),
+    ]
+    assert measure(on_device) == Profile(wall_s=9, compute_s=2, communication_s=3, exposed_s=2)
