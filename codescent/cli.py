@@ -17,7 +17,7 @@ from codescent.place import Place
 if TYPE_CHECKING:
     from codescent.configfile import Resolved
 
-CONFIG_HELP = "a TOML file, or the name of a shipped config: default, shakespeare_char, gpt2_124m"
+CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or gpt2_124m (all: docs/config.md)"
 OVERRIDES_HELP = "values that override the file's, such as train.num_steps=100"
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from codescent.build import build
 from codescent.config import Config
+from codescent.configfile import load, shipped
 from codescent.cost.compute import step_flops
 from codescent.cost.memory import state_bytes, wire_bytes
 from codescent.errors import UserError
@@ -128,3 +129,22 @@ def test_more_micro_batches_than_a_plan_can_list_are_refused() -> None:
     )
     with pytest.raises(UserError, match=r"2,147,483,647 micro-batches, more than 100,000; give at least 21475"):
         build(config, None, 1)
+
+
+PARAMETERS = {
+    "gpt2_124m_openwebtext": 124_439_808,
+    "gpt2_350m_openwebtext": 354_823_168,
+    "gpt2_774m_openwebtext": 774_030_080,
+    "gpt2_1558m_openwebtext": 1_557_611_200,
+    "bert_squad": 108_893_186,
+}
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_config_has_a_plan(name: str) -> None:
+    config = load(name).config
+    vocab_size = None if config.model.preset else 65
+    plan = build(config, vocab_size, 1)
+    assert plan.num_parameters == PARAMETERS.get(name, plan.num_parameters)
+    for ranks in (2, 4) if name in PARAMETERS else ():
+        build(load(name, [f"parallel.dp_shard={ranks}"]).config, None, ranks)

@@ -29,7 +29,7 @@ def write(name: str, text: str | bytes) -> str:
 # What is right
 
 
-@pytest.mark.parametrize("name", ["default", "shakespeare_char", "gpt2_124m"])
+@pytest.mark.parametrize("name", shipped())
 def test_shipped_configs_load_from_anywhere_with_and_without_suffix(name: str) -> None:
     resolved = load(name)
     assert load(f"{name}.toml") == resolved
@@ -151,7 +151,7 @@ def test_a_short_trial_of_a_config_may_end_in_its_warm_up() -> None:
 # Out again
 
 
-@pytest.mark.parametrize("name", ["default", "shakespeare_char", "gpt2_124m"])
+@pytest.mark.parametrize("name", shipped())
 def test_shipped_configs_round_trip(name: str) -> None:
     config = load(name, ["run.folder=/some/where", "train.eval_samples=auto"]).config
     assert load(write("again.toml", to_toml(config))).config == config
