@@ -149,8 +149,8 @@ class Model(Section):
     )
     embedding: Literal["tied", "untied", "none"] | None = Field(
         None,
-        description="one matrix for source, target and head, or three (transformer); none, for vectors, is not served "
-        "yet; auto: tied",
+        description="one matrix for source, target and head, or three (transformer); none: both are vectors "
+        "(data.task tensors); auto: tied",
     )
     dropout: float = Field(
         0.0, ge=0, lt=1, description="share of activations dropped while training (gpt2, transformer)"
@@ -168,10 +168,18 @@ class Data(Section):
     corpus: TextOrPath = Field(
         "python-stdlib",
         description="python-stdlib, shakespeare or openwebtext; or the path of a text file, a folder, a glob, a JSONL "
-        "file or a folder of token shards",
+        "file or a folder of token shards; of tensors a file (.h5, .pt, .safetensors), or synthetic:SAMPLES or "
+        "synthetic:SAMPLES:SEED: random numbers of the model's sizes",
     )
-    task: Literal["lm"] | None = Field(
-        None, description="what is wanted of a sample: lm: each next token; auto: what model.kind is made for"
+    task: Literal["lm", "tensors"] | None = Field(
+        None,
+        description="what is wanted of a sample: lm: each next token; tensors: the target's vectors; auto: what the "
+        "corpus or model.kind is made for",
+    )
+    format: Literal["memory", "hdf5", "pt", "safetensors"] | None = Field(
+        None,
+        description="how tensors are kept: synthetic ones are written so, a file is so already; memory: made or read "
+        "whole by every rank; auto: as the file is, synthetic ones in memory",
     )
     tokenizer: Tokenizer = Field(
         "char", description="char, byte, gpt2, bpe:VOCAB (a BPE trained on the corpus) or the path of a tokenizer JSON"
@@ -382,12 +390,6 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             f"({optimizer.decay_steps}); must be a whole number from 0 to {optimizer.decay_steps - 1}",
         )
     yield from _without_cuda(config)
-    if config.model.embedding == "none":
-        yield Contradiction(
-            ("model.embedding",),
-            'given "none", whose source and target are vectors, but every data.corpus is text and gives tokens: there '
-            'is no tensor data yet; must be "tied" or "untied"',
-        )
     size, samples = train.microbatch_size, train.global_batch_size
     if size is not None and samples % size:
         divisors = (d for n in range(1, math.isqrt(samples) + 1) if samples % n == 0 for d in (n, samples // n))

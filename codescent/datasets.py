@@ -3,6 +3,7 @@ Does not know how a dataset is made (data/ does), and does not import torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from codescent import models
@@ -11,13 +12,23 @@ from codescent.data.dataset import locate, open_dataset
 from codescent.data.foreign import GPT2_VOCAB_SIZE
 from codescent.data.prepare import prepare
 from codescent.data.samples import AnyDataset
+from codescent.data.synthetic import PREFIX, Sizes, Synthetic, parse
+from codescent.data.tensor_dataset import TensorDataset, in_memory, is_prepared, is_tensors, open_tensors
+from codescent.data.tensor_dataset import read_description as read_tensor_description
+from codescent.data.tensor_files import SUFFIXES, format_of
+from codescent.data.tensor_prepare import make_recipe, prepare_synthetic
 from codescent.data.tokenizers import ByteTokenizer
+from codescent.errors import UserError
+from codescent.plan import Work
 
 
 def task_of(config: Config) -> str:
     """What is made of the corpus: data.task, or the first that the model's kind is for."""
-    if config.data.task is not None:
-        return config.data.task
+    data = config.data
+    if data.task is not None:
+        return data.task
+    if data.format is not None or is_tensors(data.corpus):
+        return "tensors"
     return models.TASKS[models.kind_of(config.model.kind, config.model.preset)][0]
 
 
@@ -28,6 +39,8 @@ def prepare_dataset(config: Config, *, progress: bool) -> Path:
         UserError: the corpus or the tokenizer cannot be used.
     """
     data = config.data
+    if task_of(config) == "tensors":
+        return _prepare_tensors(config, progress=progress)
     return prepare(
         data.corpus,
         data.tokenizer,
@@ -44,16 +57,108 @@ def opened(config: Config, path: Path) -> AnyDataset:
     Raises:
         UserError: it is damaged.
     """
+    if task_of(config) == "tensors":
+        return _opened_tensors(config, path)
     return open_dataset(path)
 
 
+def is_synthetic(config: Config) -> bool:
+    """Whether the corpus is random numbers, to measure with."""
+    corpus = config.data.corpus
+    return task_of(config) == "tensors" and (corpus.startswith(PREFIX) or is_prepared(Path(corpus).expanduser()))
+
+
+def unfit(config: Config) -> Iterator[str]:
+    """Why task, model and corpus do not go together, as far as their names tell."""
+    task, model, corpus = task_of(config), config.model, config.data.corpus
+    kind = models.kind_of(model.kind, model.preset)
+    if task not in models.TASKS[kind]:
+        others = " or ".join(other for other, tasks in models.TASKS.items() if task in tasks)
+        yield (
+            f'data.task = "{task}": model.kind = "{kind}" is trained for {" or ".join(models.TASKS[kind])}; '
+            f"take that, or model.kind = {others}"
+        )
+        return
+    if task == "tensors" and model.embedding != "none":
+        yield (
+            'model.embedding: data.task = "tensors" has vectors, and embeddings are looked up by tokens; give '
+            'model.embedding = "none"'
+        )
+    if task != "tensors" and model.embedding == "none":
+        yield (
+            f'model.embedding = "none": source and target are vectors, but data.task = "{task}" gives tokens; take '
+            '"tied" or "untied", or tensors (data.corpus = "synthetic:2048", or a file of them)'
+        )
+    if task != "tensors" and is_tensors(corpus):
+        yield f'data.task = "{task}": data.corpus = "{corpus}" is tensors, no text; leave data.task out'
+
+
+def misfits(config: Config, dataset: AnyDataset, work: Work) -> Iterator[str]:
+    """Why the model cannot read the samples of an open dataset."""
+    if not isinstance(dataset, TensorDataset):
+        return
+    sizes = dataset.sizes
+    for key, wanted, found, what in (
+        ("model.source_len", work.positions(0), sizes.source_len, "vectors of the source"),
+        ("model.target_len", work.positions(-1), sizes.target_len, "vectors of the target"),
+        ("model.hidden_dim", work.hidden_dim, sizes.width, "numbers of a vector"),
+    ):
+        if wanted != found:
+            yield f"{key} = {wanted}: a sample of {dataset.path} has {found} {what}; give {key} = {found}"
+
+
+def _prepare_tensors(config: Config, *, progress: bool) -> Path:
+    """Where the tensors are: written now, where synthetic ones are to be on disk and are not yet."""
+    if problems := list(unfit(config)):
+        raise UserError(*problems)
+    data = config.data
+    path = Path(data.corpus).expanduser()
+    if data.corpus.startswith(PREFIX):
+        storage = data.format or "memory"
+        if storage == "memory":
+            return Path(data.corpus)
+        return prepare_synthetic(_recipe(config), storage, data.folder, progress=progress)
+    if not is_tensors(data.corpus):
+        raise UserError(
+            f"data.corpus = {data.corpus!r}: no tensors: a file whose name ends in {', '.join(SUFFIXES)}, a folder "
+            "that `codescent data --synthetic` made, or synthetic:SAMPLES"
+        )
+    kept = read_tensor_description(path)["storage"] if is_prepared(path) else format_of(path)
+    if data.format not in (None, "memory", kept):
+        raise UserError(
+            f'data.format = "{data.format}": {data.corpus} is {kept}; leave data.format out, or take "memory" to read '
+            "it whole"
+        )
+    return path
+
+
+def _opened_tensors(config: Config, path: Path) -> TensorDataset:
+    data = config.data
+    if data.corpus.startswith(PREFIX) and not is_prepared(path):
+        return in_memory(_recipe(config), data.corpus)
+    return open_tensors(str(path), data.validation_fraction, whole=data.format == "memory")
+
+
+def _recipe(config: Config) -> Synthetic:
+    """Synthetic tensors of the sizes that the model reads."""
+    model = config.model
+    sizes = {name: getattr(model, name) for name in models.SIZES}
+    kind = models.kind_of(model.kind, model.preset)
+    shape = models.shape_of(kind, sizes, model.preset, bias=model.bias, dropout=model.dropout)
+    samples, seed = parse(config.data.corpus)
+    source_len, target_len = models.streams_of(shape)
+    return make_recipe(samples, Sizes(source_len, target_len, shape.hidden_dim), seed, config.data.validation_fraction)
+
+
 def known_vocab_size(config: Config) -> int | None:
-    """The vocabulary, as far as it is known before the corpus is prepared.
+    """The vocabulary, as far as it is known before the corpus is prepared. Tensors have none.
 
     Raises:
         UserError: bad arguments, or a prepared dataset with a truncated shard.
     """
     data = config.data
+    if task_of(config) == "tensors":
+        return None
     found = locate(
         data.corpus,
         data.tokenizer,

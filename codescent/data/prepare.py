@@ -4,15 +4,10 @@ Does not leave a half-made dataset under its name: it is made in a hidden folder
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
-import os
 import shutil
-import sys
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -21,6 +16,7 @@ from typing import Any
 from codescent.cores import available_cores
 from codescent.data import bpe, corpora
 from codescent.data.chunks import Chunk, cut_chunks, split_point
+from codescent.data.claim import claimed, disk_errors
 from codescent.data.corpora import Corpus
 from codescent.data.dataset import check_shards, locate_request, token_shards
 from codescent.data.description import read_description
@@ -37,7 +33,6 @@ from codescent.errors import UserError
 SCAN = "scan.json"
 JOURNAL_EVERY_CHUNKS = 16
 BPE_TRAINING_CHARS = 1 << 27  # a BPE is trained on every n-th chunk, so many characters in all at most
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def prepare(
@@ -73,7 +68,7 @@ def prepare(
     if found := locate_request(request, root):
         return found
     partial = request.partial_folder(root)
-    with _disk(partial), _claimed(partial):
+    with disk_errors(partial), claimed(partial):
         found = locate_request(request, root)
         return found or _Preparation(request, root, partial, num_workers, progress).run()
 
@@ -266,65 +261,9 @@ def _adopt(target: Path, stamp: str) -> Path:
     return target
 
 
-@contextmanager
-def _claimed(partial: Path) -> Iterator[None]:
-    """Hold the hidden folder against other processes, or wait for it. Without a journal in it, it is not kept."""
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        partial.mkdir(exist_ok=True)
-        try:
-            handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:
-            continue  # another process has just let go of it
-        _lock(handle, partial)
-        if _is_held(partial, handle):
-            break
-        os.close(handle)  # the one who held it has finished and renamed it
-    try:
-        yield
-    finally:
-        if _is_held(partial, handle) and not (partial / JOURNAL).exists():
-            shutil.rmtree(partial, ignore_errors=True)
-        os.close(handle)
-
-
-def _is_held(partial: Path, handle: int) -> bool:
-    return partial.exists() and os.path.samestat(partial.stat(), os.fstat(handle))
-
-
-def _lock(handle: int, partial: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print(f"another process is preparing this dataset in {partial}: waiting for it", file=sys.stderr, flush=True)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    except OSError as error:
-        warnings.warn(f"{partial}: this disk has no locks ({error.strerror}): prepare it once at a time", stacklevel=2)
-
-
 def _estimate(writer: ShardWriter, characters: int) -> str:
     """What there is to say of a preparation that stopped: bytes written and, by them, needed in all."""
     splits = writer.splits.values()
     written_bytes = sum(split.num_bytes for split in splits)
     done = sum(split.characters for split in splits)
     return f"{written_bytes} bytes were written of about {written_bytes * characters // max(done, 1)}"
-
-
-@contextmanager
-def _disk(partial: Path) -> Iterator[None]:
-    """Turn the system's refusals into the user's words."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise UserError(f"{error.filename or partial}: {error.strerror or error}") from error
-        kept = (partial / JOURNAL).exists()
-        said = "; ".join([error.strerror or "full", *getattr(error, "__notes__", [])])
-        raise UserError(
-            f"{partial}: no space left on the disk ({said}): "
-            + (
-                "what was prepared is kept; the same command continues when there is room"
-                if kept
-                else "nothing was kept"
-            )
-        ) from error

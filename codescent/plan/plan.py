@@ -27,6 +27,7 @@ class Work:
     other in its `seq_len` positions, where these are several (source and target): the loss is of the last.
     `encoder_layers` in front read the first of them alone. `beside`: layers at every depth read more of a sample than
     the activations of those before them, so that every pipeline stage loads it. `task`: what is wanted of a sample.
+    `synthetic`: samples are random numbers, to measure with.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Work:
     encoder_layers: int = 0
     beside: bool = False
     task: str = "lm"
+    synthetic: bool = False
 
     @property
     def tokens(self) -> int:
