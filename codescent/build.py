@@ -107,6 +107,7 @@ def _work(config: Config, shape: models.Shape, microbatch_size: int, num_microba
         head_chunk_tokens=config.train.head_chunk_tokens,
         streams=models.streams_of(shape),
         encoder_layers=models.encoder_layers(shape),
+        beside=task_of(config) == "seq2seq",
         task=task_of(config),
         synthetic=is_synthetic(config),
     )

@@ -171,10 +171,14 @@ class Data(Section):
         "file or a folder of token shards; of tensors a file (.h5, .pt, .safetensors), or synthetic:SAMPLES or "
         "synthetic:SAMPLES:SEED: random numbers of the model's sizes",
     )
-    task: Literal["lm", "tensors"] | None = Field(
+    task: Literal["lm", "tensors", "seq2seq"] | None = Field(
         None,
-        description="what is wanted of a sample: lm: each next token; tensors: the target's vectors; auto: what the "
-        "corpus or model.kind is made for",
+        description="what is wanted of a sample: lm: each next token; tensors: the target's vectors; seq2seq: of a "
+        "line what data.pairs says; auto: what the corpus or model.kind is made for",
+    )
+    pairs: Literal["reverse", "copy"] = Field(
+        "reverse",
+        description="what is wanted of a line (seq2seq): its tokens from the last to the first, or as they are",
     )
     format: Literal["memory", "hdf5", "pt", "safetensors"] | None = Field(
         None,

@@ -10,6 +10,7 @@ from codescent import models
 from codescent.config import Config
 from codescent.data.dataset import locate, open_dataset
 from codescent.data.foreign import GPT2_VOCAB_SIZE
+from codescent.data.lines import MARKS, LineDataset
 from codescent.data.prepare import prepare
 from codescent.data.samples import AnyDataset
 from codescent.data.synthetic import PREFIX, Sizes, Synthetic, parse
@@ -59,7 +60,8 @@ def opened(config: Config, path: Path) -> AnyDataset:
     """
     if task_of(config) == "tensors":
         return _opened_tensors(config, path)
-    return open_dataset(path)
+    dataset = open_dataset(path)
+    return LineDataset(dataset, config.data.pairs) if task_of(config) == "seq2seq" else dataset
 
 
 def is_synthetic(config: Config) -> bool:
@@ -169,6 +171,6 @@ def known_vocab_size(config: Config) -> int | None:
     if found is not None:
         return opened(config, found).vocab_size
     kind, _, size = data.tokenizer.partition(":")
-    if kind == "bpe":
-        return int(size)
-    return {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE}.get(data.tokenizer)
+    known = {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE}.get(data.tokenizer)
+    known = int(size) if kind == "bpe" else known
+    return known + MARKS if known is not None and task_of(config) == "seq2seq" else known

@@ -133,6 +133,7 @@ def _derived(config: Config, plan: Plan) -> dict[str, object]:
     return {
         "model.kind": plan.work.kind,
         "data.task": plan.work.task,
+        "data.pairs": config.data.pairs if plan.work.task == "seq2seq" else None,
         "model.bias": any(tensor.parameter.name.endswith(".bias") for tensor in plan.tensors),
         "data.seq_len": config.model.seq_len if config.data.seq_len is None else config.data.seq_len,
         "optimizer.decay_steps (or train.num_steps)": None if optimizer.schedule == "constant" else decay_steps,

@@ -33,7 +33,7 @@ GENERATING = ("gpt2", "llama")
 """Kinds whose models continue a text (see models/generate)."""
 COMPILING = ("gpt2", "llama")
 """Kinds whose compiled modules give the losses of those that are not."""
-TASKS: dict[str, tuple[str, ...]] = {"gpt2": ("lm",), "llama": ("lm",), "transformer": ("lm", "tensors")}
+TASKS: dict[str, tuple[str, ...]] = {"gpt2": ("lm",), "llama": ("lm",), "transformer": ("lm", "tensors", "seq2seq")}
 """What models of each kind can be trained for, the usual in front."""
 SIZES = tuple(dict.fromkeys(size for module in _SHAPES.values() for size in module.SIZES))
 """Of all kinds together; a kind refuses those that it has not."""

@@ -18,7 +18,7 @@ _SMALL_VOCAB = 2048  # below it the number of operations counts, not their memor
 _ONE_HOT_VOCAB = 1024  # up to this vocabulary a product with one-hot rows adds more exactly, and sooner
 
 SoftmaxGradient = Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]
-"""Logits [N, V], targets [N], wide dtype, whether the logits shall become their gradient -> the summed loss."""
+"""Logits [N, V], targets [N], wide dtype, whether the logits shall become their gradient -> the losses [N, 1]."""
 
 
 class Vocabulary:
@@ -41,9 +41,12 @@ class Vocabulary:
         chunk_tokens: int,
         loss_scale: float,
         port_VD: Tensor | None,
+        *,
+        some: bool = False,
     ) -> Tensor:
         """See `head_loss`."""
-        return head_loss(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), chunk_tokens, loss_scale, port_VD)
+        x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
+        return head_loss(x_ND, weight_VD, targets_N, chunk_tokens, loss_scale, port_VD, some=some)
 
 
 def tied_embedding(weight_VD: Tensor, tokens_BT: Tensor, port_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -101,6 +104,8 @@ def head_loss(
     loss_scale: float = 1.0,
     port_VD: Tensor | None = None,
     softmax_gradient_: SoftmaxGradient | None = None,
+    *,
+    some: bool = False,
 ) -> Tensor:
     """SUM over tokens of the cross-entropy of softmax(x @ weight.T) against the targets: a scalar, fp32 (fp64 in fp64).
 
@@ -117,7 +122,10 @@ def head_loss(
         port_VD: what receives the gradient of weight, in its dtype; None: weight itself.
         softmax_gradient_: for a weight that is some of the rows, while other ranks hold the others: the softmax over
             all of them. Targets may be rows of another rank.
+        some: targets may be negative: of these tokens nothing is wanted, and there is no loss. Not for compiled code.
     """
+    if some:
+        softmax_gradient_ = _of_wanted(softmax_gradient_ or _softmax_gradient_)
     chunk = chunk_tokens or len(x_ND)
     receiver_VD = weight_VD if port_VD is None else port_VD
     if torch.compiler.is_compiling() and softmax_gradient_ is None:
@@ -192,7 +200,7 @@ def _loss_and_gradients(
         padded_NC = buffer_NC[: len(x_chunk_ND)]
         logits_NV = padded_NC[:, :vocab]
         torch.mm(x_chunk_ND, weight_VD.t(), out=logits_NV)
-        loss += softmax_gradient_(logits_NV, targets_N[start : start + chunk], work, wants)
+        loss += softmax_gradient_(logits_NV, targets_N[start : start + chunk], work, wants).sum()
         if d_x_ND is not None:
             torch.mm(logits_NV, weight_VD, out=d_x_ND[start : start + chunk])
         if d_weight_dtype is not None:
@@ -208,7 +216,7 @@ def _loss_and_gradients(
 
 
 def _softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool) -> Tensor:
-    """Sum of the cross-entropies; where it is wanted, the logits become softmax - onehot, their gradient, in place."""
+    """The cross-entropies; where it is wanted, the logits become softmax - onehot, their gradient, in place."""
     targets_N1 = targets_N[:, None]
     if logits_NV.device.type != "cpu" or logits_NV.shape[1] < _SMALL_VOCAB:
         log_p_NV = torch.log_softmax(logits_NV, -1, dtype=work)
@@ -224,7 +232,21 @@ def _softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, 
         # p - 1 at the target, from the loss: exact also where p is nearly 1. (In bf16, scatter_ would copy all of it.)
         rows_N = torch.arange(len(targets_N), device=targets_N.device)
         logits_NV[rows_N, targets_N] = torch.expm1(-losses_N1).squeeze(1).to(logits_NV.dtype)
-    return losses_N1.sum()
+    return losses_N1
+
+
+def _of_wanted(softmax_gradient_: SoftmaxGradient) -> SoftmaxGradient:
+    """The same, where tokens with a negative target have no loss and no gradient. Their logits are computed: so what
+    ranks exchange of a chunk does not depend on the targets."""
+
+    def wanted_alone_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool) -> Tensor:
+        unwanted_N1 = (targets_N < 0)[:, None]
+        losses_N1 = softmax_gradient_(logits_NV, targets_N.clamp(min=0), work, wants_gradient)
+        if wants_gradient:
+            logits_NV.masked_fill_(unwanted_N1, 0.0)
+        return losses_N1.masked_fill(unwanted_N1, 0.0)
+
+    return wanted_alone_
 
 
 def softmax_in_pieces_(logits_NV: Tensor, work: torch.dtype, keep: bool) -> Tensor:
