@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from codescent.data.tensor_dataset import TensorDataset
 
 CONFIG_HELP = (
-    "a TOML file, or the name of a shipped config: default, shakespeare_char, gpt2_124m, synthetic_transformer"
+    "a TOML file, or the name of a shipped config: default, shakespeare_char, gpt2_124m, synthetic_transformer, "
+    "reverse_lines"
 )
 OVERRIDES_HELP = "values that override the file's, such as train.num_steps=100"
 
@@ -219,23 +220,26 @@ def _train_on_ranks(arguments: argparse.Namespace, ranks: int) -> int:
 
 def _train_here(arguments: argparse.Namespace, place: Place) -> int:
     from codescent.cost.compute import step_flops
+    from codescent.models import GENERATING, kind_of
     from codescent.train.loop import train
 
     config = _load(arguments).config
     outcome = train(config, place, lambda plan: step_flops(plan).total_flops, resume=arguments.resume)
     if place.rank == 0 and outcome.exit_code == 0:
-        _finish(outcome.folder, config.log.sample_tokens, config.run.seed)
+        writes = kind_of(config.model.kind, config.model.preset) in GENERATING
+        _finish(outcome.folder, config.log.sample_tokens, config.run.seed, writes=writes)
     return outcome.exit_code
 
 
-def _finish(folder: Path, sample_tokens: int, seed: int) -> None:
+def _finish(folder: Path, sample_tokens: int, seed: int, *, writes: bool) -> None:
     """What a person wants to see at the end: what the model writes, and where the run is."""
     if sample_tokens:
         from codescent.sample import sample_run
 
         print("\nA sample of what it writes now:\n")
         sample_run(folder, tokens=sample_tokens, temperature=0.8, seed=seed, device="cpu")
-    print(f"\nThe run is in {folder} (metrics.csv, plan.json, checkpoints); more text: codescent sample {folder}")
+    more = f"; more text: codescent sample {folder}" if writes else ""
+    print(f"\nThe run is in {folder} (metrics.csv, plan.json, checkpoints){more}")
 
 
 def _plan(arguments: argparse.Namespace) -> int:
