@@ -16,6 +16,8 @@ from codescent.place import Place
 
 if TYPE_CHECKING:
     from codescent.configfile import Resolved
+    from codescent.data.dataset import Dataset
+    from codescent.data.tensor_dataset import TensorDataset
 
 CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or gpt2_124m (all: docs/config.md)"
 OVERRIDES_HELP = "values that override the file's, such as train.num_steps=100"
@@ -85,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     _config_arguments(config, optional=True)
     config.add_argument("--keys", action="store_true", help="list every key there is, its default and its meaning")
 
-    _data_arguments(_verb(verbs, "data", _data, "turn text into token shards"))
+    _data_arguments(_verb(verbs, "data", _data, "turn text into token shards, or make synthetic tensors"))
     _sample_arguments(_verb(verbs, "sample", _sample, "let a trained model write"))
     _evaluate_arguments(_verb(verbs, "evaluate", _evaluate, "score a trained model, or answers to questions"))
     _export_arguments(_verb(verbs, "export", _export, "write a trained model as a Hugging Face folder"))
@@ -122,7 +124,9 @@ def _data_arguments(data: argparse.ArgumentParser) -> None:
     data.add_argument(
         "corpus",
         type=_text,
-        help="python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file",
+        nargs="?",
+        help="python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file; a "
+        "file of tensors (.h5, .pt, .safetensors) is looked at",
     )
     data.add_argument(
         "--tokenizer",
@@ -136,6 +140,12 @@ def _data_arguments(data: argparse.ArgumentParser) -> None:
     data.add_argument("--validation-fraction", type=float, default=0.1, help="share kept for validation")
     data.add_argument("--text-key", default="text", help="which key of a JSONL line holds the text")
     data.add_argument("--workers", type=_positive, metavar="N", help="processes; default: one per core")
+    tensors = data.add_argument_group("random numbers in the place of a corpus (data.task tensors)")
+    tensors.add_argument("--synthetic", type=_positive, metavar="SAMPLES", help="make so many samples to train on")
+    tensors.add_argument("--source", metavar="SxD", help="vectors and their numbers (default 1x512)")
+    tensors.add_argument("--target", metavar="TxD", help="the same of the target (default 20x512)")
+    tensors.add_argument("--format", choices=("hdf5", "pt", "safetensors"), help="how they are written (default hdf5)")
+    tensors.add_argument("--seed", type=int, metavar="N", help="same seed, same numbers in every format (default 0)")
     data.add_argument("--verify", action="store_true", help="read every token again and compare the shards' hashes")
 
 
@@ -253,23 +263,26 @@ def _train_on_ranks(arguments: argparse.Namespace, ranks: int) -> int:
 
 def _train_here(arguments: argparse.Namespace, place: Place) -> int:
     from codescent.cost.compute import step_flops
+    from codescent.models import GENERATING, kind_of
     from codescent.train.loop import train
 
     config = _load(arguments).config
     outcome = train(config, place, lambda plan: step_flops(plan).total_flops, resume=arguments.resume)
     if place.rank == 0 and outcome.exit_code == 0:
-        _finish(outcome.folder, config.log.sample_tokens, config.run.seed)
+        writes = kind_of(config.model.kind, config.model.preset) in GENERATING
+        _finish(outcome.folder, config.log.sample_tokens, config.run.seed, writes=writes)
     return outcome.exit_code
 
 
-def _finish(folder: Path, sample_tokens: int, seed: int) -> None:
+def _finish(folder: Path, sample_tokens: int, seed: int, *, writes: bool) -> None:
     """What a person wants to see at the end: what the model writes, and where the run is."""
     if sample_tokens:
         from codescent.sample import sample_run
 
         print("\nA sample of what it writes now:\n")
         sample_run(folder, tokens=sample_tokens, temperature=0.8, seed=seed, device="cpu")
-    print(f"\nThe run is in {folder} (metrics.csv, plan.json, checkpoints); more text: codescent sample {folder}")
+    more = f"; more text: codescent sample {folder}" if writes else ""
+    print(f"\nThe run is in {folder} (metrics.csv, plan.json, checkpoints){more}")
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -321,6 +334,27 @@ def _config(arguments: argparse.Namespace) -> int:
 
 
 def _data(arguments: argparse.Namespace) -> int:
+    from codescent.data.tensor_dataset import is_tensors
+
+    if (arguments.synthetic is None) == (arguments.corpus is None):
+        raise UserError("codescent data: give a corpus, or --synthetic SAMPLES")
+    of_text, of_tensors = ("tokenizer", "train_bpe", "workers"), ("source", "target", "format", "seed")
+    for name in of_text if arguments.synthetic else of_tensors:
+        if getattr(arguments, name) is not None:
+            why = "random numbers are no text" if arguments.synthetic else "only --synthetic makes tensors"
+            raise UserError(f"--{name.replace('_', '-')}: {why}; leave it out")
+    dataset = _tensors(arguments) if arguments.synthetic or is_tensors(arguments.corpus) else _tokens(arguments)
+    if arguments.verify:
+        dataset.verify()
+    for line in dataset.summary():
+        print(line)
+    if arguments.verify:
+        print("verified: every file is as it was made")
+    print(dataset.path)
+    return 0
+
+
+def _tokens(arguments: argparse.Namespace) -> Dataset:
     from codescent.data.dataset import open_dataset
     from codescent.data.prepare import prepare
 
@@ -334,15 +368,19 @@ def _data(arguments: argparse.Namespace) -> int:
         num_workers=arguments.workers,
         progress=True,
     )
-    dataset = open_dataset(path)
-    if arguments.verify:
-        dataset.verify()
-    for line in dataset.summary():
-        print(line)
-    if arguments.verify:
-        print("verified: every shard is as it was made")
-    print(path)
-    return 0
+    return open_dataset(path)
+
+
+def _tensors(arguments: argparse.Namespace) -> TensorDataset:
+    from codescent.data.tensor_dataset import open_tensors
+    from codescent.data.tensor_prepare import make_recipe, parse_sizes, prepare_synthetic
+
+    if arguments.synthetic is None:
+        return open_tensors(arguments.corpus, arguments.validation_fraction)
+    sizes = parse_sizes(arguments.source or "1x512", arguments.target or "20x512")
+    recipe = make_recipe(arguments.synthetic, sizes, arguments.seed or 0, arguments.validation_fraction)
+    path = prepare_synthetic(recipe, arguments.format or "hdf5", arguments.folder, progress=True)
+    return open_tensors(str(path), arguments.validation_fraction)
 
 
 def _sample(arguments: argparse.Namespace) -> int:

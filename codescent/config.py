@@ -157,8 +157,8 @@ class Model(Section):
     )
     embedding: Literal["tied", "untied", "none"] | None = Field(
         None,
-        description="one matrix for source, target and head, or three (transformer); none, for vectors, is not served "
-        "yet; auto: tied",
+        description="one matrix for source, target and head, or three (transformer); none: both are vectors "
+        "(data.task tensors); auto: tied",
     )
     dropout: float = Field(
         0.0, ge=0, lt=1, description="share of activations dropped while training (gpt2, transformer, bert)"
@@ -176,13 +176,23 @@ class Data(Section):
     corpus: TextOrPath = Field(
         "python-stdlib",
         description="python-stdlib, shakespeare, openwebtext or squad; or the path of a text file, a folder, a glob, a "
-        "JSONL file or a folder of token shards; with task qa, of a file of SQuAD's form",
+        "JSONL file or a folder of token shards; of questions a file of SQuAD's form; of tensors a file (.h5, .pt, "
+        ".safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
     )
-    task: Literal["lm", "mlm", "qa"] | None = Field(
+    task: Literal["lm", "mlm", "qa", "tensors", "seq2seq"] | None = Field(
         None,
         description="what is wanted of a sample: lm: each next token (gpt2, llama, transformer); mlm: the tokens that "
-        "were masked; qa: where the answer to a question begins and ends (bert); auto: qa where the corpus is squad, "
-        "else the first that model.kind is for",
+        "were masked; qa: where the answer to a question begins and ends (bert); tensors: the target's vectors; "
+        "seq2seq: of a line what data.pairs says (transformer); auto: what the corpus or model.kind is made for",
+    )
+    pairs: Literal["reverse", "copy"] = Field(
+        "reverse",
+        description="what is wanted of a line (seq2seq): its tokens from the last to the first, or as they are",
+    )
+    format: Literal["memory", "hdf5", "pt", "safetensors"] | None = Field(
+        None,
+        description="how tensors are kept: synthetic ones are written so, a file is so already; memory: made or read "
+        "whole by every rank; auto: as the file is, synthetic ones in memory",
     )
     tokenizer: Tokenizer = Field(
         "char",
@@ -404,12 +414,6 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             f"({optimizer.decay_steps}); must be a whole number from 0 to {optimizer.decay_steps - 1}",
         )
     yield from _without_cuda(config)
-    if config.model.embedding == "none":
-        yield Contradiction(
-            ("model.embedding",),
-            'given "none", whose source and target are vectors, but every data.corpus is text and gives tokens: there '
-            'is no tensor data yet; must be "tied" or "untied"',
-        )
     size, samples = train.microbatch_size, train.global_batch_size
     if size is not None and samples % size:
         divisors = (d for n in range(1, math.isqrt(samples) + 1) if samples % n == 0 for d in (n, samples // n))

@@ -3,20 +3,29 @@ Does not know how a dataset is made (data/ does), and does not import torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from codescent import models
 from codescent.config import Config
 from codescent.data.dataset import locate, open_dataset
 from codescent.data.foreign import GPT2_VOCAB_SIZE
+from codescent.data.lines import MARKS, LineDataset
 from codescent.data.masked import MaskedDataset
 from codescent.data.prepare import prepare
 from codescent.data.question_prepare import SQUAD, QuestionRequest, locate_questions, prepare_questions
 from codescent.data.question_source import open_questions
 from codescent.data.samples import AnyDataset
+from codescent.data.synthetic import PREFIX, Sizes, Synthetic, parse
+from codescent.data.tensor_dataset import TensorDataset, in_memory, is_prepared, is_tensors, open_tensors
+from codescent.data.tensor_dataset import read_description as read_tensor_description
+from codescent.data.tensor_files import SUFFIXES, format_of
+from codescent.data.tensor_prepare import make_recipe, prepare_synthetic
 from codescent.data.tokenizers import ByteTokenizer
 from codescent.data.windows import WindowSizes
 from codescent.errors import UserError
+from codescent.models.shape import Size
+from codescent.plan import Work
 
 VOCAB_SIZES = {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE, "bert": 30_522, "bert-cased": 28_996}
 """Of tokenizers that do not depend on a corpus."""
@@ -28,8 +37,9 @@ def task_of(config: Config) -> str:
     Raises:
         UserError: the model's kind is not for it.
     """
-    kind = models.kind_of(config.model.kind, config.model.preset)
-    task = config.data.task or ("qa" if config.data.corpus == SQUAD else models.TASKS[kind][0])
+    data, kind = config.data, models.kind_of(config.model.kind, config.model.preset)
+    tensors = "tensors" if data.format is not None or is_tensors(data.corpus) else None
+    task = data.task or tensors or ("qa" if data.corpus == SQUAD else models.TASKS[kind][0])
     if task not in models.TASKS[kind]:
         others = " or ".join(name for name, tasks in models.TASKS.items() if task in tasks)
         raise UserError(
@@ -39,6 +49,17 @@ def task_of(config: Config) -> str:
     return task
 
 
+def sizes_of(config: Config) -> dict[str, Size | None]:
+    """The sizes of the model as the config gives them; its head is that of the task.
+
+    Raises:
+        UserError: the model's kind is not for the task.
+    """
+    sizes = {name: getattr(config.model, name) for name in models.SIZES if name != "head"}
+    task = task_of(config)
+    return {**sizes, "head": task} if task in models.HEADS else sizes
+
+
 def prepare_dataset(config: Config, *, progress: bool) -> Path:
     """The prepared dataset of a config, prepared now where it is not there yet.
 
@@ -46,8 +67,11 @@ def prepare_dataset(config: Config, *, progress: bool) -> Path:
         UserError: the corpus or the tokenizer cannot be used.
     """
     data = config.data
-    if task_of(config) == "qa":
-        return prepare_questions(question_request(config), data.folder, progress=progress)
+    match task_of(config):
+        case "qa":
+            return prepare_questions(question_request(config), data.folder, progress=progress)
+        case "tensors":
+            return _prepare_tensors(config, progress=progress)
     return prepare(
         data.corpus,
         data.tokenizer,
@@ -91,21 +115,108 @@ def opened(config: Config, path: Path) -> AnyDataset:
             return open_questions(path)
         case "mlm":
             return MaskedDataset(open_dataset(path), config.run.seed)
+        case "tensors":
+            return _opened_tensors(config, path)
+        case "seq2seq":
+            return LineDataset(open_dataset(path), config.data.pairs)
     return open_dataset(path)
 
 
+def is_synthetic(config: Config) -> bool:
+    """Whether the corpus is random numbers, to measure with."""
+    corpus = config.data.corpus
+    return task_of(config) == "tensors" and (corpus.startswith(PREFIX) or is_prepared(Path(corpus).expanduser()))
+
+
+def unfit(config: Config) -> Iterator[str]:
+    """Why task, model and corpus do not go together, as far as their names tell."""
+    task, model, corpus = task_of(config), config.model, config.data.corpus
+    if task == "tensors" and model.embedding != "none":
+        yield (
+            'model.embedding: data.task = "tensors" has vectors, and embeddings are looked up by tokens; give '
+            'model.embedding = "none"'
+        )
+    if task != "tensors" and model.embedding == "none":
+        yield (
+            f'model.embedding = "none": source and target are vectors, but data.task = "{task}" gives tokens; take '
+            '"tied" or "untied", or tensors (data.corpus = "synthetic:2048", or a file of them)'
+        )
+    if task != "tensors" and is_tensors(corpus):
+        yield f'data.task = "{task}": data.corpus = "{corpus}" is tensors, no text; leave data.task out'
+
+
+def misfits(config: Config, dataset: AnyDataset, work: Work) -> Iterator[str]:
+    """Why the model cannot read the samples of an open dataset."""
+    if not isinstance(dataset, TensorDataset):
+        return
+    sizes = dataset.sizes
+    for key, wanted, found, what in (
+        ("model.source_len", work.positions(0), sizes.source_len, "vectors of the source"),
+        ("model.target_len", work.positions(-1), sizes.target_len, "vectors of the target"),
+        ("model.hidden_dim", work.hidden_dim, sizes.width, "numbers of a vector"),
+    ):
+        if wanted != found:
+            yield f"{key} = {wanted}: a sample of {dataset.path} has {found} {what}; give {key} = {found}"
+
+
+def _prepare_tensors(config: Config, *, progress: bool) -> Path:
+    """Where the tensors are: written now, where synthetic ones are to be on disk and are not yet."""
+    if problems := list(unfit(config)):
+        raise UserError(*problems)
+    data = config.data
+    path = Path(data.corpus).expanduser()
+    if data.corpus.startswith(PREFIX):
+        storage = data.format or "memory"
+        if storage == "memory":
+            return Path(data.corpus)
+        return prepare_synthetic(_recipe(config), storage, data.folder, progress=progress)
+    if not is_tensors(data.corpus):
+        raise UserError(
+            f"data.corpus = {data.corpus!r}: no tensors: a file whose name ends in {', '.join(SUFFIXES)}, a folder "
+            "that `codescent data --synthetic` made, or synthetic:SAMPLES"
+        )
+    kept = read_tensor_description(path)["storage"] if is_prepared(path) else format_of(path)
+    if data.format not in (None, "memory", kept):
+        raise UserError(
+            f'data.format = "{data.format}": {data.corpus} is {kept}; leave data.format out, or take "memory" to read '
+            "it whole"
+        )
+    return path
+
+
+def _opened_tensors(config: Config, path: Path) -> TensorDataset:
+    data = config.data
+    if data.corpus.startswith(PREFIX) and not is_prepared(path):
+        return in_memory(_recipe(config), data.corpus)
+    return open_tensors(str(path), data.validation_fraction, whole=data.format == "memory")
+
+
+def _recipe(config: Config) -> Synthetic:
+    """Synthetic tensors of the sizes that the model reads."""
+    model = config.model
+    kind = models.kind_of(model.kind, model.preset)
+    shape = models.shape_of(kind, sizes_of(config), model.preset, bias=model.bias, dropout=model.dropout)
+    samples, seed = parse(config.data.corpus)
+    source_len, target_len = models.streams_of(shape)
+    return make_recipe(samples, Sizes(source_len, target_len, shape.hidden_dim), seed, config.data.validation_fraction)
+
+
 def known_vocab_size(config: Config) -> int | None:
-    """The vocabulary, as far as it is known before the corpus is prepared.
+    """The vocabulary, as far as it is known before the corpus is prepared. Tensors have none.
 
     Raises:
         UserError: bad arguments, or a prepared dataset with a truncated shard.
     """
     data = config.data
-    if task_of(config) == "qa":
+    task = task_of(config)
+    if task == "tensors":
+        return None
+    if task == "qa":
         if data.tokenizer in VOCAB_SIZES:
             return VOCAB_SIZES[data.tokenizer]
         found = locate_questions(question_request(config), data.folder)
         return None if found is None else open_questions(found).vocab_size
+    marks = MARKS if task == "seq2seq" else 0
     found = locate(
         data.corpus,
         data.tokenizer,
@@ -114,6 +225,7 @@ def known_vocab_size(config: Config) -> int | None:
         text_key=data.text_key,
     )
     if found is not None:
-        return open_dataset(found).vocab_size
+        return open_dataset(found).vocab_size + marks
     kind, _, size = data.tokenizer.partition(":")
-    return int(size) if kind == "bpe" else VOCAB_SIZES.get(data.tokenizer)
+    known = int(size) if kind == "bpe" else VOCAB_SIZES.get(data.tokenizer)
+    return None if known is None else known + marks

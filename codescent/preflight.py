@@ -12,7 +12,7 @@ from codescent import models
 from codescent.build import build, model_shape
 from codescent.config import Config
 from codescent.data.samples import AnyDataset
-from codescent.datasets import known_vocab_size, opened, prepare_dataset
+from codescent.datasets import known_vocab_size, misfits, opened, prepare_dataset, task_of
 from codescent.errors import UserError
 from codescent.huggingface import fit
 from codescent.plan import Plan
@@ -40,7 +40,8 @@ def plan_of(config: Config, world_size: int) -> Plan:
         UserError: whatever stands in the way of the run.
     """
     vocab_size = known_vocab_size(config)
-    if vocab_size is None and config.model.vocab_size is None and config.model.preset is None:
+    named = config.model.vocab_size is not None or config.model.preset is not None or task_of(config) == "tensors"
+    if vocab_size is None and not named:
         vocab_size = opened(config, prepare_dataset(config, progress=True)).vocab_size
     return build(config, vocab_size, world_size)
 
@@ -52,9 +53,11 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
         UserError: whatever stands in the way of the run, and splits that are too short for it.
     """
     plan = build(config, dataset.vocab_size, world_size)
+    if problems := list(misfits(config, dataset, plan.work)):
+        raise UserError(*problems)
     work, size = plan.work, config.train.global_batch_size
     train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))
-    problems: list[str] = []
+    problems = []
     if train.num_samples < size:
         problems.append(
             f"{dataset.path}: the training split has {train.num_samples} samples of {work.seq_len} positions, fewer "
@@ -147,6 +150,7 @@ def _derived(config: Config, plan: Plan) -> dict[str, object]:
     return {
         "model.kind": plan.work.kind,
         "data.task": plan.work.task,
+        "data.pairs": config.data.pairs if plan.work.task == "seq2seq" else None,
         "model.bias": any(tensor.parameter.name.endswith(".bias") for tensor in plan.tensors),
         "data.seq_len": config.model.seq_len if config.data.seq_len is None else config.data.seq_len,
         "optimizer.decay_steps (or train.num_steps)": None if optimizer.schedule == "constant" else decay_steps,

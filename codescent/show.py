@@ -36,6 +36,7 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
             f"{work.kind}: {work.num_layers} layers, {work.num_heads} heads, {work.hidden_dim} channels, vocabulary "
             f"{work.vocab_size:,}",
         ),
+        *([("data", "synthetic: random numbers, to measure with; the loss says nothing")] if work.synthetic else []),
         ("parameters", f"{plan.num_parameters:,}"),
         ("mesh", " x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES) + f" = {mesh.world_size} rank(s)"),
         (

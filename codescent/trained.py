@@ -14,8 +14,10 @@ from codescent import models
 from codescent.build import model_shape
 from codescent.config import Config
 from codescent.configfile import load
+from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers import Tokenizer
 from codescent.data.tokenizers import load as load_tokenizer
+from codescent.datasets import opened, prepare_dataset
 from codescent.errors import UserError
 from codescent.plan import Parameter, Plan
 from codescent.record import CONFIG, RunFolder
@@ -42,9 +44,8 @@ class Trained:
 
     @cached_property
     def shape(self) -> models.Shape:
-        """Sizes of the model; the vocabulary is the plan's where neither config nor tokenizer tell it."""
-        vocab_size = Plan.from_json(self.folder.plan).work.vocab_size if self.tokenizer is None else None
-        return model_shape(self.config, vocab_size if self.tokenizer is None else self.tokenizer.vocab_size)
+        """Sizes of the model; the vocabulary is the plan's where the config does not tell it."""
+        return model_shape(self.config, Plan.from_json(self.folder.plan).work.vocab_size)
 
     @cached_property
     def declared(self) -> tuple[Parameter, ...]:
@@ -97,6 +98,19 @@ def module_of(trained: Trained, device: torch.device) -> nn.Module:
     module.load_state_dict(tensors, assign=True)
     narrow = device.type == "cuda" and trained.config.train.precision == "bf16"
     return module.to(device, torch.bfloat16 if narrow else None)
+
+
+def dataset_of(trained: Trained) -> AnyDataset:
+    """What the run reads, prepared again where it is not there any more.
+
+    Raises:
+        UserError: it cannot be had, or is not what the model was trained on.
+    """
+    dataset = opened(trained.config, prepare_dataset(trained.config, progress=True))
+    before = trained.saved.state.get("dataset")
+    if before not in (None, dataset.fingerprint):
+        raise UserError(f"{dataset.path}: not what the run in {trained.folder.path} was trained on ({before})")
+    return dataset
 
 
 def device_of(name: str) -> torch.device | str:

@@ -22,7 +22,7 @@ import measure  # noqa: E402
 import systems  # noqa: E402
 import work  # noqa: E402
 
-SCRIPTS = ("peers", "small_job", "ranks", "bf16_parity", "startup", "pipeline")
+SCRIPTS = ("peers", "small_job", "ranks", "bf16_parity", "startup", "pipeline", "data_formats")
 
 TELLER = """
 import sys
@@ -124,6 +124,21 @@ def test_gpu_step_says_in_one_line_that_there_is_no_device() -> None:
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert "no CUDA device" in done.stderr
+
+
+@pytest.mark.slow
+def test_formats_are_read_beside_a_step(tmp_path: Path) -> None:
+    sizes = [f"model.{key}" for key in ("hidden_dim=16", "num_heads=2", "ffn_dim=32", "target_len=3")]
+    few = ("--samples", "64", "--reads", "3", "--rounds", "1", "--steps", "1", "--json", str(tmp_path / "found.json"))
+    done = script("data_formats", *few, *sizes, timeout_s=170)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "found.json").read_text())
+    assert [found["format"] for found in result["formats"]] == ["memory", "hdf5", "pt", "safetensors"]
+    assert all(found["alone_median_s"] > 0 < found["compute_median_s"] for found in result["formats"])
+    assert result["work"]["target"] == "3x16"
+    refused = script("data_formats", "model.hidden_dim=15", timeout_s=60)
+    assert refused.returncode == 2
+    assert "num_heads" in refused.stderr
 
 
 def test_table_aligns_its_columns() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from rich.console import Console
 
 from codescent import show
@@ -133,8 +132,3 @@ def test_what_cannot_be_is_refused_in_words(
         plan_of(model, ranks, **sections)
     for word in words:
         assert word in str(refusal.value)
-
-
-def test_without_embedding_there_is_no_data_yet() -> None:
-    with pytest.raises(ValidationError, match="no tensor data yet"):
-        plan_of(MODEL | {"embedding": "none"})

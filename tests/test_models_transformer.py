@@ -269,9 +269,8 @@ def test_parts_one_after_the_other_are_the_whole(embedding: str, options: dict[s
         inputs, targets = (torch.randn(3, shape.seq_len, shape.hidden_dim).double() for _ in range(2))
     masks: dict[str, Tensor] = {}
     if padded:
-        masks = {"source_padding_BS": torch.zeros(3, shape.source_len).bool()}
-        masks["target_padding_BT"] = torch.zeros(3, shape.target_len).bool()
-        masks["source_padding_BS"][1, 5:], masks["target_padding_BT"][2, 6:] = True, True
+        masks["source_lengths_B"] = torch.tensor([shape.source_len, 5, shape.source_len])
+        masks["target_lengths_B"] = torch.tensor([shape.target_len, shape.target_len, 6])
     whole = build(shape, torch.float64)
     loss, gradients = one_step([whole], inputs, targets, masks)
     first, end = (2 if embedding == "none" else 1), shape.num_layers + 2  # without embedding, depth 0 is nothing

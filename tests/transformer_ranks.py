@@ -40,6 +40,10 @@ CASES: list[dict[str, Any]] = [
         {"norm": "first", "dropout": 0.2},
         {"dropout": 0.2, "embedding": "untied", "causal": False},
     )
+] + [
+    {"splits": splits, "recompute": "none", "options": {"causal": causal}, "padded": True}
+    for splits in (True, False)
+    for causal in (True, False)
 ]
 
 
@@ -99,14 +103,18 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def step(module: Transformer, plan: Plan) -> tuple[Tensor, list[list[Any]]]:
+def step(module: Transformer, plan: Plan, case: dict[str, Any]) -> tuple[Tensor, list[list[Any]]]:
     """The loss, whose gradients are then there, and what was sent."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.randint(0, SIZES["vocab_size"], (BATCH, plan.work.seq_len + 1), generator=generator)
+    targets, beside = rows[:, 1:].clone(), {}
+    if case.get("padded"):
+        beside = {"source_lengths_B": torch.tensor([6, 1, 4]), "target_lengths_B": torch.tensor([2, 4, 1])}
+        targets[0, 8:], targets[2, 7:] = -1, -1
     module.train()
     module.set_dropout_context(4, 0, torch.arange(BATCH))
     with Watch() as watch:
-        loss = module(rows[:, :-1], rows[:, 1:], loss_scale=1 / plan.work.tokens)
+        loss = module(rows[:, :-1], targets, loss_scale=1 / plan.work.tokens, **beside)
         watch.verb = "backward"
         loss.backward()
     return loss.detach(), watch.issued
@@ -129,8 +137,8 @@ def run(case: dict[str, Any], group: Any) -> dict[str, Any]:
     divided.to_empty(device="cpu")
     draw_(3, [(t.parameter, whole.get_parameter(t.parameter.name), None) for t in plan.tensors])
     draw_(3, [(t.parameter, divided.get_parameter(t.parameter.name), slices(t, plan, rank)) for t in plan.tensors])
-    expected, _ = step(whole, plan)
-    loss, issued = step(divided, plan)
+    expected, _ = step(whole, plan, case)
+    loss, issued = step(divided, plan, case)
     errors = {}
     for tensor in plan.tensors:
         name = tensor.parameter.name

@@ -147,10 +147,12 @@ class Batch:
         beside = {name: tensor[rows] for name, tensor in self.beside.items()}
         return Batch(self.inputs[rows], self.targets[rows], beside)
 
-    def to(self, device: torch.device) -> Batch:
-        """On a device; from page-locked memory the copy is not waited for."""
+    def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
+        """On a device, what is read as vectors in the model's dtype; from page-locked memory the copy is not waited
+        for."""
         beside = {name: tensor.to(device, non_blocking=True) for name, tensor in self.beside.items()}
         inputs, targets = (tensor.to(device, non_blocking=True) for tensor in (self.inputs, self.targets))
+        inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
         return Batch(inputs, targets, beside)
 
     def pinned(self) -> Batch:
@@ -186,7 +188,7 @@ class Loader:
     Args:
         source: who gives samples.
         sampler: which ones.
-        seq_len: numbers that a sample takes, about.
+        sample_numbers: that a sample takes, about.
         positions: (start, stop) in the global batch, of each micro-batch of this rank, one after the other.
         first_step: the step that the first `next` gives.
         prefetch: how many steps are kept ready at the most; 0: read in `next`, without a thread.
@@ -197,7 +199,7 @@ class Loader:
         self,
         source: Source,
         sampler: Sampler,
-        seq_len: int,
+        sample_numbers: int,
         positions: Sequence[tuple[int, int]],
         first_step: int,
         prefetch: int,
@@ -212,7 +214,7 @@ class Loader:
         self._in_hand: deque[Portion | _Failure] = deque()
         # Half of them wait here, half are being read or in the thread's hand.
         samples = self._positions[-1][1] - self._positions[0][0] if self._positions else 0
-        most = max(1, MOST_TOKENS_AT_ONCE // max(1, samples * seq_len))
+        most = max(1, MOST_TOKENS_AT_ONCE // max(1, samples * sample_numbers))
         self._steps_at_once = max(1, min(prefetch // 2, MOST_STEPS_AT_ONCE, most))
         self._ready: queue.Queue[list[Portion | _Failure]] = queue.Queue(1)
         self._thread = threading.Thread(target=self._read_ahead, args=(first_step,), name="loader", daemon=True)

@@ -65,10 +65,33 @@ class Split:
             windows = np.lib.stride_tricks.sliding_window_view(self._maps[shard], seq_len + 1)
             out[rows] = windows[firsts[rows] - self._starts[shard]]
         for row in np.flatnonzero(~inside).tolist():
-            out[row] = self.tokens(int(firsts[row]), seq_len + 1)
+            out[row] = self.span(int(firsts[row]), seq_len + 1)
         if out.max(initial=0) >= self.vocab_size:
             row, column = (int(place) for place in np.argwhere(out >= self.vocab_size)[0])
             raise UserError(self._outside(int(firsts[row]) + column, int(out[row, column])))
+        return out
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> Rows:
+        """Positions of the tokens that are chosen, by their id, in order; reads the whole split.
+
+        Raises:
+            UserError: a token outside the vocabulary: which file, at which byte.
+        """
+        if problem := self.problem():
+            raise UserError(problem)
+        found = [start + np.flatnonzero(chosen[tokens]) for start, tokens in self._pieces()]
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+    def span(self, first: int, count: int) -> Rows:
+        """Tokens [first, first + count), in however many shards they lie: int64 [count]."""
+        out = np.empty(count, np.int64)
+        done = 0
+        while done < count:
+            shard = int(np.searchsorted(self._starts, first + done, "right")) - 1
+            begin = first + done - int(self._starts[shard])
+            part = self._maps[shard][begin : begin + count - done]
+            out[done : done + len(part)] = part
+            done += len(part)
         return out
 
     def problem(self) -> str | None:
@@ -87,18 +110,6 @@ class Split:
         for start, tokens in zip(self._starts.tolist(), self._maps):
             for first in range(0, len(tokens), SCAN_TOKENS):
                 yield start + first, tokens[first : first + SCAN_TOKENS]
-
-    def tokens(self, first: int, count: int) -> Rows:
-        """Tokens [first, first + count), int64 [count], whatever shards they lie in; they must be there."""
-        out = np.empty(count, np.int64)
-        done = 0
-        while done < count:
-            shard = int(np.searchsorted(self._starts, first + done, "right")) - 1
-            begin = first + done - int(self._starts[shard])
-            part = self._maps[shard][begin : begin + count - done]
-            out[done : done + len(part)] = part
-            done += len(part)
-        return out
 
     def _outside(self, position: int, token: int) -> str:
         shard = int(np.searchsorted(self._starts, position, "right")) - 1

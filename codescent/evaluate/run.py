@@ -4,26 +4,29 @@ Does not train, and does not say how answers are read off or scored (questions.p
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from codescent import models
+from codescent.data.lines import LineSource
 from codescent.data.loader import Batch
 from codescent.data.question_source import QuestionDataset, QuestionSource
 from codescent.data.samples import Samples, Source
 from codescent.data.squad import Questions, read_questions
 from codescent.data.windows import WindowSizes, make_windows
 from codescent.data.wordpiece import WordPiece
-from codescent.datasets import opened, prepare_dataset, task_of
+from codescent.datasets import task_of
 from codescent.errors import UserError
+from codescent.evaluate.lines import score_lines
 from codescent.evaluate.predictions import lines, write_predictions
 from codescent.evaluate.questions import LogitsOf, evaluate_questions
 from codescent.evaluate.text import text_lines
+from codescent.models.transformer import Transformer
 from codescent.plan import Plan, Work
-from codescent.trained import Trained, device_of, find, module_of
+from codescent.trained import Trained, dataset_of, device_of, find, module_of
 
 PREDICTIONS = "predictions.json"
 TOKENS_AT_ONCE = 8192  # of a forward pass without gradients
@@ -71,10 +74,12 @@ def evaluate_run(
         return [head, *_answers(trained, where, data, out or run / PREDICTIONS)]
     if task == "lm" and trained.kind in models.GENERATING:
         return [head, *text_lines(trained, module_of(trained, where).eval(), where, data)]
-    dataset, work = opened(trained.config, prepare_dataset(trained.config, progress=True)), _work(trained)
+    dataset, work, module = dataset_of(trained), _work(trained), module_of(trained, where).eval()
     source = dataset.source("validation", work.seq_len, work.positions(-1))
-    loss, count = mean_loss(module_of(trained, where).eval(), source, work.seq_len, where)
-    what = "masked tokens" if task == "mlm" else "tokens"
+    if isinstance(source, LineSource):
+        return [head, *score_lines(cast(Transformer, module), source, where).words()]
+    loss, count = mean_loss(module, source, work.seq_len, where)
+    what = {"mlm": "masked tokens", "tensors": "vectors"}.get(task, "tokens")
     return [head, f"{dataset.path}, validation split: loss {loss:.4f} of {count:,} {what}"]
 
 
@@ -88,7 +93,7 @@ def mean_loss(module: nn.Module, source: Source, seq_len: int, device: torch.dev
     at_once = max(1, TOKENS_AT_ONCE // seq_len)
     for first in range(0, source.num_samples, at_once):
         numbers = np.arange(first, min(first + at_once, source.num_samples))
-        batch = Batch.of(source.read(numbers)).to(device)
+        batch = Batch.of(source.read(numbers)).to(device, next(module.parameters()).dtype)
         with torch.no_grad():
             total += module(batch.inputs, batch.targets, **batch.beside).double().item()
         count += int(source.losses(numbers).sum())
@@ -108,7 +113,7 @@ def _answers(trained: Trained, device: torch.device, data: Path | None, out: Pat
 def _questions(trained: Trained, data: Path | None) -> tuple[QuestionSource, Questions]:
     """What is asked: the run's own validation questions, or all of a file, cut as the run cuts."""
     if data is None:
-        dataset = opened(trained.config, prepare_dataset(trained.config, progress=True))
+        dataset = dataset_of(trained)
         assert isinstance(dataset, QuestionDataset)
         return dataset.validation, dataset.questions()
     questions, tokenizer, keys = read_questions(data), trained.tokenizer, trained.config.data
@@ -123,7 +128,7 @@ def _logits(module: nn.Module, device: torch.device) -> LogitsOf:
     """The model as `evaluate_questions` asks it."""
 
     def logits_of(samples: Samples) -> tuple[Any, Any]:
-        batch = Batch.of(samples).to(device)
+        batch = Batch.of(samples).to(device, next(module.parameters()).dtype)
         with torch.no_grad():
             logits_BT2: Tensor = module(batch.inputs, **batch.beside)
         starts, ends = logits_BT2.double().cpu().unbind(-1)

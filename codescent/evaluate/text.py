@@ -17,10 +17,9 @@ from codescent.data import corpora
 from codescent.data.dataset import Dataset
 from codescent.data.sources import read_blocks
 from codescent.data.tokenizers import Tokenizer
-from codescent.datasets import opened, prepare_dataset
 from codescent.errors import UserError
 from codescent.plan import Plan
-from codescent.trained import Trained
+from codescent.trained import Trained, dataset_of
 
 TOKENS_AT_ONCE = 8192  # of a forward pass without gradients
 DECODED_AT_ONCE = 1 << 16
@@ -64,10 +63,10 @@ def text_lines(trained: Trained, module: nn.Module, device: torch.device, data: 
     """
     seq_len = Plan.from_json(trained.folder.plan).work.seq_len
     if data is None:
-        dataset = opened(trained.config, prepare_dataset(trained.config, progress=True))
+        dataset = dataset_of(trained)
         assert isinstance(dataset, Dataset)
         split, tokenizer = dataset.validation, dataset.tokenizer
-        name, tokens = f"{dataset.path}, validation split", split.tokens(0, split.num_tokens)
+        name, tokens = f"{dataset.path}, validation split", split.span(0, split.num_tokens)
         num_bytes = 0 if tokenizer is None else sum(_bytes_of(tokens[1:], tokenizer))
     else:
         name, (tokens, num_bytes) = str(data), _encoded(data, trained)

@@ -46,7 +46,7 @@ UNCOMPILED: Mapping[str, str] = {
 TASKS: dict[str, tuple[str, ...]] = {
     "gpt2": ("lm",),
     "llama": ("lm",),
-    "transformer": ("lm",),
+    "transformer": ("lm", "tensors", "seq2seq"),
     "bert": ("mlm", "qa"),
 }
 """What models of each kind can be trained for, the usual in front."""

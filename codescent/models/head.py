@@ -18,7 +18,7 @@ _SMALL_VOCAB = 2048  # below it the number of operations counts, not their memor
 _ONE_HOT_VOCAB = 1024  # up to this vocabulary a product with one-hot rows adds more exactly, and sooner
 
 SoftmaxGradient = Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]
-"""Logits [N, V], targets [N], wide dtype, whether the logits shall become their gradient -> the summed loss."""
+"""Logits [N, V], targets [N], wide dtype, whether the logits shall become their gradient -> the losses [N, 1]."""
 
 
 class Vocabulary:
@@ -41,9 +41,12 @@ class Vocabulary:
         chunk_tokens: int,
         loss_scale: float,
         port_VD: Tensor | None,
+        *,
+        some: bool = False,
     ) -> Tensor:
         """See `head_loss`."""
-        return head_loss(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), chunk_tokens, loss_scale, port_VD)
+        x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
+        return head_loss(x_ND, weight_VD, targets_N, chunk_tokens, loss_scale, port_VD, some=some)
 
     def every_row(self, x_BTD: Tensor) -> Tensor:
         """The rows of all positions, of which some go to `loss_of_rows`: where each rank has rows of its own, others'
@@ -125,6 +128,8 @@ def head_loss(
     port_VD: Tensor | None = None,
     softmax_gradient_: SoftmaxGradient | None = None,
     bias_V: Tensor | None = None,
+    *,
+    some: bool = False,
 ) -> Tensor:
     """SUM over tokens of the cross-entropy of softmax(x @ weight.T + bias) against the targets: a scalar, fp32 (fp64 in
     fp64). Of no tokens it is 0, and so are the gradients.
@@ -143,7 +148,10 @@ def head_loss(
         softmax_gradient_: for a weight that is some of the rows, while other ranks hold the others: the softmax over
             all of them. Targets may be rows of another rank.
         bias_V: added to the logits; None: nothing is. Not for compiled code.
+        some: targets may be negative: of these tokens nothing is wanted, and there is no loss. Not for compiled code.
     """
+    if some:
+        softmax_gradient_ = _of_wanted(softmax_gradient_ or _softmax_gradient_)
     chunk = chunk_tokens or max(len(x_ND), 1)
     receiver_VD = weight_VD if port_VD is None else port_VD
     if torch.compiler.is_compiling() and softmax_gradient_ is None and bias_V is None:
@@ -227,7 +235,7 @@ def _loss_and_gradients(
             torch.mm(x_chunk_ND, weight_VD.t(), out=logits_NV)
         else:
             torch.addmm(bias_V, x_chunk_ND, weight_VD.t(), out=logits_NV)
-        loss += softmax_gradient_(logits_NV, targets_N[start : start + chunk], work, wants)
+        loss += softmax_gradient_(logits_NV, targets_N[start : start + chunk], work, wants).sum()
         if d_x_ND is not None:
             torch.mm(logits_NV, weight_VD, out=d_x_ND[start : start + chunk])
         if d_weight_dtype is not None:
@@ -250,7 +258,7 @@ def _loss_and_gradients(
 
 
 def _softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool) -> Tensor:
-    """Sum of the cross-entropies; where it is wanted, the logits become softmax - onehot, their gradient, in place."""
+    """The cross-entropies; where it is wanted, the logits become softmax - onehot, their gradient, in place."""
     targets_N1 = targets_N[:, None]
     if logits_NV.device.type != "cpu" or logits_NV.shape[1] < _SMALL_VOCAB:
         log_p_NV = torch.log_softmax(logits_NV, -1, dtype=work)
@@ -266,7 +274,21 @@ def _softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, 
         # p - 1 at the target, from the loss: exact also where p is nearly 1. (In bf16, scatter_ would copy all of it.)
         rows_N = torch.arange(len(targets_N), device=targets_N.device)
         logits_NV[rows_N, targets_N] = torch.expm1(-losses_N1).squeeze(1).to(logits_NV.dtype)
-    return losses_N1.sum()
+    return losses_N1
+
+
+def _of_wanted(softmax_gradient_: SoftmaxGradient) -> SoftmaxGradient:
+    """The same, where tokens with a negative target have no loss and no gradient. Their logits are computed: so what
+    ranks exchange of a chunk does not depend on the targets."""
+
+    def wanted_alone_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool) -> Tensor:
+        unwanted_N1 = (targets_N < 0)[:, None]
+        losses_N1 = softmax_gradient_(logits_NV, targets_N.clamp(min=0), work, wants_gradient)
+        if wants_gradient:
+            logits_NV.masked_fill_(unwanted_N1, 0.0)
+        return losses_N1.masked_fill(unwanted_N1, 0.0)
+
+    return wanted_alone_
 
 
 def softmax_in_pieces_(logits_NV: Tensor, work: torch.dtype, keep: bool) -> Tensor:

@@ -90,8 +90,8 @@ class Transformer(nn.Module):
         targets_BX: Tensor | None = None,
         *,
         loss_scale: float = 1.0,
-        source_padding_BS: Tensor | None = None,
-        target_padding_BT: Tensor | None = None,
+        source_lengths_B: Tensor | None = None,
+        target_lengths_B: Tensor | None = None,
     ) -> Tensor:
         """The sum of the losses of the target's positions where targets are given, else logits; of a part without the
         head, activations.
@@ -99,10 +99,12 @@ class Transformer(nn.Module):
         Args:
             inputs: tokens int64 [B, X], the source's and then the target's; of a part without the embeddings, the
                 activations [B, X, D] of the part before; of a model that has none, vectors [B, X, D].
-            targets_BX: int64, what follows each token, as a loader gives them: those of the source are not read. Of a
-                model without embeddings, vectors [B, X, D].
+            targets_BX: int64, what follows each token, as a loader gives them: those of the source are not read; where
+                there are `target_lengths_B`, negative where nothing is wanted. Of a model without embeddings, vectors
+                [B, X, D].
             loss_scale: factor on the gradients (not on the value): 1 / (target positions of the global batch).
-            source_padding_BS, target_padding_BT: bool, True at positions that nobody sees. Of targets all are counted.
+            source_lengths_B, target_lengths_B: int64, at least 1: positions behind so many are padding, which nobody
+                sees; None: there is none.
 
         Returns:
             A scalar (fp32; fp64 in fp64): the sum of the cross-entropies, or without embeddings of the squared errors,
@@ -116,10 +118,14 @@ class Transformer(nn.Module):
                 x_BXD = drop(x_BXD, keys_SB[0], self.shape.dropout, self._rows(x_BXD))
         source_rows, _ = self._rows_of_streams(x_BXD)
         source_BSD, target_BTD = x_BXD[:, : len(source_rows)], x_BXD[:, len(source_rows) :]
-        source_BSD, target_BTD = self._layers(source_BSD, target_BTD, source_padding_BS, target_padding_BT, keys_SB)
+        padding_BS = _padding(source_lengths_B, self.shape.source_len)
+        # What is behind a target is hidden by causality from all that anything is wanted of.
+        padding_BT = None if self.shape.causal else _padding(target_lengths_B, self.shape.target_len)
+        source_BSD, target_BTD = self._layers(source_BSD, target_BTD, padding_BS, padding_BT, keys_SB)
         if not self.ends:
             return torch.cat((source_BSD, target_BTD), dim=1)
-        return self._end(self.norm(target_BTD), targets_BX, loss_scale, port_VD)
+        some = target_lengths_B is not None
+        return self._end(self.norm(target_BTD), targets_BX, loss_scale, port_VD, some=some)
 
     def forward_tensors(
         self,
@@ -188,7 +194,9 @@ class Transformer(nn.Module):
         longest = max(self.shape.streams)
         return sinusoids(longest, self.shape.hidden_dim, like.dtype, like.device)[rows]
 
-    def _end(self, x_BTD: Tensor, targets_BX: Tensor | None, loss_scale: float, port_VD: Tensor | None) -> Tensor:
+    def _end(
+        self, x_BTD: Tensor, targets_BX: Tensor | None, loss_scale: float, port_VD: Tensor | None, *, some: bool
+    ) -> Tensor:
         """The sum of the losses, or logits, or vectors."""
         if self.shape.embedding == "none":
             if targets_BX is None:
@@ -199,7 +207,8 @@ class Transformer(nn.Module):
             logits: Tensor = x_BTD @ weight_VD.t()
             return logits
         targets_BT = targets_BX[:, self.shape.source_len :]
-        return self.vocabulary.loss(x_BTD, weight_VD, targets_BT, self.head_chunk_tokens, loss_scale, port_VD)
+        chunk = self.head_chunk_tokens
+        return self.vocabulary.loss(x_BTD, weight_VD, targets_BT, chunk, loss_scale, port_VD, some=some)
 
     def _rows(self, like: Tensor) -> Tensor:
         """The positions, of X, whose rows are in the residual stream."""
@@ -220,6 +229,11 @@ class Transformer(nn.Module):
         if keys_B is None or len(keys_B) != batch:
             raise RuntimeError("training with dropout: call set_dropout_context with this micro-batch's sample numbers")
         return site_keys(keys_B, 1 + DROPOUT_SITES * self.shape.num_layers)
+
+
+def _padding(lengths_B: Tensor | None, length: int) -> Tensor | None:
+    """bool [B, length], True behind each sample's length."""
+    return None if lengths_B is None else torch.arange(length, device=lengths_B.device) >= lengths_B[:, None]
 
 
 def _block(shape: TransformerShape, layer: int) -> nn.Module:

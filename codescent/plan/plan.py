@@ -29,6 +29,7 @@ class Work:
     the activations of those before them, so that every pipeline stage loads it. `task`: what is wanted of a sample.
     `head_share` is how many of the positions the head reads, where it is not all: what a batch really has differs a
     little.
+    `synthetic`: samples are random numbers, to measure with.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Work:
     beside: bool = False
     task: str = "lm"
     head_share: float = 1.0
+    synthetic: bool = False
 
     @property
     def tokens(self) -> int:

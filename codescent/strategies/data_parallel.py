@@ -58,6 +58,11 @@ class DataParallel:
                 f"{key}: micro-batches of {size} sample(s) do not reach {self.devices} devices; nearest that would do: "
                 f"data_parallel = {size}, or train.microbatch_size = {self.devices}"
             )
+        if ask.work.beside:
+            yield (
+                f"{key}: what this task's samples have beside tokens (lengths) is not scattered; leave it out: "
+                "dp_replicate gives each device a rank of its own"
+            )
         if self.options.recompute == "full":
             yield (
                 f'{key}: parallel.recompute = "full" makes blocks again with the weights of the first device; take '

@@ -100,6 +100,8 @@ class SplitVocabulary:
         chunk_tokens: int,
         loss_scale: float,
         port_vD: Tensor | None,
+        *,
+        some: bool = False,
     ) -> Tensor:
         """The sum of the cross-entropies of all B * T tokens, the same on every rank: see `head_loss`.
 
@@ -110,11 +112,12 @@ class SplitVocabulary:
             chunk_tokens: rows of logits that exist at a time; 0: all.
             loss_scale: factor on the gradients, not on the value.
             port_vD: what receives the gradient of weight; None: weight itself.
+            some: targets may be negative, where nothing is wanted. What is sent is the same.
         """
         x_BTD = (gather_sequence if self.sequence_parallel else enter)(x, self.group)
         softmax = None if self.group.size() == 1 else self._softmax_gradient_
         x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
-        return head_loss(x_ND, weight_vD, targets_N, chunk_tokens, loss_scale, port_vD, softmax)
+        return head_loss(x_ND, weight_vD, targets_N, chunk_tokens, loss_scale, port_vD, softmax, some=some)
 
     def every_row(self, x: Tensor) -> Tensor:
         """The rows [B, T, D] of all positions of x, [B, t, D] or [B, T, D]; some of them go to `loss_of_rows`."""
@@ -150,7 +153,7 @@ class SplitVocabulary:
         return rows, (tokens < self.first) | (tokens >= self.last)
 
     def _softmax_gradient_(self, logits_Nv: Tensor, targets_N: Tensor, work: torch.dtype, wants: bool) -> Tensor:
-        """The loss, and the gradient in place of the logits, as in models/head.py, of columns on all ranks.
+        """The losses, and the gradient in place of the logits, as in models/head.py, of columns on all ranks.
 
         With m the largest logit of all, and m' and p' this rank's largest and its softmax among this rank's columns
         alone, exp(m' - m) / p' is this rank's part of sum exp(z - m): one softmax, and a factor for each row of it.
@@ -184,4 +187,4 @@ class SplitVocabulary:
             every_N = torch.arange(num_tokens, device=logits_Nv.device)
             at_target_N = torch.expm1(-losses_N1).squeeze(1).to(logits_Nv.dtype)
             logits_Nv[every_N, at_N] = torch.where(elsewhere_N, logits_Nv[every_N, at_N], at_target_N)
-        return losses_N1.sum()
+        return losses_N1

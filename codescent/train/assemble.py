@@ -167,7 +167,7 @@ def _loader(config: Config, plan: Plan, world: World, dataset: AnyDataset, first
     return Loader(
         source,
         sampler,
-        work.seq_len,
+        work.seq_len * (1 if work.vocab_size else work.hidden_dim),
         [(samples.start, samples.stop) for samples in mine],
         first_step,
         config.data.prefetch,

@@ -153,9 +153,10 @@ class Executor:
         self.optimizer = optimizer
         self.loader = loader
         self.device = world.device
+        self.dtype = TORCH_DTYPE[plan.work.precision]
         self.seed = seed
         self.wish_to_stop = wish_to_stop
-        self.messages = world.messages(TORCH_DTYPE[plan.work.precision], message_shape(plan))
+        self.messages = world.messages(self.dtype, message_shape(plan))
         self.watch = Stopwatch(self.device)
         self.arms: dict[Verb, Callable[[Instruction], None]] = {
             Verb.LOAD: self._load,
@@ -211,7 +212,7 @@ class Executor:
                 chunk.part.train(mode)
 
     def _evaluate(self, batch: Batch) -> torch.Tensor:
-        batch = batch.to(self.device)
+        batch = batch.to(self.device, self.dtype)
         stage, degree = self.world.stage, self.plan.mesh.pp
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         receives = [
@@ -256,7 +257,7 @@ class Executor:
         return True
 
     def _load(self, instruction: Instruction) -> None:
-        self.batch = self.portion.batches[_microbatch(instruction)].to(self.device)
+        self.batch = self.portion.batches[_microbatch(instruction)].to(self.device, self.dtype)
 
     def _forward(self, instruction: Instruction) -> None:
         chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)

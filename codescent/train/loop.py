@@ -169,6 +169,9 @@ class _Run:
             self.folder.write_environment(self.machine)
             if self.dataset.tokenizer_text is not None:
                 self.folder.write_tokenizer(self.dataset.tokenizer_text)
+        if self.plan.work.synthetic:
+            self._event("synthetic_data", **self.dataset.description)
+            self.display.say("synthetic data: random numbers, to measure with; the loss says nothing")
         if self.machine["warning"]:
             self.display.say(f"warning: {self.machine['warning']}")
         if self.world.is_first:

@@ -1,0 +1,222 @@
+"""In: nothing. Out: the time of a data-loading step from memory, HDF5, .pt and safetensors, beside the step's compute.
+Does not start codescent as a user does: it takes the steps of one trainer, whose loader it exchanges between turns."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import ROOT, finish, hardware, machine_line, must, must_lines, parser, positive, say, table, write_json
+
+sys.path.insert(0, str(ROOT))
+
+from codescent.configfile import load
+from codescent.data.loader import Loader, Sampler
+from codescent.data.samples import Source
+from codescent.data.synthetic import Sizes, Synthetic
+from codescent.data.tensor_dataset import TensorDataset, in_memory, open_prepared
+from codescent.data.tensor_prepare import prepare_synthetic
+from codescent.errors import UserError
+from codescent.place import Place
+from codescent.preflight import plan_with
+from codescent.train.assemble import Trainer, assemble
+from codescent.train.machine import try_matmul
+from codescent.train.stop import StopRequest
+from codescent.train.world import World
+
+FORMATS = ("memory", "hdf5", "pt", "safetensors")
+FOUNDING_S = {"memory": 950e-6, "hdf5": 3e-3}
+"""The slowest data-loading steps that the founding document saw, on its machine."""
+
+NOTES = """A step is the founding experiment's: torch.nn.Transformer's default sizes, {batch} samples of source
+{source} and target {target}, fp32, forward, backward, Adam. A data-loading step: the same
+samples of random numbers, read in random order and put together as one array; files are in the system's cache. In a
+step: not prefetched, read when the step needs them; prefetched: by a thread, up to {prefetch} steps ahead, what a step
+then still waits. Compute is of all a format's steps; the device is {device}, with {threads} thread(s)."""
+
+
+@dataclass
+class Times:
+    """Seconds of one format's steps."""
+
+    alone: list[float] = field(default_factory=list)
+    exposed: dict[int, list[float]] = field(default_factory=dict)
+    compute: list[float] = field(default_factory=list)
+
+
+def arguments_of() -> argparse.Namespace:
+    """The command line."""
+    parsed = parser("Time reading tensors from memory, HDF5, .pt and safetensors beside a training step.")
+    parsed.add_argument("--samples", type=positive, default=2048, help="of the training split")
+    parsed.add_argument("--reads", type=positive, default=200, help="data-loading steps of each format by itself")
+    parsed.add_argument("--rounds", type=positive, default=5, help="turns of every format")
+    parsed.add_argument("--steps", type=positive, default=2, help="training steps of a turn")
+    parsed.add_argument("--prefetch", type=positive, default=16, help="steps that are read ahead at the most")
+    parsed.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parsed.add_argument("--threads", type=positive, help="of the computation; default: all cores")
+    parsed.add_argument("overrides", metavar="section.key=value", nargs="*", help="other sizes of the experiment")
+    return parsed.parse_args()
+
+
+def datasets_of(recipe: Synthetic, folder: Path) -> dict[str, TensorDataset]:
+    """The same numbers in every format."""
+    found = {"memory": in_memory(recipe, f"synthetic:{recipe.train}")}
+    for storage in FORMATS[1:]:
+        say(f"writing {storage}")
+        found[storage] = open_prepared(prepare_synthetic(recipe, storage, folder))
+    return found
+
+
+class Bench:
+    """One trainer, and the loaders that it is given in turns."""
+
+    def __init__(self, trainer: Trainer, datasets: Mapping[str, TensorDataset], batch: int, seq_len: int) -> None:
+        self.trainer, self.batch, self.numbers = trainer, batch, 0
+        self.sources: dict[str, Source] = {
+            name: dataset.source("train", seq_len, dataset.sizes.target_len) for name, dataset in datasets.items()
+        }
+        self.sample_numbers = seq_len * next(iter(datasets.values())).sizes.width
+        self.times = {name: Times() for name in datasets}
+
+    def loader(self, name: str, prefetch: int, first_step: int = 0) -> Loader:
+        """Of the whole batch."""
+        source = self.sources[name]
+        sampler = Sampler(1, source.num_samples, self.batch)
+        pinned = self.trainer.executor.device.type == "cuda"
+        return Loader(source, sampler, self.sample_numbers, [(0, self.batch)], first_step, prefetch, pinned)
+
+    def read_alone(self, reads: int) -> None:
+        """Data-loading steps while nothing is computed; formats take turns."""
+        loaders = {name: self.loader(name, 0) for name in self.sources}
+        for number in range(reads + 10):
+            for name, loader in loaders.items():
+                begin = time.perf_counter()
+                loader.next()
+                if number >= 10:
+                    self.times[name].alone.append(time.perf_counter() - begin)
+
+    def train(self, rounds: int, steps: int, prefetch: int) -> None:
+        """Training steps with each format, not prefetched and prefetched; the first step of a turn does not count."""
+        for turn in range(rounds):
+            cases = [(name, ahead) for name in self.sources for ahead in (0, prefetch)]
+            for name, ahead in cases if turn % 2 == 0 else reversed(cases):
+                with self.loader(name, ahead, turn * (steps + 1)) as loader:
+                    self.trainer.executor.loader = loader
+                    for step in range(steps + 1):
+                        result = self.trainer.executor.step(self.numbers, 1e-3)
+                        self.numbers += 1
+                        if step:
+                            self.times[name].exposed.setdefault(ahead, []).append(result.seconds["data_s"])
+                            self.times[name].compute.append(result.seconds["compute_s"])
+                say(
+                    f"round {turn + 1}/{rounds}  {name:12} prefetch {ahead:3}  {result.seconds['data_s'] * 1e6:8.0f} us"
+                )
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Times], dict[str, Any]]:
+    """The times by format, and what a step is."""
+    words = [f"data.corpus=synthetic:{arguments.samples}", "train.eval_every=0", f"train.device={arguments.device}"]
+    config = load("synthetic_transformer", [*words, *arguments.overrides]).config
+    model = config.model
+    assert model.source_len is not None
+    assert model.target_len is not None
+    assert model.hidden_dim is not None
+    sizes = Sizes(model.source_len, model.target_len, model.hidden_dim)
+    datasets = datasets_of(Synthetic(arguments.samples, 1, sizes), folder)
+    world = World(Place(), arguments.device, arguments.threads, timeout_s=600.0)
+    plan = plan_with(config, datasets["memory"], 1)
+    world.divide(plan)
+    kernels = try_matmul("auto", world.device)
+    with StopRequest(alone=True) as stop:
+        trainer = assemble(config, plan, world, datasets["memory"], 0, stop)
+        bench = Bench(trainer, datasets, plan.work.global_batch_size, plan.work.seq_len)
+        try:
+            bench.read_alone(arguments.reads)
+            bench.train(arguments.rounds, arguments.steps, arguments.prefetch)
+        finally:
+            trainer.close()
+            world.close()
+    work = {
+        "batch": plan.work.global_batch_size,
+        "source": f"{sizes.source_len}x{sizes.width}",
+        "target": f"{sizes.target_len}x{sizes.width}",
+        "prefetch": arguments.prefetch,
+        "samples": arguments.samples,
+        "parameters": plan.num_parameters,
+        "device": arguments.device,
+        "threads": torch.get_num_threads(),
+        "matmul": kernels["choice"],
+    }
+    return bench.times, work
+
+
+def entry(name: str, times: Times, prefetch: int) -> dict[str, Any]:
+    """What is known of one format."""
+    compute_s, hidden = statistics.median(times.compute), times.exposed[prefetch]
+    return {
+        "format": name,
+        "alone_median_s": statistics.median(times.alone),
+        "alone_slowest_s": max(times.alone),
+        "founding_slowest_s": FOUNDING_S.get(name),
+        "exposed_median_s": statistics.median(times.exposed[0]),
+        "prefetched_exposed_median_s": statistics.median(hidden),
+        "prefetched_exposed_slowest_s": max(hidden),
+        "compute_median_s": compute_s,
+        "share_alone": statistics.median(times.alone) / compute_s,
+        "share_prefetched": statistics.median(hidden) / compute_s,
+        "steps": len(hidden),
+    }
+
+
+def main() -> int:
+    """Measure and print."""
+    arguments = arguments_of()
+    record = hardware()
+    try:
+        with tempfile.TemporaryDirectory(prefix="codescent-formats-") as name:
+            times, work = measure(arguments, Path(name))
+    except UserError as error:
+        say(f"data_formats.py: {error}")
+        return 2
+    entries = [entry(name, found, arguments.prefetch) for name, found in times.items()]
+    claims = [
+        must(f"{e['format']}, prefetched: share of compute", e["share_prefetched"], 0.01, at_least=False)
+        for e in entries
+    ]
+    rows = [
+        [
+            e["format"],
+            *(
+                f"{1e6 * e[key]:.0f}"
+                for key in (
+                    "alone_median_s",
+                    "alone_slowest_s",
+                    "exposed_median_s",
+                    "prefetched_exposed_median_s",
+                    "prefetched_exposed_slowest_s",
+                )
+            ),
+            f"{1e3 * e['compute_median_s']:.1f}",
+        ]
+        for e in entries
+    ]
+    header = ["format", "us alone", "slowest", "us in a step", "prefetched", "slowest", "ms compute"]
+    print(machine_line(record), NOTES.format(**work), "", table(header, rows), "", sep="\n")
+    print("\n".join(must_lines(claims)))
+    write_json(
+        arguments.json,
+        {"benchmark": "data_formats", "hardware": record, "work": work, "formats": entries, "musts": claims},
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    finish(main)

@@ -1,0 +1,161 @@
+"""In: an encoder-decoder on synthetic tensors, in every format, under axes of the mesh. Out: the losses of one process.
+Does not look at files (test_data_tensors does)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forker import Forker
+from runs import assert_same, codescent, losses, make_project
+
+from codescent.build import build
+from codescent.config import Config
+from codescent.configfile import load
+from codescent.errors import UserError
+from codescent.plan import Plan
+from codescent.record import RunFolder
+
+SIZES = (
+    "model.kind=transformer",
+    "model.num_layers=auto",
+    "model.seq_len=auto",
+    "model.num_encoder_layers=1",
+    "model.num_decoder_layers=2",
+    "model.num_heads=2",
+    "model.hidden_dim=12",
+    "model.source_len=2",
+    "model.target_len=5",
+    "model.dropout=0.1",
+    "model.causal=false",
+    "model.embedding=none",
+    "data.corpus=synthetic:30",
+    "train.precision=fp64",
+    "train.global_batch_size=8",
+    "train.eval_every=3",
+    "optimizer.decay_steps=20",
+    "optimizer.max_grad_norm=0.1",
+)
+
+
+class Runs:
+    """Runs of one project, that of one process done once."""
+
+    def __init__(self, project: Path, forker: Forker) -> None:
+        self.project, self.forker = project, forker
+        self.number = 0
+        self.alone = self.run(1, "train.num_steps=8")
+
+    def run(self, ranks: int, *words: str, resume: bool = False) -> RunFolder:
+        self.number += 0 if resume else 1
+        return self.forker.train(self.project, f"run{self.number}", ranks, *SIZES, *words, resume=resume)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
+    project = tmp_path_factory.mktemp("hybrids_tensors")
+    make_project(project)
+    return Runs(project, forker)
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks"),
+    [
+        ("pp=2", 2),
+        ("dp_replicate=2 data.format=hdf5", 2),
+        pytest.param("tp=2 sequence_parallel=false data.format=memory", 2, marks=pytest.mark.slow),
+        pytest.param("dp_shard=2 data.format=pt", 2, marks=pytest.mark.slow),
+        pytest.param("dp_shard=2 pp=2 schedule=gpipe cut=encoder-decoder data.format=pt", 4, marks=pytest.mark.slow),
+        pytest.param("dp_replicate=4 data.format=safetensors", 4, marks=pytest.mark.slow),
+        pytest.param("pp=2 schedule=zero-bubble recompute=full", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_every_layout_and_format_walks_the_trajectory_of_one(runs: Runs, layout: str, ranks: int) -> None:
+    words = [word if "." in word else f"parallel.{word}" for word in layout.split()]
+    found = runs.run(ranks, *words, "train.num_steps=6", "train.microbatch_size=2")
+    assert_same(found, runs.alone, 1e-9, stop=6)
+    assert len(losses(found)) == 6
+
+
+@pytest.mark.parametrize("storage", ["memory", "hdf5"])
+def test_a_resumed_run_is_the_same_bitwise(runs: Runs, storage: str) -> None:
+    """Also where the numbers were in memory before: they are the same."""
+    runs.run(1, "train.num_steps=8", "train.eval_every=0", "checkpoint.every=4", "train.num_steps=4")
+    words = ("train.num_steps=8", "train.eval_every=0", "checkpoint.every=4", f"data.format={storage}")
+    assert losses(runs.run(1, *words, resume=True)) == losses(runs.alone)
+
+
+def test_the_run_says_that_it_is_synthetic(runs: Runs) -> None:
+    (event,) = [event for event in runs.alone.read_events() if event["kind"] == "synthetic_data"]
+    assert event["synthetic"] is True
+    assert event["recipe"] == {
+        "train": 30,
+        "validation": 3,
+        "sizes": {"source_len": 2, "target_len": 5, "width": 12},
+        "seed": 0,
+    }
+    assert Plan.from_json(runs.alone.plan).work.synthetic
+    assert Plan.from_json(runs.alone.plan).work.task == "tensors"
+    said = codescent(runs.project, "plan", "synthetic_transformer")
+    assert "synthetic: random numbers" in said.stdout
+
+
+def test_the_shipped_experiment_has_the_founding_numbers() -> None:
+    config = load("synthetic_transformer").config
+    plan = build(config, None, 4)
+    assert plan.num_parameters == 44_140_544  # torch.nn.Transformer()
+    assert plan.work.streams == (1, 20)
+    assert plan.work.global_batch_size * config.train.num_steps == 10 * 2048
+    assert (config.optimizer.kind, config.optimizer.learning_rate) == ("adam", 1e-3)
+    assert config.optimizer.scale_learning_rate == "linear"
+
+
+MODEL: dict[str, Any] = {"kind": "transformer", "num_encoder_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
+MODEL |= {"hidden_dim": 8, "source_len": 2, "target_len": 3, "embedding": "none"}
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "words"),
+    [
+        ({"embedding": "tied"}, {}, ['model.embedding: data.task = "tensors" has vectors', '"none"']),
+        ({"embedding": None}, {}, ["model.embedding"]),
+        ({}, {"corpus": "python-stdlib"}, ['data.task = "lm" gives tokens', '"tied"']),
+        ({}, {"task": "lm"}, ["is tensors, no text", 'model.embedding = "none"']),
+        ({"kind": "gpt2"}, {}, ['data.task = "tensors": model.kind = "gpt2" is trained for lm', "transformer"]),
+    ],
+)
+def test_text_and_vectors_are_kept_apart(model: dict[str, Any], data: dict[str, Any], words: list[str]) -> None:
+    sizes = MODEL if "kind" not in model else {"num_layers": 1, "num_heads": 2, "hidden_dim": 8, "seq_len": 4}
+    config = Config.model_validate({"model": sizes | model, "data": {"corpus": "synthetic:9"} | data})
+    with pytest.raises(UserError) as told:
+        build(config, 11, 1)
+    for word in words:
+        assert word in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["data.corpus=python-stdlib", "data.format=hdf5"], "no tensors"),
+        (["data.corpus=mine.h5", "data.format=pt"], "mine.h5 is hdf5; leave data.format out"),
+        (["data.corpus=mine.h5"], "mine.h5: no such file"),
+        (["data.corpus=synthetic:4"], "has 4 samples of 7 positions, fewer than train.global_batch_size = 8"),
+        (["data.corpus=synthetic:many"], "must be synthetic:SAMPLES"),
+    ],
+)
+def test_a_run_refuses_in_words(runs: Runs, words: list[str], said: str) -> None:
+    done = runs.forker.run(runs.project, 1, ["run.name=refused", *SIZES, *words])
+    assert done.codes == [2]
+    assert said in done.said
+
+
+def test_other_sizes_than_the_models_are_refused(runs: Runs) -> None:
+    made = codescent(
+        runs.project, "data", "--synthetic", "9", "--source", "1x4", "--target", "5x4", "--format", "safetensors"
+    )
+    folder = made.stdout.splitlines()[-1]
+    done = runs.forker.run(runs.project, 1, ["run.name=refused", *SIZES, f"data.corpus={folder}"])
+    assert done.codes == [2]
+    assert "has 1 vectors of the source; give model.source_len = 1" in done.said
+    assert "give model.hidden_dim = 4" in done.said
