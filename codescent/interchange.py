@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from codescent import models
 from codescent.build import build
@@ -161,7 +162,11 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
     except UserError as error:
         raise UserError(*problems, *error.problems) from error
     vocab_size = None if text is None else LibraryTokenizer.from_json(text, str(path)).vocab_size
-    config = _config(folder, run, resolved, has_tokenizer=text is not None)
+    try:
+        config = _config(folder, run, resolved, has_tokenizer=text is not None)
+    except ValidationError as error:  # a name that is none for a run, a number that no model of ours has
+        told = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors(include_url=False)]
+        raise UserError(*problems, *(f"{run}: cannot be a run: {problem}" for problem in told)) from error
     if vocab_size is not None and vocab_size > folder.shape.vocab_size:
         problems.append(
             f"{path}: its tokenizer has {vocab_size} tokens, its model a vocabulary of {folder.shape.vocab_size}"

@@ -299,6 +299,7 @@ def test_what_cannot_be_done_has_exit_code_2(
     sizes = ("model.num_layers=auto", "model.num_encoder_layers=1", "model.num_decoder_layers=1")
     sizes += ("model.seq_len=auto", "model.source_len=8", "model.target_len=8")
     forker.train(project, "encoder", 1, *UNTRAINED, "model.kind=transformer", *sizes)
+    assert run(["export", str(path), str(project / "out")]) == 0
     cut = tmp_path / "cut"
     a_folder(cut, gpt2())
     (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-4])
@@ -309,6 +310,7 @@ def test_what_cannot_be_done_has_exit_code_2(
         (["import", str(tmp_path / "nowhere"), str(tmp_path / "out")], "no such folder"),
         (["import", str(cut), str(tmp_path / "out")], "not a whole safetensors file"),
         (["import", str(cut), str(tmp_path / "there")], "is there already"),
+        (["import", str(project / "out"), f"{tmp_path}/ends in a space "], "cannot be a run: name: "),
     ):
         assert run(words) == 2
         assert message in capsys.readouterr().err

@@ -31,6 +31,7 @@ _PICKLES = (
     "tf_model.h5",
     "flax_model.msgpack",
 )
+_REAL = ("norm_eps",)  # sizes that are no whole numbers
 _SHOWN = 12
 
 
@@ -109,25 +110,30 @@ def open_folder(path: Path) -> Folder:
     if problems or shape is None:
         raise UserError(*problems)
     parts = parts_of(kind, shape)
-    wanted = {part.tensor: part for of_one in parts.values() for part in of_one}
-    fresh = {part.tensor for name in kind.fresh for part in parts.get(name, ())}
     headless = kind.architecture not in (settings.get("architectures") or [kind.architecture])
-    tied = {name: other for name, other in kind.tied.items() if name not in wanted}
-    missing = [name for name in wanted if name not in found]
-    lacking = missing if not headless else [name for name in missing if name not in fresh]
-    problems += _few(path, "missing, though config.json implies it", lacking)
-    extra = [name for name in found if name not in wanted and name not in tied]
-    problems += _few(path, "not a tensor of this model", extra)
-    for name, part in wanted.items():
-        if name in found and found[name].shape != part.shape:
-            problems.append(f"{found[name].file}: {name} is {list(found[name].shape)}, not {list(part.shape)}")
-        if name in found and found[name].dtype not in DTYPES:
-            problems.append(f"{found[name].file}: {name} is {found[name].dtype}, not one of {', '.join(DTYPES)}")
-    problems += [problem for name, other in tied.items() if name in found for problem in _differ(found, name, other)]
+    wanted = {part.tensor: part for of_one in parts.values() for part in of_one}
+    absent = tuple(name for name in kind.fresh if headless and any(p.tensor not in found for p in parts.get(name, ())))
+    without = {part.tensor for name in absent for part in parts[name]}
+    problems += _misfits(path, kind, {name: part for name, part in wanted.items() if name not in without}, found)
     if problems:
         raise UserError(*problems)
-    absent = tuple(name for name in kind.fresh if any(part.tensor in missing for part in parts.get(name, ())))
     return Folder(path, kind, shape, sizes, found, absent)
+
+
+def _misfits(path: Path, kind: Kind, wanted: Mapping[str, Part], found: Mapping[str, Stored]) -> Iterator[str]:
+    """Tensors that are missing, too many, or others than config.json implies."""
+    tied = {name: other for name, other in kind.tied.items() if name not in wanted}
+    yield from _few(path, "missing, though config.json implies it", [name for name in wanted if name not in found])
+    extra = [name for name in found if name not in wanted and name not in tied]
+    yield from _few(path, "not a tensor of this model", extra)
+    for name, part in wanted.items():
+        if name in found and found[name].shape != part.shape:
+            yield f"{found[name].file}: {name} is {list(found[name].shape)}, not {list(part.shape)}"
+        if name in found and found[name].dtype not in DTYPES:
+            yield f"{found[name].file}: {name} is {found[name].dtype}, not one of {', '.join(DTYPES)}"
+    for name, other in tied.items():
+        if name in found:
+            yield from _differ(found, name, other)
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -171,9 +177,8 @@ def _shape(
         sizes = dict(kind.defaults(settings))
         sizes |= {ours: settings[key] for ours, key in kind.sizes.items() if settings.get(key) is not None}
         problems += [f"{where}: {key}: missing" for ours, key in kind.sizes.items() if ours not in sizes]
-        wrong = [key for ours, key in kind.sizes.items() if isinstance(sizes.get(ours), bool)
-                 or not isinstance(sizes.get(ours, 0), int | float)]  # fmt: skip
-        problems += [f"{where}: {key} = {json.dumps(settings.get(key))}: not a number" for key in wrong]
+        wrong = [key for ours, key in kind.sizes.items() if not _is_size(sizes.get(ours, 0), ours in _REAL)]
+        problems += [f"{where}: {key} = {json.dumps(settings.get(key))}: not a size" for key in wrong]
         rest, unlike = kind.read(settings)
         problems += [f"{where}: {problem}" for problem in unlike]
         if problems:
@@ -186,6 +191,10 @@ def _shape(
         return {}, None, [*problems, f"{where}: not the config of a {kind.model_type} ({error})"]
     except UserError as error:
         return {}, None, [*problems, *error.problems]
+
+
+def _is_size(value: object, real: bool) -> bool:
+    return isinstance(value, int | float if real else int) and not isinstance(value, bool)
 
 
 def _tensors(path: Path, kind: Kind) -> tuple[dict[str, Stored], list[str]]:
