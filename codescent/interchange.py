@@ -102,7 +102,7 @@ def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, int | None]]:
 def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int | None]) -> dict[str, Any]:
     """config.json."""
     return {
-        "architectures": [kind.architecture],
+        "architectures": [kind.architectures(shape)[0]],
         "model_type": kind.model_type,
         **{theirs: getattr(shape, ours) for ours, theirs in kind.sizes.items()},
         **kind.write(shape),
@@ -183,6 +183,8 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
         Checkpoints(making / CHECKPOINTS, 1, keep_best=False).save(0, _promised(folder, config), state)
         made.event("import", folder=str(path.absolute()), fingerprint=fingerprint)
     lines = [f"{folder.kind.model_type} of {sum(p.numel for p in _parameters(folder)):,} parameters, read from {path}"]
+    if folder.spare:
+        lines.append(f"left out, since ours has no use for them: {', '.join(sorted(folder.spare))}")
     if text is None:
         lines.append(
             "no tokenizer: the folder has none that the tokenizers library reads; data.tokenizer is the config's"
@@ -196,10 +198,14 @@ def _config(folder: Folder, run: Path, resolved: Resolved, *, has_tokenizer: boo
     if resolved.origins["train.precision"] == DEFAULT and len(folder.dtypes) == 1:
         precision = "bf16" if "bf16" in folder.dtypes else "fp64" if "fp64" in folder.dtypes else "fp32"
     given = {name: value for name, value in folder.sizes.items() if value is not None}
+    head = given.pop("head", None)
     given |= {name: float(given[name]) for name in ("rope_theta", "norm_eps", "dropout") if name in given}
     data = base.data.model_dump()
     if has_tokenizer:
         data["tokenizer"] = str(path / TOKENIZER)
+    if head is not None:  # what it was made for is the task
+        data["task"] = head
+    log = base.log if folder.kind.name in models.GENERATING else base.log.model_copy(update={"sample_tokens": 0})
     return Config(
         run=Run(**{**base.run.model_dump(), "name": path.name, "folder": path}),
         model=Model(**given, weights=folder.path.absolute()),
@@ -208,7 +214,7 @@ def _config(folder: Folder, run: Path, resolved: Resolved, *, has_tokenizer: boo
         optimizer=base.optimizer,
         parallel=base.parallel,
         checkpoint=base.checkpoint,
-        log=base.log,
+        log=log,
     )
 
 

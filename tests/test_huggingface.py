@@ -11,12 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from questions import vocabulary
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from codescent import models
-from codescent.data import bpe
+from codescent.data import bpe, wordpiece
 from codescent.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
 from codescent.errors import UserError
 from codescent.huggingface import KINDS, tokens
@@ -29,6 +42,15 @@ GPT2 = {"n_layer": 2, "n_head": 3, "n_embd": 24, "vocab_size": 61, "n_positions"
 LLAMA = {
     "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 24,
     "intermediate_size": 40, "vocab_size": 61, "max_position_embeddings": 32,
+}  # fmt: skip
+
+BERT = {
+    "num_hidden_layers": 2, "num_attention_heads": 3, "hidden_size": 24, "intermediate_size": 52, "vocab_size": 61,
+    "max_position_embeddings": 32,
+}  # fmt: skip
+
+BERT_SIZES = {
+    "num_layers": 2, "num_heads": 3, "hidden_dim": 24, "ffn_dim": 52, "vocab_size": 61, "seq_len": 32,
 }  # fmt: skip
 
 
@@ -47,6 +69,10 @@ def gpt2(**changes: Any) -> Any:
 
 def llama(**changes: Any) -> Any:
     return random_(LlamaForCausalLM(LlamaConfig(**LLAMA | changes)))
+
+
+def bert(kind: Any = BertForMaskedLM, **changes: Any) -> Any:
+    return random_(kind(BertConfig(**BERT | changes)))
 
 
 def ours(path: Path, dtype: torch.dtype = torch.float32) -> Any:
@@ -77,7 +103,11 @@ def retensor(path: Path, act: Callable[[dict[str, Tensor]], object]) -> None:
 @torch.no_grad()
 def difference(theirs: Any, mine: Any) -> float:
     x_BT = torch.randint(0, 61, (3, 32), generator=torch.Generator().manual_seed(1))
-    return float((theirs(x_BT).logits - mine(x_BT)).abs().max())
+    out = theirs(x_BT)
+    if not hasattr(out, "start_logits"):
+        name = "logits" if "logits" in out else "prediction_logits"
+        return float((out[name] - mine(x_BT)).abs().max())
+    return float((torch.stack([out.start_logits, out.end_logits], -1) - mine(x_BT)).abs().max())
 
 
 @pytest.mark.parametrize(
@@ -88,8 +118,11 @@ def difference(theirs: Any, mine: Any) -> float:
         llama,
         lambda: llama(num_key_value_heads=6, tie_word_embeddings=True, rms_norm_eps=1e-4, rope_theta=500.0),
         lambda: llama(num_key_value_heads=1),
+        bert,
+        lambda: bert(BertForQuestionAnswering),
+        lambda: bert(BertForPreTraining),
     ],
-    ids=["gpt2", "gpt2-wide", "llama", "llama-tied", "llama-one-kv-head"],
+    ids=["gpt2", "gpt2-wide", "llama", "llama-tied", "llama-one-kv-head", "bert", "bert-qa", "bert-pretraining"],
 )
 def test_the_same_logits(build: Callable[[], Any], tmp_path: Path) -> None:
     model = build()
@@ -144,7 +177,36 @@ def test_a_tied_head_may_be_stored_twice_but_not_differ(tmp_path: Path) -> None:
         open_folder(tmp_path)
 
 
-@pytest.mark.parametrize("build", [gpt2, llama])
+def test_berts_as_google_released_them(tmp_path: Path) -> None:
+    """Norms have gamma and beta, the tied matrix is there twice; pooler and next sentence are left out."""
+    model = bert(BertForPreTraining)
+    model.save_pretrained(tmp_path)
+
+    def old(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if "LayerNorm" in name]:
+            new = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            tensors[new] = tensors.pop(name)
+        tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+        tensors["bert.embeddings.position_ids"] = torch.arange(32)[None]
+
+    retensor(tmp_path, old)
+    assert difference(model, ours(tmp_path)) < 1e-5
+    spare = {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+    assert set(open_folder(tmp_path).spare) == spare | {"cls.seq_relationship.weight", "cls.seq_relationship.bias"}
+
+
+def test_a_bert_without_a_head_lacks_it(tmp_path: Path) -> None:
+    bert(BertModel).save_pretrained(tmp_path)
+    folder = open_folder(tmp_path)
+    missing = {"head.bias", "head.dense.weight", "head.dense.bias", "head.norm.weight", "head.norm.bias"}
+    assert set(folder.missing) == missing
+    for head in ("mlm", "qa"):
+        shape = models.shape_of("bert", {**BERT_SIZES, "head": head})
+        lacking = {one.name for one in models.parameters_of("bert", shape) if not folder.has(one)}
+        assert lacking == (missing if head == "mlm" else {"head.weight", "head.bias"})
+
+
+@pytest.mark.parametrize("build", [gpt2, llama, bert])
 def test_any_box_is_that_of_the_whole(build: Callable[[], Any], tmp_path: Path) -> None:
     """Rows that cut heads and pairs apart, columns, single elements, nothing."""
     build().bfloat16().save_pretrained(tmp_path)
@@ -160,7 +222,7 @@ def test_any_box_is_that_of_the_whole(build: Callable[[], Any], tmp_path: Path) 
             assert torch.equal(box(folder, name, slices), whole[slices]), (name, slices)
 
 
-@pytest.mark.parametrize("build", [gpt2, llama])
+@pytest.mark.parametrize("build", [gpt2, llama, bert])
 def test_each_way_is_the_other_backwards(build: Callable[[], Any], tmp_path: Path, monkeypatch: Any) -> None:
     """Written back from our parameters, in blocks of a few elements: the same tensors, bit by bit."""
     monkeypatch.setattr("codescent.huggingface.write.BLOCK_NUMEL", 300)
@@ -179,7 +241,12 @@ def test_each_way_is_the_other_backwards(build: Callable[[], Any], tmp_path: Pat
 
 
 def test_every_declared_parameter_of_a_kind_has_its_place() -> None:
-    for kind, preset in (("gpt2", "gpt2"), ("llama", "llama3-8b"), ("llama", "llama-tiny")):
+    for kind, preset in (
+        ("gpt2", "gpt2"),
+        ("llama", "llama3-8b"),
+        ("llama", "llama-tiny"),
+        ("bert", "bert-base-uncased"),
+    ):
         shape = models.shape_of(kind, {}, preset)
         parts = parts_of(KINDS[kind], shape)
         assert {p.name: p.shape for p in models.parameters_of(kind, shape)} == {
@@ -222,7 +289,10 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "pickle": (pickle, r"pytorch_model\.bin: not read: a pickle may run any code.*save_pretrained"),
     "no weights": (lambda path: (path / "model.safetensors").unlink(), "no weights"),
-    "architecture": (lambda path: change(path, model_type="mamba"), "model_type = 'mamba': known are gpt2, llama"),
+    "architecture": (
+        lambda path: change(path, model_type="mamba"),
+        "model_type = 'mamba': known are gpt2, llama, bert",
+    ),
     "activation": (lambda path: change(path, activation_function="relu"), 'activation_function = "relu": our gpt2 has'),
     "scaled": (lambda path: change(path, scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx"),
     "untied": (lambda path: change(path, tie_word_embeddings=False), "tie_word_embeddings = false"),
@@ -260,6 +330,14 @@ def test_llamas_that_ours_is_not(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         open_folder(tmp_path)
     for part in ("attention_bias = true", "head_dim = 8", "sliding_window = 4", 'hidden_act = "gelu"'):
+        assert part in str(caught.value)
+
+
+def test_berts_that_ours_is_not(tmp_path: Path) -> None:
+    bert(hidden_act="relu", type_vocab_size=3, attention_probs_dropout_prob=0.0).save_pretrained(tmp_path)
+    with pytest.raises(UserError) as caught:
+        open_folder(tmp_path)
+    for part in ('hidden_act = "relu"', "type_vocab_size = 3", "attention_probs_dropout_prob = 0.0: ours has one"):
         assert part in str(caught.value)
 
 
@@ -333,6 +411,29 @@ def check_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert again.encode(TEXT).tolist() == ids
     assert (again.vocab_size, again.separator) == (tokenizer.vocab_size, tokenizer.separator)
     assert tokens.differing_tokens((tmp_path / "ours.json").read_text(), back) == []
+
+
+def test_wordpieces(tmp_path: Path) -> None:
+    mine = wordpiece.bert(f"bert:{vocabulary(tmp_path)}")
+    (tmp_path / "ours.json").write_text(mine.text)
+    bert().save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").unlink()
+    for name, text in tokens.tokenizer_files((tmp_path / "ours.json").read_text(), 32)[0].items():
+        (tmp_path / name).write_text(text)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    text = "The King was born; who walked?"
+    ids = mine.encode(text).tolist()
+    assert theirs.encode(text, add_special_tokens=False) == ids
+    both = theirs("who?", text)
+    assert both["input_ids"] == [mine.begin, *mine.encode("who?").tolist(), mine.end, *ids, mine.end]
+    assert both["token_type_ids"][-len(ids) - 1 :] == [1] * (len(ids) + 1)
+    assert (theirs.pad_token_id, theirs.mask_token_id) == (mine.pad, mine.mask)
+    for left in ("tokenizer.json", "vocab.txt"):  # by either file alone
+        back = tokens.tokenizer_text(tmp_path)
+        assert back is not None
+        assert tokens.differing_tokens(mine.text, back) == []
+        assert bpe.LibraryTokenizer.from_json(back, "").encode(text).tolist() == ids
+        (tmp_path / left).unlink()
 
 
 def test_a_character_that_the_alphabet_lacks_is_an_error_there_too(tmp_path: Path) -> None:

@@ -14,11 +14,16 @@ from typing import Any
 import pytest
 import torch
 from forker import Forker
+from questions import files as questions
+from questions import vocabulary
 from runs import codescent, environment, make_project
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -33,12 +38,13 @@ from codescent.data.tokenizers import ByteTokenizer
 from codescent.errors import UserError
 from codescent.huggingface.tokens import tokenizer_files
 from codescent.record import RunFolder
-from codescent.sample import _module, sample_run
+from codescent.sample import sample_run
 from codescent.train.checkpoint import Checkpoints, read_tensors
-from codescent.trained import find
+from codescent.trained import find, module_of
 
 LLAMA = ("model.kind=llama", "model.num_heads=4", "model.num_kv_heads=2", "model.ffn_dim=27", "model.hidden_dim=32")
 SHORT = ("train.num_steps=4", "train.eval_every=2", "checkpoint.every=2", "train.eval_samples=8")
+BERT = ("model.kind=bert", "data.tokenizer=bert:vocab.txt", "model.dropout=0.1")
 RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
     "gpt2": (1, ()),
     "gpt2-plain": (1, ("model.bias=false", "data.tokenizer=char", "model.vocab_size=64")),
@@ -46,6 +52,10 @@ RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
     "gpt2-shard": (2, ("parallel.dp_shard=2",)),
     "gpt2-pp": (2, ("parallel.pp=2", "train.microbatch_size=4")),
     "gpt2-bf16": (1, ("train.precision=bf16",)),
+    "bert": (1, BERT),
+    "bert-tp": (2, (*BERT, "parallel.tp=2")),
+    "bert-shard": (2, (*BERT, "parallel.dp_shard=2")),
+    "bert-pp": (2, (*BERT, "parallel.pp=2", "train.microbatch_size=4")),
     "llama": (1, LLAMA),
     "llama-tied": (1, (*LLAMA, "model.tie_head=true", "data.tokenizer=bpe:300")),
     "llama-tp": (2, (*LLAMA, "parallel.tp=2")),
@@ -58,6 +68,7 @@ RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
 def project(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Path:
     folder = tmp_path_factory.mktemp("project")
     make_project(folder)
+    vocabulary(folder)
     for name, (ranks, words) in RUNS.items():
         forker.train(folder, name, ranks, *SHORT, *words)
     return folder
@@ -71,7 +82,7 @@ def logits(model: Any, vocab_size: int) -> torch.Tensor:
 
 
 def ours(path: Path) -> Any:
-    return _module(find(path), torch.device("cpu")).eval()
+    return module_of(find(path), torch.device("cpu")).eval()
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
@@ -99,7 +110,8 @@ def test_a_trained_model_of_any_layout_has_the_same_logits_in_transformers(
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
     trained = find(path)
     mine = logits(ours(path), trained.shape.vocab_size)
-    theirs = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval(), trained.shape.vocab_size)
+    kind = AutoModelForMaskedLM if name.startswith("bert") else AutoModelForCausalLM
+    theirs = logits(kind.from_pretrained(tmp_path / "out").eval(), trained.shape.vocab_size)
     assert float((mine - theirs).abs().max()) < 1e-5
     assert float(mine.std()) > 0.01
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -108,7 +120,7 @@ def test_a_trained_model_of_any_layout_has_the_same_logits_in_transformers(
     assert tokenizer.encode(text, add_special_tokens=False) == trained.tokenizer.encode(text).tolist()
 
 
-@pytest.mark.parametrize("name", ["gpt2-tp", "llama-shard", "gpt2-plain"])
+@pytest.mark.parametrize("name", ["gpt2-tp", "llama-shard", "gpt2-plain", "bert-tp"])
 def test_there_and_back_is_bitwise(name: str, project: Path, tmp_path: Path) -> None:
     """Export, import, export: the same files; and the same weights, but for the biases that ours had not."""
     path = project / "runs" / name
@@ -153,12 +165,14 @@ def test_which_checkpoint(project: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 
 def a_folder(path: Path, model: Any) -> Path:
-    """A folder of transformers with random weights and a tokenizer of bytes."""
+    """A folder of transformers with random weights, and a tokenizer of bytes where it is none of a BERT."""
     torch.manual_seed(3)
     with torch.no_grad():
         for tensor in model.parameters():
             tensor.copy_(torch.randn_like(tensor) * 0.1)
     model.save_pretrained(path)
+    if isinstance(model, BertForMaskedLM):
+        return path
     ByteTokenizer().save(path / "ours.json")
     for name, text in tokenizer_files((path / "ours.json").read_text(), 16)[0].items():
         (path / name).write_text(text)
@@ -173,6 +187,11 @@ def gpt2() -> Any:
 def llama(kind: Any = LlamaForCausalLM) -> Any:
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
     return kind(LlamaConfig(**sizes, intermediate_size=27, vocab_size=257, max_position_embeddings=16))
+
+
+def bert() -> Any:
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 64}
+    return BertForMaskedLM(BertConfig(**sizes, vocab_size=160, max_position_embeddings=16))
 
 
 LIKE_LLAMA = (*LLAMA, "model.norm_eps=1e-6")
@@ -205,7 +224,9 @@ UNTRAINED = ("train.num_steps=1", "optimizer.learning_rate=1e-30", "train.eval_e
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [(gpt2, ("model.dropout=0.1",)), (llama, LIKE_LLAMA)], ids=["gpt2", "llama"]
+    ("kind", "words"),
+    [(gpt2, ("model.dropout=0.1",)), (llama, LIKE_LLAMA), (bert, (*BERT, "model.vocab_size=160"))],
+    ids=["gpt2", "llama", "bert"],
 )
 def test_weights_to_begin_with_are_the_same_on_every_layout(
     kind: Any, words: Sequence[str], project: Path, tmp_path: Path, forker: Forker
@@ -239,6 +260,25 @@ def test_what_the_folder_lacks_is_drawn_and_said(project: Path, tmp_path: Path, 
     assert started["weights"]["drawn"] == ["head.weight"]
     with pytest.raises(UserError, match=r"head\.weight: missing: it is the folder of a model without a head"):
         interchange.import_folder(folder, tmp_path / "run", load("default"))
+
+
+def test_a_masked_model_begins_with_a_new_head_to_answer_questions(
+    project: Path, tmp_path: Path, forker: Forker
+) -> None:
+    questions(project)
+    assert run(["export", str(project / "runs" / "bert-tp"), str(tmp_path / "hf")]) == 0
+    asked = ("data.task=qa", "data.corpus=train.json", "data.validation=dev.json", "model.seq_len=16", "data.stride=4")
+    words = (*UNTRAINED, *BERT, *asked, "data.question_len=5", "train.global_batch_size=2", "parallel.dp_shard=2")
+    vocab = find(project / "runs" / "bert-tp").shape.vocab_size
+    begun = forker.train(project, "asked", 2, *words, f"model.vocab_size={vocab}", f"model.weights={tmp_path / 'hf'}")
+    before, after = weights(project / "runs" / "bert-tp"), weights(begun.path)
+    body = {name for name in after if not name.startswith("model.head.")}
+    assert same({name: after[name] for name in body}, {name: before[name] for name in body})
+    assert (begun.read_events()[0])["weights"]["drawn"] == ["head.weight", "head.bias"]
+    assert run(["export", str(begun.path), str(tmp_path / "qa")]) == 0
+    assert run(["import", str(tmp_path / "qa"), str(tmp_path / "run")]) == 0
+    assert find(tmp_path / "run").config.data.task == "qa"
+    assert same(weights(tmp_path / "run"), after)
 
 
 def test_weights_of_another_model_are_refused_before_a_rank_starts(project: Path, tmp_path: Path) -> None:

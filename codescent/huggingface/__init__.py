@@ -3,11 +3,12 @@ Does not know runs or checkpoints (codescent/interchange.py does), and never imp
 
 from __future__ import annotations
 
+from codescent.huggingface.bert import BERT
 from codescent.huggingface.gpt2 import GPT2
 from codescent.huggingface.kind import Kind
 from codescent.huggingface.llama import LLAMA
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (GPT2, LLAMA)}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (GPT2, LLAMA, BERT)}
 """By the name of our kind. To add one: a file that declares it, and its name here."""
 
 __all__ = ["KINDS", "Kind"]

@@ -19,6 +19,7 @@ from codescent import models
 from codescent.errors import UserError
 from codescent.huggingface import KINDS, Kind
 from codescent.huggingface.correspond import Part, correspond
+from codescent.plan import Parameter
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -56,6 +57,7 @@ class Folder:
         sizes: the same as keys of our [model].
         tensors: by the names that the table of the kind has.
         missing: parameters that it lacks, being the folder of a model without a head.
+        spare: tensors that our model has no use for.
     """
 
     path: Path
@@ -64,11 +66,17 @@ class Folder:
     sizes: Mapping[str, Any]
     tensors: Mapping[str, Stored]
     missing: Collection[str]
+    spare: Collection[str]
 
     @cached_property
     def parts(self) -> dict[str, tuple[Part, ...]]:
         """Where each parameter of our model is, by its name."""
         return parts_of(self.kind, self.shape)
+
+    def has(self, parameter: Parameter) -> bool:
+        """Whether a parameter of a model that may have another head can be read from it."""
+        parts = self.parts.get(parameter.name, ())
+        return parameter.name not in self.missing and any(part.parameter.shape == parameter.shape for part in parts)
 
     @property
     def dtypes(self) -> set[str]:
@@ -110,14 +118,17 @@ def open_folder(path: Path) -> Folder:
     if problems or shape is None:
         raise UserError(*problems)
     parts = parts_of(kind, shape)
-    headless = kind.architecture not in (settings.get("architectures") or [kind.architecture])
+    whole = kind.architectures(shape)
+    headless = set(settings.get("architectures") or whole).isdisjoint(whole)
     wanted = {part.tensor: part for of_one in parts.values() for part in of_one}
     absent = tuple(name for name in kind.fresh if headless and any(p.tensor not in found for p in parts.get(name, ())))
     without = {part.tensor for name in absent for part in parts[name]}
+    spare = tuple(name for name in found if re.fullmatch(kind.spare, name) and name not in wanted)
+    found = {name: stored for name, stored in found.items() if name not in spare}
     problems += _misfits(path, kind, {name: part for name, part in wanted.items() if name not in without}, found)
     if problems:
         raise UserError(*problems)
-    return Folder(path, kind, shape, sizes, found, absent)
+    return Folder(path, kind, shape, sizes, found, absent, spare)
 
 
 def _misfits(path: Path, kind: Kind, wanted: Mapping[str, Part], found: Mapping[str, Stored]) -> Iterator[str]:
@@ -216,8 +227,9 @@ def _tensors(path: Path, kind: Kind) -> tuple[dict[str, Stored], list[str]]:
             problems.append(f"{file}: not a whole safetensors file: {error}")
     if found and not any(name.startswith(kind.prefix) for name in found):
         found = {name if name in kind.tied else kind.prefix + name: stored for name, stored in found.items()}
-    buffers = re.compile(kind.buffers)
-    return {name: stored for name, stored in found.items() if not buffers.fullmatch(name)}, problems
+    for pattern, name in kind.renamed:
+        found = {re.sub(pattern, name, old): stored for old, stored in found.items()}
+    return {name: stored for name, stored in found.items() if not re.fullmatch(kind.buffers, name)}, problems
 
 
 def _files(path: Path) -> tuple[dict[Path, set[str]], list[str]]:

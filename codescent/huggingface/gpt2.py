@@ -61,7 +61,7 @@ def _defaults(settings: Settings) -> Mapping[str, Any]:
 GPT2 = Kind(
     name="gpt2",
     model_type="gpt2",
-    architecture="GPT2LMHeadModel",
+    architectures=lambda _: ("GPT2LMHeadModel",),
     prefix="transformer.",
     sizes={
         "num_layers": "n_layer",

@@ -37,7 +37,7 @@ class Kind:
     Attributes:
         name: the kind's (one of models.KINDS).
         model_type: what config.json calls it.
-        architecture: the class that we write.
+        architectures: the classes whose folders have all parameters of a shape, the one that we write in front.
         prefix: of the names of their tensors but the head's; a folder of the model without a head has none.
         sizes: key of config.json by the name of our size.
         defaults: our sizes where config.json has not their key, or null.
@@ -50,6 +50,8 @@ class Kind:
         write: the rest of config.json, from our shape.
         handled: the keys that `read` knows.
         buffers: regular expression of tensors in old folders that are no parameters.
+        spare: regular expression of tensors that our model has no use for: left out, and said.
+        renamed: regular expressions of names that old folders have, and what stands for them since.
         tied: a tensor that repeats another one where the model says so, and which.
         fresh: parameters that a folder of the model without a head lacks: drawn, where weights are read for training.
         free: sizes that may differ between a folder and a run that begins with its weights.
@@ -57,7 +59,7 @@ class Kind:
 
     name: str
     model_type: str
-    architecture: str
+    architectures: Callable[[Any], tuple[str, ...]]
     prefix: str
     sizes: Mapping[str, str]
     defaults: Callable[[Settings], Mapping[str, Any]]
@@ -70,6 +72,8 @@ class Kind:
     write: Callable[[Any], dict[str, Any]]
     handled: Collection[str]
     buffers: str = r"(?!)"
+    spare: str = r"(?!)"
+    renamed: tuple[tuple[str, str], ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
     fresh: Collection[str] = ()
     free: Collection[str] = ("dropout",)

@@ -114,7 +114,7 @@ def _axes(shape: LlamaShape) -> Mapping[str, int]:
 LLAMA = Kind(
     name="llama",
     model_type="llama",
-    architecture="LlamaForCausalLM",
+    architectures=lambda _: ("LlamaForCausalLM",),
     prefix="model.",
     sizes={
         "num_layers": "num_hidden_layers",

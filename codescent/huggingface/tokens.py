@@ -10,13 +10,14 @@ from typing import Any
 
 import tokenizers as library
 
+from codescent.data import wordpiece
 from codescent.data.bpe import SEPARATORS, LibraryTokenizer
 from codescent.data.tokenizers import SEPARATOR_TEXT
 from codescent.errors import UserError
 
 TOKENIZER = "tokenizer.json"
-BEGINNINGS = ("<|begin_of_text|>", "<s>", "[CLS]")  # known names of the beginning; else it is the end of the one before
-VOCABULARY, MERGES = "vocab.json", "merges.txt"
+BEGINNINGS = ("<|begin_of_text|>", "<s>")  # known names of the beginning; else it is the end of the one before
+VOCABULARY, MERGES, WORDPIECES = "vocab.json", "merges.txt", "vocab.txt"
 
 
 def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, int | None]]:
@@ -30,19 +31,28 @@ def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, 
     """
     inner = library.Tokenizer.from_str(library_text(text))
     vocabulary = inner.get_vocab(with_added_tokens=True)
+    fields = json.loads(inner.to_str())
     end = next((name for name in SEPARATORS if name in vocabulary), None)
     begin = next((name for name in BEGINNINGS if name in vocabulary), end)
+    controls, inputs = {"bos_token": begin, "eos_token": end}, ["input_ids", "attention_mask"]
+    if wordpiece.is_wordpiece(fields):
+        begin, end, inputs = None, None, ["input_ids", "token_type_ids", "attention_mask"]
+        controls = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+        if fields["post_processor"] is None:
+            inner.post_processor = _between_controls(vocabulary)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": seq_len,
+        "model_input_names": inputs,
         "clean_up_tokenization_spaces": False,
-        **{key: name for key, name in (("bos_token", begin), ("eos_token", end)) if name is not None},
+        **{key: name for key, name in controls.items() if name is not None},
     }
     files = {
         TOKENIZER: inner.to_str(pretty=True) + "\n",
         "tokenizer_config.json": json.dumps(settings, indent=2) + "\n",
     }
-    fields = json.loads(inner.to_str())
+    if wordpiece.is_wordpiece(fields):
+        files[WORDPIECES] = "".join(f"{token}\n" for token in sorted(vocabulary, key=lambda token: vocabulary[token]))
     if fields["model"]["type"] == "BPE" and (fields["pre_tokenizer"] or {}).get("type") == "ByteLevel":
         merges = (pair if isinstance(pair, str) else " ".join(pair) for pair in fields["model"]["merges"])
         whole = dict(sorted(vocabulary.items(), key=lambda pair: pair[1]))
@@ -62,6 +72,9 @@ def tokenizer_text(folder: Path) -> str | None:
         text = _read(path)
         LibraryTokenizer.from_json(text, str(path))
         return text
+    if (folder / WORDPIECES).is_file():
+        lower = _settings(folder / "tokenizer_config.json").get("do_lower_case", True)
+        return wordpiece.bert(f"{'bert' if lower else 'bert-cased'}:{folder / WORDPIECES}").text
     if not ((folder / VOCABULARY).is_file() and (folder / MERGES).is_file()):
         return None
     try:
@@ -130,6 +143,21 @@ def _byte_level(inner: Any, *, use_regex: bool = True) -> Any:
 def _with_separator(inner: Any) -> Any:
     inner.add_special_tokens([library.AddedToken(SEPARATOR_TEXT, special=True, normalized=False)])
     return inner
+
+
+def _between_controls(vocabulary: Mapping[str, int]) -> Any:
+    """[CLS] text [SEP], or [CLS] question [SEP] context [SEP] (Devlin et al. 2019, section 3)."""
+    controls = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
+    return library.processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", controls)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no such file."""
+    try:
+        found = json.loads(_read(path)) if path.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error})") from error
+    return found if isinstance(found, dict) else {}
 
 
 def _read(path: Path) -> str:

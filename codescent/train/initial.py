@@ -35,9 +35,7 @@ def begin_(config: Config, held: Sequence[Held], *, replaced: bool) -> None:
         UserError: the folder cannot be used.
     """
     folder = None if config.model.weights is None or replaced else open_folder(config.model.weights)
-    absent = {part.name for part, _, _ in held} if folder is None else {
-        part.name for part, _, _ in held if part.name not in folder.parts or part.name in folder.missing
-    }  # fmt: skip
+    absent = {part.name for part, _, _ in held if folder is None or not folder.has(part)}
     draw_(config.run.seed, [one for one in held if one[0].name in absent])
     if folder is None:
         return

@@ -194,8 +194,8 @@ class _Run:
             self._event("start", step=0)
             return
         weights = open_folder(source)
-        held = [tensor.parameter.name for tensor in self.plan.tensors]
-        drawn = [name for name in held if name not in weights.parts or name in weights.missing]
+        held = [tensor.parameter for tensor in self.plan.tensors]
+        drawn = [parameter.name for parameter in held if not weights.has(parameter)]
         found = {"folder": str(source), "fingerprint": weights.fingerprint(), "drawn": drawn}
         self._event("start", step=0, weights=found)
         rest = f"; drawn, since it has none: {', '.join(drawn)}" if drawn else ""
