@@ -106,8 +106,8 @@ class Model(Section):
     )
     weights: Folder | None = Field(
         None,
-        description="local Hugging Face folder whose weights training begins with (gpt2, llama, bert); auto: none, they "
-        "are drawn from run.seed",
+        description="local Hugging Face folder whose weights training begins with (gpt2, llama, bert); auto: none, "
+        "they are drawn from run.seed",
     )
     num_layers: int | None = Field(None, ge=1, le=10_000, description="blocks (gpt2, llama, bert)")
     num_encoder_layers: int | None = Field(None, ge=1, le=10_000, description="layers of the encoder (transformer)")
