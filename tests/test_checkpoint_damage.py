@@ -288,7 +288,8 @@ def test_a_manifest_nested_without_end_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_file_of_the_package_unpickles_or_evaluates() -> None:
-    """The static half of the rule. DCP's own planner calls torch.load on byte items: ours has none."""
+    """The static half of the rule. DCP's own planner calls torch.load on byte items: ours has none. A user's file of
+    tensors may be a .pt: it is read with torch's own refusal of everything but tensors."""
     package = Path(checkpoint_storage.__file__).parent.parent
     forbidden = re.compile(
         r"\b(pickle\.loads?|Unpickler|marshal\.loads?|shelve\.|torch\.load\(|yaml\.load|weights_only=False|eval\(|exec\()"
@@ -299,6 +300,6 @@ def test_no_file_of_the_package_unpickles_or_evaluates() -> None:
         f"{file.relative_to(package)}:{number}: {line.strip()}"
         for file in files
         for number, line in enumerate(file.read_text("utf-8").splitlines(), start=1)
-        if forbidden.search(line) and not re.search(r"\.eval\(\)", line)
+        if forbidden.search(line) and not re.search(r"\.eval\(\)|torch\.load\(.*weights_only=True", line)
     ]
     assert found == []
