@@ -193,6 +193,9 @@ def _shape(config: Config, vocab_size: int | None, problems: list[str]) -> model
     except UserError as error:
         problems += error.problems
         return None
+    if vocab_size is None and (wrong := list(unfit(config))):
+        problems += wrong
+        return None
     if model.preset is None and model.vocab_size is None and model.embedding != "none":
         if vocab_size is None:
             problems.append(

@@ -17,6 +17,7 @@ from codescent.place import Place
 if TYPE_CHECKING:
     from codescent.configfile import Resolved
     from codescent.data.dataset import Dataset
+    from codescent.data.question_source import QuestionDataset
     from codescent.data.tensor_dataset import TensorDataset
 
 CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or gpt2_124m (all: docs/config.md)"
@@ -334,17 +335,21 @@ def _config(arguments: argparse.Namespace) -> int:
 
 
 def _data(arguments: argparse.Namespace) -> int:
+    from codescent.data.question_source import QuestionDataset
     from codescent.data.tensor_dataset import is_tensors
 
+    tensors = arguments.synthetic is not None or (arguments.corpus is not None and is_tensors(arguments.corpus))
     if (arguments.synthetic is None) == (arguments.corpus is None):
         raise UserError("codescent data: give a corpus, or --synthetic SAMPLES")
     of_text, of_tensors = ("tokenizer", "train_bpe", "workers"), ("source", "target", "format", "seed")
-    for name in of_text if arguments.synthetic else of_tensors:
+    for name in (*(of_text if tensors else ()), *(() if arguments.synthetic else of_tensors)):
         if getattr(arguments, name) is not None:
-            why = "random numbers are no text" if arguments.synthetic else "only --synthetic makes tensors"
+            why = "tensors are no text" if name in of_text else "only --synthetic makes tensors"
             raise UserError(f"--{name.replace('_', '-')}: {why}; leave it out")
-    dataset = _tensors(arguments) if arguments.synthetic or is_tensors(arguments.corpus) else _tokens(arguments)
-    if arguments.verify:
+    dataset = _tensors(arguments) if tensors else _tokens(arguments)
+    if arguments.verify and not isinstance(
+        dataset, QuestionDataset
+    ):  # of which every byte is compared when it is opened
         dataset.verify()
     for line in dataset.summary():
         print(line)
@@ -354,10 +359,13 @@ def _data(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tokens(arguments: argparse.Namespace) -> Dataset:
+def _tokens(arguments: argparse.Namespace) -> Dataset | QuestionDataset:
     from codescent.data.dataset import open_dataset
     from codescent.data.prepare import prepare
+    from codescent.data.question_source import is_question_folder, open_questions
 
+    if is_question_folder(Path(arguments.corpus)):
+        return open_questions(Path(arguments.corpus))
     path = prepare(
         arguments.corpus,
         arguments.tokenizer,
@@ -406,6 +414,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     if arguments.predictions is not None:
         if arguments.data is None:
             raise UserError("codescent evaluate --predictions: give the questions too: --data dev-v1.1.json")
+        for name in ("out", "best", "step"):
+            if getattr(arguments, name):
+                raise UserError(f"--{name}: of a run; --predictions FILE has none: leave it out")
         from codescent.evaluate.predictions import score_files
 
         said = score_files(arguments.predictions, arguments.data)

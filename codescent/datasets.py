@@ -14,7 +14,8 @@ from codescent.data.lines import MARKS, LineDataset
 from codescent.data.masked import MaskedDataset
 from codescent.data.prepare import prepare
 from codescent.data.question_prepare import SQUAD, QuestionRequest, locate_questions, prepare_questions
-from codescent.data.question_source import open_questions
+from codescent.data.question_source import is_question_folder, open_questions
+from codescent.data.request import KINDS
 from codescent.data.samples import AnyDataset
 from codescent.data.synthetic import PREFIX, Sizes, Synthetic, parse
 from codescent.data.tensor_dataset import TensorDataset, in_memory, is_prepared, is_tensors, open_tensors
@@ -23,6 +24,7 @@ from codescent.data.tensor_files import SUFFIXES, format_of
 from codescent.data.tensor_prepare import make_recipe, prepare_synthetic
 from codescent.data.tokenizers import ByteTokenizer
 from codescent.data.windows import WindowSizes
+from codescent.data.wordpiece import split_name
 from codescent.errors import UserError
 from codescent.models.shape import Size
 from codescent.plan import Work
@@ -39,7 +41,8 @@ def task_of(config: Config) -> str:
     """
     data, kind = config.data, models.kind_of(config.model.kind, config.model.preset)
     tensors = "tensors" if data.format is not None or is_tensors(data.corpus) else None
-    task = data.task or tensors or ("qa" if data.corpus == SQUAD else models.TASKS[kind][0])
+    asks = data.corpus == SQUAD or is_question_folder(Path(data.corpus).expanduser())
+    task = data.task or tensors or ("qa" if asks else models.TASKS[kind][0])
     if task not in models.TASKS[kind]:
         others = " or ".join(name for name, tasks in models.TASKS.items() if task in tasks)
         raise UserError(
@@ -211,11 +214,14 @@ def known_vocab_size(config: Config) -> int | None:
     task = task_of(config)
     if task == "tensors":
         return None
+    if task in ("qa", "mlm") and data.tokenizer in KINDS and split_name(data.tokenizer) is None:
+        raise UserError(
+            f'data.tokenizer = "{data.tokenizer}": data.task = "{task}" reads BERT\'s WordPiece; take "bert", '
+            '"bert-cased" or "bert:FILE"'
+        )
     if task == "qa":
-        if data.tokenizer in VOCAB_SIZES:
-            return VOCAB_SIZES[data.tokenizer]
         found = locate_questions(question_request(config), data.folder)
-        return None if found is None else open_questions(found).vocab_size
+        return VOCAB_SIZES.get(data.tokenizer) if found is None else open_questions(found).vocab_size
     marks = MARKS if task == "seq2seq" else 0
     found = locate(
         data.corpus,

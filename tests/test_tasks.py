@@ -14,6 +14,8 @@ from questions import question, squad, vocabulary
 from runs import assert_same, codescent, losses, make_project
 
 from codescent.cli import run as cli
+from codescent.configfile import load
+from codescent.datasets import prepare_dataset
 from codescent.record import RunFolder
 
 BERT = (
@@ -38,6 +40,8 @@ ASKED = (
     "data.stride=8",
     "data.question_len=12",
 )
+SIZES = ("model.num_layers=auto", "model.seq_len=auto", "model.num_encoder_layers=1", "model.num_decoder_layers=1")
+SIZES += ("model.source_len=2", "model.target_len=3")
 LAYOUTS = {
     "dp_shard=2": (2, ("parallel.dp_shard=2", "train.microbatch_size=2")),
     "pp=2": (2, ("parallel.pp=2", "train.microbatch_size=2")),
@@ -140,6 +144,7 @@ def test_masked_text_is_scored_as_it_was_validated(
         (("runs/refused", "--out", "x.json"), 'data.task is "lm"'),
         (("runs/refused", "--data", "absent.txt"), "absent.txt"),
         (("runs/refused", "--device", "cuda"), "no CUDA device"),
+        (("--predictions", "answers.json", "--data", "train.json", "--best"), "--best: of a run"),
     ],
 )
 def test_what_evaluate_refuses(
@@ -167,6 +172,7 @@ def test_what_evaluate_refuses(
         ((*ASKED, "data.corpus=absent.json"), "absent.json"),
         ((*ASKED, "data.validation=auto"), "name a validation file"),
         ((*ASKED, "data.tokenizer=char"), "char"),
+        (("model.kind=transformer", "data.corpus=synthetic:30", *SIZES), 'give model.embedding = "none"'),
         ((*MASKED, "parallel.cp=2", "parallel.ranks=2"), "parallel.cp = 2"),
     ],
 )
@@ -183,6 +189,61 @@ def test_what_does_not_go_together(
     assert expected in told
     assert told.startswith("error: ")
     assert not (project / "runs" / "never").exists()
+
+
+@pytest.mark.parametrize("words", [MASKED, ASKED], ids=["mlm", "qa"])
+def test_a_resumed_run_is_the_same_bitwise(project: Path, forker: Forker, words: tuple[str, ...]) -> None:
+    name, words = f"resumed-{len(words)}", (*words, "optimizer.decay_steps=12")
+    expected = forker.train(project, f"{name}-whole", 1, *words)
+    forker.train(project, name, 1, *words, "train.num_steps=5")
+    assert losses(forker.train(project, name, 1, *words, resume=True)) == losses(expected)
+
+
+def test_other_windows_are_another_trajectory(
+    project: Path, forker: Forker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    forker.train(project, "windows", 1, *ASKED, "train.num_steps=2")
+    others = ("data.stride=4", "data.question_len=10", "data.train_questions=20")
+    assert cli(["train", "run.toml", "run.name=windows", *ASKED, *others, "--resume"]) == 2
+    told = capsys.readouterr().err
+    for key in others:
+        assert f"{key.split('=')[0]}: the run in" in told
+
+
+def test_prepared_questions_are_their_own_corpus(
+    project: Path, forker: Forker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    first = forker.train(project, "from-files", 1, *ASKED, "train.num_steps=2")
+    folder = prepare_dataset(load(str(first.path / "config.toml")).config, progress=False)
+    words = [word for word in ASKED if not word.startswith(("data.task", "data.corpus", "data.validation"))]
+    again = forker.train(project, "from-folder", 1, *words, f"data.corpus={folder}", "train.num_steps=2")
+    assert losses(again) == losses(first)
+    assert cli(["data", str(folder), "--verify"]) == 0
+    assert "24 questions" in capsys.readouterr().out
+
+
+def test_nothing_to_validate_with_is_told(
+    project: Path, forker: Forker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    (project / "blank.txt").write_text("some words of a line\n" * 40 + "\n" * 300)
+    words = ("model.kind=transformer", *SIZES, "data.task=seq2seq", "data.corpus=blank.txt", "train.eval_every=0")
+    forker.train(project, "blank", 1, *words, "train.num_steps=2")
+    assert cli(["evaluate", "runs/blank"]) == 2
+    assert "the validation split has not one sample" in capsys.readouterr().err
+
+
+def test_vectors_are_scored_as_they_were_validated(
+    project: Path, forker: Forker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    words = ("model.kind=transformer", *SIZES, "model.embedding=none", "data.corpus=synthetic:30", "train.num_steps=4")
+    run = forker.train(project, "vectors", 1, *words, "train.eval_every=4")
+    assert cli(["evaluate", "runs/vectors"]) == 0
+    said = capsys.readouterr().out
+    assert float(re.search(r"loss ([\d.]+)", said)[1]) == pytest.approx(run.read_metrics()[-1]["val_loss"], abs=1e-4)
 
 
 @pytest.mark.slow

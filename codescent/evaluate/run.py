@@ -3,6 +3,7 @@ Does not train, and does not say how answers are read off or scored (questions.p
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,6 +70,8 @@ def evaluate_run(
             f'--data {data}: of model.kind = "{trained.kind}" with data.task = "{task}" the run\'s own validation '
             "split alone is scored"
         )
+    if task == "qa" and not os.access((out or run / PREDICTIONS).parent, os.W_OK):
+        raise UserError(f"{out or run / PREDICTIONS}: its folder is not there, or nothing can be written in it")
     head = f"{run}, step {trained.saved.step}"
     if task == "qa":
         return [head, *_answers(trained, where, data, out or run / PREDICTIONS)]
@@ -76,6 +79,8 @@ def evaluate_run(
         return [head, *text_lines(trained, module_of(trained, where).eval(), where, data)]
     dataset, work, module = dataset_of(trained), _work(trained), module_of(trained, where).eval()
     source = dataset.source("validation", work.seq_len, work.positions(-1))
+    if source.num_samples < 1:
+        raise UserError(f"{dataset.path}: the validation split has not one sample; raise data.validation_fraction")
     if isinstance(source, LineSource):
         return [head, *score_lines(cast(Transformer, module), source, where).words()]
     loss, count = mean_loss(module, source, work.seq_len, where)

@@ -24,6 +24,7 @@ from codescent.trained import Trained, dataset_of
 TOKENS_AT_ONCE = 8192  # of a forward pass without gradients
 DECODED_AT_ONCE = 1 << 16
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not whole UTF-8
+LARGEST_LOSS = 700.0  # whose e is still a number
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 Tokens = npt.NDArray[np.int64]
 
@@ -46,7 +47,7 @@ class TextScore:
         """In words."""
         loss = self.nats / self.num_tokens
         bits = f", {self.nats / math.log(2) / self.num_bytes:.4f} bits per byte" if self.num_bytes else ""
-        return f"loss {loss:.4f}, perplexity {math.exp(loss):.4g}{bits}"
+        return f"loss {loss:.4f}, perplexity {math.exp(min(loss, LARGEST_LOSS)):.4g}{bits}"
 
 
 def text_lines(trained: Trained, module: nn.Module, device: torch.device, data: Path | None) -> list[str]:
