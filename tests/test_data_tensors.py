@@ -263,7 +263,7 @@ def test_the_verb_writes_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture
         ([], "give a corpus, or --synthetic"),
         (["shakespeare", "--synthetic", "4"], "give a corpus, or --synthetic"),
         (["shakespeare", "--format", "pt"], "--format: only --synthetic"),
-        (["--synthetic", "4", "--tokenizer", "char"], "--tokenizer: random numbers are no text"),
+        (["--synthetic", "4", "--tokenizer", "char"], "--tokenizer: tensors are no text"),
         (["--synthetic", "4", "--source", "1", "--target", "0x3"], "--source 1: must be"),
         (["--synthetic", "4", "--source", "1x4", "--target", "2x3"], "vectors of one width"),
         (["--synthetic", "4", "--seed", "-1"], "seed: -1"),
