@@ -236,7 +236,8 @@ def test_whatever_an_override_holds_the_answer_is_a_config_or_a_user_error(name:
 def test_files_that_are_not_there() -> None:
     write("confs/shakespeare.toml", "")
     assert problem("confs/shakespere.toml").endswith(
-        "no such file; did you mean confs/shakespeare.toml or shakespeare_char (shipped)?"
+        "no such file; did you mean confs/shakespeare.toml or shakespeare_char (shipped) or shakespeare_char_gpu "
+        "(shipped)?"
     )
     assert problem("defualt") == "defualt: no such file; did you mean default (shipped)?"
     assert problem("configs/default.toml").startswith(

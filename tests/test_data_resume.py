@@ -79,7 +79,7 @@ def only(root: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("tokenizer", ["char", "bpe:300"])
+@pytest.mark.parametrize("tokenizer", ["char", pytest.param("bpe:300", marks=pytest.mark.slow)])
 def test_killed_at_any_step_and_made_again(tmp_path: Path, text: Path, tokenizer: str) -> None:
     expected = files_of(prepare(str(text), tokenizer, tmp_path / "whole"))
     assert len(expected) > 20

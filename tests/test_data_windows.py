@@ -171,6 +171,7 @@ def test_windows_are_those_of_transformers(uncased: WordPiece, data_dir: Path, m
     assert position == len(rows)
 
 
+@pytest.mark.slow
 def test_the_whole_dev_set(uncased: WordPiece, data_dir: Path) -> None:
     """10,833 windows, as run_squad.py makes; every context token in its best window, once; no answer is cut off."""
     questions = read_questions(data_dir / "squad" / "dev-v1.1.json").questions
