@@ -1,0 +1,271 @@
+"""In: JSON lines of prompts and responses, a tokenizer, a template. Out: the folder of their tokens: complete or absent.
+Does not read them again (responses.py does)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codescent.data import bpe, wordpiece
+from codescent.data.claim import claimed, disk_errors
+from codescent.data.progress import stage
+from codescent.data.request import DESCRIPTION, TOKENIZER, digest
+from codescent.data.responses import ARRAYS, FORMAT, SPLITS, is_response_folder, open_responses
+from codescent.data.shards import write_json
+from codescent.data.tokenizers import ByteTokenizer, Tokenizer, load, token_dtype
+from codescent.durable import sync_folder, write_synced
+from codescent.errors import UserError
+
+PLAIN = "{prompt}{response}"
+MOST_PROBLEMS = 20
+WHOLE = ("byte", "gpt2")
+"""Tokenizers that are the same for every corpus, beside files and BERT's."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """How an example reads: text, "{prompt}", text, "{response}", text; only those two are replaced, once each.
+
+    Raises:
+        UserError: from `parse`, where it is not so.
+    """
+
+    before: str
+    between: str
+    after: str
+
+    @classmethod
+    def parse(cls, text: str) -> Template:
+        """Of "{prompt}" and "{response}", in this order, each once."""
+        before, prompt, rest = text.partition("{prompt}")
+        between, response, after = rest.partition("{response}")
+        if not prompt or not response or text.count("{prompt}") > 1 or text.count("{response}") > 1:
+            raise UserError(
+                f"data.template: {text!r} must hold {{prompt}} and, after it, {{response}}, each once; such as "
+                '"Question: {prompt}\\nAnswer: {response}"'
+            )
+        return cls(before, between, after)
+
+
+@dataclass(frozen=True)
+class ResponseRequest:
+    """Prepared examples as asked for.
+
+    Attributes:
+        corpus: a file of JSON lines, each an object with a prompt and a response, texts both.
+        tokenizer: byte, gpt2, bert, bert-cased, bert:FILE, or a tokenizer's JSON file.
+        template: see `Template`.
+        prompt_key, response_key: what they are called there.
+        validation_fraction: the last examples, so large a share of them, are the validation split.
+    """
+
+    corpus: str
+    tokenizer: str
+    template: str = PLAIN
+    prompt_key: str = "prompt"
+    response_key: str = "response"
+    validation_fraction: float = 0.1
+
+    @property
+    def path(self) -> Path:
+        """Of the file."""
+        return Path(self.corpus).expanduser()
+
+    def key(self) -> dict[str, Any]:
+        """What the tokens depend on.
+
+        Raises:
+            UserError: all that is wrong with what was asked for.
+        """
+        problems, key = [], {"format": FORMAT, "template": self.template, "prompt_key": self.prompt_key}
+        for part in (lambda: Template.parse(self.template), self._tokenizer_identity, self._corpus_sha256):
+            try:
+                part()
+            except UserError as error:
+                problems += error.problems
+        if problems:
+            raise UserError(*problems)
+        return {
+            **key,
+            "response_key": self.response_key,
+            "validation_fraction": self.validation_fraction,
+            "tokenizer": self._tokenizer_identity(),
+            "corpus": self._corpus_sha256(),
+        }
+
+    def _corpus_sha256(self) -> str:
+        return _sha256(self.path, "a file of JSON lines with prompts and responses")
+
+    def _tokenizer_identity(self) -> str:
+        if wordpiece.split_name(self.tokenizer):
+            return wordpiece.identity(self.tokenizer)
+        if self.tokenizer in WHOLE:
+            return self.tokenizer
+        if self.tokenizer == "char" or self.tokenizer.startswith("bpe:"):
+            raise UserError(
+                f'data.tokenizer = "{self.tokenizer}": it is made of a corpus of text, and prompts and responses are '
+                "not; take byte, gpt2, or the tokenizer.json of the model that is tuned"
+            )
+        return f"file:{_sha256(Path(self.tokenizer).expanduser(), 'a tokenizer, or byte, gpt2, bert')}"
+
+    def make_tokenizer(self) -> Tokenizer:
+        """The tokenizer itself. Raises UserError where it cannot be had."""
+        if wordpiece.split_name(self.tokenizer):
+            return wordpiece.bert(self.tokenizer)
+        match self.tokenizer:
+            case "byte":
+                return ByteTokenizer()
+            case "gpt2":
+                return bpe.gpt2()
+        return load(Path(self.tokenizer).expanduser())
+
+
+def locate_responses(request: ResponseRequest, root: Path) -> Path | None:
+    """The prepared examples of a request, if they are there.
+
+    Raises:
+        UserError: all that is wrong with the request.
+    """
+    if is_response_folder(request.path):
+        return request.path
+    target = _folder(request, request.key(), root)
+    return target if (target / DESCRIPTION).is_file() else None
+
+
+def prepare_responses(request: ResponseRequest, root: Path, *, progress: bool = False) -> Path:
+    """Turn prompts and responses into tokens; returns their folder, at once where it is there already.
+
+    Args:
+        request: what is asked for; its corpus may be a folder that was prepared before: returned as it is.
+        root: the folder of datasets; made if need be.
+        progress: show bars (on a terminal) or lines on the standard error.
+
+    Raises:
+        UserError: anything wrong with the request, the file or the disk. Nothing half-made is left.
+    """
+    if found := locate_responses(request, root):
+        return found
+    key = request.key()
+    target, partial = _folder(request, key, root), root / f".partial-{digest(key)[:16]}"
+    with disk_errors(partial), claimed(partial):
+        if found := locate_responses(request, root):  # made by another process in the meantime
+            return found
+        _make(request, key, partial, progress)
+        partial.rename(target)
+        sync_folder(root)
+    return target
+
+
+def _folder(request: ResponseRequest, key: dict[str, Any], root: Path) -> Path:
+    name = "-".join(Path(part).stem[:40] for part in (request.corpus, request.tokenizer.split(":")[0]))
+    return root / f"{name}-{digest(key)[:8]}"
+
+
+def _make(request: ResponseRequest, key: dict[str, Any], folder: Path, progress: bool) -> None:
+    """Write everything; the description, which makes it a dataset, last."""
+    tokenizer = request.make_tokenizer()
+    examples = list(_examples(request))
+    num_train = len(examples) - max(1, round(request.validation_fraction * len(examples)))
+    if num_train < 1:
+        raise UserError(f"{request.path}: {len(examples)} examples are too few to split into train and validation")
+    described: dict[str, Any] = {}
+    with stage(f"tokenising {request.path.name}", len(examples), progress) as advance:
+        for split, part in zip(SPLITS, (examples[:num_train], examples[num_train:]), strict=True):
+            arrays = _tokens(part, Template.parse(request.template), tokenizer, advance)
+            for name, array in zip(ARRAYS, arrays, strict=True):
+                _write_array(folder / f"{split}_{name}.npy", array)
+            described[split] = {"examples": len(part), "tokens": len(arrays[0])}
+    tokenizer.save(folder / TOKENIZER)
+    names = [*(f"{split}_{array}.npy" for split in SPLITS for array in ARRAYS), TOKENIZER]
+    description = {
+        "format": FORMAT,
+        "request": key,
+        "source": str(request.path),
+        "tokenizer": {"kind": request.tokenizer, "vocab_size": tokenizer.vocab_size},
+        "splits": described,
+        "files": {name: _sha256(folder / name, "") for name in names},
+    }
+    write_json(folder / DESCRIPTION, description)
+
+
+def _examples(request: ResponseRequest) -> Iterator[tuple[str, str]]:
+    """Prompt and response of each line.
+
+    Raises:
+        UserError: all lines that are no examples, the first of many.
+    """
+    problems = []
+    for number, line in enumerate(request.path.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            problems.append(f"{request.path}:{number}: not JSON: {error}")
+            continue
+        if wrong := _wrong(value, request):
+            problems.append(f"{request.path}:{number}: {wrong}")
+            continue
+        yield value[request.prompt_key], value[request.response_key]
+    if len(problems) > MOST_PROBLEMS:
+        problems[MOST_PROBLEMS:] = [f"{request.path}: {len(problems) - MOST_PROBLEMS} more lines"]
+    if problems:
+        raise UserError(*problems)
+
+
+def _wrong(value: Any, request: ResponseRequest) -> str:
+    """Why a line is no example; empty where it is one."""
+    if not isinstance(value, dict):
+        return f"a JSON object is needed, found {type(value).__name__}"
+    for key in (request.prompt_key, request.response_key):
+        if not isinstance(value.get(key), str):
+            there = ", ".join(map(str, value)) or "nothing"
+            return f'no text under "{key}" (there is: {there}); data.prompt_key and data.response_key say what is read'
+    return "" if value[request.response_key] else "the response is empty"
+
+
+def _tokens(
+    examples: list[tuple[str, str]], template: Template, tokenizer: Tokenizer, advance: Any
+) -> tuple[np.ndarray[Any, Any], ...]:
+    """Tokens of all examples, where each begins, where its response does.
+
+    Prompt and response are encoded each by itself: what a model continues when it is asked is the prompt's tokens.
+    """
+    end = [] if tokenizer.separator is None else [tokenizer.separator]
+    dtype = token_dtype(tokenizer.vocab_size)
+    parts, begins, responses = [np.empty(0, dtype)], [0], []
+    for prompt, response in examples:
+        asked = tokenizer.encode(f"{template.before}{prompt}{template.between}").tolist() or end
+        told = [*tokenizer.encode(f"{response}{template.after}").tolist(), *end]
+        if not asked:
+            raise UserError(f"the prompt {prompt!r} has no token for this tokenizer: there is nothing to answer to")
+        responses.append(begins[-1] + len(asked))
+        begins.append(begins[-1] + len(asked) + len(told))
+        parts.append(np.array([*asked, *told], dtype))
+        advance(1)
+    return np.concatenate(parts), np.array(begins, np.int64), np.array(responses, np.int64)
+
+
+def _write_array(path: Path, array: np.ndarray[Any, Any]) -> None:
+    head = bytearray()
+
+    class _Head:
+        def write(self, data: bytes) -> None:
+            head.extend(data)
+
+    np.lib.format.write_array_header_1_0(_Head(), np.lib.format.header_data_from_array_1_0(array))  # type: ignore[arg-type]
+    write_synced(path, bytes(head) + array.tobytes())
+
+
+def _sha256(path: Path, wanted: str) -> str:
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}: {wanted}") from error
