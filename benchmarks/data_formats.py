@@ -40,7 +40,8 @@ NOTES = """A step is the founding experiment's: torch.nn.Transformer's default s
 {source} and target {target}, fp32, forward, backward, Adam. A data-loading step: the same
 samples of random numbers, read in random order and put together as one array; files are in the system's cache. In a
 step: not prefetched, read when the step needs them; prefetched: by a thread, up to {prefetch} steps ahead, what a step
-then still waits. Compute is of all a format's steps; the device is {device}, with {threads} thread(s)."""
+then still waits (of steps whose samples were read while others were computed). Compute is of all a format's steps; the
+device is {device}, with {threads} thread(s)."""
 
 
 @dataclass
@@ -59,7 +60,7 @@ def arguments_of() -> argparse.Namespace:
     parsed.add_argument("--reads", type=positive, default=200, help="data-loading steps of each format by itself")
     parsed.add_argument("--rounds", type=positive, default=5, help="turns of every format")
     parsed.add_argument("--steps", type=positive, default=2, help="training steps of a turn")
-    parsed.add_argument("--prefetch", type=positive, default=16, help="steps that are read ahead at the most")
+    parsed.add_argument("--prefetch", type=positive, default=4, help="steps that are read ahead at the most")
     parsed.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parsed.add_argument("--threads", type=positive, help="of the computation; default: all cores")
     parsed.add_argument("overrides", metavar="section.key=value", nargs="*", help="other sizes of the experiment")
@@ -104,16 +105,19 @@ class Bench:
                     self.times[name].alone.append(time.perf_counter() - begin)
 
     def train(self, rounds: int, steps: int, prefetch: int) -> None:
-        """Training steps with each format, not prefetched and prefetched; the first step of a turn does not count."""
+        """Training steps with each format, not prefetched and prefetched. The first step of a turn does not count, nor
+        any that finds what was read before the turn began: what counts was read beside the computation."""
+        length = steps + max(1, prefetch)
         for turn in range(rounds):
             cases = [(name, ahead) for name in self.sources for ahead in (0, prefetch)]
             for name, ahead in cases if turn % 2 == 0 else reversed(cases):
-                with self.loader(name, ahead, turn * (steps + 1)) as loader:
+                with self.loader(name, ahead, turn * length) as loader:
                     self.trainer.executor.loader = loader
-                    for step in range(steps + 1):
+                    uncounted = max(1, ahead)
+                    for step in range(uncounted + steps):
                         result = self.trainer.executor.step(self.numbers, 1e-3)
                         self.numbers += 1
-                        if step:
+                        if step >= uncounted:
                             self.times[name].exposed.setdefault(ahead, []).append(result.seconds["data_s"])
                             self.times[name].compute.append(result.seconds["compute_s"])
                 say(
