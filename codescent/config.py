@@ -179,12 +179,19 @@ class Data(Section):
         "JSONL file or a folder of token shards; of questions a file of SQuAD's form; of tensors a file (.h5, .pt, "
         ".safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
     )
-    task: Literal["lm", "mlm", "qa", "tensors", "seq2seq"] | None = Field(
+    task: Literal["lm", "sft", "mlm", "qa", "tensors", "seq2seq"] | None = Field(
         None,
-        description="what is wanted of a sample: lm: each next token (gpt2, llama, transformer); mlm: the tokens that "
-        "were masked; qa: where the answer to a question begins and ends (bert); tensors: the target's vectors; "
-        "seq2seq: of a line what data.pairs says (transformer); auto: what the corpus or model.kind is made for",
+        description="what is wanted of a sample: lm: each next token (gpt2, llama, transformer); sft: those of a "
+        "response to its prompt (gpt2, llama); mlm: the tokens that were masked; qa: where the answer to a question "
+        "begins and ends (bert); tensors: the target's vectors; seq2seq: of a line what data.pairs says (transformer); "
+        "auto: what the corpus or model.kind is made for",
     )
+    template: Text = Field(
+        "{prompt}{response}",
+        description='how a prompt and its response read (sft), such as "Question: {prompt} Answer: {response}"',
+    )
+    prompt_key: Text = Field("prompt", description="which key of a JSONL line holds the prompt (sft)")
+    response_key: Text = Field("response", description="which key of a JSONL line holds the response (sft)")
     pairs: Literal["reverse", "copy"] = Field(
         "reverse",
         description="what is wanted of a line (seq2seq): its tokens from the last to the first, or as they are",

@@ -16,6 +16,8 @@ from codescent.data.prepare import prepare
 from codescent.data.question_prepare import SQUAD, QuestionRequest, locate_questions, prepare_questions
 from codescent.data.question_source import is_question_folder, open_questions
 from codescent.data.request import KINDS
+from codescent.data.response_prepare import ResponseRequest, locate_responses, prepare_responses
+from codescent.data.responses import is_response_folder, open_responses
 from codescent.data.samples import AnyDataset
 from codescent.data.synthetic import PREFIX, Sizes, Synthetic, parse
 from codescent.data.tensor_dataset import TensorDataset, in_memory, is_prepared, is_tensors, open_tensors
@@ -42,7 +44,8 @@ def task_of(config: Config) -> str:
     data, kind = config.data, models.kind_of(config.model.kind, config.model.preset)
     tensors = "tensors" if data.format is not None or is_tensors(data.corpus) else None
     asks = data.corpus == SQUAD or is_question_folder(Path(data.corpus).expanduser())
-    task = data.task or tensors or ("qa" if asks else models.TASKS[kind][0])
+    answers = is_response_folder(Path(data.corpus).expanduser())
+    task = data.task or tensors or ("qa" if asks else "sft" if answers else models.TASKS[kind][0])
     if task not in models.TASKS[kind]:
         others = " or ".join(name for name, tasks in models.TASKS.items() if task in tasks)
         raise UserError(
@@ -73,6 +76,8 @@ def prepare_dataset(config: Config, *, progress: bool) -> Path:
     match task_of(config):
         case "qa":
             return prepare_questions(question_request(config), data.folder, progress=progress)
+        case "sft":
+            return prepare_responses(response_request(config), data.folder, progress=progress)
         case "tensors":
             return _prepare_tensors(config, progress=progress)
     return prepare(
@@ -100,6 +105,14 @@ def question_request(config: Config) -> QuestionRequest:
     )
 
 
+def response_request(config: Config) -> ResponseRequest:
+    """The prompts and responses that a config asks for."""
+    data = config.data
+    return ResponseRequest(
+        data.corpus, data.tokenizer, data.template, data.prompt_key, data.response_key, data.validation_fraction
+    )
+
+
 def _positions(config: Config) -> int | None:
     """The longest sample of the model, as far as the config says."""
     if config.model.seq_len is not None or config.model.preset is None:
@@ -116,6 +129,8 @@ def opened(config: Config, path: Path) -> AnyDataset:
     match task_of(config):
         case "qa":
             return open_questions(path)
+        case "sft":
+            return open_responses(path)
         case "mlm":
             return MaskedDataset(open_dataset(path), config.run.seed)
         case "tensors":
@@ -222,6 +237,9 @@ def known_vocab_size(config: Config) -> int | None:
     if task == "qa":
         found = locate_questions(question_request(config), data.folder)
         return VOCAB_SIZES.get(data.tokenizer) if found is None else open_questions(found).vocab_size
+    if task == "sft":
+        found = locate_responses(response_request(config), data.folder)
+        return VOCAB_SIZES.get(data.tokenizer) if found is None else open_responses(found).vocab_size
     marks = MARKS if task == "seq2seq" else 0
     found = locate(
         data.corpus,

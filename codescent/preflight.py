@@ -25,8 +25,12 @@ DECIDING: dict[str, tuple[str, ...]] = {
 }
 """Keys that decide the losses of a run's steps; of [model] and [optimizer] all but FREE do."""
 
-OF_QUESTIONS = ("stride", "question_len", "train_questions")
-"""Keys of [data] that decide them where the task is qa."""
+OF_TASK: dict[str, tuple[str, ...]] = {
+    "qa": ("stride", "question_len", "train_questions"),
+    "seq2seq": ("pairs",),
+    "sft": ("template", "prompt_key", "response_key"),
+}
+"""Keys of [data] that decide them for some tasks."""
 
 FREE: dict[str, tuple[str, ...]] = {"model": (), "optimizer": ("fused", "decay_steps")}
 
@@ -153,8 +157,11 @@ def _derived(config: Config, plan: Plan) -> dict[str, object]:
     return {
         "model.kind": plan.work.kind,
         "data.task": plan.work.task,
-        "data.pairs": config.data.pairs if plan.work.task == "seq2seq" else None,
-        **{f"data.{name}": getattr(config.data, name) if plan.work.task == "qa" else None for name in OF_QUESTIONS},
+        **{
+            f"data.{name}": getattr(config.data, name) if plan.work.task == task else None
+            for task, names in OF_TASK.items()
+            for name in names
+        },
         "model.bias": any(tensor.parameter.name.endswith(".bias") for tensor in plan.tensors),
         "data.seq_len": config.model.seq_len if config.data.seq_len is None else config.data.seq_len,
         "optimizer.decay_steps (or train.num_steps)": None if optimizer.schedule == "constant" else decay_steps,

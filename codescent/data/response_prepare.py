@@ -1,12 +1,13 @@
-"""In: JSON lines of prompts and responses, a tokenizer, a template. Out: the folder of their tokens: complete or absent.
+"""In: JSON lines of prompts and responses, a tokenizer. Out: the folder of their tokens: complete or absent.
 Does not read them again (responses.py does)."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from codescent.data import bpe, wordpiece
 from codescent.data.claim import claimed, disk_errors
 from codescent.data.progress import stage
 from codescent.data.request import DESCRIPTION, TOKENIZER, digest
-from codescent.data.responses import ARRAYS, FORMAT, SPLITS, is_response_folder, open_responses
+from codescent.data.responses import ARRAYS, FORMAT, SPLITS, is_response_folder
 from codescent.data.shards import write_json
 from codescent.data.tokenizers import ByteTokenizer, Tokenizer, load, token_dtype
 from codescent.durable import sync_folder, write_synced
@@ -83,21 +84,25 @@ class ResponseRequest:
         Raises:
             UserError: all that is wrong with what was asked for.
         """
-        problems, key = [], {"format": FORMAT, "template": self.template, "prompt_key": self.prompt_key}
-        for part in (lambda: Template.parse(self.template), self._tokenizer_identity, self._corpus_sha256):
+        problems: list[str] = []
+        key: dict[str, Any] = {"format": FORMAT, **asdict(self)}
+        parts: dict[str, Callable[[], str]] = {
+            "template": self._checked_template,
+            "tokenizer": self._tokenizer_identity,
+            "corpus": self._corpus_sha256,
+        }
+        for name, part in parts.items():
             try:
-                part()
+                key[name] = part()
             except UserError as error:
                 problems += error.problems
         if problems:
             raise UserError(*problems)
-        return {
-            **key,
-            "response_key": self.response_key,
-            "validation_fraction": self.validation_fraction,
-            "tokenizer": self._tokenizer_identity(),
-            "corpus": self._corpus_sha256(),
-        }
+        return key
+
+    def _checked_template(self) -> str:
+        Template.parse(self.template)
+        return self.template
 
     def _corpus_sha256(self) -> str:
         return _sha256(self.path, "a file of JSON lines with prompts and responses")
@@ -231,7 +236,7 @@ def _wrong(value: Any, request: ResponseRequest) -> str:
 
 
 def _tokens(
-    examples: list[tuple[str, str]], template: Template, tokenizer: Tokenizer, advance: Any
+    examples: list[tuple[str, str]], template: Template, tokenizer: Tokenizer, advance: Callable[[int], None]
 ) -> tuple[np.ndarray[Any, Any], ...]:
     """Tokens of all examples, where each begins, where its response does.
 
@@ -253,14 +258,9 @@ def _tokens(
 
 
 def _write_array(path: Path, array: np.ndarray[Any, Any]) -> None:
-    head = bytearray()
-
-    class _Head:
-        def write(self, data: bytes) -> None:
-            head.extend(data)
-
-    np.lib.format.write_array_header_1_0(_Head(), np.lib.format.header_data_from_array_1_0(array))  # type: ignore[arg-type]
-    write_synced(path, bytes(head) + array.tobytes())
+    made = io.BytesIO()
+    np.save(made, array)
+    write_synced(path, made.getvalue())
 
 
 def _sha256(path: Path, wanted: str) -> str:

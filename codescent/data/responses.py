@@ -68,9 +68,7 @@ class ResponseSource:
 
     losses_per_sample: int | None = None
 
-    def __init__(
-        self, name: str, tokens: npt.NDArray[Any], begins: Numbers, responses: Numbers, seq_len: int
-    ) -> None:
+    def __init__(self, name: str, tokens: npt.NDArray[Any], begins: Numbers, responses: Numbers, seq_len: int) -> None:
         self.name, self._tokens, self._seq_len = name, tokens, seq_len
         lengths = np.minimum(begins[1:] - begins[:-1], seq_len + 1)
         prompts = responses - begins[:-1]
@@ -125,7 +123,8 @@ class ResponseDataset:
 
     def source(self, split: str, seq_len: int, num_targets: int) -> ResponseSource:
         """The examples of a split: see `AnyDataset`. `num_targets` are not asked for."""
-        return ResponseSource(split, *self.arrays[split], seq_len)
+        tokens, begins, responses = self.arrays[split]
+        return ResponseSource(split, tokens, begins, responses, seq_len)
 
     def summary(self) -> list[str]:
         """What there is to say of it in a few lines."""

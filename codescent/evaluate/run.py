@@ -84,7 +84,7 @@ def evaluate_run(
     if isinstance(source, LineSource):
         return [head, *score_lines(cast(Transformer, module), source, where).words()]
     loss, count = mean_loss(module, source, work.seq_len, where)
-    what = {"mlm": "masked tokens", "tensors": "vectors"}.get(task, "tokens")
+    what = {"mlm": "masked tokens", "tensors": "vectors", "sft": "tokens of responses"}.get(task, "tokens")
     return [head, f"{dataset.path}, validation split: loss {loss:.4f} of {count:,} {what}"]
 
 

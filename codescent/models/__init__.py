@@ -44,8 +44,8 @@ UNCOMPILED: Mapping[str, str] = {
 }
 """Kinds that are not known to give the same losses when they are compiled, and why."""
 TASKS: dict[str, tuple[str, ...]] = {
-    "gpt2": ("lm",),
-    "llama": ("lm",),
+    "gpt2": ("lm", "sft"),
+    "llama": ("lm", "sft"),
     "transformer": ("lm", "tensors", "seq2seq"),
     "bert": ("mlm", "qa"),
 }

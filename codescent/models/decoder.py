@@ -101,12 +101,16 @@ class Decoder(nn.Module):
         loss_scale: float,
         port_VD: Tensor | None,
         last_B: Tensor | None,
+        *,
+        some: bool = False,
     ) -> Tensor:
-        """The sum of the losses, or logits; with `last_B` of one token of each row. `weight_VD` is the head's."""
+        """The sum of the losses, or logits; with `last_B` of one token of each row. `weight_VD` is the head's; `some`:
+        targets may be negative, where nothing is wanted."""
         x_BTD = self.norm(x_BTD)
         if targets_BT is not None:
             targets_BT = _some(targets_BT, self.tokens_T)
-            return self.vocabulary.loss(x_BTD, weight_VD, targets_BT, self.head_chunk_tokens, loss_scale, port_VD)
+            chunk = self.head_chunk_tokens
+            return self.vocabulary.loss(x_BTD, weight_VD, targets_BT, chunk, loss_scale, port_VD, some=some)
         if last_B is not None:
             x_BTD = x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), last_B]
         return x_BTD @ weight_VD.t()

@@ -44,15 +44,18 @@ class GPT2(Decoder):
         *,
         loss_scale: float = 1.0,
         counts: Sequence[int] | None = None,
+        lengths_B: Tensor | None = None,
     ) -> Tensor:
         """The sum of the token losses where targets are given, else logits; of a part without the head, activations.
 
         Args:
             inputs: tokens int64 [B, T], T <= seq_len; of a part without the embedding, activations [B, T, D].
-            targets_BT: int64: the token that follows each one.
+            targets_BT: int64: the token that follows each one; with `lengths_B` negative where nothing is wanted.
             cache: keys and values of what was read before; then the logits are of each row's last token only.
             loss_scale: factor on the gradients (not on the value): 1 / (target tokens of the global batch).
             counts: with a cache, how many of the T tokens are real in each row (the rest is padding at the end).
+            lengths_B: tokens of each sample that are not padding; None: all. Of padding, which is behind them, no
+                position sees anything: it is given to say that something is not wanted.
 
         Returns:
             A scalar (fp32; fp64 in fp64), or logits [B, T, V], or [B, V] with a cache; activations [B, T, D].
@@ -72,4 +75,7 @@ class GPT2(Decoder):
             first = 1 + layer * DROPOUT_SITES
             keys_3B = None if keys_SB is None else keys_SB[first : first + DROPOUT_SITES]
             x_BTD = block(x_BTD, keys_3B, None if cache is None else cache.layers[layer], self.rows_T)
-        return self.end(x_BTD, self.tok.weight, targets_BT, loss_scale, port_VD, last_B) if self.ends else x_BTD
+        if not self.ends:
+            return x_BTD
+        some = lengths_B is not None
+        return self.end(x_BTD, self.tok.weight, targets_BT, loss_scale, port_VD, last_B, some=some)
