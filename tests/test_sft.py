@@ -64,7 +64,7 @@ def test_only_the_response_is_wanted(tmp_path: Path) -> None:
     end = 256
     assert samples.targets.tolist() == [
         [-1, -1, -1, *b"cd>", end, -1],
-        [-1, *"é>".encode(), end, -1, -1, -1, -1],
+        [-1, *"é>".encode(), end, -1, -1, -1],
     ]
     assert source.losses(np.array([0, 1])).tolist() == [(row >= 0).sum() for row in samples.targets]
     validation = dataset.source("validation", 8, 8)
