@@ -197,7 +197,8 @@ def test_layouts_in_bf16_follow_fp32_closely(runs: Runs, layout: Layout) -> None
     expected = runs.of_one(*layout.model, "train.precision=fp32")
     found = runs.run(layout.ranks, *layout.words, "train.precision=bf16")
     assert losses(found) != losses(expected)[: layout.steps]
-    assert_same(found, expected, 0.01, stop=layout.steps)
+    # One process in bf16 has losses within 0.0005 and norms within 0.013 of its own in fp32.
+    assert_same(found, expected, 0.02, stop=layout.steps)
 
 
 FAULTY = [Layout("", 1), Layout("tp=2", 2), Layout("pp=2", 2), Layout("dp_shard=2", 2)]

@@ -32,7 +32,7 @@ def test_compiled_follows_eager(what: str, dropout: float) -> None:
     if what == "model":
         compiled.compile()
     else:
-        for block in compiled.blocks:
+        for block in compiled.blocks.values():
             block.compile()
     tokens = torch.randint(0, 4099, (2, 3, 150), generator=torch.Generator().manual_seed(0))
     for step in range(2):
@@ -60,7 +60,7 @@ def test_compiled_follows_eager(what: str, dropout: float) -> None:
 def test_a_new_step_compiles_nothing_anew() -> None:
     torch.compiler.reset()
     module = build(0.1)
-    for block in module.blocks:
+    for block in module.blocks.values():
         block.compile()
     tokens = torch.zeros(1, 8, dtype=torch.int64)
     for step in range(3):
