@@ -16,6 +16,7 @@ from codescent.data import bpe, dataset, shards
 from codescent.data.dataset import locate, open_dataset
 from codescent.data.foreign import ShardFile
 from codescent.data.prepare import prepare
+from codescent.data.samples import in_range
 from codescent.data.split import Split
 from codescent.errors import UserError
 
@@ -161,6 +162,15 @@ def test_a_tokenizer_that_was_changed_or_lost(ours: Path) -> None:
     assert "tokenizer.json: changed" in refusal(ours)[0]
     path.unlink()
     assert "tokenizer.json: missing" in refusal(ours)[0]
+
+
+def test_numbers_of_samples_are_in_their_range() -> None:
+    found = in_range(np.array([0, 4], np.uint8), 5, "train")
+    assert (found.tolist(), found.dtype) == ([0, 4], np.dtype("int64"))
+    assert in_range(np.empty(0, np.int32), 0, "train").tolist() == []
+    for wrong in ([5], [0, -1], [2, 1 << 40]):
+        with pytest.raises(IndexError, match=r"samples of the validation split lie in \[0, 5\)"):
+            in_range(np.array(wrong), 5, "validation")
 
 
 def test_the_fingerprint_is_of_the_tokens(tmp_path: Path, ours: Path) -> None:

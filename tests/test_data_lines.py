@@ -3,15 +3,19 @@ Does not train (test_hybrids_seq2seq does)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from questions import vocabulary
 
 from codescent.data import shards
 from codescent.data.dataset import open_dataset
 from codescent.data.lines import LineDataset, LineSource, line_ends
 from codescent.data.prepare import prepare
+from codescent.data.split import Split
+from codescent.data.tokenizers import CharTokenizer
 from codescent.errors import UserError
 
 TEXT = "abc\n\nde\nfghijklm\n\n\nn" + "\no p" * 20
@@ -78,6 +82,56 @@ def test_the_vocabulary_has_two_marks_and_the_run_knows_what_was_made(tmp_path: 
     assert len({dataset.fingerprint, other.fingerprint, dataset.text.fingerprint}) == 3
     assert (dataset.description["pairs"], dataset.path) == ("reverse", dataset.text.path)
     assert dataset.source("validation", 9, 5).num_samples > 0
+
+
+def test_the_fingerprint_is_of_the_tokenizer_too(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        np.arange(3, dtype="<u2").repeat(9).tofile(tmp_path / f"{name}.bin")
+    prints = []
+    for alphabet in ("\nab", "a\nb"):
+        CharTokenizer(alphabet, with_separator=False).save(tmp_path / "tokenizer.json")
+        prints.append(LineDataset(open_dataset(tmp_path), "copy").fingerprint)
+    assert prints[0] != prints[1]
+
+
+def test_lines_are_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = dataset_of(tmp_path, TEXT)
+    scans = []
+    whole = Split._pieces
+    monkeypatch.setattr(Split, "_pieces", lambda split: [scans.append(split.name), *whole(split)][1:])
+    sources = [dataset.source(split, 9, 5) for split in ("train", "validation", "validation", "train")]
+    assert scans == ["train", "validation"]
+    assert (sources[0], sources[1]) == (sources[3], sources[2])
+    assert dataset.source("train", 9, 4) is not sources[0]
+    ends = dataset.source("train", 9, 5)._split
+    ends.vocab_size = 3
+    with pytest.raises(UserError, match="is outside the vocabulary of 3"):
+        ends.where(np.zeros(3, np.bool_))
+
+
+def test_characters_are_put_into_a_table_once() -> None:
+    tables = []
+
+    class Alphabet(str):
+        def __iter__(self) -> Iterator[str]:
+            tables.append(1)
+            return super().__iter__()
+
+    tokenizer = CharTokenizer(Alphabet("".join(map(chr, range(5000)))), with_separator=True)
+    assert np.flatnonzero(line_ends(tokenizer, 5001)).tolist() == [10]
+    assert tokenizer.decode([65, 5000, 10]) == "A<|endoftext|>\n"
+    assert sum(tables) <= 1
+
+
+def test_a_tokenizer_that_drops_ends_of_lines_is_refused(tmp_path: Path) -> None:
+    text = "the king of the city\n" * 300
+    made = dataset_of(tmp_path, text, f"bert:{vocabulary(tmp_path)}")
+    assert made.text.tokenizer is not None
+    assert made.text.tokenizer.separator is not None
+    with pytest.raises(UserError, match=r'drops the ends of lines.* "byte", "char", "gpt2" or "bpe:VOCAB"'):
+        made.source("train", 20, 10)
+    with pytest.raises(UserError, match="the text has no end of a line in it"):
+        dataset_of(tmp_path, "one line " * 100).source("train", 20, 10)
 
 
 def test_documents_end_lines_and_so_do_tokens_with_an_end_in_them(tmp_path: Path) -> None:

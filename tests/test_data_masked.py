@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from questions import vocabulary
 
+from codescent.data import masked
 from codescent.data.dataset import Dataset, open_dataset
 from codescent.data.masked import MASKINGS, MaskedDataset, MaskedSource
 from codescent.data.prepare import prepare
@@ -118,8 +119,29 @@ def test_ends_of_documents_are_hidden_only_where_nothing_else_is(dataset: Datase
 
 def test_it_is_a_dataset_like_the_one_that_it_is_made_of(dataset: Dataset) -> None:
     found = MaskedDataset(dataset, 1)
-    for name in ("path", "vocab_size", "description", "fingerprint", "tokenizer_text"):
+    for name in ("path", "vocab_size", "description", "tokenizer_text"):
         assert getattr(found, name) == getattr(dataset, name)
+
+
+def test_the_fingerprint_is_of_tokens_tokenizer_and_masking(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prints = [dataset.fingerprint, MaskedDataset(dataset, 1).fingerprint]
+    assert MaskedDataset(open_dataset(dataset.path), 1).fingerprint == prints[1]
+    for name, value in (("MASKINGS", 5), ("SHARE", 0.3), ("MASKED", 0.5), ("RANDOM", 0.2), ("VERSION", 0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(masked, name, value)
+            prints.append(MaskedDataset(dataset, 1).fingerprint)
+    text = dataset.tokenizer_text
+    assert text is not None
+    (tmp_path / "tokenizer.json").write_text(text)
+    for name in ("train", "val"):  # shards of others do not protect the tokenizer beside them
+        dataset.train.span(0, 1000).astype("<u2").tofile(tmp_path / f"{name}.bin")
+    prints.append(MaskedDataset(open_dataset(tmp_path), 1).fingerprint)
+    (tmp_path / "tokenizer.json").write_text(text.replace('"lowercase":true', '"lowercase":false'))
+    assert (tmp_path / "tokenizer.json").read_text() != text
+    prints.append(MaskedDataset(open_dataset(tmp_path), 1).fingerprint)
+    assert len(set(prints)) == len(prints) == 9
 
 
 def test_what_is_refused(dataset: Dataset, tmp_path: Path) -> None:

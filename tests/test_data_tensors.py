@@ -7,6 +7,8 @@ import errno
 import json
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from disks import small_disk
 
 from codescent.cli import run
 from codescent.data import tensor_prepare
@@ -100,6 +103,49 @@ def test_a_full_disk_leaves_nothing_and_a_kill_no_half(tmp_path: Path, monkeypat
     path = prepare_synthetic(RECIPE, "pt", tmp_path)
     assert sorted(file.name for file in path.iterdir()) == ["description.json", "train.pt", "validation.pt"]
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("free_bytes", [0, 100_000, 620_000])
+@pytest.mark.parametrize("storage", FORMATS)
+def test_a_disk_that_is_full_is_told_in_words(storage: str, free_bytes: int, tmp_path: Path) -> None:
+    """The whole verb, in a process of its own: a full disk could end it in a segmentation fault."""
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        (disk / "folder").mkdir()
+        (disk / "other").write_bytes(bytes((1 << 20) - free_bytes))
+        done = write_small(disk / "folder", storage)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "no space left on the disk (No space left on device" in done.stderr
+        assert list((disk / "folder").iterdir()) == []
+
+
+@pytest.mark.parametrize("storage", FORMATS)
+def test_a_file_that_may_not_grow_is_told_in_words(storage: str, tmp_path: Path) -> None:
+    for limit_bytes in (1000, 102_400):
+        done = write_small(tmp_path, storage, f"resource.setrlimit(resource.RLIMIT_FSIZE, 2 * ({limit_bytes},))")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "no space left on the disk (File too large): nothing was kept" in done.stderr
+        assert list(tmp_path.iterdir()) == []
+    done = write_small(tmp_path, storage)
+    assert done.returncode == 0, done.stderr
+
+
+def write_small(folder: Path, storage: str, before: str = "pass") -> subprocess.CompletedProcess[str]:
+    words = ["data", "--synthetic", "400", "--source", "1x64", "--target", "5x64", "--format", storage]
+    code = f"import resource, sys; from codescent.cli import run; {before}; sys.exit(run(sys.argv[1:]))"
+    command = [sys.executable, "-B", "-c", code, *words, "--folder", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_torch_that_cannot_write_for_another_reason_is_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("the writer broke\nmore")
+
+    monkeypatch.setattr(torch, "save", refuse)
+    with pytest.raises(UserError, match=r"train.pt: torch.save: the writer broke$"):
+        prepare_synthetic(RECIPE, "pt", tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
@@ -193,6 +239,21 @@ def test_a_file_that_is_cut_short_or_another_thing(suffix: str, tmp_path: Path) 
     path.unlink()
     with pytest.raises(UserError, match="no such file"):
         open_file(path, 0.1)
+
+
+def test_other_names_in_a_file_are_told(tmp_path: Path) -> None:
+    torch.save({"source": torch.zeros(4, 2, 2), 1: 3}, tmp_path / "mine.pt")
+    with pytest.raises(UserError, match='has no "target"; there is 1, source in it'):
+        open_file(tmp_path / "mine.pt", 0.5)
+
+
+@pytest.mark.parametrize("offsets", [[-16, 80], [-96, 0], [96, 0]])
+def test_a_tensor_before_its_files_numbers_is_refused(offsets: list[int], tmp_path: Path) -> None:
+    entry = {"dtype": "F32", "shape": [4, 2, 3], "data_offsets": [0, 96]}
+    header = json.dumps({"source": entry | {"data_offsets": offsets}, "target": entry}).encode()
+    (tmp_path / "mine.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(96))
+    with pytest.raises(UserError, match=r'"source" lies in bytes \[-?\d+, \d+\)'):
+        open_file(tmp_path / "mine.safetensors", 0.5)
 
 
 def test_a_pickle_that_would_run_code_is_not_run(tmp_path: Path) -> None:

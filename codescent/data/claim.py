@@ -10,7 +10,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from codescent.data.shards import JOURNAL
@@ -24,7 +24,8 @@ def claimed(partial: Path) -> Iterator[None]:
     """Hold the hidden folder against other processes, or wait for it. Without a journal in it, it is not kept."""
     partial.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        partial.mkdir(exist_ok=True)
+        with suppress(FileExistsError):  # not exist_ok, which looks again whether it is there: it may have gone
+            partial.mkdir()
         try:
             handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
@@ -42,7 +43,10 @@ def claimed(partial: Path) -> Iterator[None]:
 
 
 def _is_held(partial: Path, handle: int) -> bool:
-    return partial.exists() and os.path.samestat(partial.stat(), os.fstat(handle))
+    try:
+        return os.path.samestat(partial.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
 
 
 def _lock(handle: int, partial: Path) -> None:

@@ -3,8 +3,8 @@ Does not order samples (loader.py does) and does not tokenise."""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.data.dataset import Dataset
-from codescent.data.samples import Numbers, Samples
+from codescent.data.request import digest
+from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.split import Split
-from codescent.data.tokenizers import Tokenizer
+from codescent.data.tokenizers import CharTokenizer, Tokenizer
 from codescent.errors import UserError
 
 MARKS = 2
 """Tokens beside the tokenizer's: the first, vocab_size - 2, begins a target, the other one ends it."""
 
+VERSION = 2  # of how a sample is made of a line: whoever changes it counts on
 NOTHING = -1  # where nothing is wanted
 
 
@@ -63,9 +65,7 @@ class LineSource:
         Raises:
             IndexError: no such sample.
         """
-        numbers = np.asarray(numbers, np.int64)
-        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.num_samples:
-            raise IndexError(f"samples of the {self.name} split lie in [0, {self.num_samples})")
+        numbers = in_range(numbers, self.num_samples, self.name)
         source = self._source_len
         inputs = np.full((len(numbers), source + self._target_len), self.end, np.int64)
         targets = np.full_like(inputs, NOTHING)
@@ -97,6 +97,9 @@ class LineDataset:
 
     text: Dataset
     pairs: str
+    _sources: dict[tuple[str, int, int], LineSource] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def path(self) -> Path:
@@ -113,10 +116,10 @@ class LineDataset:
         """That of the text, and what is made of it."""
         return {**self.text.description, "pairs": self.pairs}
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """Changes with the tokens and with what is made of them."""
-        return hashlib.sha256(f"lines 1 {self.pairs} {self.text.fingerprint}".encode()).hexdigest()
+        """Changes with the tokens, the tokenizer, which says where lines end, and with what is made of them."""
+        return digest(["lines", VERSION, self.pairs, self.tokenizer_text, self.text.fingerprint])
 
     @property
     def tokenizer_text(self) -> str | None:
@@ -124,30 +127,43 @@ class LineDataset:
         return self.text.tokenizer_text
 
     def source(self, split: str, seq_len: int, num_targets: int) -> LineSource:
-        """The lines of a split: see `AnyDataset`.
+        """The lines of a split: see `AnyDataset`. They are looked for once.
 
         Raises:
             UserError: tokens in which no line ends, that nobody can read as text, or outside the vocabulary.
         """
-        tokens = self.text.train if split == "train" else self.text.validation
-        return LineSource(tokens, self._ends(), self.pairs, seq_len - num_targets, num_targets)
+        key = split, seq_len, num_targets
+        if key not in self._sources:
+            tokens = self.text.train if split == "train" else self.text.validation
+            self._sources[key] = LineSource(tokens, self._ends, self.pairs, seq_len - num_targets, num_targets)
+        return self._sources[key]
 
+    @cached_property
     def _ends(self) -> npt.NDArray[np.bool_]:
         tokenizer = self.text.tokenizer
         if tokenizer is None:
             raise UserError(f"{self.path}: these token shards come without a tokenizer: nobody knows where lines end")
         ends = line_ends(tokenizer, self.text.vocab_size)
         if not ends.any():
-            raise UserError(f"{self.path}: no token of this tokenizer has the end of a line in it")
+            self._check_documents(tokenizer)
+        if tokenizer.separator is not None:
+            ends[tokenizer.separator] = True
         return ends
+
+    def _check_documents(self, tokenizer: Tokenizer) -> None:
+        """Where no token has a line's end in it, the text must have none, and several documents: each is a line."""
+        if not isinstance(tokenizer, CharTokenizer):
+            raise UserError(
+                f"{self.path}: this tokenizer drops the ends of lines: no token has one in it, so nobody knows where a "
+                'line ends; take data.tokenizer = "byte", "char", "gpt2" or "bpe:VOCAB"'
+            )
+        if tokenizer.separator is None:
+            raise UserError(f"{self.path}: the text has no end of a line in it: one line is no corpus")
 
 
 def line_ends(tokenizer: Tokenizer, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """By token, whether it ends a line: its text has a line's end in it, or it ends documents. What else is in such a
-    token belongs to no line."""
+    """By token, whether its text has a line's end in it. What else is in such a token belongs to no line."""
     known = min(vocab_size, tokenizer.vocab_size)
     ends = np.zeros(vocab_size, np.bool_)
     ends[:known] = ["\n" in tokenizer.decode([token]) for token in range(known)]
-    if tokenizer.separator is not None:
-        ends[tokenizer.separator] = True
     return ends

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.data.dataset import Dataset
-from codescent.data.samples import Numbers, Samples
+from codescent.data.request import digest
+from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.split import Split
 from codescent.data.wordpiece import CONTROLS, WordPiece
 from codescent.errors import UserError
@@ -19,6 +20,7 @@ SHARE = 0.15  # of the tokens are chosen, of these
 MASKED = 0.8  # become [MASK],
 RANDOM = 0.1  # any token of the vocabulary; the rest stays as it is (Devlin et al. 2018, section 3.1)
 MASKINGS = 10  # different choices of each training sample, as BERT's own data had (dupe_factor)
+VERSION = 1  # of how a sample is made of (seed, number): whoever changes it counts on
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -62,9 +64,7 @@ class MaskedSource:
             UserError: a token outside the vocabulary: which file, at which byte.
             IndexError: no such sample.
         """
-        numbers = np.asarray(numbers, np.int64)
-        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.num_samples:
-            raise IndexError(f"samples of the {self.name} split lie in [0, {self.num_samples})")
+        numbers = in_range(numbers, self.num_samples, self.name)
         text = self._split.read(numbers % max(1, self.num_pieces), self.pieces_len)[:, :-1]
         draws = _draws(self._key, numbers, self.pieces_len + 2 * self.num_hidden)
         order, kinds, tokens = np.split(draws, [self.pieces_len, self.pieces_len + self.num_hidden], 1)
@@ -87,7 +87,8 @@ class MaskedSource:
 
 
 class MaskedDataset:
-    """Token shards whose samples are masked.
+    """Token shards whose samples are masked. The fingerprint changes with the tokens, the tokenizer, which says what is
+    hidden by what, and with the way of masking.
 
     Args:
         dataset: of BERT's tokens.
@@ -105,7 +106,9 @@ class MaskedDataset:
                 'data.tokenizer = "bert", "bert-cased", or the JSON file of a WordPiece tokenizer'
             )
         self.path, self.vocab_size, self.description = dataset.path, dataset.vocab_size, dataset.description
-        self.fingerprint, self.tokenizer_text = dataset.fingerprint, dataset.tokenizer_text
+        self.tokenizer_text = dataset.tokenizer_text
+        made = ["masked", VERSION, SHARE, MASKED, RANDOM, MASKINGS, self.tokenizer_text, dataset.fingerprint]
+        self.fingerprint = digest(made)
         self._dataset, self._tokenizer, self._seed = dataset, tokenizer, seed
 
     def source(self, split: str, seq_len: int, num_targets: int) -> MaskedSource:

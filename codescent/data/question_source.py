@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from codescent.data.description import AGAIN
 from codescent.data.request import DESCRIPTION, TOKENIZER
-from codescent.data.samples import Numbers, Samples
+from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.squad import Questions, read_questions
 from codescent.data.windows import Rows, WindowSizes, segments_of
 from codescent.errors import UserError
@@ -74,9 +74,7 @@ class QuestionSource:
         Raises:
             IndexError: no such sample.
         """
-        numbers = np.asarray(numbers, np.int64)
-        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.num_samples:
-            raise IndexError(f"samples of the {self.name} split lie in [0, {self.num_samples})")
+        numbers = in_range(numbers, self.num_samples, self.name)
         rows = self.rows[numbers]
         beside = {"segments_BT": segments_of(rows), "lengths_B": rows["length"].astype(np.int64)}
         return Samples(rows["tokens"].astype(np.int64), rows["targets"].astype(np.int64), beside)

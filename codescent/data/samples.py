@@ -14,6 +14,18 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.int64]
 
 
+def in_range(numbers: npt.NDArray[np.integer[Any]], count: int, name: str) -> Numbers:
+    """Numbers of samples of a split that has `count`, as int64.
+
+    Raises:
+        IndexError: no such sample.
+    """
+    found = np.asarray(numbers, np.int64)
+    if len(found) and not 0 <= int(found.min()) <= int(found.max()) < count:
+        raise IndexError(f"samples of the {name} split lie in [0, {count})")
+    return found
+
+
 @dataclass(frozen=True)
 class Samples:
     """n samples.

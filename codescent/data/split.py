@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.data.foreign import ShardFile
+from codescent.data.samples import in_range
 from codescent.errors import UserError
 
 SCAN_TOKENS = 1 << 22
@@ -53,9 +54,7 @@ class Split:
             UserError: a token outside the vocabulary: which file, at which byte.
             IndexError: no such sample.
         """
-        numbers = np.asarray(samples, np.int64)
-        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.num_samples(seq_len):
-            raise IndexError(f"samples of the {self.name} split lie in [0, {self.num_samples(seq_len)})")
+        numbers = in_range(samples, self.num_samples(seq_len), self.name)
         firsts = numbers * seq_len
         shards = np.searchsorted(self._starts, firsts, "right") - 1
         inside = firsts + seq_len < self._starts[shards + 1]
@@ -77,10 +76,12 @@ class Split:
         Raises:
             UserError: a token outside the vocabulary: which file, at which byte.
         """
-        if problem := self.problem():
-            raise UserError(problem)
-        found = [start + np.flatnonzero(chosen[tokens]) for start, tokens in self._pieces()]
-        return np.concatenate([np.empty(0, np.int64), *found])
+        found = [np.empty(0, np.int64)]
+        for start, tokens in self._pieces():
+            if problem := self._problem(start, tokens):
+                raise UserError(problem)
+            found.append(start + np.flatnonzero(chosen[tokens]))
+        return np.concatenate(found)
 
     def span(self, first: int, count: int) -> Rows:
         """Tokens [first, first + count), in however many shards they lie: int64 [count]."""
@@ -96,11 +97,7 @@ class Split:
 
     def problem(self) -> str | None:
         """The first token outside the vocabulary, in words, or None; reads the whole split."""
-        for start, tokens in self._pieces():
-            if len(tokens) and int(tokens.max()) >= self.vocab_size:
-                place = int(np.argmax(tokens >= self.vocab_size))
-                return self._outside(start + place, int(tokens[place]))
-        return None
+        return next(filter(None, (self._problem(start, tokens) for start, tokens in self._pieces())), None)
 
     def largest(self) -> int:
         """The largest token; reads the whole split."""
@@ -110,6 +107,12 @@ class Split:
         for start, tokens in zip(self._starts.tolist(), self._maps):
             for first in range(0, len(tokens), SCAN_TOKENS):
                 yield start + first, tokens[first : first + SCAN_TOKENS]
+
+    def _problem(self, start: int, tokens: npt.NDArray[Any]) -> str | None:
+        if int(tokens.max(initial=0)) < self.vocab_size:
+            return None
+        place = int(np.argmax(tokens >= self.vocab_size))
+        return self._outside(start + place, int(tokens[place]))
 
     def _outside(self, position: int, token: int) -> str:
         shard = int(np.searchsorted(self._starts, position, "right")) - 1

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from codescent.data.description import AGAIN
 from codescent.data.request import DESCRIPTION
-from codescent.data.samples import Numbers, Samples
+from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.synthetic import NAMES, PREFIX, SPLITS, Floats, Sizes, Synthetic
 from codescent.data.tensor_files import SUFFIXES, TensorFile
 from codescent.errors import UserError
@@ -67,9 +67,7 @@ class TensorSource:
             UserError: the file cannot be read.
             IndexError: no such sample.
         """
-        numbers = np.asarray(numbers, np.int64)
-        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.num_samples:
-            raise IndexError(f"samples of the {self.name} split lie in [0, {self.num_samples})")
+        numbers = in_range(numbers, self.num_samples, self.name)
         sizes = self._sizes
         both = np.empty((len(numbers), sizes.source_len + sizes.target_len, sizes.width), np.float32)
         self._tensors.read("source", numbers + self._first, both[:, : sizes.source_len])

@@ -100,12 +100,14 @@ def h5py() -> ModuleType:
         raise UserError('HDF5 needs h5py, which is not installed: pip install "codescent[hdf5]"') from error
 
 
-def _check(path: Path, arrays: Mapping[str, Any], there: list[str]) -> tuple[int, Sizes]:
+def _check(path: Path, arrays: Mapping[str, Any], there: list[object]) -> tuple[int, Sizes]:
     """Samples and sizes. Raises UserError with all that is wrong."""
     problems = []
     for name, array in arrays.items():
         if array is None:
-            problems.append(f'{path}: has no "{name}"; there is {", ".join(sorted(there)) or "nothing"} in it')
+            problems.append(
+                f'{path}: has no "{name}"; there is {", ".join(sorted(map(str, there))) or "nothing"} in it'
+            )
         elif not hasattr(array, "shape"):
             problems.append(f'{path}: "{name}" is no tensor')
         elif len(array.shape) != 3 or 0 in array.shape:
@@ -179,6 +181,8 @@ def _open_safetensors(path: Path) -> Arrays:
 def _mapped(path: Path, name: str, entry: dict[str, Any], first: int) -> Any:
     """A map of one tensor; of a dtype that numpy has not, what says so."""
     dtype, shape, (begin, end) = _DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
+    if not 0 <= begin <= end:
+        raise ValueError(f'"{name}" lies in bytes [{begin}, {end})')
     if dtype is None or 0 in shape:
         return _Other(shape, _OtherDtype(entry["dtype"]))
     if int(np.prod(shape)) * np.dtype(dtype).itemsize != end - begin:

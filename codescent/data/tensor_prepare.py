@@ -3,11 +3,14 @@ Does not read tensors (tensor_files.py does)."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +25,7 @@ from codescent.durable import sync_folder
 from codescent.errors import UserError
 
 MAX_WIDTH = 1_000_000
+_PT_HEADERS_BYTES = 1 << 16  # more than a .pt file has beside its numbers
 Advance = Callable[[int], None]
 
 
@@ -114,15 +118,57 @@ def _write(recipe: Synthetic, storage: str, folder: Path, *, progress: bool) -> 
     write_json(folder / DESCRIPTION, {**description, "fingerprint": recipe.fingerprint, "files": files})
 
 
+class _Unrefused(io.FileIO):
+    """A file whose disk never refuses, as far as its writer sees: what is written from then on is lost.
+
+    HDF5 cannot close a file that it cannot write: a full disk ended the process with a segmentation fault.
+
+    Attributes:
+        refused: what the disk has said.
+    """
+
+    refused: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """All of it."""
+        left = memoryview(data).cast("B")
+        size_bytes = len(left)
+        try:
+            while len(left) and self.refused is None:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self.refused = error
+        return size_bytes
+
+    def truncate(self, size: int | None = None) -> int:
+        """To that many bytes."""
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.refused = self.refused or error
+            return self.tell() if size is None else size
+
+    def check(self) -> None:
+        """Raise what the disk has said."""
+        if self.refused is not None:
+            raise self.refused
+
+
 def _write_hdf5(recipe: Synthetic, split: str, path: Path, advance: Advance) -> None:
-    with h5py().File(path, "w") as file:
-        file.attrs["synthetic"] = True
-        for name in NAMES:
-            dataset, first = file.create_dataset(name, recipe.shape(split, name), "<f4"), 0
-            for block in recipe.blocks(split, name):
-                dataset[first : first + len(block)] = block
-                first += len(block)
-                advance(block.nbytes)
+    library = h5py()
+    with _Unrefused(path, "w+") as stream:
+        try:
+            with library.File(stream, "w") as file:
+                file.attrs["synthetic"] = True
+                for name in NAMES:
+                    dataset, first = file.create_dataset(name, recipe.shape(split, name), "<f4"), 0
+                    for block in recipe.blocks(split, name):
+                        dataset[first : first + len(block)] = block
+                        first += len(block)
+                        stream.check()
+                        advance(block.nbytes)
+        finally:
+            stream.check()  # whatever HDF5 makes of it
 
 
 def _write_safetensors(recipe: Synthetic, split: str, path: Path, advance: Advance) -> None:
@@ -149,8 +195,14 @@ def _write_pt(recipe: Synthetic, split: str, path: Path, advance: Advance) -> No
     import torch  # noqa: PLC0415 - planning writes no tensors
 
     whole = {name: torch.from_numpy(recipe.whole(split, name)) for name in NAMES}
-    torch.save(whole, path)
-    advance(sum(tensor.numel() * tensor.element_size() for tensor in whole.values()))
+    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in whole.values())
+    try:
+        torch.save(whole, path)
+    except RuntimeError as error:  # so torch says that it could not write; the disk says why
+        with io.FileIO(path, "w") as stream:
+            os.posix_fallocate(stream.fileno(), 0, size_bytes + _PT_HEADERS_BYTES)
+        raise OSError(errno.EIO, f"torch.save: {next(iter(str(error).splitlines()), 'no reason')}", path) from error
+    advance(size_bytes)
 
 
 _WRITE: Mapping[str, Callable[[Synthetic, str, Path, Advance], None]] = {

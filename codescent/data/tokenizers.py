@@ -75,6 +75,7 @@ class CharTokenizer:
         self._ids = np.full(int(points.max(initial=0)) + 1, -1, np.int32)
         self._ids[points] = np.arange(len(points), dtype=np.int32)
         self._dtype = token_dtype(self.vocab_size)
+        self._texts = [*characters, *([SEPARATOR_TEXT] if with_separator else [])]
 
     def encode(self, text: str) -> TokenArray:
         """Ids of a text. Raises UserError naming the characters that the alphabet lacks."""
@@ -90,9 +91,8 @@ class CharTokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ids. Raises ValueError for an id outside the vocabulary."""
-        table = [*self.characters, *([SEPARATOR_TEXT] if self.separator is not None else [])]
         _check_range(tokens, self.vocab_size)
-        return "".join(table[token] for token in tokens)
+        return "".join(self._texts[token] for token in tokens)
 
     def cut_is_safe(self, left: str, right: str) -> bool:
         """Anywhere."""
