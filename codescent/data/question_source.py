@@ -3,17 +3,15 @@ Does not prepare them (question_prepare.py does) and does not order them (loader
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from codescent.data.description import AGAIN
-from codescent.data.request import DESCRIPTION, TOKENIZER
+from codescent.data.described import described, fingerprint_of, is_described
+from codescent.data.request import TOKENIZER
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.squad import Questions, read_questions
 from codescent.data.windows import Rows, WindowSizes, segments_of
@@ -148,11 +146,7 @@ class QuestionDataset:
 
 def is_question_folder(path: Path) -> bool:
     """Whether a folder says that it holds prepared questions."""
-    try:
-        description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError):
-        return False
-    return isinstance(description, dict) and description.get("format") == FORMAT
+    return is_described(path, FORMAT)
 
 
 def open_questions(path: Path) -> QuestionDataset:
@@ -161,35 +155,8 @@ def open_questions(path: Path) -> QuestionDataset:
     Raises:
         UserError: no prepared questions there, or all that is damaged.
     """
-    description = _read_description(path)
-    problems = []
-    for name, expected in description["files"].items():
-        file = path / name
-        try:
-            with file.open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-            if found != expected:
-                problems.append(f"{file}: changed or cut short: sha256 {found}, expected {expected}")
-        except OSError as error:
-            problems.append(f"{file}: cannot be read: {error.strerror}")
-    if problems:
-        raise UserError(*problems, f"{path}: damaged: {AGAIN}")
+    description = described(path, _Description, "prepared questions")
+    fingerprint = fingerprint_of(path, description["files"])
     sources = [QuestionSource(name, np.load(path / f"{name}.npy", mmap_mode="r")) for name in SPLITS]
-    fingerprint = hashlib.sha256(json.dumps(description["files"], sort_keys=True).encode()).hexdigest()
     vocab_size, sizes = description["tokenizer"]["vocab_size"], WindowSizes(**description["sizes"])
     return QuestionDataset(path, vocab_size, sizes.max_length, sources[0], sources[1], description, fingerprint)
-
-
-def _read_description(folder: Path) -> dict[str, Any]:
-    path = folder / DESCRIPTION
-    try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        _Description.model_validate(description)
-    except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg']}" for detail in error.errors()]
-        raise UserError(f"{path}: not prepared questions, or damaged: {'; '.join(wrong)}: {AGAIN}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON: {error}: {AGAIN}") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}: {AGAIN}") from error
-    return description

@@ -3,20 +3,17 @@ Does not prepare them (response_prepare.py does) and does not order them (loader
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from codescent.data.description import AGAIN
-from codescent.data.request import DESCRIPTION, TOKENIZER
-from codescent.data.samples import Numbers, Samples
-from codescent.errors import UserError
+from codescent.data.described import described, fingerprint_of, is_described
+from codescent.data.request import TOKENIZER
+from codescent.data.samples import Numbers, Samples, in_range
 
 FORMAT = "codescent responses 1"
 SPLITS = ("train", "validation")
@@ -83,9 +80,7 @@ class ResponseSource:
         Raises:
             IndexError: no such sample.
         """
-        numbers = np.asarray(numbers, np.int64)
-        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self.num_samples:
-            raise IndexError(f"samples of the {self.name} split lie in [0, {self.num_samples})")
+        numbers = in_range(numbers, self.num_samples, self.name)
         inputs = np.zeros((len(numbers), self._seq_len), np.int64)
         targets = np.full_like(inputs, NOTHING)
         for row, number in enumerate(numbers.tolist()):
@@ -137,11 +132,7 @@ class ResponseDataset:
 
 def is_response_folder(path: Path) -> bool:
     """Whether a folder says that it holds prepared prompts and responses."""
-    try:
-        description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError):
-        return False
-    return isinstance(description, dict) and description.get("format") == FORMAT
+    return is_described(path, FORMAT)
 
 
 def open_responses(path: Path) -> ResponseDataset:
@@ -150,36 +141,9 @@ def open_responses(path: Path) -> ResponseDataset:
     Raises:
         UserError: there are none there, or all that is damaged.
     """
-    description = _read_description(path)
-    problems = []
-    for name, expected in description["files"].items():
-        file = path / name
-        try:
-            with file.open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-            if found != expected:
-                problems.append(f"{file}: changed or cut short: sha256 {found}, expected {expected}")
-        except OSError as error:
-            problems.append(f"{file}: cannot be read: {error.strerror}")
-    if problems:
-        raise UserError(*problems, f"{path}: damaged: {AGAIN}")
+    description = described(path, _Description, "prepared responses")
+    fingerprint = fingerprint_of(path, description["files"])
     arrays = {
         split: tuple(np.load(path / f"{split}_{array}.npy", mmap_mode="r") for array in ARRAYS) for split in SPLITS
     }
-    fingerprint = hashlib.sha256(json.dumps(description["files"], sort_keys=True).encode()).hexdigest()
     return ResponseDataset(path, description["tokenizer"]["vocab_size"], arrays, description, fingerprint)
-
-
-def _read_description(folder: Path) -> dict[str, Any]:
-    path = folder / DESCRIPTION
-    try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        _Description.model_validate(description)
-    except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg']}" for detail in error.errors()]
-        raise UserError(f"{path}: not prepared responses, or damaged: {'; '.join(wrong)}: {AGAIN}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON: {error}: {AGAIN}") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}: {AGAIN}") from error
-    return description
