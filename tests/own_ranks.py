@@ -352,6 +352,12 @@ def refused(folder: str, what: str) -> list[str]:
                 codescent.save(Path(folder) / "file", module, rule)
             case "no json":
                 codescent.save(Path(folder) / "kept", module, rule, what=object())
+            case "milestones":
+                scheduler = torch.optim.lr_scheduler.MultiStepLR(rule, [2, 4])
+                codescent.save(Path(folder) / "kept", module, rule, scheduler=scheduler.state_dict())
+            case "complex":
+                module.register_buffer("turns", torch.ones(2, dtype=torch.complex64))
+                codescent.save(Path(folder) / "kept", module, rule)
             case "nothing":
                 codescent.load(Path(folder) / "nothing", module, rule)
             case "other":
@@ -512,6 +518,18 @@ def sliced(folder: str, strategy: str) -> dict[str, Any]:
     module = Sliced(ranks.rank)
     codescent.distribute(module, torch.optim.SGD(module.parameters()), strategy)
     return {name: whole(tensor) for name, tensor in module.state_dict().items()}
+
+
+def clipped(folder: str, strategy: str) -> list[float]:
+    """The norm after a forward pass without backward, and after clipping once more."""
+    codescent.init(device="cpu")
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for parameter in module.parameters():
+        nn.init.ones_(parameter)
+    codescent.distribute(module, torch.optim.SGD(module.parameters()), strategy)
+    module(torch.ones(1, 2)).sum().backward()
+    module(torch.ones(1, 2))
+    return [codescent.clip_(module, 0.5), codescent.clip_(module, 0.5)]
 
 
 def measured(folder: str) -> dict[str, Any]:

@@ -296,6 +296,14 @@ def test_values_arrive_however_they_lie_in_memory(run: Run, strategy: str) -> No
         assert (found["small"], found["flag"], found["none"]) == ([0.0, 2.0, 4.0], [1.0], [])
 
 
+@pytest.mark.parametrize("strategy", ["zero1", "zero2"])
+def test_clipping_after_a_forward_pass_without_backward(run: Run, strategy: str) -> None:
+    wanted = run(1, "clipped", strategy="ddp")[0]
+    assert wanted[0] > wanted[1]
+    for found in run(2, "clipped", strategy=strategy):
+        assert found == pytest.approx(wanted, rel=1e-5)
+
+
 REFUSALS = {
     "strategy": ['strategy "zero4": must be one of ddp, zero1', "replicas = 3: must divide the 2 rank(s)"],
     "hsdp": ['hybrid sharding (HSDP) is "zero3" with replicas='],
@@ -316,6 +324,8 @@ REFUSALS = {
     "small": ["3 sample(s), fewer than one step of batch_size = 4"],
     "file": ["/file is a file: a checkpoint is a folder"],
     "no json": ["what: nothing for JSON"],
+    "milestones": ["scheduler.milestones: a dict with keys that are no texts, such as 2"],
+    "complex": ["turns: is of torch.complex64, which files cannot hold"],
     "nothing": ["/nothing: there is no checkpoint"],
     "other": ["is of Adam, this optimizer is SGD"],
     "device": ['device "cuda": this rank has been on cpu since'],

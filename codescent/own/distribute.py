@@ -164,6 +164,7 @@ def clip_(module: nn.Module, max_norm: float) -> float:
     What torch.nn.utils.clip_grad_norm_ does, under every strategy, also where some parameters are divided and some are
     not, for which torch has no sum. Collective. A norm that is not finite makes every gradient NaN or zero, as there.
     """
+    free_gathered(module)  # left so by a forward pass that no backward followed
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     parts = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
     whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
