@@ -532,6 +532,20 @@ def clipped(folder: str, strategy: str) -> list[float]:
     return [codescent.clip_(module, 0.5), codescent.clip_(module, 0.5)]
 
 
+def some_buffers(folder: str) -> list[list[float]]:
+    """Buffers of which rank 0 alone changes one, and one whose shape is another on each rank."""
+    ranks = codescent.init(device="cpu")
+    module = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(3))
+    module.register_buffer("own", torch.zeros(2))
+    rule = torch.optim.SGD(module.parameters(), lr=0.0)
+    codescent.distribute(module, rule)
+    module.own = torch.full((ranks.rank + 1,), float(ranks.rank))
+    if ranks.is_first:
+        module[1].running_mean.fill_(4.0)
+    rule.step()
+    return [module[0].running_mean.tolist(), module[1].running_mean.tolist(), module.own.tolist()]
+
+
 def measured(folder: str) -> dict[str, Any]:
     """A profile, and metrics beside it."""
     ranks = codescent.init(device="cpu")

@@ -304,6 +304,12 @@ def test_clipping_after_a_forward_pass_without_backward(run: Run, strategy: str)
         assert found == pytest.approx(wanted, rel=1e-5)
 
 
+def test_ranks_agree_on_which_buffers_have_changed(run: Run) -> None:
+    first, second = run(2, "some_buffers")
+    assert first == [[0.0, 0.0], [2.0, 2.0, 2.0], [0.0]]
+    assert second == [[0.0, 0.0], [2.0, 2.0, 2.0], [1.0, 1.0]]
+
+
 REFUSALS = {
     "strategy": ['strategy "zero4": must be one of ddp, zero1', "replicas = 3: must divide the 2 rank(s)"],
     "hsdp": ['hybrid sharding (HSDP) is "zero3" with replicas='],
