@@ -36,6 +36,7 @@ from codescent.train.piece import Promise
 from codescent.trained import Trained, find
 
 _TORCH_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_OF_RUN = ("run.name", "run.folder")  # told by the path of the run that is made
 _CODES = {name: code for code, name in DTYPES.items()}
 
 
@@ -138,7 +139,8 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
     Args:
         path: of the folder.
         run: the run folder to make; must not be there.
-        resolved: the run's config but for [model], run.name, run.folder and data.tokenizer, which the folder tells.
+        resolved: the run's config but for [model], run.name, run.folder, data.tokenizer where the folder has one, and
+            data.task where its model has a head that tells it.
 
     Returns:
         What was done, in lines.
@@ -149,16 +151,18 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
     """
     if os.path.lexists(run):
         raise UserError(f"{run}: is there already; give the name of a new run folder")
-    problems = [
-        f"{name}: given on the command line, but {path} tells it; change it in {run}/config.toml or when training"
-        for name, origin in resolved.origins.items()
-        if name.startswith("model.") and origin == "command line"
-    ]
+    given = [name for name, origin in resolved.origins.items() if origin == "command line"]
+    problems = [_told(name, path, run) for name in given if name.startswith("model.")]
+    problems += [f"{name}: given on the command line, but {run} tells it" for name in given if name in _OF_RUN]
     try:
         folder = open_folder(path)
+        if "data.task" in given and folder.sizes.get("head") is not None:
+            problems.append(_told("data.task", path, run))
         if folder.missing:
             problems.append(f"{path}: {', '.join(folder.missing)}: missing: it is the folder of a model without a head")
         text = tokenizer_text(path)
+        if "data.tokenizer" in given and text is not None:
+            problems.append(_told("data.tokenizer", path, run))
     except UserError as error:
         raise UserError(*problems, *error.problems) from error
     vocab_size = None if text is None else LibraryTokenizer.from_json(text, str(path)).vocab_size
@@ -190,6 +194,10 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
             "no tokenizer: the folder has none that the tokenizers library reads; data.tokenizer is the config's"
         )
     return [*lines, f"to train: codescent train {run}/config.toml run.folder=NEW", str(run)]
+
+
+def _told(name: str, path: Path, run: Path) -> str:
+    return f"{name}: given on the command line, but {path} tells it; change it in {run}/config.toml or when training"
 
 
 def _config(folder: Folder, run: Path, resolved: Resolved, *, has_tokenizer: bool) -> Config:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from layout_ranks import fork, join
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -82,7 +83,11 @@ def make(kind: str) -> nn.Module:
     if kind == "sequences":
         return Sequences().double()
     body = [nn.Conv1d(1, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Conv1d(4, 4, 3), nn.Flatten(), nn.Linear(8, 6)]
-    return nn.Sequential(nn.Unflatten(1, (1, 6)), *body).double()
+    module = nn.Sequential(nn.Unflatten(1, (1, 6)), *body).double()
+    if kind == "channels last":
+        for part in (module[1], module[4]):
+            part.weight.data = part.weight.data.transpose(1, 2).contiguous().transpose(1, 2)
+    return module
 
 
 def make_optimizer(kind: str, module: nn.Module) -> torch.optim.Optimizer:
@@ -327,6 +332,16 @@ def refused(folder: str, what: str) -> list[str]:
                 codescent.distribute(half, torch.optim.SGD(half.parameters()))
             case "whole":
                 codescent.distribute(module, torch.optim.LBFGS(module.parameters()), "zero1")
+            case "container":
+                listed = nn.ModuleList(module)
+                codescent.distribute(listed, rule, "zero3")
+            case "container block":
+                nested = nn.Sequential(nn.Linear(2, 2))
+                nested.listed = nn.ModuleList(module)
+                codescent.distribute(nested, torch.optim.Adam(nested.parameters()), "zero3", blocks=[nested.listed])
+            case "overlap":
+                module.register_buffer("mask", torch.ones(1).expand(3))
+                codescent.distribute(module, rule)
             case "accumulate":
                 codescent.accumulate(module).__enter__()
             case "batch":
@@ -337,6 +352,12 @@ def refused(folder: str, what: str) -> list[str]:
                 codescent.save(Path(folder) / "file", module, rule)
             case "no json":
                 codescent.save(Path(folder) / "kept", module, rule, what=object())
+            case "milestones":
+                scheduler = torch.optim.lr_scheduler.MultiStepLR(rule, [2, 4])
+                codescent.save(Path(folder) / "kept", module, rule, scheduler=scheduler.state_dict())
+            case "complex":
+                module.register_buffer("turns", torch.ones(2, dtype=torch.complex64))
+                codescent.save(Path(folder) / "kept", module, rule)
             case "nothing":
                 codescent.load(Path(folder) / "nothing", module, rule)
             case "other":
@@ -356,6 +377,176 @@ def epochs(folder: str) -> list[list[list[int]]]:
     found = [list(sampler) for _ in range(3)]
     sampler.set_epoch(1, first_step=2)
     return [*found, list(sampler)]
+
+
+def workers(folder: str) -> dict[str, Any]:
+    """Two epochs as torch's DataLoader with a worker has them, and the rest of one; the same without workers."""
+    codescent.init(device="cpu")
+    found = {}
+    for count in (0, 1):
+        sampler = codescent.sampler(range(26), 8, seed=4)
+        loader = torch.utils.data.DataLoader(range(26), batch_sampler=sampler, num_workers=count)  # type: ignore[arg-type, var-annotated]
+        seen = [[batch.tolist() for batch in loader] for _ in range(2)]
+        sampler.set_epoch(1, first_step=2)
+        found[str(count)] = {"seen": [*seen, [batch.tolist() for batch in loader]], "epoch": sampler.epoch}
+    return found
+
+
+class Recomputed(nn.Module):
+    """A layer, others that are recomputed in backward, perhaps a head; one layer may be used twice."""
+
+    def __init__(self, head: bool, shared: bool = False) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.middle = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
+        self.h = nn.Linear(4, 4) if head else nn.Identity()
+        self.shared = shared
+
+    def forward(self, x: torch.Tensor, reentrant: bool) -> torch.Tensor:
+        x = self.a(x)
+        for layer in self.middle:
+            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant)
+        return self.middle[-1](self.h(x)) if self.shared else self.h(x)
+
+
+def recomputed(folder: str, head: bool) -> list[dict[str, list[float]]]:
+    """Gradients by torch's old way of recomputing and by the new one; of one pass, and of two that add."""
+    ranks = codescent.init(device="cpu")
+    found = []
+    for reentrant in (True, False):
+        torch.manual_seed(1)
+        module = Recomputed(head)
+        codescent.distribute(module, torch.optim.SGD(module.parameters()), bucket_bytes=1)
+        for number in range(3):
+            x = torch.randn(2, 4, generator=torch.Generator().manual_seed(10 * number + ranks.rank))
+            with codescent.accumulate(module) if number == 1 else contextlib.nullcontext():
+                module(x, reentrant).square().sum().backward()
+        found.append({name: p.grad.flatten().tolist() for name, p in module.named_parameters() if p.grad is not None})
+    return found
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        raise RuntimeError("on purpose")
+
+
+def failed(folder: str, again: bool) -> list[Any]:
+    """A backward pass that ends halfway, then a whole one; and what a parameter says that gets two gradients."""
+    codescent.init(device="cpu")
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    codescent.distribute(module, torch.optim.SGD(module.parameters()), bucket_bytes=1)
+    x = torch.ones(1, 2)
+    said = []
+    good = module[1](torch.ones(1, 2)).sum() if again else None  # made before: the module is not called again
+    for loss in (module[1](Fails.apply(module[0](x))).sum(), good):
+        try:
+            (module(x).sum() if loss is None else loss).backward()
+        except (RuntimeError, codescent.UserError) as error:
+            said.append(str(error))
+    module.zero_grad()
+    module[1](x).sum().backward()
+    shared = Recomputed(True, shared=True)
+    codescent.distribute(shared, torch.optim.SGD(shared.parameters()))
+    try:
+        shared(torch.ones(1, 4), True).sum().backward()
+    except codescent.UserError as error:
+        said.append(str(error))
+    return [module[1].bias.grad.tolist(), said]
+
+
+def compiled(folder: str) -> bool:
+    """Whether a module is compiled in one piece."""
+    codescent.init(device="cpu")
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    codescent.distribute(module, torch.optim.SGD(module.parameters()))
+    whole = torch.compile(module, backend="eager", fullgraph=True)
+    for _ in range(2):
+        whole(torch.ones(1, 2)).sum().backward()
+    return module[0].weight.grad is not None
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+        self.b = nn.Linear(2, 2).double()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: torch.Tensor, b: bool, scale: bool) -> torch.Tensor:
+        x = self.a(x) * self.scale if scale else self.a(x)
+        return self.b(x.double()) if b else x
+
+
+def dtypes(folder: str) -> dict[str, Any]:
+    """With ddp, a dtype that rank 0 alone uses; with zero2, a scalar that only the pass before the last uses."""
+    ranks = codescent.init(device="cpu")
+    torch.manual_seed(2)
+    one, other, alone = Two(), Two(), Two()
+    alone.load_state_dict(other.state_dict())
+    for number in range(ranks.world_size):
+        alone(torch.full((1, 2), float(number + 1)), True, True).sum().backward()
+    codescent.distribute(one, torch.optim.SGD(one.parameters()), "ddp")
+    one(torch.ones(1, 2), ranks.is_first, False).sum().backward()
+    codescent.distribute(other, torch.optim.SGD(other.parameters()), "zero2")
+    x = torch.full((1, 2), float(ranks.rank + 1))
+    with codescent.accumulate(other):
+        other(x, True, True).sum().backward()
+    other(x, True, False).sum().backward()
+    return {"b": one.b.bias.grad.tolist(), "scale": float(other.scale.grad), "sum": float(alone.scale.grad)}
+
+
+class Sliced(nn.Module):
+    """Tensors whose elements do not follow each other in memory, and dtypes that backends do not send."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        start = 100 * rank
+        self.gaps = nn.Parameter(torch.arange(start, start + 12.0).view(3, 4)[:, :2])
+        self.turned = nn.Parameter(torch.arange(start, start + 6.0).view(2, 3).t())
+        self.register_buffer("small", torch.arange(start, start + 6).to(torch.int16)[::2])
+        self.register_buffer("flag", torch.tensor(rank == 0))
+        self.register_buffer("none", torch.empty(0))
+
+    def forward(self) -> torch.Tensor:
+        return self.gaps.sum() + self.turned.sum()
+
+
+def sliced(folder: str, strategy: str) -> dict[str, Any]:
+    ranks = codescent.init(device="cpu")
+    module = Sliced(ranks.rank)
+    codescent.distribute(module, torch.optim.SGD(module.parameters()), strategy)
+    return {name: whole(tensor) for name, tensor in module.state_dict().items()}
+
+
+def clipped(folder: str, strategy: str) -> list[float]:
+    """The norm after a forward pass without backward, and after clipping once more."""
+    codescent.init(device="cpu")
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for parameter in module.parameters():
+        nn.init.ones_(parameter)
+    codescent.distribute(module, torch.optim.SGD(module.parameters()), strategy)
+    module(torch.ones(1, 2)).sum().backward()
+    module(torch.ones(1, 2))
+    return [codescent.clip_(module, 0.5), codescent.clip_(module, 0.5)]
+
+
+def some_buffers(folder: str) -> list[list[float]]:
+    """Buffers of which rank 0 alone changes one, and one whose shape is another on each rank."""
+    ranks = codescent.init(device="cpu")
+    module = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(3))
+    module.register_buffer("own", torch.zeros(2))
+    rule = torch.optim.SGD(module.parameters(), lr=0.0)
+    codescent.distribute(module, rule)
+    module.own = torch.full((ranks.rank + 1,), float(ranks.rank))
+    if ranks.is_first:
+        module[1].running_mean.fill_(4.0)
+    rule.step()
+    return [module[0].running_mean.tolist(), module[1].running_mean.tolist(), module.own.tolist()]
 
 
 def measured(folder: str) -> dict[str, Any]:

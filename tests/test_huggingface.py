@@ -13,6 +13,7 @@ import pytest
 import torch
 from questions import vocabulary
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as LibraryTokenizer
 from torch import Tensor
 from transformers import (
     AutoTokenizer,
@@ -35,6 +36,7 @@ from codescent.errors import UserError
 from codescent.huggingface import KINDS, tokens
 from codescent.huggingface.folder import open_folder, parts_of
 from codescent.huggingface.read import box
+from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
 from codescent.huggingface.write import shards, write_weights
 from codescent.plan import Parameter
 
@@ -287,7 +289,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: retensor(path, lambda t: t.update({"transformer.ln_f.bias": torch.ones(24, dtype=torch.int8)})),
         r"transformer\.ln_f\.bias is I8",
     ),
-    "pickle": (pickle, r"pytorch_model\.bin: not read: a pickle may run any code.*save_pretrained"),
+    "pickle": (pickle, r"model\.bin: not read: a pickle may run any code.*GPT2LMHeadModel as M.*save_pretrained"),
     "no weights": (lambda path: (path / "model.safetensors").unlink(), "no weights"),
     "architecture": (
         lambda path: change(path, model_type="mamba"),
@@ -443,3 +445,17 @@ def test_a_character_that_the_alphabet_lacks_is_an_error_there_too(tmp_path: Pat
         (tmp_path / name).write_text(text)
     with pytest.raises(Exception, match=r"unk|UNK"):
         AutoTokenizer.from_pretrained(tmp_path).encode("abx")
+
+
+def test_a_cased_wordpiece_stays_cased_where_only_its_words_are_read(tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "The", "the"]
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
+    for kind, wanted in (("bert-cased", [5, 6]), ("bert", [6, 6])):
+        files, _ = tokenizer_files(wordpiece.bert(f"{kind}:{tmp_path / 'vocab.txt'}").text, 16)
+        folder = tmp_path / kind
+        folder.mkdir()
+        for name in ("vocab.txt", "tokenizer_config.json"):
+            (folder / name).write_text(files[name])
+        text = tokenizer_text(folder)
+        assert text is not None
+        assert LibraryTokenizer.from_str(text).encode("The the", add_special_tokens=False).ids == wanted

@@ -110,6 +110,7 @@ for call in (lambda: codescent.sampler([0], 1), lambda: codescent.init("cuda"), 
         *(("odd", strategy) for strategy in ALL),
         *(("convolutions", strategy) for strategy in ("ddp", "zero3")),
         ("sequences", "zero3"),
+        *(("channels last", strategy) for strategy in ("ddp", "zero3")),
         *(pytest.param("sequences", strategy, marks=pytest.mark.slow) for strategy in ("ddp", "zero1", "zero2")),
     ],
 )
@@ -250,6 +251,65 @@ def test_the_samples_of_a_step_do_not_depend_on_the_ranks(run: Run) -> None:
         assert len(set(samples)) == len(samples) == 24
 
 
+def test_a_data_loader_with_workers_has_the_same_batches(run: Run) -> None:
+    for found in run(2, "workers"):
+        assert found["1"] == found["0"]
+        assert [len(epoch) for epoch in found["1"]["seen"]] == [3, 3, 1]
+        assert found["1"]["epoch"] == 2
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_gradients_of_what_is_recomputed_either_way(run: Run, head: bool) -> None:
+    first, second = run(2, "recomputed", head=head)
+    assert first == second
+    old, new = first
+    assert len(new) == (8 if head else 6)
+    assert set(old) == set(new)
+    for name, gradient in new.items():
+        assert old[name] == pytest.approx(gradient, rel=1e-4, abs=1e-5), name
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_backward_pass_that_failed_leaves_nothing(run: Run, again: bool) -> None:
+    for gradient, said in run(2, "failed", again=again):
+        assert gradient == [1.0, 1.0]
+        assert "on purpose" in said[0]
+        assert all("got a second gradient in one backward pass" in words for words in said[1:])
+        assert len(said) == (3 if again else 2)
+
+
+def test_a_distributed_module_is_compiled_in_one_piece(run: Run) -> None:
+    assert run(2, "compiled") == [True, True]
+
+
+def test_every_dtype_is_averaged_after_each_pass(run: Run) -> None:
+    for found in run(2, "dtypes"):
+        assert found["b"] == [0.5, 0.5]
+        assert found["scale"] == pytest.approx(found["sum"] / 2)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_values_arrive_however_they_lie_in_memory(run: Run, strategy: str) -> None:
+    for found in run(2, "sliced", strategy=strategy):
+        assert found["gaps"] == [0.0, 1.0, 4.0, 5.0, 8.0, 9.0]
+        assert found["turned"] == [0.0, 3.0, 1.0, 4.0, 2.0, 5.0]
+        assert (found["small"], found["flag"], found["none"]) == ([0.0, 2.0, 4.0], [1.0], [])
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2"])
+def test_clipping_after_a_forward_pass_without_backward(run: Run, strategy: str) -> None:
+    wanted = run(1, "clipped", strategy="ddp")[0]
+    assert wanted[0] > wanted[1]
+    for found in run(2, "clipped", strategy=strategy):
+        assert found == pytest.approx(wanted, rel=1e-5)
+
+
+def test_ranks_agree_on_which_buffers_have_changed(run: Run) -> None:
+    first, second = run(2, "some_buffers")
+    assert first == [[0.0, 0.0], [2.0, 2.0, 2.0], [0.0]]
+    assert second == [[0.0, 0.0], [2.0, 2.0, 2.0], [1.0, 1.0]]
+
+
 REFUSALS = {
     "strategy": ['strategy "zero4": must be one of ddp, zero1', "replicas = 3: must divide the 2 rank(s)"],
     "hsdp": ['hybrid sharding (HSDP) is "zero3" with replicas='],
@@ -262,11 +322,16 @@ REFUSALS = {
     "sparse": ["make it with sparse=False"],
     "half": ["weight is of torch.float16: what is trained must be of torch.float64"],
     "whole": ["LBFGS computes with whole parameters"],
+    "container": ['strategy "zero3": ModuleList has no forward'],
+    "container block": ["blocks[0] (listed): a ModuleList is never called: give its parts"],
+    "overlap": ["mask: elements of it share memory"],
     "accumulate": ["call codescent.distribute first"],
     "batch": ["batch_size = 5: must divide among 2 rank(s): 4 or 6"],
     "small": ["3 sample(s), fewer than one step of batch_size = 4"],
     "file": ["/file is a file: a checkpoint is a folder"],
     "no json": ["what: nothing for JSON"],
+    "milestones": ["scheduler.milestones: a dict with keys that are no texts, such as 2"],
+    "complex": ["turns: is of torch.complex64, which files cannot hold"],
     "nothing": ["/nothing: there is no checkpoint"],
     "other": ["is of Adam, this optimizer is SGD"],
     "device": ['device "cuda": this rank has been on cpu since'],

@@ -113,7 +113,7 @@ def open_folder(path: Path) -> Folder:
     settings = _settings(path)
     kind = _kind(path, settings)
     sizes, shape, problems = _shape(path, kind, settings)
-    found, unread = _tensors(path, kind)
+    found, unread = _tensors(path, kind, settings)
     problems += unread
     if problems or shape is None:
         raise UserError(*problems)
@@ -180,7 +180,8 @@ def _shape(
                  "cannot be told" for key, value in settings.items() if key not in known]  # fmt: skip
     for key, fixed in kind.fixed.items():
         value = settings.get(key, fixed.value)
-        if not any(type(value) is type(one) and value == one for one in (fixed.value, *fixed.others)):
+        alike = [one for one in (fixed.value, *fixed.others) if isinstance(value, bool) == isinstance(one, bool)]
+        if value not in alike:
             problems.append(
                 f"{where}: {key} = {json.dumps(value)}: our {kind.name} has {json.dumps(fixed.value)} alone"
             )
@@ -208,9 +209,9 @@ def _is_size(value: object, real: bool) -> bool:
     return isinstance(value, int | float if real else int) and not isinstance(value, bool)
 
 
-def _tensors(path: Path, kind: Kind) -> tuple[dict[str, Stored], list[str]]:
+def _tensors(path: Path, kind: Kind, settings: Mapping[str, Any]) -> tuple[dict[str, Stored], list[str]]:
     """Every tensor by the name that the table has, and what is wrong with the files; old buffers are left out."""
-    files, problems = _files(path)
+    files, problems = _files(path, settings)
     found: dict[str, Stored] = {}
     for file, listed in files.items():
         try:
@@ -232,7 +233,7 @@ def _tensors(path: Path, kind: Kind) -> tuple[dict[str, Stored], list[str]]:
     return {name: stored for name, stored in found.items() if not re.fullmatch(kind.buffers, name)}, problems
 
 
-def _files(path: Path) -> tuple[dict[Path, set[str]], list[str]]:
+def _files(path: Path, settings: Mapping[str, Any]) -> tuple[dict[Path, set[str]], list[str]]:
     """The files with tensors, and what an index says is in each."""
     if (path / WEIGHTS).is_file():
         return {path / WEIGHTS: set()}, []
@@ -254,10 +255,18 @@ def _files(path: Path) -> tuple[dict[Path, set[str]], list[str]]:
     if pickles:
         return {}, [
             f"{path / pickles[0]}: not read: a pickle may run any code. Where you trust it, convert it: "
-            "python -c 'from transformers import AutoModelForCausalLM as M; "
+            f"python -c 'from transformers import {_class(settings)} as M; "
             f"""M.from_pretrained("{path}").save_pretrained("NEW")'"""
         ]
     return {}, [f"{path}: has neither {WEIGHTS} nor {INDEX}: no weights"]
+
+
+def _class(settings: Mapping[str, Any]) -> str:
+    """The class of `transformers` whose parts a folder has: another one drops the head, and makes up its own."""
+    match settings.get("architectures"):
+        case [str(first), *_] if first.isidentifier():
+            return first
+    return "AutoModel"
 
 
 def _few(path: Path, why: str, names: Collection[str]) -> Iterator[str]:

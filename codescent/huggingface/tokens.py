@@ -40,12 +40,14 @@ def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, 
         controls = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
         if fields["post_processor"] is None:
             inner.post_processor = _between_controls(vocabulary)
+    lower = (fields["normalizer"] or {}).get("lowercase")  # for who reads the words alone, and would take it for true
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": seq_len,
         "model_input_names": inputs,
         "clean_up_tokenization_spaces": False,
         **{key: name for key, name in controls.items() if name is not None},
+        **({"do_lower_case": lower} if wordpiece.is_wordpiece(fields) and isinstance(lower, bool) else {}),
     }
     files = {
         TOKENIZER: inner.to_str(pretty=True) + "\n",

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from codescent.durable import write_synced
 from codescent.huggingface.correspond import Part
 from codescent.huggingface.folder import INDEX, WEIGHTS
 from codescent.huggingface.read import TORCH_DTYPES, take
@@ -80,7 +81,7 @@ def write_weights(folder: Path, files: Sequence[Shard], dtype: str, read: Read, 
                     _write_all(file, data.reshape(-1).view(torch.uint8).numpy().data)
             os.fsync(file.fileno())
     if len(files) > 1:
-        (folder / INDEX).write_text(index_text(files), encoding="utf-8")
+        write_synced(folder / INDEX, index_text(files))
 
 
 def _header(shard: Shard, dtype: str) -> bytes:

@@ -41,7 +41,10 @@ def greedy(module: Transformer, source_BS: Tensor, lengths_B: Tensor, begin: int
         next_B = (module.norm(x_BTD[:, -1]) @ head_VD.t()).argmax(-1).masked_fill(ended_B, end)
         ended_B |= next_B == end
         target_BT = torch.cat((target_BT, next_B[:, None]), dim=1)
-    return target_BT[:, 1:]
+        if bool(ended_B.all()):
+            break
+    rest = shape.target_len + 1 - target_BT.shape[1]
+    return torch.nn.functional.pad(target_BT[:, 1:], (0, rest), value=end)
 
 
 def _matrices(module: Transformer) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from codescent.errors import UserError
 from codescent.strategies.buckets import TORCH_DTYPE, BucketedGradients
-from codescent.strategies.collectives import at_end_of_backward
+from codescent.strategies.collectives import at_end_of_backward, in_backward
 from codescent.strategies.replicate import buckets
 
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPE.items()}
@@ -20,12 +21,30 @@ DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 class AveragedGradients:
     """When `backward` returns, the gradients of these parameters are means over the ranks.
 
+    All of them are sent at the end of each backward pass that gives a trained parameter of the module a gradient, so
+    that ranks, or passes, that use others of them meet. One inside another is a pass by itself: a mean of what is there
+    so far, to which the outer one adds.
+
     Args:
+        module: theirs. Where it is called, what a pass has left that ended in an error is forgotten.
         parameters: trainable ones, of any of the dtypes in DTYPE_NAMES, in the module's order.
+        others: those of the module that are trained and not averaged.
         bucket_bytes: they travel in buckets of about this size.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], bucket_bytes: int) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        others: Sequence[nn.Parameter],
+        bucket_bytes: int,
+    ) -> None:
+        self.running: set[int] = set()  # backward passes that have begun and not ended
+        self.hooks: list[Any] = [
+            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+            for parameter in ([*parameters, *others] if parameters else [])
+        ]
+        self.hooks.append(module.register_forward_pre_hook(self._begin))
         kinds = dict.fromkeys(parameter.dtype for parameter in parameters)
         self.parts = [
             # A group matches collectives by their order, which autograd may choose otherwise on another rank: buckets
@@ -33,6 +52,34 @@ class AveragedGradients:
             _OneDtype([p for p in parameters if p.dtype == kind], bucket_bytes, dist.new_group() if number else None)
             for number, kind in enumerate(kinds)
         ]
+        self.part_of: dict[torch.Tensor, _OneDtype] = {p: part for part in self.parts for p in part.parameters}
+
+    def _begin(self, _module: nn.Module, _inputs: object) -> None:
+        if self.running and not in_backward():  # inside of one, the module is computed once more
+            self._forget()
+
+    def _forget(self) -> None:
+        self.running.clear()
+        for part in self.parts:
+            part.forget()
+
+    def _arrived(self, parameter: torch.Tensor) -> None:
+        """Each parameter's first hook: before its gradient goes into a bucket."""
+        self.running.add(at_end_of_backward(self.running, self._finish))
+        part = self.part_of.get(parameter)
+        if part is not None and not part.arrived(parameter):
+            self._forget()
+            raise UserError(
+                f"codescent.distribute: a parameter of shape {list(parameter.shape)} got a second gradient in one "
+                "backward pass: one inside another (torch.utils.checkpoint: take use_reentrant=False) uses it, too; "
+                "or the pass before ended in an error, and the module was not called since"
+            )
+
+    def _finish(self, number: int) -> None:
+        """The end of a backward pass: every part, in the same order on every rank."""
+        self.running.discard(number)
+        for part in self.parts:
+            part.finish()
 
     def accumulate(self, on: bool) -> None:
         """Whether the backward passes from here on only add, each rank for itself."""
@@ -41,6 +88,8 @@ class AveragedGradients:
 
     def close(self) -> None:
         """Let go of the parameters and process groups."""
+        for hook in self.hooks:
+            hook.remove()
         for part in self.parts:
             part.close()
 
@@ -60,31 +109,30 @@ class _OneDtype:
         self.world_size = group.size()
         name = DTYPE_NAMES[parameters[0].dtype]
         self.used: set[int] = set()
-        self.backward: int | None = None
-        self.hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
-            for index, parameter in enumerate(parameters)
-        ]
+        self.index_of: dict[torch.Tensor, int] = {p: index for index, p in enumerate(parameters)}
         self.marks = nn.Parameter(torch.zeros(len(parameters), dtype=parameters[0].dtype, device=parameters[0].device))
         filled = buckets([parameter.numel() for parameter in parameters], bucket_bytes, name)
         travelling = [*parameters, self.marks]
         self.gradients = BucketedGradients(travelling, [*filled, [len(parameters)]], name, name, group)
         self.gradients.before_backward(last=True)
 
-    def _hook(self, index: int) -> Any:
-        def arrived(_parameter: torch.Tensor) -> None:
-            number = at_end_of_backward(self.backward, self._finish)
-            if self.backward not in (None, number):  # the pass before has ended in an error, halfway
-                self.gradients.release()
-                self.used.clear()
-            self.backward = number
-            self.used.add(index)
+    def arrived(self, parameter: torch.Tensor) -> bool:
+        """Note whose gradient is about to go into its bucket; False: this pass has put one there before."""
+        index = self.index_of[parameter]
+        self.used.add(index)
+        return index not in self.gradients.complete
 
-        return arrived
+    def forget(self) -> None:
+        """Forget a pass that has ended in an error. What it has sent is waited for: the buckets are to be used."""
+        for work in self.gradients.works:
+            work.wait()
+        self.gradients.works.clear()
+        self.gradients.release()
+        self.used.clear()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """The end of a backward pass: wait for what is under way, and put the means where optimizers look."""
-        used, self.used, self.backward = self.used, set(), None
+        used, self.used = self.used, set()
         if not self.gradients.last:
             return
         # What an earlier backward pass has left counts, too: it is in the bucket's sum.
@@ -102,6 +150,4 @@ class _OneDtype:
 
     def close(self) -> None:
         """See AveragedGradients."""
-        for hook in self.hooks:
-            hook.remove()
         self.gradients.close()

@@ -27,13 +27,18 @@ def check_blocks(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Modu
     """The user's choice.
 
     Raises:
-        UserError: one that is not inside the module, is inside another, or shares parameters with what is outside.
+        UserError: one that is not inside the module, has no forward, is inside another, or shares parameters with what
+            is outside.
     """
     names = {part: name for name, part in module.named_modules()}
     problems = []
     for number, block in enumerate(blocks):
         if block is module or block not in names:
             problems.append(f"blocks[{number}] ({type(block).__name__}): must be a part of the module")
+        elif only_holds(block):
+            problems.append(
+                f"blocks[{number}] ({names[block]}): a {type(block).__name__} is never called: give its parts"
+            )
         elif outer := [other for other in blocks if other is not block and block in set(other.modules())]:
             problems.append(f"blocks[{number}] ({names[block]}): is inside {names.get(outer[0], 'another')}: give one")
     if not problems:
@@ -46,6 +51,11 @@ def check_blocks(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Modu
     if problems:
         raise UserError(*(f"codescent.distribute: {problem}" for problem in problems))
     return list(dict.fromkeys(blocks))
+
+
+def only_holds(module: nn.Module) -> bool:
+    """Whether it has no forward: a list, a dict, a class whose parts are called instead."""
+    return type(module).forward in (nn.Module.forward, nn.ModuleList.forward, nn.ModuleDict.forward)
 
 
 def own_parameters(module: nn.Module, without: Sequence[nn.Module]) -> list[nn.Parameter]:

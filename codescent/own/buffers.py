@@ -3,6 +3,7 @@ Does not touch parameters, nor buffers that stay as they are."""
 
 from __future__ import annotations
 
+import zlib
 from weakref import ref
 
 import torch
@@ -39,8 +40,24 @@ class AveragedBuffers:
 
     @torch.no_grad()
     def average(self) -> None:
-        """One all-reduce for each dtype that there is, where anything has changed. Collective."""
-        changed = [b for part in self._look() for b in part.buffers(recurse=False) if b.is_floating_point()]
+        """One all-reduce for each dtype that there is, where a rank has changed any. Collective.
+
+        The ranks agree first on what has changed, and a buffer whose shape is not the same on all of them is left out.
+        """
+        module = self.module()
+        parts = [part for part in module.modules() if any(True for _ in part.buffers(recurse=False))] if module else []
+        floating = [(p, b) for p in parts for b in p.buffers(recurse=False) if b.is_floating_point()]
+        if not floating:
+            return
+        mine = set(self._look())
+        facts = [[int(part in mine), *_extremes(buffer)] for part, buffer in floating]
+        flags = torch.tensor(facts, dtype=torch.int64)  # on the CPU: no device is waited for
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        changed = [
+            buffer
+            for (_, buffer), (flag, most, least) in zip(floating, flags.tolist(), strict=True)
+            if flag and most == -least
+        ]
         for dtype in dict.fromkeys(buffer.dtype for buffer in changed):
             buffers = [buffer for buffer in changed if buffer.dtype == dtype]
             together = torch.cat([buffer.reshape(-1) for buffer in buffers])
@@ -51,3 +68,9 @@ class AveragedBuffers:
                 buffer.copy_(mean.view_as(buffer))
         if changed:
             self._look()
+
+
+def _extremes(buffer: torch.Tensor) -> tuple[int, int]:
+    """A number of a buffer's shape and dtype, and its negative: the ranks' largest of both tell whether all agree."""
+    number = zlib.crc32(f"{list(buffer.shape)} {buffer.dtype}".encode())
+    return number, -number

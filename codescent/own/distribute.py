@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from codescent.errors import UserError
 from codescent.own.average import DTYPE_NAMES, AveragedGradients
-from codescent.own.blocks import check_blocks, choose_blocks
+from codescent.own.blocks import check_blocks, choose_blocks, only_holds
 from codescent.own.buffers import AveragedBuffers
 from codescent.own.divide import DividedGradients, free_gathered, hand_over
 from codescent.own.session import Ranks, everywhere, joined
@@ -77,6 +77,10 @@ def distribute(
         A parameter that took no part in the loss of any rank keeps the gradient None, as in one process. With "ddp" it
         may take part on some ranks only (zero on the others). With the other strategies it must be the same on all:
         else they wait for each other until the timeout.
+        Recomputing (torch.utils.checkpoint): with use_reentrant=False. Of the other kind each part is a backward pass
+        by itself, after which all is sent: right where the ranks do alike, and slow; refused, in backward, where such a
+        part shares a parameter with another.
+        A backward pass that ended in an error: what it has left is forgotten when the module is called again.
         Frozen parameters (requires_grad=False) stay as they are: choose before. Learning-rate schedulers may be made
         before or after. `optimizer.zero_grad()` works both ways. Several dtypes may be mixed.
         Buffers: those that forward passes change (batch norm's statistics) are averaged over the ranks after each
@@ -111,6 +115,7 @@ def distribute(
     _refuse_differences(together(UserError, look))
     everywhere(*chain(module.parameters(), module.buffers()))
     whole = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    parts: list[nn.Parameter] = []
     gradients: list[_Gradients] = []
     if stage := STAGES[strategy]:
         before = dict(module.named_parameters(remove_duplicate=False))
@@ -118,8 +123,9 @@ def distribute(
         after = dict(module.named_parameters(remove_duplicate=False))
         hand_over(optimizer, {old: after[name] for name, old in before.items()})
         whole = [parameter for parameter in divided.whole if parameter.requires_grad]
+        parts = [p for p in module.parameters() if p.requires_grad and isinstance(p, DTensor)]
         gradients.append(divided)
-    averaged = AveragedGradients(whole, bucket_bytes)
+    averaged = AveragedGradients(module, whole, parts, bucket_bytes)
     gradients.append(averaged)
     ranks.closing.add(averaged)
     finalize(module, averaged.close).atexit = False  # hooks on parameters keep these alive, unseen by the collector
@@ -158,6 +164,7 @@ def clip_(module: nn.Module, max_norm: float) -> float:
     What torch.nn.utils.clip_grad_norm_ does, under every strategy, also where some parameters are divided and some are
     not, for which torch has no sum. Collective. A norm that is not finite makes every gradient NaN or zero, as there.
     """
+    free_gathered(module)  # left so by a forward pass that no backward followed
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     parts = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
     whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
@@ -207,6 +214,11 @@ def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, 
         problems.append(f'replicas = {replicas}: with "ddp" every rank is a replica: leave it out')
     if module in _known:
         problems.append(f"{type(module).__name__}: is distributed already, by {_known[module].strategy}")
+    if STAGES.get(strategy) and only_holds(module):
+        problems.append(
+            f'strategy "{strategy}": {type(module).__name__} has no forward, and the module is to be called: give one '
+            'whose forward calls these, or take "ddp"'
+        )
     kinds = [kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in WHOLE]
     if kinds and STAGES.get(strategy):
         problems.append(f'strategy "{strategy}": {kinds[0]} computes with whole parameters: take "ddp", or AdamW')
@@ -218,11 +230,17 @@ def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, 
             f"the optimizer has {len(strangers)} parameter(s) that are not this module's (of shape {shapes}): make it "
             f"of module.parameters()"
         )
-    for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+    tensors = list(chain(module.named_parameters(), module.named_buffers()))
+    for name, tensor in tensors:
         if tensor.device != ranks.device:
             meta = "has no values yet (meta device)" if tensor.is_meta else f"is on {tensor.device}"
             problems.append(f"{name} {meta}: call module.to(ranks.device), which is {ranks.device}, before")
             break
+    problems += [
+        f"{name}: elements of it share memory (expand, as_strided): make it with .clone(), or .contiguous()"
+        for name, tensor in tensors
+        if _overlaps(tensor)
+    ]
     odd = [name for p, name in names.items() if p.requires_grad and p.dtype not in DTYPE_NAMES]
     if odd:
         known = ", ".join(str(kind) for kind in DTYPE_NAMES)
@@ -232,6 +250,16 @@ def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, 
         problems.append(f"{sparse[0]}: sparse gradients are not averaged: make it with sparse=False")
     if problems:
         raise UserError(*(f"codescent.distribute: {problem}" for problem in problems))
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether a place in memory may be that of two elements: no stride steps over what the smaller ones reach."""
+    reach = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1):
+        if stride <= reach:
+            return tensor.numel() > 0
+        reach += stride * (size - 1)
+    return False
 
 
 def _description(module: nn.Module) -> list[str]:

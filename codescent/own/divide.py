@@ -34,6 +34,8 @@ class DividedGradients:
     def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], stage: int, mesh: DeviceMesh) -> None:
         self.stage = stage
         self.whole = [p for unit in (module, *blocks) for p in _undivided(own_parameters(unit, _inside(unit, blocks)))]
+        for parameter in module.parameters():
+            parameter.data = parameter.data.contiguous()  # fully_shard takes no other, such as channels_last
         for unit in (*blocks, module):
             fully_shard(unit, mesh=mesh, reshard_after_forward=stage == 3, ignored_params=set(self.whole))
         for part in sharded_parts(module):

@@ -60,7 +60,7 @@ def profile(folder: str | PathLike[str], **options: Any) -> Iterator[Profile]:
     """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     result = Profile()
-    with torch.profiler.profile(activities=activities, **options) as recorded:
+    with torch.profiler.profile(**{"activities": activities, **options}) as recorded:
         yield result
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # what is still under way belongs to it

@@ -38,12 +38,13 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self.epoch, self._first_step = epoch, first_step
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of the epoch whose turn it is."""
+        """The batches of the epoch whose turn it is when the first one is asked for.
+
+        Not before: torch's DataLoader makes two iterators where it has workers, and uses the second.
+        """
         epoch, first = self.epoch, self._first_step
         self.epoch, self._first_step = epoch + 1, 0
-        return self._batches(epoch * len(self) + first, (epoch + 1) * len(self))
-
-    def _batches(self, step: int, end: int) -> Iterator[list[int]]:
+        step, end = epoch * len(self) + first, (epoch + 1) * len(self)
         while step < end:
             count = min(MOST_STEPS_AT_ONCE, end - step)
             yield from self.order.indices_of_steps(step, count, self.start, self.stop).tolist()

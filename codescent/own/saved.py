@@ -4,7 +4,7 @@ Does not write or read a file (train/checkpoint does), and neither writes nor re
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from codescent.own.divide import free_gathered, state_like
 from codescent.train.agreement import rank, together
 from codescent.train.checkpoint import Checkpoints, Saved, read_tensors
 from codescent.train.checkpoint_manifest import StoredTensor, read_manifest
-from codescent.train.checkpoint_storage import CODE_DTYPES
+from codescent.train.checkpoint_storage import CODE_DTYPES, DTYPE_CODES
 
 Names = Mapping[torch.Tensor, str]
 States = dict[torch.Tensor, dict[str, torch.Tensor]]
@@ -52,11 +52,13 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
     def look() -> int:
         _refuse_file(Path(path))
         _refuse_extra(extra)
-        _optimizer_values(optimizer, _names(module))
+        _, tensors = _optimizer_values(optimizer, _names(module))
+        _refuse_dtypes({**_model_tensors(module), **tensors})
         last = checkpoints.latest()
         return last.step + 1 if last else 1
 
     number = together(UserError, look)[0]
+    extra = json.loads(json.dumps(extra))  # subclasses of dict and list, a tuple: as they will be read
     names = _names(module)
     values, tensors = _optimizer_values(optimizer, names)
     if rank() == 0:
@@ -141,14 +143,39 @@ def _refuse_file(path: Path) -> None:
 
 
 def _refuse_extra(extra: Mapping[str, Any]) -> None:
-    problems = []
-    for name, value in extra.items():
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError) as error:
-            problems.append(f"codescent.save: {name}: nothing for JSON ({error}): give numbers, texts, lists, dicts")
+    problems = [f"codescent.save: {problem}" for name, value in extra.items() for problem in _no_json(name, value)]
     if problems:
         raise UserError(*problems)
+
+
+def _refuse_dtypes(tensors: Mapping[str, torch.Tensor]) -> None:
+    problems = [
+        f"codescent.save: {name.removeprefix('model.')}: is of {tensor.dtype}, which files cannot hold: make it of "
+        "another, or, a buffer, with persistent=False"
+        for name, tensor in tensors.items()
+        if tensor.dtype not in DTYPE_CODES
+    ]
+    if problems:
+        raise UserError(*problems)
+
+
+def _no_json(name: str, value: Any) -> Iterator[str]:
+    """Where a value is nothing for JSON, or would come back as another one: a key that is no text becomes one."""
+    if isinstance(value, dict):
+        keys = [key for key in value if not isinstance(key, str)]
+        if keys:
+            yield (
+                f"{name}: a dict with keys that are no texts, such as {keys[0]!r}: nothing for JSON, which would make "
+                "texts of them: give a list of pairs, or make it anew when you load"
+            )
+        for key, inner in value.items():
+            if isinstance(key, str):
+                yield from _no_json(f"{name}.{key}", inner)
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _no_json(f"{name}[{number}]", inner)
+    elif not isinstance(value, str | int | float | bool | None):
+        yield f"{name}: nothing for JSON (a {type(value).__name__}): give numbers, texts, lists, dicts"
 
 
 def _optimizer_values(optimizer: torch.optim.Optimizer, names: Names) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 from weakref import WeakSet
 
 import torch
@@ -167,8 +167,11 @@ def joined(caller: str) -> Ranks:
     return _ranks
 
 
-def everywhere(*tensors: Any) -> None:
-    """Rank 0's values of these tensors, on every rank, in place."""
+def everywhere(*tensors: torch.Tensor) -> None:
+    """Rank 0's values of these tensors, on every rank, in place. No two elements of one may share memory."""
     with torch.no_grad():
         for tensor in tensors:
-            dist.broadcast(tensor.detach(), 0)
+            sent = tensor.detach().contiguous()  # backends send memory as it lies, gaps and all
+            dist.broadcast(sent.reshape(-1).view(torch.uint8), 0)  # as bytes: not every dtype is one of theirs
+            if not tensor.is_contiguous():
+                tensor.detach().copy_(sent)

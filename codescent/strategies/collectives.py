@@ -3,7 +3,8 @@ Does not decide what is sent. All of torch that strategies need under a private 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,16 +16,23 @@ reduce_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.
 assert_async: Any = torch._assert_async
 
 
-def at_end_of_backward(scheduled: int | None, act: Callable[[], None]) -> int:
-    """Have `act` called when the backward pass that is running has ended, once. Called by hooks on gradients.
+def at_end_of_backward(scheduled: Container[int], act: Callable[[int], None]) -> int:
+    """Have `act` called, with the pass's number, when the backward pass that is running has ended, once.
+
+    Called by hooks on gradients. A backward pass inside another one (of torch.utils.checkpoint, say) is one by itself.
 
     Args:
-        scheduled: what it returned before; a pass that ended in an error has not called `act`, and does not count.
+        scheduled: what it returned before.
 
     Returns:
-        The number of this backward pass.
+        The number of this backward pass; no other one of the process has it.
     """
     number = int(torch._C._current_graph_task_id())
-    if number != scheduled:
-        torch.autograd.Variable._execution_engine.queue_callback(act)
+    if number not in scheduled:
+        torch.autograd.Variable._execution_engine.queue_callback(partial(act, number))
     return number
+
+
+def in_backward() -> bool:
+    """Whether a backward pass is running in this thread."""
+    return int(torch._C._current_graph_task_id()) >= 0
