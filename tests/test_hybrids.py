@@ -242,6 +242,7 @@ def test_through_the_command_line(runs: Runs) -> None:
     assert_same(found, runs.of_one(*layout.model, "train.precision=fp64"), 1e-9, stop=layout.steps)
 
 
+@pytest.mark.slow
 def test_under_torchrun(runs: Runs) -> None:
     layout = Layout("pp=2 schedule=interleaved virtual_stages=2", 2, layers=5)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(layout.ranks)]

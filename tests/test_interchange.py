@@ -387,6 +387,7 @@ SHARD_BYTES = 160_000_000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
 def test_peak_memory_stays_below_the_largest_shard(tmp_path: Path) -> None:
     """270 MB of weights in fp32, of which the vocabulary is 154 MB in one tensor; tensors mapped from a file count."""
     GPT2LMHeadModel(GPT2Config(**WIDE)).save_pretrained(tmp_path / "hf", max_shard_size=SHARD_BYTES)

@@ -243,6 +243,7 @@ def test_one_rank_in_other_precisions(project: Path, forker: Forker, precision: 
     assert found == (expected if precision == "fp32" else pytest.approx(expected, rel=1e-3))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_with_and_without(project: Path, forker: Forker, alone: RunFolder) -> None:
     words = ("train.precision=fp64", "model.dropout=0.1", "optimizer.decay_steps=20")
     train_on_cpus(project, "moved", 1, *words, "parallel.offload=optimizer", "train.num_steps=7")

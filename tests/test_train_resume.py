@@ -83,7 +83,7 @@ def test_kill_and_resume_is_bitwise(project: Path, forker: Forker, layout: str) 
         ("one", signal.SIGINT),
         ("two", signal.SIGINT),
         ("pp", signal.SIGTERM),
-        ("dp_shard", signal.SIGINT),
+        pytest.param("dp_shard", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("pp", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("dp_shard", signal.SIGTERM, marks=pytest.mark.slow),
     ],
