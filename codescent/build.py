@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from codescent import models
-from codescent.datasets import is_synthetic, sizes_of, task_of, unfit
+from codescent.datasets import PADDED, is_synthetic, sizes_of, task_of, unfit
 from codescent.errors import UserError
 from codescent.plan import (
     AXES,
@@ -107,7 +107,7 @@ def _work(config: Config, shape: models.Shape, microbatch_size: int, num_microba
         head_chunk_tokens=config.train.head_chunk_tokens,
         streams=models.streams_of(shape),
         encoder_layers=models.encoder_layers(shape),
-        beside=models.reads_beside(shape) or task_of(config) in ("seq2seq", "sft"),
+        beside=models.reads_beside(shape) or task_of(config) in PADDED,
         task=task_of(config),
         head_share=models.head_share(shape),
         synthetic=is_synthetic(config),

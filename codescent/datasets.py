@@ -34,6 +34,9 @@ from codescent.plan import Work
 VOCAB_SIZES = {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE, "bert": 30_522, "bert-cased": 28_996}
 """Of tokenizers that do not depend on a corpus."""
 
+PADDED = ("sft", "seq2seq")
+"""Tasks whose samples have lengths beside tokens, whatever the model (see `Samples.beside`)."""
+
 
 def task_of(config: Config) -> str:
     """What is made of the corpus: data.task, or what the corpus is for, or the first that the model's kind is for.

@@ -151,20 +151,7 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
     """
     if os.path.lexists(run):
         raise UserError(f"{run}: is there already; give the name of a new run folder")
-    given = [name for name, origin in resolved.origins.items() if origin == "command line"]
-    problems = [_told(name, path, run) for name in given if name.startswith("model.")]
-    problems += [f"{name}: given on the command line, but {run} tells it" for name in given if name in _OF_RUN]
-    try:
-        folder = open_folder(path)
-        if "data.task" in given and folder.sizes.get("head") is not None:
-            problems.append(_told("data.task", path, run))
-        if folder.missing:
-            problems.append(f"{path}: {', '.join(folder.missing)}: missing: it is the folder of a model without a head")
-        text = tokenizer_text(path)
-        if "data.tokenizer" in given and text is not None:
-            problems.append(_told("data.tokenizer", path, run))
-    except UserError as error:
-        raise UserError(*problems, *error.problems) from error
+    folder, text, problems = _looked_at(path, run, resolved)
     vocab_size = None if text is None else LibraryTokenizer.from_json(text, str(path)).vocab_size
     try:
         config = _config(folder, run, resolved, has_tokenizer=text is not None)
@@ -194,6 +181,29 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
             "no tokenizer: the folder has none that the tokenizers library reads; data.tokenizer is the config's"
         )
     return [*lines, f"to train: codescent train {run}/config.toml run.folder=NEW", str(run)]
+
+
+def _looked_at(path: Path, run: Path, resolved: Resolved) -> tuple[Folder, str | None, list[str]]:
+    """The folder, its tokenizer's text, and what is wrong with both and with what was given beside them.
+
+    Raises:
+        UserError: the same, where there is no going on.
+    """
+    given = [name for name, origin in resolved.origins.items() if origin == "command line"]
+    problems = [_told(name, path, run) for name in given if name.startswith("model.")]
+    problems += [f"{name}: given on the command line, but {run} tells it" for name in given if name in _OF_RUN]
+    try:
+        folder = open_folder(path)
+        if "data.task" in given and folder.sizes.get("head") is not None:
+            problems.append(_told("data.task", path, run))
+        if folder.missing:
+            problems.append(f"{path}: {', '.join(folder.missing)}: missing: it is the folder of a model without a head")
+        text = tokenizer_text(path)
+        if "data.tokenizer" in given and text is not None:
+            problems.append(_told("data.tokenizer", path, run))
+    except UserError as error:
+        raise UserError(*problems, *error.problems) from error
+    return folder, text, problems
 
 
 def _told(name: str, path: Path, run: Path) -> str:

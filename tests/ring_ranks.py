@@ -4,15 +4,15 @@ Does not assert anything: test_ring does. Ranks are forked, so that each does no
 from __future__ import annotations
 
 import json
-import os
 import sys
-import traceback
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from checkpoint_ranks import SURVIVED, fork, join
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -187,20 +187,7 @@ def work(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def fork(rank: int, folder: Path) -> int:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work(rank, folder)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        os._exit(code)
-    return pid
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    codes = [os.waitpid(pid, 0)[1] for pid in [fork(rank, Path(sys.argv[1])) for rank in range(len(GROUPS))]]
-    sys.exit(any(codes))
+    pids = [fork(partial(work, rank, Path(sys.argv[1]))) for rank in range(len(GROUPS))]
+    sys.exit(any(join(pid, 120) != SURVIVED for pid in pids))

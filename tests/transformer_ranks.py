@@ -4,14 +4,14 @@ Does not assert anything: test_models_transformer_divided does. Ranks are forked
 from __future__ import annotations
 
 import json
-import os
 import sys
-import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from checkpoint_ranks import SURVIVED, fork, join
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -160,20 +160,7 @@ def work(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def fork(rank: int, folder: Path) -> int:
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work(rank, folder)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        os._exit(code)
-    return pid
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    codes = [os.waitpid(pid, 0)[1] for pid in [fork(rank, Path(sys.argv[1])) for rank in range(DEGREE)]]
-    sys.exit(any(codes))
+    pids = [fork(partial(work, rank, Path(sys.argv[1]))) for rank in range(DEGREE)]
+    sys.exit(any(join(pid, 120) != SURVIVED for pid in pids))

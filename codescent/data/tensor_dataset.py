@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from codescent.data.described import described
 from codescent.data.description import AGAIN
 from codescent.data.request import DESCRIPTION
 from codescent.data.samples import Numbers, Samples, in_range
@@ -262,18 +263,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: it is damaged, with every field that is wrong.
     """
-    path = folder / DESCRIPTION
-    try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        _Description.model_validate(description)
-    except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg']}" for detail in error.errors()]
-        raise UserError(f"{path}: damaged: {'; '.join(wrong)}: {AGAIN}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON: {error}: {AGAIN}") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    return description
+    return described(folder, _Description, "prepared tensors")
 
 
 def _recipe(found: dict[str, Any]) -> Synthetic:

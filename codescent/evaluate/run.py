@@ -65,7 +65,8 @@ def evaluate_run(
     task = task_of(trained.config)
     if out is not None and task != "qa":
         raise UserError(f'--out {out}: answers to questions are written; the run\'s data.task is "{task}"')
-    if data is not None and (task not in ("lm", "qa") or trained.kind == "transformer"):
+    reads_text = task == "lm" and trained.kind in models.GENERATING
+    if data is not None and not reads_text and task != "qa":
         raise UserError(
             f'--data {data}: of model.kind = "{trained.kind}" with data.task = "{task}" the run\'s own validation '
             "split alone is scored"
@@ -75,7 +76,7 @@ def evaluate_run(
     head = f"{run}, step {trained.saved.step}"
     if task == "qa":
         return [head, *_answers(trained, where, data, out or run / PREDICTIONS)]
-    if task == "lm" and trained.kind in models.GENERATING:
+    if reads_text:
         return [head, *text_lines(trained, module_of(trained, where).eval(), where, data)]
     dataset, work, module = dataset_of(trained), _work(trained), module_of(trained, where).eval()
     source = dataset.source("validation", work.seq_len, work.positions(-1))

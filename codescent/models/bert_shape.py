@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from codescent.errors import UserError
-from codescent.models.shape import WEIGHT_STD, Size, fill, linear, norm, wrong_sizes
+from codescent.models.shape import WEIGHT_STD, EqualHeads, Size, fill, linear, norm, wrong_sizes
 from codescent.plan.shard import Parameter, Role
 
 # Devlin et al. 2019, "BERT", section 3, as released: ffn_dim is 4 * hidden_dim in both.
@@ -35,7 +35,7 @@ MASKED_SHARE = 0.15
 
 
 @dataclass(frozen=True)
-class BertShape:
+class BertShape(EqualHeads):
     """Sizes of a BERT. `dropout` is one probability for embeddings, attention probabilities and what is added, as BERT
     has it; `head` is what it is trained for, one of HEADS."""
 
@@ -47,16 +47,6 @@ class BertShape:
     seq_len: int
     head: str = "mlm"
     dropout: float = 0.0
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of one attention head."""
-        return self.hidden_dim // self.num_heads
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Every head has its own keys and values."""
-        return self.num_heads
 
     @property
     def bias(self) -> bool:

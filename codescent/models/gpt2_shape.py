@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from codescent.errors import UserError
-from codescent.models.shape import WEIGHT_STD, Size, fill, linear, norm, wrong_sizes
+from codescent.models.shape import WEIGHT_STD, EqualHeads, Size, fill, linear, norm, wrong_sizes
 from codescent.plan.shard import Parameter, Role
 
 # OpenAI's sizes (Radford et al. 2019, table 2, as released): ffn_dim is 4 * hidden_dim in all of them.
@@ -23,7 +23,7 @@ SIZES = ("num_layers", "num_heads", "hidden_dim", "ffn_dim", "vocab_size", "seq_
 
 
 @dataclass(frozen=True)
-class GPT2Shape:
+class GPT2Shape(EqualHeads):
     """Sizes of a GPT-2. `dropout` is one probability for embeddings, attention and residuals, as GPT-2 has it."""
 
     num_layers: int
@@ -34,16 +34,6 @@ class GPT2Shape:
     seq_len: int
     bias: bool = True
     dropout: float = 0.0
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of one attention head."""
-        return self.hidden_dim // self.num_heads
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Every head has its own keys and values."""
-        return self.num_heads
 
 
 def resolve(

@@ -60,6 +60,23 @@ class Shape(Protocol):
         """Share of activations dropped while training."""
 
 
+class EqualHeads:
+    """Of shapes whose queries, keys and values have as many heads, of hidden_dim channels together."""
+
+    num_heads: int
+    hidden_dim: int
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one attention head."""
+        return self.hidden_dim // self.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Every head has its own keys and values."""
+        return self.num_heads
+
+
 def fill(
     kind: str,
     sizes: Mapping[str, Size | None],

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from codescent.errors import UserError
-from codescent.models.shape import Size, fill, wrong_sizes
+from codescent.models.shape import EqualHeads, Size, fill, wrong_sizes
 from codescent.plan.shard import Parameter, Role
 
 # Vaswani et al. 2017, table 3; the base is torch.nn.Transformer's default. Their vocabulary of pairs of bytes has
@@ -41,7 +41,7 @@ SIZES = (*_BASE, *OPTIONS, "causal")
 
 
 @dataclass(frozen=True)
-class TransformerShape:
+class TransformerShape(EqualHeads):
     """Sizes and options of an encoder-decoder; the defaults are torch.nn.Transformer's and the paper's.
 
     A sample is `source_len` positions of the source and then those of the target, one sequence after the other.
@@ -73,16 +73,6 @@ class TransformerShape:
     def num_layers(self) -> int:
         """Layers of both stacks; the decoder's are counted on."""
         return self.num_encoder_layers + self.num_decoder_layers
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Every head has its own keys and values."""
-        return self.num_heads
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of one attention head."""
-        return self.hidden_dim // self.num_heads
 
     @property
     def seq_len(self) -> int:
