@@ -60,6 +60,39 @@ class Forker:
             self.process.communicate()
 
 
+class Runs:
+    """Runs of one project, each under a name of its own; those of one process, to compare with, done once.
+
+    Args:
+        project: where `make_project` has been.
+        sizes: words that all of them have.
+        whole: what those of one process have beside.
+    """
+
+    def __init__(self, project: Path, forker: Forker, sizes: Sequence[str], whole: Sequence[str]) -> None:
+        self.project, self.forker = project, forker
+        self._sizes, self._whole = sizes, whole
+        self._alone: dict[tuple[str, ...], RunFolder] = {}
+        self._number = 0
+
+    def start(self, ranks: int, *words: str) -> Done:
+        """A run under a new name, however it ends."""
+        self._number += 1
+        return self.forker.run(self.project, ranks, [*self._sizes, *words, f"run.name=run{self._number}"])
+
+    def run(self, ranks: int, *words: str, resume: bool = False, fault: str = "") -> RunFolder:
+        """One that must end well; with `resume` the last one goes on."""
+        self._number += not resume
+        name = f"run{self._number}"
+        return self.forker.train(self.project, name, ranks, *self._sizes, *words, resume=resume, fault=fault)
+
+    def of_one(self, *words: str) -> RunFolder:
+        """That of one process; where fewer steps are walked these are the first of them."""
+        if words not in self._alone:
+            self._alone[words] = self.run(1, *words, *self._whole)
+        return self._alone[words]
+
+
 def _start() -> subprocess.Popen[str]:
     python_path = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb", "PYTHONPATH": python_path}

@@ -7,11 +7,10 @@ import math
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
-from forker import Done, Forker
+from forker import Forker, Runs
 from runs import assert_same, environment, losses, make_project, train
 
 from codescent.record import RunFolder
@@ -133,36 +132,11 @@ SLOW_IN_NARROWER_FORMATS = [
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4}
 
 
-class Runs:
-    """Runs of one project, that of one process for each model done once."""
-
-    def __init__(self, project: Path, forker: Forker) -> None:
-        self.project, self.forker = project, forker
-        self.alone: dict[tuple[str, ...], RunFolder] = {}
-        self.number = 0
-
-    def start(self, ranks: int, *words: str) -> Done:
-        """A run under a new name."""
-        self.number += 1
-        return self.forker.run(self.project, ranks, [*SIZES, *words, f"run.name=run{self.number}"])
-
-    def run(self, ranks: int, *words: str, fault: str = "") -> RunFolder:
-        """One that must end well."""
-        self.number += 1
-        return self.forker.train(self.project, f"run{self.number}", ranks, *SIZES, *words, fault=fault)
-
-    def of_one(self, *words: str) -> RunFolder:
-        """Twenty steps of one process; where fewer are walked these are the first of them."""
-        if words not in self.alone:
-            self.alone[words] = self.run(1, *words, "train.num_steps=20", "train.microbatch_size=12")
-        return self.alone[words]
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
     project = tmp_path_factory.mktemp("hybrids")
     make_project(project)
-    return Runs(project, forker)
+    return Runs(project, forker, SIZES, ("train.num_steps=20", "train.microbatch_size=12"))
 
 
 def walk(runs: Runs, layout: Layout, precision: str, *words: str) -> None:

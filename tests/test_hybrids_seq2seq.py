@@ -4,12 +4,11 @@ Does not look at samples (test_data_lines does) or at the head (test_models_tran
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from forker import Forker
+from forker import Forker, Runs
 from runs import assert_same, losses, make_project
 
 from codescent.build import build
@@ -43,31 +42,13 @@ SIZES = (
 UNTIED = "model.embedding=untied model.causal=false"
 
 
-class Runs:
-    """Runs of one project, that of one process for each model done once."""
-
-    def __init__(self, project: Path, forker: Forker) -> None:
-        self.project, self.forker = project, forker
-        self.alone: dict[str, RunFolder] = {}
-        self.number = 0
-
-    def run(self, ranks: int, *words: str, resume: bool = False) -> RunFolder:
-        self.number += 0 if resume else 1
-        return self.forker.train(self.project, f"run{self.number}", ranks, *SIZES, *words, resume=resume)
-
-    def of_one(self, words: str) -> RunFolder:
-        if words not in self.alone:
-            self.alone[words] = self.run(1, *words.split(), "train.num_steps=6")
-        return self.alone[words]
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
     project = tmp_path_factory.mktemp("hybrids_seq2seq")
     make_project(project)
     text = (project / "corpus.txt").read_text().replace(" ", "\n", 700)  # lines of very different lengths
     (project / "lines.txt").write_text(text)
-    return Runs(project, forker)
+    return Runs(project, forker, SIZES, ("train.num_steps=6",))
 
 
 @pytest.mark.parametrize(
@@ -92,14 +73,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
 def test_every_layout_walks_the_trajectory_of_one(runs: Runs, layout: str, ranks: int, model: str) -> None:
     keys = [f"parallel.{key}" for key in layout.split()]
     found = runs.run(ranks, *keys, *model.split(), "train.num_steps=6", "train.microbatch_size=3")
-    assert_same(found, runs.of_one(model), 1e-9)
+    assert_same(found, runs.of_one(*model.split()), 1e-9)
     assert len(losses(found)) == 6
 
 
 def test_a_resumed_run_is_the_same_bitwise(runs: Runs) -> None:
     words = ("checkpoint.every=3", "train.eval_every=0")
     runs.run(1, *words, "train.num_steps=3")
-    assert losses(runs.run(1, *words, "train.num_steps=6", resume=True)) == losses(runs.of_one(""))
+    assert losses(runs.run(1, *words, "train.num_steps=6", resume=True)) == losses(runs.of_one())
 
 
 def score(run: RunFolder, most_lines: int | None = None) -> LineScore:
@@ -111,7 +92,7 @@ def score(run: RunFolder, most_lines: int | None = None) -> LineScore:
 
 def test_the_accuracy_of_a_run(runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(runs.project)
-    run = runs.of_one("")
+    run = runs.of_one()
     found = score(run)
     assert found.loss == pytest.approx(run.read_metrics()[-1]["val_loss"], rel=1e-6)  # there in fp64
     assert 1.0 < found.tokens / found.lines < 14

@@ -3,11 +3,10 @@ Does not look at files (test_data_tensors does)."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from forker import Forker
+from forker import Forker, Runs
 from runs import assert_same, codescent, losses, make_project
 
 from codescent.build import build
@@ -15,7 +14,6 @@ from codescent.config import Config
 from codescent.configfile import load
 from codescent.errors import UserError
 from codescent.plan import Plan
-from codescent.record import RunFolder
 
 SIZES = (
     "model.kind=transformer",
@@ -39,24 +37,11 @@ SIZES = (
 )
 
 
-class Runs:
-    """Runs of one project, that of one process done once."""
-
-    def __init__(self, project: Path, forker: Forker) -> None:
-        self.project, self.forker = project, forker
-        self.number = 0
-        self.alone = self.run(1, "train.num_steps=8")
-
-    def run(self, ranks: int, *words: str, resume: bool = False) -> RunFolder:
-        self.number += 0 if resume else 1
-        return self.forker.train(self.project, f"run{self.number}", ranks, *SIZES, *words, resume=resume)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
     project = tmp_path_factory.mktemp("hybrids_tensors")
     make_project(project)
-    return Runs(project, forker)
+    return Runs(project, forker, SIZES, ("train.num_steps=8",))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
 def test_every_layout_and_format_walks_the_trajectory_of_one(runs: Runs, layout: str, ranks: int) -> None:
     words = [word if "." in word else f"parallel.{word}" for word in layout.split()]
     found = runs.run(ranks, *words, "train.num_steps=6", "train.microbatch_size=2")
-    assert_same(found, runs.alone, 1e-9, stop=6)
+    assert_same(found, runs.of_one(), 1e-9, stop=6)
     assert len(losses(found)) == 6
 
 
@@ -83,11 +68,11 @@ def test_a_resumed_run_is_the_same_bitwise(runs: Runs, storage: str) -> None:
     """Also where the numbers were in memory before: they are the same."""
     runs.run(1, "train.num_steps=8", "train.eval_every=0", "checkpoint.every=4", "train.num_steps=4")
     words = ("train.num_steps=8", "train.eval_every=0", "checkpoint.every=4", f"data.format={storage}")
-    assert losses(runs.run(1, *words, resume=True)) == losses(runs.alone)
+    assert losses(runs.run(1, *words, resume=True)) == losses(runs.of_one())
 
 
 def test_the_run_says_that_it_is_synthetic(runs: Runs) -> None:
-    (event,) = [event for event in runs.alone.read_events() if event["kind"] == "synthetic_data"]
+    (event,) = [event for event in runs.of_one().read_events() if event["kind"] == "synthetic_data"]
     assert event["synthetic"] is True
     assert event["recipe"] == {
         "train": 30,
@@ -95,8 +80,8 @@ def test_the_run_says_that_it_is_synthetic(runs: Runs) -> None:
         "sizes": {"source_len": 2, "target_len": 5, "width": 12},
         "seed": 0,
     }
-    assert Plan.from_json(runs.alone.plan).work.synthetic
-    assert Plan.from_json(runs.alone.plan).work.task == "tensors"
+    assert Plan.from_json(runs.of_one().plan).work.synthetic
+    assert Plan.from_json(runs.of_one().plan).work.task == "tensors"
     said = codescent(runs.project, "plan", "synthetic_transformer")
     assert "synthetic: random numbers" in said.stdout
 

@@ -4,13 +4,10 @@ Does not look inside the model (test_models_transformer does) and refuses nothin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-from forker import Forker
+from forker import Forker, Runs
 from runs import assert_same, losses, make_project
-
-from codescent.record import RunFolder
 
 SIZES = (
     "model.kind=transformer",
@@ -72,29 +69,11 @@ SLOW = [
 ]
 
 
-class Runs:
-    """Runs of one project, that of one process for each model done once."""
-
-    def __init__(self, project: Path, forker: Forker) -> None:
-        self.project, self.forker = project, forker
-        self.alone: dict[tuple[str, ...], RunFolder] = {}
-        self.number = 0
-
-    def run(self, ranks: int, *words: str) -> RunFolder:
-        self.number += 1
-        return self.forker.train(self.project, f"run{self.number}", ranks, *SIZES, *words)
-
-    def of_one(self, *words: str) -> RunFolder:
-        if words not in self.alone:
-            self.alone[words] = self.run(1, *words, "train.num_steps=20", "train.microbatch_size=12")
-        return self.alone[words]
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
     project = tmp_path_factory.mktemp("hybrids_transformer")
     make_project(project)
-    return Runs(project, forker)
+    return Runs(project, forker, SIZES, ("train.num_steps=20", "train.microbatch_size=12"))
 
 
 @pytest.mark.parametrize(
