@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from codescent import models
 from codescent.datasets import PADDED, is_synthetic, sizes_of, task_of, unfit
 from codescent.errors import UserError
+from codescent.models import lora_shape
 from codescent.plan import (
     AXES,
     DIVIDING,
@@ -56,9 +57,10 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     shape = _shape(config, vocab_size, problems)
     mesh = _mesh(config, world_size, problems)
     microbatch_size, num_microbatches = _batch(config, mesh, problems)
+    lora = None if shape is None else _lora(config, shape, problems)
     if shape is None:
         raise UserError(*problems)
-    work = _work(config, shape, microbatch_size, num_microbatches)
+    work = _work(config, shape, lora, microbatch_size, num_microbatches)
     problems += [*_too_long(shape, work), *_not_for(config, shape, mesh)]
     strategies, ask = chosen(config.parallel), Ask(mesh, work, world_size, config.train.microbatch_size)
     problems += [problem for strategy in strategies for problem in strategy.refuse(ask)]
@@ -66,7 +68,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         raise UserError(*problems)
     tensors = tuple(
         _placed(_tensor(parameter, config, num_microbatches), strategies, ask)
-        for parameter in models.parameters_of(work.kind, shape)
+        for parameter in models.parameters_of(work.kind, shape, lora)
     )
     schedule = accumulate(num_microbatches, len(work.forward_flops))
     for strategy in strategies:
@@ -85,7 +87,9 @@ def _without(refused: Mapping[str, str], parallel: Parallel, mesh: Mesh) -> Iter
             yield f"parallel.{key} = {str(value).lower()}: {why}; nearest that would do: parallel.{key} = {near}"
 
 
-def _work(config: Config, shape: models.Shape, microbatch_size: int, num_microbatches: int) -> Work:
+def _work(
+    config: Config, shape: models.Shape, lora: lora_shape.Lora | None, microbatch_size: int, num_microbatches: int
+) -> Work:
     """What a step computes."""
     kind = models.kind_of(config.model.kind, config.model.preset)
     seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
@@ -102,7 +106,7 @@ def _work(config: Config, shape: models.Shape, microbatch_size: int, num_microba
         microbatch_size=microbatch_size,
         num_microbatches=num_microbatches,
         precision=config.train.precision,
-        forward_flops=models.forward_flops(kind, shape, seq_len),
+        forward_flops=models.forward_flops(kind, shape, seq_len, lora),
         dropout=shape.dropout,
         head_chunk_tokens=config.train.head_chunk_tokens,
         streams=models.streams_of(shape),
@@ -181,6 +185,28 @@ def model_shape(config: Config, vocab_size: int | None) -> models.Shape:
     if problems or shape is None:
         raise UserError(*problems)
     return shape
+
+
+def adapters(config: Config, shape: models.Shape) -> lora_shape.Lora | None:
+    """The adapters that the config asks for, of a model of this shape; None: none.
+
+    Raises:
+        UserError: layers that it has not, a rank that is too large.
+    """
+    lora = config.lora
+    if lora.rank is None:
+        return None
+    kind = models.kind_of(config.model.kind, config.model.preset)
+    own = models.parameters_of(kind, shape)
+    return lora_shape.resolve(own, lora.rank, lora.alpha, lora.targets, lora.whole)
+
+
+def _lora(config: Config, shape: models.Shape, problems: list[str]) -> lora_shape.Lora | None:
+    try:
+        return adapters(config, shape)
+    except UserError as error:
+        problems += error.problems
+        return None
 
 
 def chosen(parallel: Parallel) -> list[Strategy]:
@@ -304,7 +330,8 @@ def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
 
 
 def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> TensorPlan:
-    """Dtypes before any strategy: bf16 weights have fp32 masters and state, and fp32 sums over micro-batches."""
+    """Dtypes before any strategy: bf16 weights have fp32 masters and state, and fp32 sums over micro-batches; those
+    that are not trained have neither."""
     precision, optimizer = config.train.precision, config.optimizer
     momentum = optimizer.kind not in ("sgd", "rmsprop") or optimizer.momentum > 0
     return TensorPlan(
@@ -312,7 +339,7 @@ def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> Tens
         weight_dtype=precision,
         gradient_dtype=WIDE[precision] if num_microbatches > 1 else precision,
         optimizer_dtype=WIDE[precision],
-        master_dtype=WIDE[precision] if WIDE[precision] != precision else "",
+        master_dtype=WIDE[precision] if WIDE[precision] != precision and parameter.trained else "",
         optimizer_tensors=OPTIMIZER_TENSORS[optimizer.kind] - (not momentum),
         weights=Placement(),
         gradients=Placement(),

@@ -170,6 +170,27 @@ class Model(Section):
     )
 
 
+class Lora(Section):
+    """Adapters beside matrices that stay as they are; they are trained, and nothing else (docs/lora.md)."""
+
+    rank: int | None = Field(
+        None, ge=1, le=1_000_000, description="rank of the adapters; auto: there are none, all parameters are trained"
+    )
+    alpha: float | None = Field(
+        None, gt=0, description="what an adapter adds is multiplied by alpha / rank; auto: twice the rank"
+    )
+    targets: Text | None = Field(
+        None,
+        description='layers that get one, with commas between, such as "attn.qkv, mlp.down"; auto: every matrix of the '
+        "blocks",
+    )
+    whole: Text | None = Field(
+        None,
+        description='layers that are trained as they are, beside the adapters, such as "norm_1, head"; auto: none but '
+        "the head of data.task qa",
+    )
+
+
 class Data(Section):
     """What it is trained on."""
 
@@ -374,6 +395,7 @@ class Config(BaseModel):
 
     run: Run = Run()
     model: Model = Model()
+    lora: Lora = Lora()
     data: Data = Data()
     train: Train = Train()
     optimizer: Optimizer = Optimizer()
@@ -421,6 +443,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             f"({optimizer.decay_steps}); must be a whole number from 0 to {optimizer.decay_steps - 1}",
         )
     yield from _without_cuda(config)
+    yield from _of_adapters(config)
     size, samples = train.microbatch_size, train.global_batch_size
     if size is not None and samples % size:
         divisors = (d for n in range(1, math.isqrt(samples) + 1) if samples % n == 0 for d in (n, samples // n))
@@ -428,6 +451,28 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             ("train.microbatch_size", "train.global_batch_size"),
             f"given {size}, which does not divide train.global_batch_size ({samples}); "
             f"the nearest smaller value that does is {max(d for d in divisors if d <= size)}",
+        )
+
+
+def _of_adapters(config: Config) -> Iterator[Contradiction]:
+    """Keys of adapters that there are not, and what does not go with them."""
+    lora = config.lora
+    if lora.rank is None:
+        for name in ("alpha", "targets", "whole"):
+            if getattr(lora, name) is not None:
+                yield Contradiction((f"lora.{name}", "lora.rank"), "given, but lora.rank is not: there are no adapters")
+        return
+    if config.train.compile == "model":
+        yield Contradiction(
+            ("train.compile", "lora.rank"),
+            'given "model", but lora.rank is set: the embedding is not trained, and the compiler does not make a '
+            'gradient begin behind it; set train.compile to "blocks"',
+        )
+    if config.parallel.offload == "optimizer":
+        yield Contradiction(
+            ("parallel.offload", "lora.rank"),
+            'given "optimizer", but lora.rank is set: the optimizer has the state of adapters alone, which is small; '
+            'set parallel.offload to "none", or to "all" (weights too, with dp_shard and zero_stage 3)',
         )
 
 

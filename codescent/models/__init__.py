@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from codescent.errors import UserError
-from codescent.models import bert_shape, gpt2_shape, llama_shape, transformer_shape
+from codescent.models import bert_shape, gpt2_shape, llama_shape, lora_shape, transformer_shape
 from codescent.models.bert_shape import BertShape
 from codescent.models.gpt2_shape import GPT2Shape
 from codescent.models.llama_shape import LlamaShape
+from codescent.models.lora_shape import Lora
 from codescent.models.shape import Size
 from codescent.models.transformer_shape import TransformerShape
 from codescent.plan.shard import Parameter
@@ -98,16 +99,19 @@ def shape_of(
     return shape
 
 
-def parameters_of(kind: str, shape: Shape) -> tuple[Parameter, ...]:
-    """Every parameter as the model declares it, in forward order."""
+def parameters_of(kind: str, shape: Shape, lora: Lora | None = None) -> tuple[Parameter, ...]:
+    """Every parameter as the model declares it, in forward order; with adapters, those of a layer behind its own."""
     declared: tuple[Parameter, ...] = _SHAPES[_known(kind)].parameters(shape)
-    return declared
+    return lora_shape.adapted(declared, lora)
 
 
-def forward_flops(kind: str, shape: Shape, seq_len: int) -> tuple[float, ...]:
-    """FLOPs of a forward pass per token at each depth (see `Parameter.depths`)."""
-    flops: tuple[float, ...] = _SHAPES[_known(kind)].forward_flops(shape, seq_len)
-    return flops
+def forward_flops(kind: str, shape: Shape, seq_len: int, lora: Lora | None = None) -> tuple[float, ...]:
+    """FLOPs of a forward pass per token at each depth (see `Parameter.depths`); of an adapter 2 per element."""
+    flops: list[float] = list(_SHAPES[_known(kind)].forward_flops(shape, seq_len))
+    for adapter in parameters_of(kind, shape, lora) if lora is not None else ():
+        if lora_shape.is_adapter(adapter):
+            flops[adapter.depths[0]] += 2.0 * adapter.numel
+    return tuple(flops)
 
 
 def streams_of(shape: Shape) -> tuple[int, ...]:
@@ -137,7 +141,12 @@ def refused(shape: Shape) -> Mapping[str, str]:
 
 
 def construct(
-    kind: str, shape: Shape, head_chunk_tokens: int = 1024, device: str = "meta", depths: range | None = None
+    kind: str,
+    shape: Shape,
+    head_chunk_tokens: int = 1024,
+    device: str = "meta",
+    depths: range | None = None,
+    lora: Lora | None = None,
 ) -> nn.Module:
     """The module, its parameters without values: none are drawn here, `initialize.initialize_` draws them.
 
@@ -147,8 +156,13 @@ def construct(
         head_chunk_tokens: rows of logits that exist at a time while training; 0: all at once.
         device: where the parameters lie. On "meta" nothing is allocated; elsewhere they are uninitialised memory.
         depths: the part of the model; None: all of it.
+        lora: its adapters; None: there are none, and every parameter is trained.
     """
     module_name, class_name = _MODULES[_known(kind)]
     module = importlib.import_module(module_name)
     built: nn.Module = getattr(module, class_name)(shape, head_chunk_tokens, device, depths)
+    if lora is not None:
+        from codescent.models.lora import adapt_  # noqa: PLC0415 - keeps torch out of planning
+
+        adapt_(built, parameters_of(kind, shape, lora), lora.scale)
     return built

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from codescent.models.adapter import Adapter, add_, backward_, product
 from codescent.models.bert_shape import NORM_EPS, BertShape
 from codescent.models.dropout import drop
 from codescent.models.linear import Later, Linear, apart, is_kept
@@ -32,8 +33,9 @@ class ExactGeluThenLinear(Linear):
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
         if torch.compiler.is_compiling():
-            return F.linear(F.gelu(x_BTI), self.weight, bias_O)
-        y_BTO: Tensor = ExactGeluLinear.apply(x_BTI, self.weight, bias_O, self.recompute, self.later)  # type: ignore[no-untyped-call]
+            return product(F.gelu(x_BTI), self.weight, bias_O, self.adapter)
+        inputs = (x_BTI, self.weight, bias_O, self.recompute, self.later, *self.adapter)
+        y_BTO: Tensor = ExactGeluLinear.apply(*inputs)  # type: ignore[no-untyped-call]
         return y_BTO
 
 
@@ -42,35 +44,47 @@ class ExactGeluLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, h_BTF: Tensor, weight_DF: Tensor, bias_D: Tensor | None, recompute: bool, later: Later | None
+        ctx: Any,
+        h_BTF: Tensor,
+        weight_DF: Tensor,
+        bias_D: Tensor | None,
+        recompute: bool,
+        later: Later | None,
+        *adapter: Any,
     ) -> Tensor:
         """See `ExactGeluThenLinear`."""
-        ctx.later, ctx.parameter = later, weight_DF
+        ctx.later, ctx.parameter, ctx.scale = later, weight_DF, adapter[-1]
         value_BTF = F.gelu(h_BTF)
-        keeps = any(ctx.needs_input_grad) and not recompute and (h_BTF.device.type != "cpu" or is_kept(h_BTF))
-        ctx.save_for_backward(h_BTF, weight_DF, value_BTF if keeps else None)
-        return F.linear(value_BTF, weight_DF, bias_D)
+        y_BTD = F.linear(value_BTF, weight_DF, bias_D)
+        u_NR = add_(y_BTD.flatten(0, -2), value_BTF.flatten(0, -2), Adapter(*adapter))
+        keeps = not recompute and (h_BTF.device.type != "cpu" or is_kept(h_BTF))
+        read = ctx.needs_input_grad[1] or u_NR is not None
+        ctx.save_for_backward(h_BTF, weight_DF, value_BTF if keeps and read else None, u_NR, *adapter[:-1])
+        return y_BTD
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
-        """The gradients of h, weight and bias."""
-        h_BTF, weight_DF, kept_BTF = ctx.saved_tensors
+    def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of h, weight, bias and adapter."""
+        h_BTF, weight_DF, kept_BTF, u_NR, a_RF, b_DR = ctx.saved_tensors
         d_y_ND = d_y_BTD.flatten(0, -2)
 
         @torch.no_grad()  # it may be called later, outside of this pass
-        def d_weight() -> Tensor:
-            value_BTF = F.gelu(h_BTF) if kept_BTF is None else kept_BTF
-            return d_y_ND.t() @ apart(value_BTF.flatten(0, -2))
+        def value_NF() -> Tensor:
+            return (F.gelu(h_BTF) if kept_BTF is None else kept_BTF).flatten(0, -2)
 
         d_weight_DF = None
         if ctx.later is not None:
-            ctx.later.append((ctx.parameter, d_weight))
-        else:
-            d_weight_DF = d_weight()
-        d_value_BTF = (d_y_ND @ apart(weight_DF)).view_as(h_BTF)
-        d_h_BTF = torch.ops.aten.gelu_backward(d_value_BTF, h_BTF)
-        return d_h_BTF, d_weight_DF, d_y_ND.sum(0) if ctx.needs_input_grad[2] else None, None, None
+            ctx.later.append((ctx.parameter, lambda: d_y_ND.t() @ apart(value_NF())))
+        elif ctx.needs_input_grad[1]:
+            d_weight_DF = d_y_ND.t() @ apart(value_NF())
+        d_value_NF = d_y_ND @ apart(weight_DF)
+        d_a_RF, d_b_DR = None, None
+        if u_NR is not None:
+            d_a_RF, d_b_DR = backward_(d_y_ND, value_NF(), u_NR, Adapter(a_RF, b_DR, ctx.scale), d_value_NF)
+        d_h_BTF = torch.ops.aten.gelu_backward(d_value_NF.view_as(h_BTF), h_BTF)
+        d_bias_D = d_y_ND.sum(0) if ctx.needs_input_grad[2] else None
+        return d_h_BTF, d_weight_DF, d_bias_D, None, None, d_a_RF, d_b_DR, None
 
 
 class FeedForward(nn.Module):

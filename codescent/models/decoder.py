@@ -91,7 +91,8 @@ class Decoder(nn.Module):
             # Several chunks of the head are added in fp32: the embedding's rows too then, and the sum is rounded once.
             in_chunks = 0 < self.head_chunk_tokens < tokens_BT.numel()
             port_dtype = torch.promote_types(weight_VD.dtype, torch.float32) if in_chunks else weight_VD.dtype
-        return self.vocabulary.embed(weight_VD, tokens_BT, port_dtype)
+        x_BTD, port_VD = self.vocabulary.embed(weight_VD, tokens_BT, port_dtype)
+        return wanting_gradient(x_BTD), port_VD
 
     def end(
         self,
@@ -114,6 +115,12 @@ class Decoder(nn.Module):
         if last_B is not None:
             x_BTD = x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), last_B]
         return x_BTD @ weight_VD.t()
+
+
+def wanting_gradient(x: Tensor) -> Tensor:
+    """x, whose gradient is made also where the embedding it comes from is not trained: so a backward pass goes through
+    the first block as through any other, whatever hooks and collectives wait for it there."""
+    return x if x.requires_grad or not torch.is_grad_enabled() else x.requires_grad_()
 
 
 def _some(tokens_BT: Tensor, positions_T: Tensor | None) -> Tensor:

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from codescent.models.adapter import NONE, Adapter, add_, backward_, product, rows
+
 # Shapes: B batch, T positions, N = B * T, I inputs, O outputs; of GELU: F its width, D outputs.
 # gelu(x) = x (1 + tanh(u)) / 2 = x sigmoid(2u),  2u = x (A + B x^2)  (Hendrycks and Gimpel 2016)
 _A = 2.0 * math.sqrt(2.0 / math.pi)
@@ -31,9 +33,11 @@ would be nobody's as soon as the block's graph is gone.
 
 
 class Linear(nn.Module):
-    """x W^T + b.
+    """x W^T + b, and what an adapter beside W adds (see `adapter`).
 
     Attributes:
+        lora_a, lora_b: the adapter's two matrices; None: there is none.
+        scale: what the adapter's product is multiplied by.
         before: what is done to x first, where the weight is divided; None: nothing.
         after: what is done to x W^T, before the bias is added.
         first_output: number of the first of its outputs that are here, where the weight is divided by them.
@@ -45,6 +49,11 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs, device=device))
         self.bias = nn.Parameter(torch.empty(outputs, device=device)) if bias else None
+        self.lora_a: nn.Parameter | None
+        self.lora_b: nn.Parameter | None
+        self.register_parameter("lora_a", None)
+        self.register_parameter("lora_b", None)
+        self.scale = 0.0
         self.before: Callable[[Tensor], Tensor] | None = None
         self.after: Callable[[Tensor], Tensor] | None = None
         self.first_output = 0
@@ -59,9 +68,14 @@ class Linear(nn.Module):
         y_BTO = self.after(self._product(x_BTI, None))
         return y_BTO if self.bias is None else y_BTO + self.bias
 
+    @property
+    def adapter(self) -> Adapter:
+        """Beside the weight."""
+        return NONE if self.lora_a is None else Adapter(self.lora_a, self.lora_b, self.scale)
+
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
         if self.later is None:
-            return F.linear(x_BTI, self.weight, bias_O)
+            return product(x_BTI, self.weight, bias_O, self.adapter)
         y_BTO: Tensor = LaterLinear.apply(x_BTI, self.weight, bias_O, self.later)  # type: ignore[no-untyped-call]
         return y_BTO
 
@@ -78,7 +92,7 @@ class GeluThenLinear(Linear):
         self.recompute = False
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
-        return gelu_linear_(x_BTI, self.weight, bias_O, self.recompute, self.later)
+        return gelu_linear_(x_BTI, self.weight, bias_O, self.recompute, self.later, self.adapter)
 
 
 class LaterLinear(torch.autograd.Function):
@@ -111,7 +125,12 @@ def is_kept(activation: Tensor) -> bool:
 
 
 def gelu_linear_(
-    h_BTF: Tensor, weight_DF: Tensor, bias_D: Tensor | None, recompute: bool = False, later: Later | None = None
+    h_BTF: Tensor,
+    weight_DF: Tensor,
+    bias_D: Tensor | None,
+    recompute: bool = False,
+    later: Later | None = None,
+    adapter: Adapter = NONE,
 ) -> Tensor:
     """gelu(h) weight^T + bias, GELU in its tanh form: [B, T, D]. Nobody else may read h: its memory is used again.
 
@@ -123,10 +142,11 @@ def gelu_linear_(
         h_BTF: contiguous.
         recompute: keep h alone for the backward pass.
         later: see `Linear`.
+        adapter: beside the weight.
     """
     if torch.compiler.is_compiling() or (h_BTF.device.type != "cpu" and not recompute and later is None):
-        return F.linear(F.gelu(h_BTF, approximate="tanh"), weight_DF, bias_D)
-    y_BTD: Tensor = GeluLinear.apply(h_BTF, weight_DF, bias_D, recompute, later)  # type: ignore[no-untyped-call]
+        return product(F.gelu(h_BTF, approximate="tanh"), weight_DF, bias_D, adapter)
+    y_BTD: Tensor = GeluLinear.apply(h_BTF, weight_DF, bias_D, recompute, later, *adapter)  # type: ignore[no-untyped-call]
     return y_BTD
 
 
@@ -135,38 +155,45 @@ class GeluLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, h_BTF: Tensor, weight_DF: Tensor, bias_D: Tensor | None, recompute: bool, later: Later | None
+        ctx: Any,
+        h_BTF: Tensor,
+        weight_DF: Tensor,
+        bias_D: Tensor | None,
+        recompute: bool,
+        later: Later | None,
+        *adapter: Any,
     ) -> Tensor:
         """See `gelu_linear_`."""
-        ctx.later, ctx.parameter = later, weight_DF
+        ctx.later, ctx.parameter, ctx.scale = later, weight_DF, adapter[-1]
         ctx.keeps = any(ctx.needs_input_grad) and not recompute and is_kept(h_BTF)
-        if ctx.keeps:
-            value_BTF = _gelu_and_slope(h_BTF, out_slope=h_BTF)
-            # As an alias: autograd takes an input for unchanged, and h has become the slope.
-            ctx.save_for_backward(value_BTF, weight_DF, h_BTF.detach())
-        else:
-            value_BTF = _gelu(h_BTF)
-            ctx.save_for_backward(h_BTF, weight_DF)
-        return F.linear(value_BTF, weight_DF, bias_D)
+        value_BTF = _gelu_and_slope(h_BTF, out_slope=h_BTF) if ctx.keeps else _gelu(h_BTF)
+        y_BTD = F.linear(value_BTF, weight_DF, bias_D)
+        u_NR = add_(y_BTD.flatten(0, -2), value_BTF.flatten(0, -2), Adapter(*adapter))
+        read = ctx.keeps and (ctx.needs_input_grad[1] or u_NR is not None)
+        # As an alias: autograd takes an input for unchanged, and h has become the slope.
+        kept_BTF = h_BTF.detach() if ctx.keeps else h_BTF
+        ctx.save_for_backward(value_BTF if read else None, kept_BTF, weight_DF, u_NR, *adapter[:-1])
+        return y_BTD
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
-        """The gradients of h, weight and bias."""
-        if ctx.keeps:
-            value_BTF, weight_DF, slope_BTF = ctx.saved_tensors
-        else:
-            h_BTF, weight_DF = ctx.saved_tensors
-            slope_BTF = torch.empty_like(h_BTF)
+    def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of h, weight, bias and adapter."""
+        value_BTF, slope_BTF, weight_DF, u_NR, a_RF, b_DR = ctx.saved_tensors
+        if not ctx.keeps:
+            h_BTF, slope_BTF = slope_BTF, torch.empty_like(slope_BTF)
             value_BTF = _gelu_and_slope(h_BTF, out_slope=slope_BTF)
-        d_y_ND = d_y_BTD.flatten(0, -2)
+        d_y_ND, value_NF = rows(d_y_BTD), rows(value_BTF)
         d_weight_DF = None
         if ctx.later is not None:
-            ctx.later.append((ctx.parameter, lambda: d_y_ND.t() @ apart(value_BTF.flatten(0, -2))))
-        else:
-            d_weight_DF = d_y_ND.t() @ apart(value_BTF.flatten(0, -2))
-        d_h_BTF = (d_y_ND @ apart(weight_DF)).view_as(slope_BTF).mul_(slope_BTF)
-        return d_h_BTF, d_weight_DF, d_y_ND.sum(0) if ctx.needs_input_grad[2] else None, None, None
+            ctx.later.append((ctx.parameter, lambda: d_y_ND.t() @ apart(value_NF)))
+        elif ctx.needs_input_grad[1]:
+            d_weight_DF = d_y_ND.t() @ apart(value_NF)
+        d_value_NF = d_y_ND @ apart(weight_DF)
+        d_adapter = backward_(d_y_ND, value_NF, u_NR, Adapter(a_RF, b_DR, ctx.scale), d_value_NF)
+        d_h_BTF = d_value_NF.view_as(slope_BTF).mul_(slope_BTF)
+        d_bias_D = d_y_ND.sum(0) if ctx.needs_input_grad[2] else None
+        return d_h_BTF, d_weight_DF, d_bias_D, None, None, *d_adapter, None
 
 
 def apart(matrix: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from codescent.models.adapter import NONE, Adapter, add_, backward_, product, rows
 from codescent.models.linear import Later, Linear, apart, is_kept
 
 # Shapes: N tokens, D hidden_dim, F ffn_dim; 2 is the gate g and what it lets through, u.
@@ -29,8 +30,11 @@ class GateUp(Linear):
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
         if torch.compiler.is_compiling():
-            return torch.stack([F.linear(x_BTI, matrix) for matrix in self.weight.unbind(1)])
-        h_2BTF: Tensor = GateUpProduct.apply(x_BTI, self.weight, self.later)  # type: ignore[no-untyped-call]
+            a_RI, b_F2R, scale = self.adapter
+            halves = [NONE] * 2 if b_F2R is None else [Adapter(a_RI, b_FR, scale) for b_FR in b_F2R.unbind(1)]
+            pairs = zip(self.weight.unbind(1), halves, strict=True)
+            return torch.stack([product(x_BTI, matrix, None, half) for matrix, half in pairs])
+        h_2BTF: Tensor = GateUpProduct.apply(x_BTI, self.weight, self.later, *self.adapter)  # type: ignore[no-untyped-call]
         return h_2BTF
 
 
@@ -46,45 +50,74 @@ class SwiGLUThenLinear(Linear):
         self.recompute = False
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
-        return swiglu_linear_(x_BTI, self.weight, self.recompute, self.later)
+        return swiglu_linear_(x_BTI, self.weight, self.recompute, self.later, self.adapter)
 
 
 class GateUpProduct(torch.autograd.Function):
     """Two products, each with every second row of the weight, and their gradients in its layout without a copy."""
 
     @staticmethod
-    def forward(ctx: Any, x_BTD: Tensor, weight_F2D: Tensor, later: Later | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        x_BTD: Tensor,
+        weight_F2D: Tensor,
+        later: Later | None,
+        a_RD: Tensor | None,
+        b_F2R: Tensor | None,
+        scale: float,
+    ) -> Tensor:
         """See `GateUp`."""
-        ctx.save_for_backward(x_BTD, weight_F2D)
-        ctx.later, ctx.parameter = later, weight_F2D
+        ctx.later, ctx.parameter, ctx.scale = later, weight_F2D, scale
         x_ND = x_BTD.flatten(0, -2)
         h_2NF = x_BTD.new_empty(2, len(x_ND), len(weight_F2D))
         for h_NF, weight_FD in zip(h_2NF, weight_F2D.unbind(1)):
             torch.mm(x_ND, weight_FD.t(), out=h_NF)
+        u_NR = None
+        if a_RD is not None and b_F2R is not None:
+            u_NR = x_ND @ a_RD.t()
+            for h_NF, b_FR in zip(h_2NF, b_F2R.unbind(1)):
+                h_NF.addmm_(u_NR, b_FR.t(), alpha=scale)
+        read = ctx.needs_input_grad[1] or u_NR is not None
+        ctx.save_for_backward(x_BTD if read else None, weight_F2D, u_NR, a_RD, b_F2R)
         return h_2NF.view(2, *x_BTD.shape[:-1], len(weight_F2D))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_h_2BTF: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        """The gradients of x and of the weight."""
-        x_BTD, weight_F2D = ctx.saved_tensors
-        d_h_2NF, x_ND = d_h_2BTF.flatten(1, -2), x_BTD.flatten(0, -2)
+    def backward(ctx: Any, d_h_2BTF: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of x, of the weight and of the adapter."""
+        x_BTD, weight_F2D, u_NR, a_RD, b_F2R = ctx.saved_tensors
+        d_h_2NF, x_ND = d_h_2BTF.flatten(1, -2), rows(x_BTD)
         d_x_ND = torch.mm(d_h_2NF[0], weight_F2D[:, 0]).addmm_(d_h_2NF[1], weight_F2D[:, 1])
+        d_a_RD, d_b_F2R = None, None
+        if u_NR is not None:
+            d_b_F2R = _by_rows(d_h_2NF, u_NR).mul_(ctx.scale)
+            d_u_NR = torch.mm(d_h_2NF[0], b_F2R[:, 0]).addmm_(d_h_2NF[1], b_F2R[:, 1]).mul_(ctx.scale)
+            d_a_RD = d_u_NR.t() @ x_ND
+            d_x_ND.addmm_(d_u_NR, a_RD)
+        d_weight_F2D = None
+        if ctx.later is not None:
+            ctx.later.append((ctx.parameter, lambda: _by_rows(d_h_2NF, x_ND)))
+        elif ctx.needs_input_grad[1]:
+            d_weight_F2D = _by_rows(d_h_2NF, x_ND)
+        return d_x_ND.view(*d_h_2BTF.shape[1:-1], -1), d_weight_F2D, None, d_a_RD, d_b_F2R, None
 
-        @torch.no_grad()  # it may be called later, outside of this pass
-        def d_weight() -> Tensor:
-            d_weight_F2D = torch.empty_like(weight_F2D)
-            for d_h_NF, d_weight_FD in zip(d_h_2NF, d_weight_F2D.unbind(1)):
-                torch.mm(d_h_NF.t(), x_ND, out=d_weight_FD)
-            return d_weight_F2D
 
-        if ctx.later is None:
-            return d_x_ND.view_as(x_BTD), d_weight(), None
-        ctx.later.append((ctx.parameter, d_weight))
-        return d_x_ND.view_as(x_BTD), None, None
+@torch.no_grad()  # it may be called outside of the backward pass
+def _by_rows(d_h_2NF: Tensor, x_ND: Tensor) -> Tensor:
+    """d_h[0]^T x and d_h[1]^T x, a channel's rows side by side: [F, 2, D]."""
+    out_F2D = x_ND.new_empty(d_h_2NF.shape[2], 2, x_ND.shape[1])
+    for d_h_NF, out_FD in zip(d_h_2NF, out_F2D.unbind(1)):
+        torch.mm(d_h_NF.t(), x_ND, out=out_FD)
+    return out_F2D
 
 
-def swiglu_linear_(h_2BTF: Tensor, weight_DF: Tensor, recompute: bool = False, later: Later | None = None) -> Tensor:
+def swiglu_linear_(
+    h_2BTF: Tensor,
+    weight_DF: Tensor,
+    recompute: bool = False,
+    later: Later | None = None,
+    adapter: Adapter = NONE,
+) -> Tensor:
     """(silu(h[0]) h[1]) weight^T: [B, T, D]. Nobody else may read h: its memory is used again.
 
     On a CPU the value is made together with its two slopes, while g and u are in the caches, and the slopes take the
@@ -96,10 +129,11 @@ def swiglu_linear_(h_2BTF: Tensor, weight_DF: Tensor, recompute: bool = False, l
         weight_DF: the matrix.
         recompute: keep h alone for the backward pass.
         later: see `Linear`.
+        adapter: beside the weight.
     """
     if torch.compiler.is_compiling() or (h_2BTF.device.type != "cpu" and not recompute and later is None):
-        return F.linear(F.silu(h_2BTF[0]) * h_2BTF[1], weight_DF)
-    y_BTD: Tensor = SwiGLULinear.apply(h_2BTF, weight_DF, recompute, later)  # type: ignore[no-untyped-call]
+        return product(F.silu(h_2BTF[0]) * h_2BTF[1], weight_DF, None, adapter)
+    y_BTD: Tensor = SwiGLULinear.apply(h_2BTF, weight_DF, recompute, later, *adapter)  # type: ignore[no-untyped-call]
     return y_BTD
 
 
@@ -107,37 +141,39 @@ class SwiGLULinear(torch.autograd.Function):
     """See `swiglu_linear_`."""
 
     @staticmethod
-    def forward(ctx: Any, h_2BTF: Tensor, weight_DF: Tensor, recompute: bool, later: Later | None) -> Tensor:
+    def forward(
+        ctx: Any, h_2BTF: Tensor, weight_DF: Tensor, recompute: bool, later: Later | None, *adapter: Any
+    ) -> Tensor:
         """See `swiglu_linear_`."""
-        ctx.later, ctx.parameter = later, weight_DF
+        ctx.later, ctx.parameter, ctx.scale = later, weight_DF, adapter[-1]
         ctx.keeps = any(ctx.needs_input_grad) and not recompute and is_kept(h_2BTF[0])
-        if ctx.keeps:
-            value_BTF = _value_and_slopes(h_2BTF, out_slopes=h_2BTF)
-            # As an alias: autograd takes an input for unchanged, and h has become the slopes.
-            ctx.save_for_backward(value_BTF, weight_DF, h_2BTF.detach())
-        else:
-            value_BTF = _value(h_2BTF)
-            ctx.save_for_backward(h_2BTF, weight_DF)
-        return F.linear(value_BTF, weight_DF)
+        value_BTF = _value_and_slopes(h_2BTF, out_slopes=h_2BTF) if ctx.keeps else _value(h_2BTF)
+        y_BTD = F.linear(value_BTF, weight_DF)
+        u_NR = add_(y_BTD.flatten(0, -2), value_BTF.flatten(0, -2), Adapter(*adapter))
+        read = ctx.keeps and (ctx.needs_input_grad[1] or u_NR is not None)
+        # As an alias: autograd takes an input for unchanged, and h has become the slopes.
+        kept_2BTF = h_2BTF.detach() if ctx.keeps else h_2BTF
+        ctx.save_for_backward(value_BTF if read else None, kept_2BTF, weight_DF, u_NR, *adapter[:-1])
+        return y_BTD
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        """The gradients of h and of the weight."""
-        if ctx.keeps:
-            value_BTF, weight_DF, slopes_2BTF = ctx.saved_tensors
-        else:
-            h_2BTF, weight_DF = ctx.saved_tensors
-            slopes_2BTF = torch.empty_like(h_2BTF)
+    def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of h, of the weight and of the adapter."""
+        value_BTF, slopes_2BTF, weight_DF, u_NR, a_RF, b_DR = ctx.saved_tensors
+        if not ctx.keeps:
+            h_2BTF, slopes_2BTF = slopes_2BTF, torch.empty_like(slopes_2BTF)
             value_BTF = _value_and_slopes(h_2BTF, out_slopes=slopes_2BTF)
-        d_y_ND = d_y_BTD.flatten(0, -2)
+        d_y_ND, value_NF = rows(d_y_BTD), rows(value_BTF)
         d_weight_DF = None
         if ctx.later is not None:
-            ctx.later.append((ctx.parameter, lambda: d_y_ND.t() @ apart(value_BTF.flatten(0, -2))))
-        else:
-            d_weight_DF = d_y_ND.t() @ apart(value_BTF.flatten(0, -2))
-        d_value_BTF = (d_y_ND @ apart(weight_DF)).view_as(value_BTF)
-        return slopes_2BTF * d_value_BTF, d_weight_DF, None, None
+            ctx.later.append((ctx.parameter, lambda: d_y_ND.t() @ apart(value_NF)))
+        elif ctx.needs_input_grad[1]:
+            d_weight_DF = d_y_ND.t() @ apart(value_NF)
+        d_value_NF = d_y_ND @ apart(weight_DF)
+        d_adapter = backward_(d_y_ND, value_NF, u_NR, Adapter(a_RF, b_DR, ctx.scale), d_value_NF)
+        d_h_2BTF = slopes_2BTF * d_value_NF.view_as(slopes_2BTF[0])
+        return d_h_2BTF, d_weight_DF, None, None, *d_adapter, None
 
 
 def _value(h_2BTF: Tensor) -> Tensor:

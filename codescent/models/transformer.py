@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from codescent.models.decoder import wanting_gradient
 from codescent.models.dropout import drop, sample_keys, site_keys
 from codescent.models.head import ScaledGradient, Vocabulary
 from codescent.models.linear import Later, Linear
@@ -188,7 +189,7 @@ class Transformer(nn.Module):
             target_BTD, _ = self.vocabulary.embed(self.target_tok.weight, target_BT, None)
             x_BXD = torch.cat((source_BSD, target_BTD), dim=1)
         positions_XD = torch.cat([self._positions(rows, x_BXD) for rows in self._rows_of_streams(x_BXD)])
-        return x_BXD * math.sqrt(self.shape.hidden_dim) + positions_XD, port_VD
+        return wanting_gradient(x_BXD) * math.sqrt(self.shape.hidden_dim) + positions_XD, port_VD
 
     def _positions(self, rows: Tensor, like: Tensor) -> Tensor:
         longest = max(self.shape.streams)

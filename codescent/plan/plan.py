@@ -80,6 +80,11 @@ class Plan:
         return sum(tensor.parameter.numel for tensor in self.tensors)
 
     @property
+    def trained(self) -> tuple[TensorPlan, ...]:
+        """The tensors that are updated: some at least."""
+        return tuple(tensor for tensor in self.tensors if tensor.parameter.trained)
+
+    @property
     def devices(self) -> int:
         """Devices that each rank computes on."""
         return max((record.devices for record in self.traffic), default=1)

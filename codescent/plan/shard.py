@@ -34,6 +34,9 @@ class Role(StrEnum):
     BIAS_ROW = "bias_row"  # bias of a ROW matrix, added once, after the sum; or of one that is whole
     WHOLE = "whole"  # a matrix that no rank has a part of (head.dense)
     LOGITS = "logits"  # a head of few outputs, whole on every rank: those of all positions are wanted together
+    ADAPTER = "adapter"  # of an adapter's two matrices the one that is whole: each rank makes a part of its gradient
+    ADAPTER_COLUMN = "adapter_column"  # the one behind, beside a COLUMN matrix: split with its outputs
+    ADAPTER_ROW = "adapter_row"  # the one in front, beside a ROW matrix: split with its inputs
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Parameter:
     `std` is the standard deviation of its initial values; `mean` their mean (a constant where std is 0).
     `depths` are the places of the forward pass that read it: 0 the embedding, 1 to L the blocks, L + 1 the head.
     `stream`: of which of a sample's sequences (`Work.streams`) it reads the positions; None: of all.
+    `trained`: whether it is updated; of one that is not there is no gradient, no optimizer state and no master copy.
     """
 
     name: str
@@ -52,6 +56,7 @@ class Parameter:
     mean: float = 0.0
     depths: tuple[int, ...] = (0,)
     stream: int | None = None
+    trained: bool = True
 
     @property
     def decay(self) -> bool:
@@ -145,11 +150,15 @@ class TensorPlan:
 
     def gradients_bytes(self, mesh: Mesh) -> int:
         """Bytes of the gradients, on the fullest rank, with the copy in which they travel if there is one."""
+        if not self.parameter.trained:
+            return 0
         per_element = DTYPE_BYTES[self.gradient_dtype] + (DTYPE_BYTES[self.bucket_dtype] if self.bucket_dtype else 0)
         return self.gradients.numel(self.parameter.shape, mesh) * per_element
 
     def optimizer_bytes(self, mesh: Mesh) -> int:
         """Bytes of the optimizer's state and of the master copy, on the fullest rank."""
+        if not self.parameter.trained:
+            return 0
         per_element = self.optimizer_tensors * DTYPE_BYTES[self.optimizer_dtype]
         if self.master_dtype:
             per_element += DTYPE_BYTES[self.master_dtype]

@@ -119,7 +119,7 @@ class Pipeline:
         """A tensor is on the stages whose depths read it, as the schedule says. Where these are several, each knows a
         part of its gradient."""
         stages = self._stages(tensor, ask)
-        if len(stages) == 1:
+        if len(stages) == 1 or not tensor.parameter.trained:
             return tensor
         axis = "pp" if len(stages) == ask.mesh.pp else f"pp[{','.join(map(str, stages))}]"
         return replace(tensor, partial=(*tensor.partial, axis))
@@ -180,7 +180,7 @@ class Pipeline:
         if here.plan.mesh.degree(self.axis) > 1 and self.name == "zero-bubble":
             later: list[Any] = []
             for layer in part.modules():
-                if hasattr(layer, "later"):
+                if hasattr(layer, "later") and getattr(getattr(layer, "weight", None), "requires_grad", True):
                     cast(PuttingOff, layer).later = later
 
     def gradients(self, parts: Sequence[torch.nn.Module], here: Here) -> Gradients | None:

@@ -83,7 +83,7 @@ class Replicate:
             return
         dtype = self.wire_dtype(plan.work.precision)
         for stage in range(plan.mesh.pp):
-            numels = _numels(plan.held_by(stage), plan.mesh)
+            numels = _numels([tensor for tensor in plan.held_by(stage) if tensor.parameter.trained], plan.mesh)
             for number, bucket in enumerate(buckets(numels, self.options.bucket_bytes, dtype)):
                 yield Traffic(
                     collective=Collective.ALL_REDUCE,
@@ -105,12 +105,12 @@ class Replicate:
             return None
         from codescent.strategies.buckets import BucketedGradients  # noqa: PLC0415 - keeps torch out of planning
 
-        wire_dtype, tensors, mesh = self.wire_dtype(here.plan.work.precision), here.tensors, here.plan.mesh
+        wire_dtype, mesh = self.wire_dtype(here.plan.work.precision), here.plan.mesh
         return BucketedGradients(
-            [parameter for part in parts for parameter in part.parameters()],
-            buckets(_numels(tensors, mesh), self.options.bucket_bytes, wire_dtype),
+            [parameter for part in parts for parameter in part.parameters() if parameter.requires_grad],
+            buckets(_numels(here.trained, mesh), self.options.bucket_bytes, wire_dtype),
             wire_dtype,
-            tensors[0].gradient_dtype,
+            here.plan.trained[0].gradient_dtype,
             here.groups.get(copies(mesh)),
         )
 

@@ -38,11 +38,17 @@ def shard_(module: nn.Module, here: Here, *, stage: int, wire_dtype: str) -> Non
     place = _memory(here, mesh.device_type)
     assert isinstance(module.blocks, nn.ModuleDict)
     blocks = list(module.blocks.values())
+    # What is not trained has neither gradients nor state to divide: below stage 3 every rank has it as it is.
+    left = {parameter for parameter in module.parameters() if stage < 3 and not parameter.requires_grad}
     for block in blocks:
         # Backward begins with the last block: to free its weights would be to gather them again at once.
         free = stage == 3 and block is not blocks[-1]
-        fully_shard(block, mesh=mesh, reshard_after_forward=free, mp_policy=policy, offload_policy=place)
-    fully_shard(module, mesh=mesh, reshard_after_forward=False, mp_policy=policy, offload_policy=place)
+        fully_shard(
+            block, mesh=mesh, reshard_after_forward=free, mp_policy=policy, offload_policy=place, ignored_params=left
+        )
+    fully_shard(
+        module, mesh=mesh, reshard_after_forward=False, mp_policy=policy, offload_policy=place, ignored_params=left
+    )
     for unit in _units(module):
         # Gradients are sums over the global batch (the loss is divided by its tokens before): no mean over ranks.
         unit.set_gradient_divide_factor(1.0)
@@ -67,9 +73,9 @@ def _exchange_beside_computation(module: nn.Module, blocks: Sequence[nn.Module],
 
 
 def _own_parameters(unit: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """Those that no other unit inside this one has."""
+    """Those that are trained, and that no other unit inside this one has."""
     inside = {parameter for block in blocks if block is not unit for parameter in block.parameters()}
-    return [parameter for parameter in unit.parameters() if parameter not in inside]
+    return [parameter for parameter in unit.parameters() if parameter.requires_grad and parameter not in inside]
 
 
 def _memory(here: Here, device: str) -> OffloadPolicy:
@@ -134,7 +140,7 @@ class ShardedGradients:
 
     def __init__(self, parts: Sequence[nn.Module], stage: int) -> None:
         self.parts = [cast(FSDPModule, part) for part in parts]
-        self.parameters = [parameter for part in parts for parameter in part.parameters()]
+        self.parameters = [p for part in parts for p in part.parameters() if p.requires_grad]
         self.stage = stage
         self.roads: list[Road] = [cast(Any, part).road for part in parts if hasattr(part, "road")]
         for part in parts if self.roads else ():

@@ -54,6 +54,11 @@ class Here:
         """Those of this rank's pipeline stage."""
         return self.plan.held_by(self.coordinates["pp"])
 
+    @property
+    def trained(self) -> tuple[TensorPlan, ...]:
+        """Those of them that are updated; none perhaps, where the stage has the head alone and that is not trained."""
+        return tuple(tensor for tensor in self.tensors if tensor.parameter.trained)
+
 
 class Gradients(Protocol):
     """The gradients of a step on their way from backward to the optimizer."""
@@ -65,7 +70,7 @@ class Gradients(Protocol):
         """The REDUCE verb: returns when the gradients are sums over all the ranks that know a part of them."""
 
     def collect(self) -> Sequence[torch.Tensor]:
-        """The gradients of what this rank holds, one per tensor of its stage, in the plan's order; valid after
+        """The gradients of what this rank holds, one per trained tensor of its stage, in the plan's order; valid after
         `reduce`."""
 
     def release(self) -> None:

@@ -29,7 +29,14 @@ from codescent.strategies.strategy import Ask, Gradients, Here
 if TYPE_CHECKING:
     import torch
 
-DIM: Mapping[Role, int] = {Role.COLUMN: 0, Role.BIAS_COLUMN: 0, Role.VOCAB: 0, Role.ROW: 1}
+DIM: Mapping[Role, int] = {
+    Role.COLUMN: 0,
+    Role.BIAS_COLUMN: 0,
+    Role.VOCAB: 0,
+    Role.ADAPTER_COLUMN: 0,
+    Role.ROW: 1,
+    Role.ADAPTER_ROW: 1,
+}
 """The dim that is divided, by role; the others are whole on every rank."""
 
 
@@ -89,12 +96,15 @@ class Tensor:
         return work.streams or (work.seq_len,)
 
     def place(self, tensor: TensorPlan, ask: Ask) -> TensorPlan:
-        """By role. What is whole on every rank is read with a part of the sequence, and its gradient is a part too."""
+        """By role. What is whole on every rank is read with a part of the sequence, and its gradient is a part too; of
+        an adapter's matrix that is whole it is anyway, since the other one is divided."""
         if ask.mesh.degree(self.axis) == 1:
             return tensor
         dim = DIM.get(tensor.parameter.role)
         if dim is None:
-            return replace(tensor, partial=(*tensor.partial, self.axis)) if self.splits else tensor
+            parted = self.splits or tensor.parameter.role is Role.ADAPTER
+            partial = parted and tensor.parameter.trained
+            return replace(tensor, partial=(*tensor.partial, self.axis)) if partial else tensor
         shard = Placement({**tensor.weights.shards, self.axis: dim})
         return replace(tensor, weights=shard, gradients=shard, optimizer=shard)
 
@@ -146,13 +156,14 @@ class Tensor:
             of_stream = [parameter for parameter in held if parameter.stream == stream]
             roles = [parameter.role for parameter in of_stream]
             columns, rows = roles.count(Role.COLUMN), roles.count(Role.ROW)
-            embeds = sum(0 in depths and 0 in p.depths and p.role is Role.VOCAB for p in of_stream)
+            embeddings = [p for p in of_stream if 0 in depths and 0 in p.depths and p.role is Role.VOCAB]
+            embeds, learning = len(embeddings), sum(p.trained for p in embeddings)
             ends = self._heads(plan, stage, depths) if stream == last else 0
             found = {
                 (forward, into, "inputs of matrices divided by columns"): columns + ends,
                 (forward, out, "outputs of matrices divided by rows"): rows + embeds,
                 (backward, out, "gradients of inputs"): columns + (0 if self._some_rows(plan) else ends),
-                (backward, into, "gradients of outputs"): rows + embeds,
+                (backward, into, "gradients of outputs"): rows + learning,
                 (backward, into, "inputs, made again"): columns if full else 0,
                 (backward, out, "outputs, made again"): self._again(plan, held, stream) if full else 0,
             }
@@ -236,7 +247,7 @@ class Tensor:
             layer = cast(Any, part.get_submodule(owner))
             sizes = tensor.optimizer.without("dp_shard").sizes(tensor.parameter.shape, plan.mesh, here.rank)
             if sizes != tuple(parameter.shape):
-                setattr(layer, leaf, torch.nn.Parameter(parameter.new_empty(sizes)))
+                setattr(layer, leaf, torch.nn.Parameter(parameter.new_empty(sizes), parameter.requires_grad))
             if tensor.parameter.role is Role.COLUMN:
                 layer.before = before
                 layer.first_output = index * -(-tensor.parameter.shape[0] // degree)

@@ -84,10 +84,13 @@ class Zero:
 
     def place(self, tensor: TensorPlan, ask: Ask) -> TensorPlan:
         """Shards of the first dim, as torch.chunk cuts it. The wide shards that the optimizer updates are the weights
-        in stage 3; below it they are masters beside the weights that forward and backward read."""
+        in stage 3; below it they are masters beside the weights that forward and backward read. Of what is not trained
+        there are only weights: they are divided in stage 3, in their own dtype."""
         if ask.mesh.degree(self.axis) == 1:
             return tensor
         shard = Placement({**tensor.optimizer.shards, self.axis: 0})  # of what the axes before have left
+        if not tensor.parameter.trained:
+            return replace(tensor, weights=shard, gradients=shard, optimizer=shard) if self.stage == 3 else tensor
         master_dtype = tensor.optimizer_dtype
         if self.stage == 3:
             tensor = replace(tensor, weight_dtype=master_dtype, master_dtype="", weights=shard)
@@ -109,24 +112,39 @@ class Zero:
             return
         for stage in range(plan.mesh.pp):
             for chunk, part in enumerate(plan.schedule.parts(stage)):
-                numels = units(plan.tensors, part, plan.mesh, plan.work.num_layers)
-                yield from self._of_chunk(plan, stage, chunk, {u: numel for u, numel in numels.items() if numel})
+                gathered = [tensor for tensor in plan.tensors if self.axis in tensor.optimizer.shards]
+                yield from self._of_chunk(
+                    plan,
+                    stage,
+                    chunk,
+                    self._travelling(gathered, part, plan),
+                    self._travelling(plan.trained, part, plan),
+                )
 
-    def _of_chunk(self, plan: Plan, stage: int, chunk: int, numels: dict[int, int]) -> Iterator[Traffic]:
+    def _travelling(self, tensors: Sequence[TensorPlan], part: range, plan: Plan) -> dict[int, int]:
+        """Elements of each unit of a chunk that has any of these tensors."""
+        numels = units(tensors, part, plan.mesh, plan.work.num_layers)
+        return {unit: numel for unit, numel in numels.items() if numel}
+
+    def _of_chunk(
+        self, plan: Plan, stage: int, chunk: int, gathered: dict[int, int], reduced: dict[int, int]
+    ) -> Iterator[Traffic]:
         at = stage if plan.mesh.pp > 1 else None
-        last = list(numels)[-1]
+        last = max(gathered, default=ROOT)
         from_host, wide = plan.tensors[0].gathered_from is Memory.HOST, WIDE[plan.work.precision]
         dtype = plan.work.precision
-        for unit, numel in numels.items():
+        for unit, numel in gathered.items():
             for verb, times in self._gathers(plan, stage, chunk, freed=unit not in (ROOT, last)).items():
                 payload_bytes, what = numel * DTYPE_BYTES[dtype], f"weights of {_named(unit)}"
                 yield Traffic(Collective.ALL_GATHER, self.axis, payload_bytes, dtype, verb, verb, what, times, at)
                 if from_host:
-                    part_bytes, what = numel // plan.mesh.dp_shard * DTYPE_BYTES[wide], f"{what}, to the device"
+                    learning = reduced.get(unit, 0)  # in the dtype of the optimizer; the others as they are read
+                    whole_bytes = learning * DTYPE_BYTES[wide] + (numel - learning) * DTYPE_BYTES[dtype]
+                    part_bytes, what = whole_bytes // plan.mesh.dp_shard, f"{what}, to the device"
                     yield Traffic(Collective.COPY, "", part_bytes, wide, verb, verb, what, times, at)
         dtype, verb = self.wire_dtype(plan.work), Verb.BACKWARD
         times = 1 if self.stage == 1 else plan.work.num_microbatches
-        for unit, numel in reversed(numels.items()):
+        for unit, numel in reversed(reduced.items()):
             payload_bytes, what = numel * DTYPE_BYTES[dtype], f"gradients of {_named(unit)}"
             yield Traffic(Collective.REDUCE_SCATTER, self.axis, payload_bytes, dtype, verb, verb, what, times, at)
             if plan.mesh.degree(copies(plan.mesh)) > 1:

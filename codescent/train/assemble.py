@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from codescent import models
-from codescent.build import chosen, model_shape
+from codescent.build import adapters, chosen, model_shape
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
 from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan, Verb
@@ -53,11 +53,12 @@ def assemble(
         UserError: the corpus is too short for a batch, or a lever that is asked for is not available.
     """
     shape = model_shape(config, dataset.vocab_size)
+    lora = adapters(config, shape)
     strategies, here = chosen(config.parallel), Here(plan, world.place.rank, world.groups)
     parts = []
     for depths in plan.schedule.parts(world.stage):
-        part = models.construct(plan.work.kind, shape, config.train.head_chunk_tokens, "meta", depths)
-        part.to(TORCH_DTYPE[WIDE[config.train.precision]])
+        part = models.construct(plan.work.kind, shape, config.train.head_chunk_tokens, "meta", depths, lora)
+        _widen(part, config.train.precision)
         for strategy in strategies:
             strategy.divide(part, here)
         parts.append(_with_memory(part, here.tensors[0], world.device))
@@ -71,6 +72,13 @@ def assemble(
     loader = _loader(config, plan, world, dataset, first_step)
     executor = Executor(plan, world, parts, gradients, optimizer, loader, config.run.seed, stop.wished)
     return Trainer(executor, parts, optimizer, loader)
+
+
+def _widen(part: nn.Module, precision: str) -> None:
+    """Parameters, on the meta device, in the dtype of the optimizer; those that it does not update in that of the
+    arithmetic."""
+    for parameter in part.parameters():
+        parameter.data = parameter.data.to(TORCH_DTYPE[WIDE[precision] if parameter.requires_grad else precision])
 
 
 def _with_memory(part: nn.Module, like: TensorPlan, device: torch.device) -> nn.Module:
@@ -95,9 +103,10 @@ def _initialise(parts: list[nn.Module], config: Config, here: Here, *, replaced:
     """
     parameters = {name: _local(tensor) for part in parts for name, tensor in part.named_parameters()}
     assert list(parameters) == [tensor.parameter.name for tensor in here.tensors], "other parameters than the plan's"
-    weights = {t.parameter.name: _weight(t, parameters[t.parameter.name], here) for t in here.tensors}
+    weights = {t.parameter.name: _weight(t, parameters[t.parameter.name], here) for t in here.trained}
     masters = {name: weight.master for name, weight in weights.items()}
-    held = [(t.parameter, masters[t.parameter.name], _slices(t, here)) for t in here.tensors]
+    read = parameters | masters
+    held = [(t.parameter, read[t.parameter.name], _slices(t, here)) for t in here.tensors]
     begin_(config, held, replaced=replaced)
     for weight in weights.values():
         if weight.apart:
@@ -107,6 +116,8 @@ def _initialise(parts: list[nn.Module], config: Config, here: Here, *, replaced:
         if narrowed and not here.tensors[0].apart:
             part.to(TORCH_DTYPE[config.train.precision])
             for name, tensor in part.named_parameters():
+                if name not in masters:
+                    continue
                 if tensor.dtype == masters[name].dtype:
                     weights[name] = replace(weights[name], tensor=tensor, master=tensor)
                 else:
@@ -143,8 +154,8 @@ def _weight(tensor: TensorPlan, held: torch.Tensor, here: Here) -> Weight:
 def _gradients(parts: list[nn.Module], strategies: list[Strategy], here: Here) -> Gradients:
     """The one strategy that looks after gradients in this layout; where ranks know parts of them, with their sums."""
     (owner,) = (found for strategy in strategies if (found := strategy.gradients(parts, here)) is not None)
-    for axis in dict.fromkeys(axis for tensor in here.tensors for axis in tensor.partial):
-        indices = [number for number, tensor in enumerate(here.tensors) if axis in tensor.partial]
+    for axis in dict.fromkeys(axis for tensor in here.trained for axis in tensor.partial):
+        indices = [number for number, tensor in enumerate(here.trained) if axis in tensor.partial]
         owner = SummedGradients(owner, indices, here.groups[axis])
     return owner
 

@@ -289,7 +289,7 @@ class Executor:
     def _backward_input(self, instruction: Instruction) -> None:
         """The chain of activations' gradients; the products of the linear layers' weights put themselves off."""
         chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
-        weights = list(chunk.part.parameters())
+        weights = [weight for weight in chunk.part.parameters() if weight.requires_grad]
         wanted = weights if chunk.part.embeds else [chunk.inputs.pop(number), *weights]
         found = list(
             torch.autograd.grad(
@@ -311,7 +311,8 @@ class Executor:
         chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
         made, later = chunk.put_off.pop(number)
         self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk)
-        torch.autograd.backward([weight for weight, _ in made], [gradient for _, gradient in made])
+        if made:
+            torch.autograd.backward([weight for weight, _ in made], [gradient for _, gradient in made])
         for weight, make in later:  # one after the other: what is complete leaves while the next is made
             torch.autograd.backward([weight], [make()])
 

@@ -125,10 +125,10 @@ class Optimizer:
         self.exchange = Exchange(self.weights, [unit.indices for unit in self.units]) if self._apart() else None
         decayed = [m for w, m in zip(self.weights, self.masters, strict=True) if w.decay]
         plain = [m for w, m in zip(self.weights, self.masters, strict=True) if not w.decay]
-        groups = [
+        groups: list[dict[str, object]] = [
             {"params": params, "weight_decay": decay}
             for params, decay in ((decayed, config.weight_decay), (plain, 0.0))
-            if params
+            if params or not self.masters  # torch wants a group, be it empty: a stage may have nothing to train
         ]
         self.torch = _torch_optimizer(groups, config)
         self._allocate_state()
