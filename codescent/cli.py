@@ -194,6 +194,9 @@ def _export_arguments(export: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="largest file of tensors (default 5 GB)",
     )
+    export.add_argument(
+        "--adapters", action="store_true", help="of a run with lora.rank: the adapters alone (default: merged weights)"
+    )
 
 
 def _import_arguments(verb: argparse.ArgumentParser) -> None:
@@ -446,6 +449,7 @@ def _export(arguments: argparse.Namespace) -> int:
         step=arguments.step,
         dtype=arguments.dtype,
         max_shard_bytes=arguments.max_shard_bytes,
+        as_adapters=arguments.adapters,
     ):
         print(line)
     return 0

@@ -66,6 +66,8 @@ TextOrPath = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check
 FolderName = Annotated[str, AfterValidator(_check_folder_name)]
 Tokenizer = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text), AfterValidator(_check_tokenizer)]
 Folder = Annotated[Path, BeforeValidator(_to_path), AfterValidator(_check_path)]
+FolderFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]
+"""Kept so that a run finds it again, wherever the next command is given."""
 
 
 class Section(BaseModel):
@@ -104,7 +106,7 @@ class Model(Section):
         "llama3.1-70b, llama3.1-405b, transformer-base, transformer-big, bert-base-uncased or bert-large-uncased; or "
         "llama-tiny; auto: none, sizes are given here",
     )
-    weights: Folder | None = Field(
+    weights: FolderFromAnywhere | None = Field(
         None,
         description="local Hugging Face folder whose weights training begins with (gpt2, llama, bert); auto: none, "
         "they are drawn from run.seed",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ from codescent.build import build
 from codescent.config import Config, Data, Model, Run
 from codescent.configfile import DEFAULT, Resolved, to_toml
 from codescent.data.bpe import LibraryTokenizer
+from codescent.datasets import task_of
 from codescent.durable import sync_folder, write_synced
 from codescent.errors import UserError
-from codescent.huggingface import KINDS
+from codescent.huggingface import KINDS, peft
 from codescent.huggingface.correspond import Part
 from codescent.huggingface.folder import CONFIG, DTYPES, Folder, open_folder, parts_of
 from codescent.huggingface.kind import Kind
@@ -31,9 +33,9 @@ from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
 from codescent.huggingface.write import Shard, shards, write_weights
 from codescent.plan import Parameter
 from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
-from codescent.train.checkpoint import Checkpoints, TensorReader
+from codescent.train.checkpoint import Checkpoints
 from codescent.train.piece import Promise
-from codescent.trained import Trained, find
+from codescent.trained import Trained, Values, find
 
 _TORCH_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _OF_RUN = ("run.name", "run.folder")  # told by the path of the run that is made
@@ -48,6 +50,7 @@ def export_run(
     step: int | None = None,
     dtype: str | None = None,
     max_shard_bytes: int = 5_000_000_000,
+    as_adapters: bool = False,
 ) -> list[str]:
     """Write a trained model as a folder that `transformers` loads, from a checkpoint of any layout, block by block.
 
@@ -58,6 +61,8 @@ def export_run(
         step: the checkpoint of this step.
         dtype: fp64, fp32, bf16 or fp16; None: the run's precision.
         max_shard_bytes: tensors are divided into files of at most so many bytes; a larger one is a file of its own.
+        as_adapters: write what was trained alone, as a folder that `peft` loads beside the weights it was trained
+            beside; else adapters are merged.
 
     Returns:
         What was done, in lines.
@@ -71,26 +76,54 @@ def export_run(
     trained = find(run, best=best, step=step)
     if trained.kind not in KINDS:
         raise UserError(f'{run}: model.kind = "{trained.kind}": models that are exported are {", ".join(KINDS)}')
+    if as_adapters:
+        return _export_adapters(trained, folder, dtype or trained.config.train.precision)
     kind, shape = KINDS[trained.kind], trained.shape
-    reader = TensorReader(trained.saved.path, [f"model.{parameter.name}" for parameter in trained.declared])
-    if problems := trained.misfits({p.name: reader.shape(f"model.{p.name}") for p in trained.declared}):
-        raise UserError(*problems)
+    values = Values(trained)
     parts = [part for of_one in parts_of(kind, shape).values() for part in of_one]
     dtype = dtype or trained.config.train.precision
     files = shards(parts, _CODES[dtype], max_shard_bytes)
     texts, ends = _texts(trained)
     texts = {CONFIG: json.dumps(_settings(kind, shape, dtype, ends), indent=2) + "\n", **texts}
     with _whole(folder, sum(shard.size_bytes for shard in files)) as making:
-        _write(making, files, _CODES[dtype], reader, trained)
+        _write(making, files, _CODES[dtype], values, trained)
         for name, text in texts.items():
             write_synced(making / name, text)
     return _exported(folder, trained, files, parts, dtype, texts)
 
 
-def _write(making: Path, files: list[Shard], dtype: str, reader: TensorReader, trained: Trained) -> None:
+def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
+    """Write what was trained as a folder of `peft`."""
+    lora, base, run = trained.lora, trained.config.model.weights, trained.folder.path
+    if lora is None:
+        raise UserError(f"{run}: has no adapters (lora.rank is not set); leave --adapters out")
+    if base is None:
+        raise UserError(
+            f"{run}: --adapters: they stand beside weights that were drawn, which nobody else has; leave it out: "
+            "merged weights are written"
+        )
+    kind, shape = KINDS[trained.kind], trained.shape
+    parts = peft.parts(kind, shape, lora)
+    size = sum(math.prod(part.shape) for part in parts) * TORCH_DTYPES[_CODES[dtype]].itemsize
+    values, file = Values(trained), Shard(peft.ADAPTER_WEIGHTS, tuple(parts), size)
+    texts, _ = _texts(trained)
+    texts = {peft.ADAPTER_CONFIG: peft.settings(kind, shape, lora, task_of(trained.config), base), **texts}
+    with _whole(folder, size) as making:
+        write_weights(making, [file], _CODES[dtype], values.held, frozenset())
+        for name, text in texts.items():
+            write_synced(making / name, text)
+    return [
+        f"step {trained.saved.step} of {run}: adapters of rank {lora.rank}: {len(parts)} tensors, {size:,} bytes "
+        f"({dtype})",
+        f"to be loaded beside {base}",
+        str(folder),
+    ]
+
+
+def _write(making: Path, files: list[Shard], dtype: str, values: Values, trained: Trained) -> None:
     there = {parameter.name for parameter in trained.declared}
     absent = {part.parameter.name for shard in files for part in shard.parts} - there
-    write_weights(making, files, dtype, lambda name, at: reader.box(f"model.{name}", at), frozenset(absent))
+    write_weights(making, files, dtype, values.box, frozenset(absent))
 
 
 def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, int | None]]:

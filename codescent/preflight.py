@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from codescent import models
-from codescent.build import build, model_shape
+from codescent.build import adapters, build, model_shape
 from codescent.config import Config
 from codescent.data.samples import AnyDataset
 from codescent.datasets import known_vocab_size, misfits, opened, prepare_dataset, task_of
@@ -22,6 +22,7 @@ DECIDING: dict[str, tuple[str, ...]] = {
     "run": ("seed",),
     "data": ("corpus", "tokenizer", "validation_fraction", "text_key"),
     "train": ("global_batch_size", "precision"),
+    "lora": ("rank", "alpha", "targets", "whole"),
 }
 """Keys that decide the losses of a run's steps; of [model] and [optimizer] all but FREE do."""
 
@@ -92,22 +93,32 @@ def check(config: Config, world_size: int, *, resume: bool) -> None:
         RunFolder.refuse_taken(path)
     dataset = opened(config, prepare_dataset(config, progress=True))
     plan = plan_with(config, dataset, world_size)
-    if folder is None:
-        check_weights(config, dataset)
+    check_weights(config, dataset, resume=resume)
     if folder is not None:
         check_same_trajectory(folder, config, plan)
 
 
-def check_weights(config: Config, dataset: AnyDataset) -> None:
-    """Refuse a folder of weights that a new run cannot begin with.
+def check_weights(config: Config, dataset: AnyDataset, *, resume: bool) -> None:
+    """Refuse a folder of weights that a run cannot begin with; one that goes on reads it where it has adapters alone.
 
     Raises:
-        UserError: what is wrong with the folder, every size of the model that is not its model's, another tokenizer.
+        UserError: what is wrong with the folder, every size of the model that is not its model's, another tokenizer;
+            parameters that it has not, and that are not trained.
     """
-    if config.model.weights is not None:
-        shape = model_shape(config, dataset.vocab_size)
-        kind = models.kind_of(config.model.kind, config.model.preset)
-        fit.refuse(config.model.weights, kind, shape, dataset.tokenizer_text, config.data.tokenizer)
+    path = config.model.weights
+    if path is None or (resume and config.lora.rank is None):
+        return
+    shape = model_shape(config, dataset.vocab_size)
+    kind = models.kind_of(config.model.kind, config.model.preset)
+    folder = fit.fitting(path, kind, shape, dataset.tokenizer_text, config.data.tokenizer)
+    declared = models.parameters_of(kind, shape, adapters(config, shape))
+    drawn = [parameter.name for parameter in declared if not (parameter.trained or folder.has(parameter))]
+    if drawn:
+        layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in drawn))
+        raise UserError(
+            f"model.weights = {path}: has no {', '.join(drawn)}, which with lora.rank would stay as drawn; add "
+            f"{layers} to lora.whole"
+        )
 
 
 def check_same_trajectory(folder: RunFolder, now: Config, plan: Plan) -> None:

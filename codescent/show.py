@@ -37,7 +37,7 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
             f"{work.vocab_size:,}",
         ),
         *([("data", "synthetic: random numbers, to measure with; the loss says nothing")] if work.synthetic else []),
-        ("parameters", f"{plan.num_parameters:,}"),
+        ("parameters", f"{plan.num_parameters:,}{_trained(plan)}"),
         ("mesh", " x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES) + f" = {mesh.world_size} rank(s)"),
         (
             "batch",
@@ -53,19 +53,26 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("program", "\n".join(_program(plan))),
         ("precision", _precision(plan)),
         ("weights, per rank", _bytes(state.weights_bytes) + _where(plan.tensors[0].weights_in)),
-        ("gradients, per rank", _bytes(state.gradients_bytes) + _where(plan.tensors[0].gradients_in)),
-        ("optimizer, per rank", _bytes(state.optimizer_bytes) + _where(plan.tensors[0].optimizer_in)),
+        ("gradients, per rank", _bytes(state.gradients_bytes) + _where(plan.trained[0].gradients_in)),
+        ("optimizer, per rank", _bytes(state.optimizer_bytes) + _where(plan.trained[0].optimizer_in)),
         ("together, per rank", _together(state, fullest)),
         ("traffic per step", "\n".join(_traffic(plan)) or "none: one rank"),
         (
             "FLOPs per step, 6 N",
-            f"{flops.dense_flops:.4g} (6 x parameters in products x {'positions' if work.streams else 'tokens'})",
+            f"{flops.dense_flops:.4g} (6 x parameters in products x {'positions' if work.streams else 'tokens'}"
+            f"{', 4 x those that are not trained' if len(plan.trained) < len(plan.tensors) else ''})",
         ),
         (
             "FLOPs per step, 6 N + attention",
             f"{flops.total_flops:.4g} (and 12 x {pairs}; metrics and MFU use this one)",
         ),
     ]
+
+
+def _trained(plan: Plan) -> str:
+    """How many of the parameters are, where not all are."""
+    numel = sum(tensor.parameter.numel for tensor in plan.trained)
+    return "" if numel == plan.num_parameters else f", {numel:,} of them trained ({numel / plan.num_parameters:.2%})"
 
 
 def _stages(plan: Plan) -> Iterator[str]:
@@ -166,7 +173,7 @@ def _program(plan: Plan) -> Iterator[str]:
 
 
 def _precision(plan: Plan) -> str:
-    tensor = plan.tensors[0]
+    tensor = plan.trained[0]
     arithmetic = "" if tensor.weight_dtype == plan.work.precision else f"{plan.work.precision} arithmetic, "
     master = f", {tensor.master_dtype} master weights" if tensor.master_dtype else ""
     return (

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from codescent.cost.compute import weight_share
 from codescent.cost.simulate import Costs, Seconds, Simulation, Span, simulate
 from codescent.durable import replace_file
 from codescent.errors import UserError
@@ -61,14 +62,17 @@ def refusals(path: Path) -> Iterator[str]:
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
-    """Draw one step of a plan to `path`, at `Costs()`.
+    """Draw one step of a plan to `path`, at `Costs()`, where all is trained; else with a smaller weight part.
 
     Raises:
         UserError: what `refusals` says, or what the file system does.
     """
     stages, microbatches = len(plan.schedule.programs), plan.work.num_microbatches
     title = f"{plan.work.kind}: pipeline stages {stages}, micro-batches {microbatches}"
-    write_timeline(plan.schedule, title, path)
+    share = weight_share(plan)
+    usual = Costs()
+    costs = dataclasses.replace(usual, backward_s=1.0 + share, backward_weight_s=share) if share < 1 else usual
+    write_timeline(plan.schedule, title, path, costs)
 
 
 def write_timeline(schedule: Schedule, title: str, path: Path, costs: Costs | None = None) -> None:

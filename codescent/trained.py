@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from codescent import models
-from codescent.build import model_shape
+from codescent.build import adapters, model_shape
 from codescent.config import Config
 from codescent.configfile import load
 from codescent.data.samples import AnyDataset
@@ -19,9 +19,15 @@ from codescent.data.tokenizers import Tokenizer
 from codescent.data.tokenizers import load as load_tokenizer
 from codescent.datasets import opened, prepare_dataset
 from codescent.errors import UserError
-from codescent.plan import Parameter, Plan
+from codescent.models import lora_shape
+from codescent.models.lora_shape import Lora
+from codescent.plan import WIDE, Parameter, Plan
 from codescent.record import CONFIG, RunFolder
-from codescent.train.checkpoint import Checkpoints, Saved, read_tensors
+from codescent.strategies.buckets import TORCH_DTYPE
+from codescent.train.checkpoint import Checkpoints, Saved, TensorReader
+from codescent.train.initial import Beginning
+
+Slices = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
@@ -49,17 +55,81 @@ class Trained:
 
     @cached_property
     def declared(self) -> tuple[Parameter, ...]:
-        """Its parameters; the checkpoint has each as "model.NAME"."""
+        """Its parameters, without adapters."""
         return models.parameters_of(self.kind, self.shape)
 
-    def misfits(self, found: dict[str, tuple[int, ...]]) -> list[str]:
-        """Parameters whose shape in the checkpoint is not what the run's config makes it."""
-        return [
-            f"{self.saved.path}: {parameter.name} has the shape {found[parameter.name]}, the run's config makes it "
+    @cached_property
+    def lora(self) -> Lora | None:
+        """The adapters that it was trained with."""
+        return adapters(self.config, self.shape)
+
+    @cached_property
+    def adapted(self) -> tuple[Parameter, ...]:
+        """Its parameters, with adapters; the checkpoint has each one that was trained as "model.NAME"."""
+        return models.parameters_of(self.kind, self.shape, self.lora)
+
+
+class Values:
+    """Boxes of what a trained model is made of.
+
+    Args:
+        trained: which.
+
+    Raises:
+        UserError: the checkpoint is damaged, or not of the model that the config describes; what was not trained is not
+            to be had any more.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        self._lora, self._precision = trained.lora, trained.config.train.precision
+        self._parameters = {parameter.name: parameter for parameter in trained.adapted}
+        held = [parameter for parameter in trained.adapted if parameter.trained]
+        self._reader = TensorReader(trained.saved.path, [f"model.{parameter.name}" for parameter in held])
+        shapes = {parameter.name: self._reader.shape(f"model.{parameter.name}") for parameter in held}
+        problems = [
+            f"{trained.saved.path}: {parameter.name} has the shape {shapes[parameter.name]}, the run's config makes it "
             f"{parameter.shape}"
-            for parameter in self.declared
-            if found[parameter.name] != parameter.shape
+            for parameter in held
+            if shapes[parameter.name] != parameter.shape
         ]
+        if problems:
+            raise UserError(*problems)
+        self._beginning = None if trained.lora is None else _beginning(trained)
+
+    def held(self, name: str, slices: Slices) -> torch.Tensor:
+        """A box of a parameter that was trained: of an adapter's matrix, or of another one as the checkpoint has it."""
+        return self._reader.box(f"model.{name}", slices)
+
+    def box(self, name: str, slices: Slices) -> torch.Tensor:
+        """A box of a parameter of the model without adapters: what these add is added to it (Hu et al. 2021, 4.1)."""
+        parameter = self._parameters[name]
+        if parameter.trained or self._beginning is None:
+            return self.held(name, slices)
+        # As it was read in training: rounded, where that was in bf16. The sum is made in the optimizer's format.
+        wide = TORCH_DTYPE[WIDE[self._precision]]
+        value = self._beginning.box(parameter, slices).to(TORCH_DTYPE[self._precision]).to(wide)
+        name_a, name_b = lora_shape.names(name)
+        if self._lora is None or len(parameter.shape) < 2 or name_a not in self._parameters:
+            return value
+        rank = slice(0, self._lora.rank)
+        a_RI, b_OR = self.held(name_a, (rank, slices[-1])), self.held(name_b, (*slices[:-1], rank))
+        return value.add_(b_OR @ a_RI, alpha=self._lora.scale)
+
+
+def _beginning(trained: Trained) -> Beginning:
+    """What the run began with, if that is there and still the same."""
+    try:
+        found = Beginning(trained.config)
+    except UserError as error:
+        words = f"{trained.folder.path}: its checkpoints have adapters alone, beside the weights of model.weights"
+        raise UserError(words, *error.problems) from error
+    before = trained.saved.state.get("base")
+    if found.folder is not None and found.folder.fingerprint() != before:
+        raise UserError(
+            f"{trained.config.model.weights}: not the weights beside which the adapters of {trained.folder.path} were "
+            f"trained ({before})"
+        )
+    return found
 
 
 def find(run: Path, *, best: bool = False, step: int | None = None) -> Trained:
@@ -84,16 +154,13 @@ def find(run: Path, *, best: bool = False, step: int | None = None) -> Trained:
 
 
 def module_of(trained: Trained, device: torch.device) -> nn.Module:
-    """The model with its weights: in fp32 on a CPU (fp64 after fp64), in the training's dtype on CUDA.
+    """The model with its weights, adapters merged: in fp32 on a CPU (fp64 after fp64), in the training's dtype on CUDA.
 
     Raises:
         UserError: the checkpoint is damaged, or not of the model that the config describes.
     """
-    names = [parameter.name for parameter in trained.declared]
-    read = read_tensors(trained.saved.path, [f"model.{name}" for name in names])
-    tensors = {name: read[f"model.{name}"] for name in names}
-    if problems := trained.misfits({name: tuple(tensor.shape) for name, tensor in tensors.items()}):
-        raise UserError(*problems)
+    values = Values(trained)
+    tensors = {p.name: values.box(p.name, tuple(slice(0, size) for size in p.shape)) for p in trained.declared}
     module = models.construct(trained.kind, trained.shape)
     module.load_state_dict(tensors, assign=True)
     narrow = device.type == "cuda" and trained.config.train.precision == "bf16"

@@ -17,6 +17,7 @@ class StepFlops:
     `attention_flops`: 12 L h s per token (Chowdhery et al. 2022, "PaLM", appendix B: full attention, not its half).
     Of a model of several sequences both are counted with the positions that are read: a parameter's are those of its
     own sequence, a head's those of the target; and s^2 pairs of positions are, in a decoder's layer, its t^2 and t s.
+    Of a parameter that is not trained the backward pass has 2 N, the gradients of what it is multiplied with: 4 N.
     """
 
     dense_flops: float
@@ -33,12 +34,19 @@ def step_flops(plan: Plan) -> StepFlops:
     work = plan.work
     read = [t.parameter for t in plan.tensors if t.parameter.role is not Role.VOCAB or t.parameter.depths != (0,)]
     # A matrix of the vocabulary is multiplied in the head, whatever embeds with it.
-    elements = sum(p.numel * _positions(work, p) for p in read)
+    dense_flops = sum((6.0 if p.trained else 4.0) * p.numel * _positions(work, p) for p in read)
     attention_width = work.num_heads * work.head_dim
     return StepFlops(
-        dense_flops=6.0 * elements * work.global_batch_size,
+        dense_flops=dense_flops * work.global_batch_size,
         attention_flops=12.0 * _pairs(work) * attention_width * work.global_batch_size,
     )
+
+
+def weight_share(plan: Plan) -> float:
+    """Of the elements that are multiplied in a step, how many are trained: what the weight part of a backward pass
+    costs beside the forward pass."""
+    elements = [(t.parameter.numel, t.parameter.trained) for t in plan.tensors if len(t.parameter.shape) > 1]
+    return sum(numel for numel, trained in elements if trained) / sum(numel for numel, _ in elements)
 
 
 def _positions(work: Work, parameter: Parameter) -> float:

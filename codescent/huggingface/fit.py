@@ -1,4 +1,4 @@
-"""In: a folder, the model and the tokenizer of a run that is to begin with its weights. Out: nothing, or why it cannot.
+"""In: a folder, model and tokenizer of a run that is to begin with its weights. Out: the folder, or why it cannot.
 Does not read the weights and does not import torch: it is asked before any rank is started."""
 
 from __future__ import annotations
@@ -7,13 +7,13 @@ from pathlib import Path
 
 from codescent.errors import UserError
 from codescent.huggingface import KINDS, tokens
-from codescent.huggingface.folder import CONFIG, open_folder
+from codescent.huggingface.folder import CONFIG, Folder, open_folder
 from codescent.huggingface.kind import differences
 from codescent.models import Shape
 
 
-def refuse(path: Path, kind: str, shape: Shape, tokenizer_text: str | None, tokenizer: str) -> None:
-    """Refuse a folder whose weights are not for this model or this tokenizer.
+def fitting(path: Path, kind: str, shape: Shape, tokenizer_text: str | None, tokenizer: str) -> Folder:
+    """The folder, if its weights are for this model and this tokenizer.
 
     Args:
         path: of the folder (`model.weights`).
@@ -49,6 +49,7 @@ def refuse(path: Path, kind: str, shape: Shape, tokenizer_text: str | None, toke
             )
     if problems:
         raise UserError(*problems)
+    return folder
 
 
 def _shown(value: object) -> str:

@@ -17,6 +17,7 @@ from codescent.data.samples import AnyDataset
 from codescent.datasets import opened, prepare_dataset
 from codescent.errors import UserError
 from codescent.huggingface.folder import open_folder
+from codescent.models.lora_shape import is_adapter
 from codescent.place import Place
 from codescent.plan import Plan
 from codescent.preflight import check_same_trajectory, check_weights, plan_with, run_folder
@@ -63,8 +64,7 @@ def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, re
         world.in_turn(lambda: prepare_dataset(config, progress=world.is_first))
         dataset = opened(config, prepare_dataset(config, progress=False))
         plan = plan_with(config, dataset, place.world_size)
-        if not resume:
-            check_weights(config, dataset)
+        check_weights(config, dataset, resume=resume)
         world.from_first(lambda: machine.refuse_device(plan, world.device))
         world.divide(plan)
         world.from_first(lambda: machine.refuse_too_large(plan, world.device, place.local_world_size))
@@ -104,6 +104,7 @@ class _Run:
             self.path / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best
         )
         self.saved = self._latest() if resume else None
+        self.base = self._base()
         if self.saved is not None:
             self._check_data(self.saved.state)
         self.first_step = self.saved.step if self.saved else 0
@@ -126,6 +127,14 @@ class _Run:
         """The newest complete checkpoint as rank 0 sees it: the ranks must not disagree on where to go on."""
         found = self.world.from_first(lambda: _as_json(self.checkpoints.latest()))
         return None if found is None else Saved(**{**found, "path": Path(found["path"])})
+
+    def _base(self) -> str | None:
+        """Which weights are not trained, and so not in a checkpoint; None: there are none, or they are drawn."""
+        source = self.config.model.weights
+        if self.config.lora.rank is None or source is None:
+            return None
+        found: str = self.world.from_first(lambda: open_folder(source).fingerprint())
+        return found
 
     def _choose(self, before: dict[str, Any]) -> dict[str, Any]:
         """The machine as it is and the levers used on it; a resumed run keeps the kernels that it began with."""
@@ -192,14 +201,19 @@ class _Run:
         source = self.config.model.weights
         if source is None or self.folder is None:
             self._event("start", step=0)
+            if self.config.lora.rank is not None:
+                self.display.say("no model.weights: adapters are trained beside weights that are drawn, and stay so")
             return
         weights = open_folder(source)
         held = [tensor.parameter for tensor in self.plan.tensors]
-        drawn = [parameter.name for parameter in held if not weights.has(parameter)]
-        found = {"folder": str(source), "fingerprint": weights.fingerprint(), "drawn": drawn}
+        adapters = sum(is_adapter(parameter) for parameter in held)
+        own = [parameter for parameter in held if not is_adapter(parameter)]
+        drawn = [parameter.name for parameter in own if not weights.has(parameter)]
+        found = {"folder": str(source), "fingerprint": self.base or weights.fingerprint(), "drawn": drawn}
         self._event("start", step=0, weights=found)
+        beside = f", beside {adapters} of adapters" if adapters else ""
         rest = f"; drawn, since it has none: {', '.join(drawn)}" if drawn else ""
-        self.display.say(f"weights of {len(held) - len(drawn)} parameters read from {source}{rest}")
+        self.display.say(f"weights of {len(own) - len(drawn)} parameters read from {source}{beside}{rest}")
 
     def _rejoin(self) -> None:
         """Bring the run folder back to the step from which the run goes on."""
@@ -215,6 +229,11 @@ class _Run:
             raise UserError(
                 f"{self.path}: was imported, and no step has been made in it: there is nothing to resume; begin a run "
                 f"with its weights: codescent train {self.path}/config.toml run.folder=NEW"
+            )
+        if state.get("base") != self.base:
+            raise UserError(
+                f"model.weights = {self.config.model.weights}: not the weights beside which the adapters of "
+                f"{self.path} were trained ({state.get('base')}, here {self.base})"
             )
         if state["dataset"] != self.dataset.fingerprint:
             raise UserError(
@@ -291,6 +310,8 @@ class _Run:
 
     def _save(self, step: int, val_loss: float | None) -> None:
         state = {"step": step, "tokens": step * self.plan.work.tokens, "dataset": self.dataset.fingerprint}
+        if self.base is not None:
+            state["base"] = self.base
         begin = time.perf_counter()
         path = self.checkpoints.save(step, self.trainer.optimizer.tensors(), state, val_loss)
         self._event("checkpoint", step=step, path=str(path), seconds=time.perf_counter() - begin)

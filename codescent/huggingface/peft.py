@@ -1,0 +1,121 @@
+"""In: a kind's table, a shape, adapters. Out: the tensors that a folder of `peft` has of them, its adapter_config.json.
+Does not read or write: the table of the kind says which axis is which, of an adapter as of its matrix."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from codescent import models
+from codescent.huggingface.correspond import Part, Row, Theirs, correspond
+from codescent.huggingface.kind import Kind
+from codescent.models.lora_shape import A, B, Lora, is_adapter
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_RANK = "R"  # no axis of a table has this name
+_TASKS = {"lm": "CAUSAL_LM", "sft": "CAUSAL_LM", "qa": "QUESTION_ANS"}
+
+
+def parts(kind: Kind, shape: models.Shape, lora: Lora) -> list[Part]:
+    """Every tensor of the folder, with the parameter of ours that it is a part of: adapters, and layers trained whole.
+
+    A matrix of ours that is several of theirs (q, k and v) has one A, which each of theirs has, and a B whose rows are
+    theirs.
+    """
+    trained = [p for p in models.parameters_of(kind.name, shape, lora) if p.trained]
+    rows = list(kind.rows(shape))
+    table = [
+        *(adapter for row in rows if len(_words(row.dims)) > 1 for adapter in _beside(row)),
+        *(Row(row.parameter, row.dims, tuple(_saved(one) for one in row.theirs)) for row in rows),
+    ]
+    found = correspond(trained, table, kind.axes(shape))
+    return [part for parameter in trained for part in found[parameter.name]]
+
+
+def _beside(row: Row) -> Iterator[Row]:
+    """The rows of an adapter beside a matrix: B has its outputs, A its inputs."""
+    *outputs, inputs = _words(row.dims)
+    owner = row.parameter.rpartition(".")[0]
+    theirs_a, theirs_b = [], []
+    for one in row.theirs:
+        at, out = _PREFIX + one.name.rpartition(".")[0], _outputs(one, inputs)
+        theirs_a.append(Theirs(f"{at}.lora_A.weight", f"{_RANK} {inputs}"))
+        theirs_b.append(Theirs(f"{at}.lora_B.weight", f"{out} {_RANK}", one.some))
+    yield Row(f"{owner}.{A}", f"{_RANK} {inputs}", tuple(theirs_a))
+    yield Row(f"{owner}.{B}", " ".join([*outputs, _RANK]), tuple(theirs_b))
+
+
+def _saved(one: Theirs) -> Theirs:
+    return Theirs(_PREFIX + one.name, one.dims, one.some)
+
+
+def _outputs(one: Theirs, inputs: str) -> str:
+    """The word of their outputs: the one that is not the inputs."""
+    (outputs,) = (word for word in _words(one.dims) if word != inputs)
+    return outputs
+
+
+def _words(dims: str) -> list[str]:
+    return re.findall(r"\([^)]*\)|\S+", dims)
+
+
+def settings(kind: Kind, shape: models.Shape, lora: Lora, task: str, base: Path) -> str:
+    """adapter_config.json, as `peft` reads it.
+
+    Args:
+        kind: of the model.
+        shape: of the model.
+        lora: its adapters.
+        task: the run's data.task.
+        base: the folder of the weights that the adapters are beside.
+    """
+    names = [part.tensor.removeprefix(_PREFIX) for part in parts(kind, shape, lora) if is_adapter(part.parameter)]
+    whole = [part.tensor.removeprefix(_PREFIX) for part in parts(kind, shape, lora) if not is_adapter(part.parameter)]
+    targets = list(dict.fromkeys(_module(name.rpartition(".lora_")[0]) for name in names))
+    values = {
+        "peft_type": "LORA",
+        "task_type": _TASKS.get(task),
+        "base_model_name_or_path": str(base),
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": _transposed(kind, shape),
+        "target_modules": _targets(targets, _matrices(kind, shape)),
+        "modules_to_save": list(dict.fromkeys(_module(name.rpartition(".")[0]) for name in whole)) or None,
+        "use_rslora": False,
+        "use_dora": False,
+        "inference_mode": True,
+    }
+    return json.dumps(values, indent=2) + "\n"
+
+
+def _module(name: str) -> str:
+    """The name of a module of theirs without what stands before it in every layer: "self_attn.q_proj"."""
+    return re.split(r"\.(?:\d+|#)\.", name, maxsplit=1)[-1]
+
+
+def _matrices(kind: Kind, shape: models.Shape) -> list[str]:
+    rows = [row for row in kind.rows(shape) if "#" in row.parameter]
+    return [_module(one.name.rpartition(".")[0]) for row in rows for one in row.theirs]
+
+
+def _targets(targets: Sequence[str], modules: Collection[str]) -> list[str] | str:
+    """Ends of names, by which `peft` finds modules; where other modules end so too, a regular expression."""
+    others = set(modules) - set(targets)
+    if any(other.endswith(f".{target}") for other in others for target in targets):
+        return rf".*\.\d+\.(?:{'|'.join(map(re.escape, targets))})"
+    return list(targets)
+
+
+def _transposed(kind: Kind, shape: models.Shape) -> bool:
+    """Whether their matrices are [inputs, outputs]."""
+    for row in kind.rows(shape):
+        words = _words(row.dims)
+        if "#" in row.parameter and len(words) > 1:
+            return _words(row.theirs[0].dims)[0] == words[-1]
+    return False
