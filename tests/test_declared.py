@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from declared_ranks import Answer, plan_of, run
 
 from codescent.cost.memory import StateBytes, state_bytes
-from codescent.plan import DTYPE_BYTES, SENDS, WIDE, Plan
+from codescent.plan import DTYPE_BYTES, SENDS, WIDE, Plan, TensorPlan
 
 Case = dict[str, Any]
 Key = tuple[Any, ...]
@@ -27,12 +28,14 @@ def case(
     model: dict[str, Any] | None = None,
     task: str = "lm",
     head_chunk_tokens: int = 1024,
+    lora: dict[str, Any] | None = None,
     **parallel: int | str | bool,
 ) -> Case:
     """A layout, and the ranks that are looked at: the first of each pipeline stage, and the last of all."""
     degrees = {axis: int(parallel.get(axis, 1)) for axis in DEGREES}
     config = {
         "model": {"num_layers": 3, "num_heads": 4, "hidden_dim": 32, "seq_len": 16, "dropout": 0.0, **(model or {})},
+        "lora": lora or {},
         "data": {"task": task},
         "train": {
             "global_batch_size": 2 * microbatches * degrees["dp_replicate"] * degrees["dp_shard"],
@@ -199,6 +202,35 @@ def bert_cases() -> dict[str, Case]:
     }
 
 
+def lora_cases() -> dict[str, Case]:
+    layouts: dict[str, dict[str, Any]] = {
+        "replicate": {"dp_replicate": 2, "precision": "bf16", "microbatches": 2},
+        "zero 1": {"dp_shard": 4, "zero_stage": 1, "precision": "bf16", "microbatches": 2},
+        "zero 2": {"dp_shard": 4, "zero_stage": 2, "precision": "bf16"},
+        "zero 3": {"dp_shard": 4, "precision": "bf16", "microbatches": 2},
+        "hsdp, full": {"dp_replicate": 2, "dp_shard": 2, "recompute": "full"},
+        "tp": {"tp": 2, "precision": "bf16"},
+        "tp without sequence, full": {"tp": 4, "sequence_parallel": False, "recompute": "full", "microbatches": 2},
+        "cp": {"cp": 2},
+        "pp zero-bubble": {"pp": 2, "schedule": "zero-bubble", "microbatches": 4},
+        "pp x tp": {"pp": 3, "tp": 2, "schedule": "1f1b", "microbatches": 3},
+        "pp x fsdp": {"pp": 2, "dp_shard": 2, "precision": "bf16", "microbatches": 2},
+        "fsdp x tp": {"dp_shard": 2, "tp": 2, "zero_stage": 2},
+        "everything 32": {"dp_replicate": 2, "pp": 2, "dp_shard": 2, "cp": 2, "tp": 2, "microbatches": 4},
+    }
+    adapters: dict[str, dict[str, Any]] = {
+        "all": {"rank": 3},
+        "some": {"rank": 2, "targets": "attn.out, mlp.up", "whole": "norm_2, tok"},
+    }
+    cases = {f"{n}-{w}": case(**layout, lora=lora) for n, layout in layouts.items() for w, lora in adapters.items()}
+    head_alone = {"num_layers": 2, "vocab_size": 4000}
+    cases["pp, the head alone"] = case("fp32", 2, pp=2, dp_shard=2, model=head_alone, lora={"rank": 3})
+    bert = {"kind": "bert", "num_layers": 2, "vocab_size": 97}
+    for tp in ({"tp": 2}, {"tp": 2, "sequence_parallel": False}, {"tp": 2, "dp_shard": 2}):
+        cases[f"bert {tp}"] = case(**tp, model=bert, task="qa", lora={"rank": 3})
+    return cases
+
+
 def gloo_cases() -> dict[str, Case]:
     five = {"num_layers": 5}
     return {
@@ -219,6 +251,7 @@ CASES = {
     "stages": named(pipeline=pipeline_cases(), recompute=recompute_cases()),
     "hybrids": hybrid_cases(),
     "bert": bert_cases(),
+    "lora": lora_cases(),
     "gloo": gloo_cases(),
 }
 
@@ -270,16 +303,20 @@ def payloads(issued: Counter[Key]) -> dict[Key, list[int]]:
 def check_bytes(plan: Plan, rank: int, held: dict[str, int]) -> StateBytes:
     """What a rank has held against the placements of its own part; as the plan's summary counts it."""
     mesh, tensors = plan.mesh, plan.held_by(plan.mesh.coordinates(rank)["pp"])
+    trained = [tensor for tensor in tensors if tensor.parameter.trained]
 
-    def numel(what: str) -> int:
-        placed = ((getattr(tensor, what), tensor.parameter.shape) for tensor in tensors)
+    def numel(what: str, of: Sequence[TensorPlan] = trained) -> int:
+        placed = ((getattr(tensor, what), tensor.parameter.shape) for tensor in of)
         return sum(prod(placement.sizes(shape, mesh, rank)) for placement, shape in placed)
 
-    one, wide_bytes = tensors[0], DTYPE_BYTES[WIDE[plan.work.precision]]
-    assert len({(t.weight_dtype, t.gradient_dtype, t.bucket_dtype, t.master_dtype) for t in tensors}) == 1
+    one, wide_bytes = plan.trained[0], DTYPE_BYTES[WIDE[plan.work.precision]]
+    assert len({(t.weight_dtype, t.gradient_dtype, t.bucket_dtype, t.master_dtype) for t in plan.trained}) == 1
+    left = [tensor for tensor in tensors if not tensor.parameter.trained]
+    assert {tensor.weight_dtype for tensor in left} <= {plan.work.precision}
+    left_bytes = numel("weights", left) * DTYPE_BYTES[plan.work.precision]
     # Where only masters are divided, what forward and backward read is gathered for them.
     weights = held["read"] if mesh.dp_shard > 1 and one.master_dtype else held["parameters"]
-    assert weights == numel("weights") * DTYPE_BYTES[one.weight_dtype]
+    assert weights == numel("weights") * DTYPE_BYTES[one.weight_dtype] + left_bytes
     # fully_shard keeps sums of micro-batches whole until the last one.
     gradients = held["whole_gradients"] or held["gradients"]
     assert gradients == numel("gradients") * (DTYPE_BYTES[one.gradient_dtype] + DTYPE_BYTES.get(one.bucket_dtype, 0))

@@ -461,7 +461,7 @@ def test_exports_that_cannot_be(
 
 
 def test_the_plan_counts_what_is_trained() -> None:
-    """bf16: 2 bytes of a parameter that is not trained; of one that is 2 + 2 + 12 (weight, gradient; master, moments)."""
+    """bf16: 2 bytes of a parameter that is not trained; 16 of one that is (weight, gradient, master, two moments)."""
     config = Config.model_validate({**BASE, "lora": {"rank": 2}, "train": {"precision": "bf16"}})
     plan = plan_of(config, 1)
     width, ffn, layers = 16, 64, 2

@@ -64,7 +64,7 @@ def _exchange_beside_computation(module: nn.Module, blocks: Sequence[nn.Module],
     others = copies(here.plan.mesh)
     road = Road(here.groups[others] if here.plan.mesh.degree(others) > 1 else None, TORCH_DTYPE[wire_dtype])
     reductions = {}
-    last = module if _own_parameters(module, blocks) else blocks[0]
+    last = module if _own_parameters(module, blocks) or not blocks else blocks[0]
     for unit in (module, *blocks):
         reductions[unit] = ReduceBehind(road, last=unit is last)
         cast(FSDPModule, unit).set_custom_all_gather(cast(Any, GatherAhead()))
