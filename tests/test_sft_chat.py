@@ -138,19 +138,29 @@ def test_two_ranks_walk_the_trajectory_of_one(project: Path, forker: Forker) -> 
         assert_same(forker.train(project, name, 2, *words, f"parallel.{name}=2"), alone, 1e-9)
 
 
-def test_the_command_line_tunes_and_scores_and_samples(
+def test_the_command_line_tunes_and_scores(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(project)
-    run = train(project, "learned", *CHAT, "parallel.ranks=2")
-    assert cli(["evaluate", "runs/learned"]) == 0
+    run = train(project, "scored", *CHAT, "parallel.ranks=2")
+    assert cli(["evaluate", "runs/scored"]) == 0
     told = capsys.readouterr().out
     assert float(re.search(r"loss ([\d.]+)", told)[1]) == pytest.approx(run.read_metrics()[-1]["val_loss"], abs=1e-3)
     assert "tokens of responses" in told
-    assert cli(["sample", "runs/learned", "--prompt", "blue", "--tokens", "4"]) == 0
-    resumed = ["train", "run.toml", "run.name=learned", *CHAT, "parallel.ranks=2", "data.chat_template=elsewhere"]
+    resumed = ["train", "run.toml", "run.name=scored", *CHAT, "parallel.ranks=2", "data.chat_template=elsewhere"]
     assert cli([*resumed, "--resume"]) == 2
     assert "data.chat_template: elsewhere: cannot be read" in capsys.readouterr().err
+
+
+def test_a_model_that_has_learnt_to_chat_answers_and_ends_its_turn(
+    project: Path, forker: Forker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    words = [*CHAT, "train.num_steps=120", "model.hidden_dim=32", "optimizer.learning_rate=2e-2", "train.eval_every=0"]
+    forker.train(project, "learned", 1, *words)
+    assert cli(["sample", "runs/learned", "--prompt", "blue", "--tokens", "40", "--temperature", "0"]) == 0
+    told = capsys.readouterr().out
+    assert told == "<|im_start|>user\nblue<|im_end|>\n<|im_start|>assistant\neulb\n"
 
 
 SAID = {"role": "assistant", "content": "yes"}

@@ -14,7 +14,7 @@ import tokenizers as library
 
 from codescent.data.bpe import SEPARATORS, LibraryTokenizer
 from codescent.data.chat_template import ChatTemplate
-from codescent.data.conversations import Message
+from codescent.data.conversations import ASSISTANT, USER, Message
 from codescent.data.tokenizers import SEPARATOR_TEXT, ByteTokenizer, Tokenizer
 from codescent.data.wordpiece import Pieces
 from codescent.errors import UserError
@@ -71,6 +71,25 @@ class ChatTokens:
         if not len(edges):
             raise UserError(f"{self._template.name}: no token of what it writes is the assistant's")
         return pieces, [(int(begin), int(end)) for begin, end in edges.reshape(-1, 2)]
+
+    def ask(self, prompt: str) -> tuple[str, list[int]]:
+        """What a model reads that is to answer a user: the text, and its tokens.
+
+        Raises:
+            UserError: the template refuses it.
+        """
+        text = self._template.ask(prompt)
+        return text, self._pieces.encode(text).ids.tolist()
+
+    def end(self) -> int | None:
+        """The control token with which the assistant ends a turn; None: no such token does.
+
+        Raises:
+            UserError: the template refuses the shortest of conversations.
+        """
+        pieces, wanted = self.encode([{"role": USER, "content": "?"}, {"role": ASSISTANT, "content": "."}])
+        last = int(pieces.ids[wanted[-1][1] - 1])
+        return last if last in self._pieces.controls.values() else None
 
 
 class _LibraryPieces:
