@@ -204,6 +204,7 @@ def test_files_that_are_refused(tmp_path: Path, files: dict[str, str], expected:
 
 QWEN3 = CHATML.replace("message['content']", "('' if loop.last else 'earlier ') + message['content']")
 HEADLESS = CHATML.partition("{% if add_generation_prompt")[0]
+ALWAYS_ASKING = CHATML.replace("{% if add_generation_prompt %}", "").removesuffix("{% endif %}")
 
 
 @pytest.mark.parametrize(
@@ -216,6 +217,7 @@ HEADLESS = CHATML.partition("{% if add_generation_prompt")[0]
         ("{{ ''.__class__.mro() }}", TALK, "access to attribute '__class__' of 'str' object is unsafe"),
         (QWEN3, TALK, "message 2, the assistant's: a.jinja writes the messages up to it otherwise when others follow"),
         (HEADLESS, TALK, "message 2, the assistant's: a.jinja does not heed add_generation_prompt"),
+        (ALWAYS_ASKING, TALK[:2], "message 2, the assistant's: a.jinja does not heed add_generation_prompt"),
         ("{{ messages[1].content }}" + CHATML, TALK, "where it begins and ends is found by writing"),
         ("{% generation %}{% endgeneration %}" + CHATML, TALK, "of this conversation it writes nothing in {% gen"),
         ("{% generation %}x{% endgeneration %}", TALK, "no token of what it writes is the assistant's"),

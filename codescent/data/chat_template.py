@@ -137,12 +137,18 @@ class ChatTemplate:
                 f"{turn}: {self.name} writes the messages up to it otherwise when others follow, so that it cannot be "
                 f"told from the rest: {_tag()}"
             )
-        if asked == before and not text[len(asked) :].lstrip().startswith(messages[number]["content"].strip()):
+        if asked == before and not self._needs_no_asking(messages[: number + 1], told, told[len(asked) :]):
             raise UserError(
-                f"{turn}: {self.name} does not heed add_generation_prompt, so that the turn's beginning cannot be told "
-                f"from its words: {_tag()}"
+                f"{turn}: {self.name} does not heed add_generation_prompt, so that the turn's words cannot be told "
+                f"from the beginning of one: {_tag()}"
             )
         return len(asked), len(told)
+
+    def _needs_no_asking(self, messages: Sequence[Message], told: str, turn: str) -> bool:
+        """Whether a template without add_generation_prompt begins the last turn of messages with its words, and does
+        not end it with the beginning of the next: that would be gone where the user goes on."""
+        goes_on = self.render([*messages, {"role": USER, "content": "?"}])
+        return turn.lstrip().startswith(messages[-1]["content"].strip()) and goes_on.startswith(told)
 
 
 class _Generation(Extension):
