@@ -205,16 +205,25 @@ class Data(Section):
     task: Literal["lm", "sft", "mlm", "qa", "tensors", "seq2seq"] | None = Field(
         None,
         description="what is wanted of a sample: lm: each next token (gpt2, llama, transformer); sft: those of a "
-        "response to its prompt (gpt2, llama); mlm: the tokens that were masked; qa: where the answer to a question "
-        "begins and ends (bert); tensors: the target's vectors; seq2seq: of a line what data.pairs says (transformer); "
-        "auto: what the corpus or model.kind is made for",
+        "response to its prompt, or of the assistant in a conversation (gpt2, llama); mlm: the tokens that were "
+        "masked; qa: where the answer to a question begins and ends (bert); tensors: the target's vectors; seq2seq: "
+        "of a line what data.pairs says (transformer); auto: what the corpus or model.kind is made for",
     )
     template: Text = Field(
         "{prompt}{response}",
         description='how a prompt and its response read (sft), such as "Question: {prompt} Answer: {response}"',
     )
+    chat_template: TextOrPath | None = Field(
+        None,
+        description="path of the Jinja template by which messages read (sft): a Hugging Face folder, its "
+        "tokenizer_config.json or its chat_template.jinja; auto: none, lines have a prompt and a response, and "
+        "data.template says how these read",
+    )
     prompt_key: Text = Field("prompt", description="which key of a JSONL line holds the prompt (sft)")
     response_key: Text = Field("response", description="which key of a JSONL line holds the response (sft)")
+    messages_key: Text = Field(
+        "messages", description="which key of a JSONL line holds a list of messages, each a role and a content (sft)"
+    )
     pairs: Literal["reverse", "copy"] = Field(
         "reverse",
         description="what is wanted of a line (seq2seq): its tokens from the last to the first, or as they are",

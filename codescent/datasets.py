@@ -109,10 +109,17 @@ def question_request(config: Config) -> QuestionRequest:
 
 
 def response_request(config: Config) -> ResponseRequest:
-    """The prompts and responses that a config asks for."""
+    """The prompts and responses, or conversations, that a config asks for."""
     data = config.data
     return ResponseRequest(
-        data.corpus, data.tokenizer, data.template, data.prompt_key, data.response_key, data.validation_fraction
+        data.corpus,
+        data.tokenizer,
+        data.template,
+        data.prompt_key,
+        data.response_key,
+        data.validation_fraction,
+        data.messages_key,
+        data.chat_template,
     )
 
 

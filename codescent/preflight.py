@@ -29,7 +29,7 @@ DECIDING: dict[str, tuple[str, ...]] = {
 OF_TASK: dict[str, tuple[str, ...]] = {
     "qa": ("stride", "question_len", "train_questions"),
     "seq2seq": ("pairs",),
-    "sft": ("template", "prompt_key", "response_key"),
+    "sft": ("template", "chat_template", "prompt_key", "response_key", "messages_key"),
 }
 """Keys of [data] that decide them for some tasks."""
 

@@ -10,7 +10,10 @@ from typing import TextIO, cast
 
 from codescent import models
 from codescent.configfile import load
+from codescent.data.chat_template import ChatTemplate
+from codescent.data.chat_tokens import ChatTokens
 from codescent.data.tokenizers import Tokenizer
+from codescent.datasets import task_of
 from codescent.errors import UserError
 from codescent.models.generate import Choice, generate
 from codescent.record import CONFIG, RunFolder
@@ -74,7 +77,8 @@ def sample_run(
 
     Args:
         run: the run folder.
-        prompts: texts to continue; None: one text from the beginning of a document.
+        prompts: texts to continue, or what a user asks where the run has a chat template; None: one text from the
+            beginning of a document.
         tokens: new tokens at the most, for each text; a text ends earlier where the model ends the document.
         temperature: see Choice.
         top_k: see Choice.
@@ -98,7 +102,9 @@ def sample_run(
     ]
     try:
         trained, tokenizer = _find(Path(run))
-        starts = _encode(tokenizer, prompts)
+        chat = _chat(trained, tokenizer)
+        starts = _encode(tokenizer, chat, prompts)
+        stop = tokenizer.separator if chat is None else chat.end()
     except UserError as error:
         raise UserError(*problems, *error.problems) from error
     if problems or isinstance(where, str):
@@ -112,7 +118,7 @@ def sample_run(
         top_k,
         top_p,
         seed,
-        stop=tokenizer.separator,
+        stop=stop,
         vocab_size=tokenizer.vocab_size,
     )
     return _write([text for text, _ in starts], stream, tokenizer, sys.stdout if out is None else out)
@@ -138,12 +144,25 @@ def _find(run: Path) -> tuple[Trained, Tokenizer]:
     return trained, trained.tokenizer
 
 
-def _encode(tokenizer: Tokenizer, prompts: Sequence[str] | None) -> list[tuple[str, list[int]]]:
-    """Each prompt with its tokens; an empty one begins a document."""
+def _chat(trained: Trained, tokenizer: Tokenizer) -> ChatTokens | None:
+    """How a user asks a model that was tuned with a chat template; None: it was not."""
+    path = trained.config.data.chat_template
+    if path is None or task_of(trained.config) != "sft":
+        return None
+    return ChatTokens(ChatTemplate.read(Path(path).expanduser()), tokenizer)
+
+
+def _encode(
+    tokenizer: Tokenizer, chat: ChatTokens | None, prompts: Sequence[str] | None
+) -> list[tuple[str, list[int]]]:
+    """Each prompt with its tokens, as a user asks it where there is a chat; an empty one begins a document."""
     starts, problems = [], []
     for prompt in prompts or [""]:
         try:
-            starts.append((prompt, tokenizer.encode(prompt).tolist() if prompt else _beginning(tokenizer)))
+            if chat is not None and prompt:
+                starts.append(chat.ask(prompt))
+            else:
+                starts.append((prompt, tokenizer.encode(prompt).tolist() if prompt else _beginning(tokenizer)))
         except UserError as error:
             problems += [f"--prompt {prompt!r}: {problem}" for problem in error.problems]
     if problems:

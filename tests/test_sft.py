@@ -74,7 +74,7 @@ def test_only_the_response_is_wanted(tmp_path: Path) -> None:
 
 def test_a_long_response_is_cut_where_the_sample_ends() -> None:
     tokens = np.arange(20)
-    source = ResponseSource("train", tokens, np.array([0, 20]), np.array([3]), 5)
+    source = ResponseSource("train", tokens, np.array([0, 20]), np.array([[3, 20]]), 5)
     numbers: Numbers = np.array([0])
     samples = source.read(numbers)
     assert samples.inputs.tolist() == [[0, 1, 2, 3, 4]]

@@ -73,9 +73,14 @@ class LibraryTokenizer:
         together: list[int] = self.encode(left + right).tolist()
         return apart == together
 
+    @property
+    def text(self) -> str:
+        """It as the library's JSON, as `save` writes it."""
+        return str(self._inner.to_str())
+
     def save(self, path: Path) -> None:
         """Write it as the library's JSON."""
-        path.write_text(self._inner.to_str(), encoding="utf-8")
+        path.write_text(self.text, encoding="utf-8")
 
 
 def gpt2() -> LibraryTokenizer:

@@ -1,20 +1,24 @@
-"""In: JSON lines of prompts and responses, a tokenizer. Out: the folder of their tokens: complete or absent.
-Does not read them again (responses.py does)."""
+"""In: JSON lines of prompts and responses or of messages, a tokenizer. Out: the folder of their tokens, or nothing.
+Does not read it again (responses.py does) and does not check lines (conversations.py does)."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from codescent.data import bpe, wordpiece
+from codescent.data.chat_template import ChatTemplate
+from codescent.data.chat_tokens import ChatTokens
 from codescent.data.claim import claimed, disk_errors
+from codescent.data.conversations import Conversation, Keys, Message, Problems, read_conversations
+from codescent.data.description import AGAIN
 from codescent.data.progress import stage
 from codescent.data.request import DESCRIPTION, TOKENIZER, digest
 from codescent.data.responses import ARRAYS, FORMAT, SPLITS, is_response_folder
@@ -24,7 +28,10 @@ from codescent.durable import sync_folder, write_synced
 from codescent.errors import UserError
 
 PLAIN = "{prompt}{response}"
-MOST_PROBLEMS = 20
+Spans = list[tuple[int, int]]
+Encode = Callable[[tuple[Message, ...]], tuple[list[int], Spans]]
+"""Messages to their tokens and the pieces of these, [begin, end), that are wanted."""
+
 WHOLE = ("byte", "gpt2")
 """Tokenizers that are the same for every corpus, beside files and BERT's."""
 
@@ -59,11 +66,14 @@ class ResponseRequest:
     """Prepared examples as asked for.
 
     Attributes:
-        corpus: a file of JSON lines, each an object with a prompt and a response, texts both.
+        corpus: a file of JSON lines, each an object with a prompt and a response, texts both, or with messages.
         tokenizer: byte, gpt2, bert, bert-cased, bert:FILE, or a tokenizer's JSON file.
         template: see `Template`.
         prompt_key, response_key: what they are called there.
         validation_fraction: the last examples, so large a share of them, are the validation split.
+        messages_key: what messages are called there.
+        chat_template: where the template is that writes messages as text: see chat_files.py; None: `template`
+            does, and there are no messages.
     """
 
     corpus: str
@@ -72,6 +82,8 @@ class ResponseRequest:
     prompt_key: str = "prompt"
     response_key: str = "response"
     validation_fraction: float = 0.1
+    messages_key: str = "messages"
+    chat_template: str | None = None
 
     @property
     def path(self) -> Path:
@@ -86,8 +98,9 @@ class ResponseRequest:
         """
         problems: list[str] = []
         key: dict[str, Any] = {"format": FORMAT, **asdict(self)}
-        parts: dict[str, Callable[[], str]] = {
+        parts: dict[str, Callable[[], Any]] = {
             "template": self._checked_template,
+            "chat_template": self._chat_identity,
             "tokenizer": self._tokenizer_identity,
             "corpus": self._corpus_sha256,
         }
@@ -100,12 +113,24 @@ class ResponseRequest:
             raise UserError(*problems)
         return key
 
+    @cached_property
+    def chat(self) -> ChatTemplate | None:
+        """The chat template, compiled. Raises UserError where it cannot be had."""
+        return None if self.chat_template is None else ChatTemplate.read(Path(self.chat_template).expanduser())
+
     def _checked_template(self) -> str:
         Template.parse(self.template)
+        if self.chat_template is not None and self.template != PLAIN:
+            raise UserError("data.template, data.chat_template: both say how an example reads; leave one of them out")
         return self.template
 
+    def _chat_identity(self) -> dict[str, Any] | None:
+        return None if self.chat is None else self.chat.identity
+
     def _corpus_sha256(self) -> str:
-        return _sha256(self.path, "a file of JSON lines with prompts and responses")
+        if (self.path / DESCRIPTION).is_file():
+            raise UserError(f"{self.path}: prepared, but not in the format {FORMAT!r}: {AGAIN}")
+        return _sha256(self.path, "a file of JSON lines with prompts and responses, or with messages")
 
     def _tokenizer_identity(self) -> str:
         if wordpiece.split_name(self.tokenizer):
@@ -175,17 +200,21 @@ def _folder(request: ResponseRequest, key: dict[str, Any], root: Path) -> Path:
 def _make(request: ResponseRequest, key: dict[str, Any], folder: Path, progress: bool) -> None:
     """Write everything; the description, which makes it a dataset, last."""
     tokenizer = request.make_tokenizer()
-    examples = list(_examples(request))
+    encode = _encoder(request, tokenizer)
+    keys = Keys(request.prompt_key, request.response_key, request.messages_key)
+    examples = read_conversations(request.path, keys, with_template=request.chat_template is not None)
     num_train = len(examples) - max(1, round(request.validation_fraction * len(examples)))
     if num_train < 1:
         raise UserError(f"{request.path}: {len(examples)} examples are too few to split into train and validation")
     described: dict[str, Any] = {}
+    problems, dtype = Problems(request.path), token_dtype(tokenizer.vocab_size)
     with stage(f"tokenising {request.path.name}", len(examples), progress) as advance:
         for split, part in zip(SPLITS, (examples[:num_train], examples[num_train:]), strict=True):
-            arrays = _tokens(part, Template.parse(request.template), tokenizer, advance)
+            arrays = _tokens(part, encode, dtype, problems, advance)
             for name, array in zip(ARRAYS, arrays, strict=True):
                 _write_array(folder / f"{split}_{name}.npy", array)
             described[split] = {"examples": len(part), "tokens": len(arrays[0])}
+    problems.refuse()
     tokenizer.save(folder / TOKENIZER)
     names = [*(f"{split}_{array}.npy" for split in SPLITS for array in ARRAYS), TOKENIZER]
     description = {
@@ -199,62 +228,58 @@ def _make(request: ResponseRequest, key: dict[str, Any], folder: Path, progress:
     write_json(folder / DESCRIPTION, description)
 
 
-def _examples(request: ResponseRequest) -> Iterator[tuple[str, str]]:
-    """Prompt and response of each line.
+def _encoder(request: ResponseRequest, tokenizer: Tokenizer) -> Encode:
+    """How the messages of an example become tokens: by the chat template, or by the plain one.
 
     Raises:
-        UserError: all lines that are no examples, the first of many.
+        UserError: chat template and tokenizer do not go together.
     """
-    problems = []
-    for number, line in enumerate(request.path.read_bytes().splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            problems.append(f"{request.path}:{number}: not JSON: {error}")
-            continue
-        if wrong := _wrong(value, request):
-            problems.append(f"{request.path}:{number}: {wrong}")
-            continue
-        yield value[request.prompt_key], value[request.response_key]
-    if len(problems) > MOST_PROBLEMS:
-        problems[MOST_PROBLEMS:] = [f"{request.path}: {len(problems) - MOST_PROBLEMS} more lines"]
-    if problems:
-        raise UserError(*problems)
+    if request.chat is None:
+        template = Template.parse(request.template)
+        return lambda messages: _encode_pair(messages, template, tokenizer)
+    chat = ChatTokens(request.chat, tokenizer)
+
+    def encode(messages: tuple[Message, ...]) -> tuple[list[int], Spans]:
+        pieces, wanted = chat.encode(messages)
+        return pieces.ids.tolist(), wanted
+
+    return encode
 
 
-def _wrong(value: Any, request: ResponseRequest) -> str:
-    """Why a line is no example; empty where it is one."""
-    if not isinstance(value, dict):
-        return f"a JSON object is needed, found {type(value).__name__}"
-    for key in (request.prompt_key, request.response_key):
-        if not isinstance(value.get(key), str):
-            there = ", ".join(map(str, value)) or "nothing"
-            return f'no text under "{key}" (there is: {there}); data.prompt_key and data.response_key say what is read'
-    return "" if value[request.response_key] else "the response is empty"
+def _encode_pair(messages: tuple[Message, ...], template: Template, tokenizer: Tokenizer) -> tuple[list[int], Spans]:
+    """Tokens of a prompt and its response, which is wanted.
+
+    They are encoded each by itself: what a model continues when it is asked is the prompt's tokens.
+    """
+    prompt, response = (message["content"] for message in messages)
+    end = [] if tokenizer.separator is None else [tokenizer.separator]
+    asked = tokenizer.encode(f"{template.before}{prompt}{template.between}").tolist() or end
+    told = [*tokenizer.encode(f"{response}{template.after}").tolist(), *end]
+    if not asked:
+        raise UserError(f"the prompt {prompt!r} has no token for this tokenizer: there is nothing to answer to")
+    return [*asked, *told], [(len(asked), len(asked) + len(told))] if told else []
 
 
 def _tokens(
-    examples: list[tuple[str, str]], template: Template, tokenizer: Tokenizer, advance: Callable[[int], None]
+    examples: list[Conversation],
+    encode: Encode,
+    dtype: np.dtype[Any],
+    problems: Problems,
+    advance: Callable[[int], None],
 ) -> tuple[np.ndarray[Any, Any], ...]:
-    """Tokens of all examples, where each begins, where its response does.
-
-    Prompt and response are encoded each by itself: what a model continues when it is asked is the prompt's tokens.
-    """
-    end = [] if tokenizer.separator is None else [tokenizer.separator]
-    dtype = token_dtype(tokenizer.vocab_size)
-    parts, begins, responses = [np.empty(0, dtype)], [0], []
-    for prompt, response in examples:
-        asked = tokenizer.encode(f"{template.before}{prompt}{template.between}").tolist() or end
-        told = [*tokenizer.encode(f"{response}{template.after}").tolist(), *end]
-        if not asked:
-            raise UserError(f"the prompt {prompt!r} has no token for this tokenizer: there is nothing to answer to")
-        responses.append(begins[-1] + len(asked))
-        begins.append(begins[-1] + len(asked) + len(told))
-        parts.append(np.array([*asked, *told], dtype))
+    """Tokens of all examples, where each begins, which pieces are wanted; what cannot be encoded goes to problems."""
+    parts, begins, wanted = [np.empty(0, dtype)], [0], []
+    for example in examples:
+        try:
+            tokens, spans = encode(example.messages)
+        except UserError as error:
+            problems.add(*(f"{example.where}: {problem}" for problem in error.problems))
+            continue
+        wanted += [(begins[-1] + begin, begins[-1] + end) for begin, end in spans]
+        begins.append(begins[-1] + len(tokens))
+        parts.append(np.array(tokens, dtype))
         advance(1)
-    return np.concatenate(parts), np.array(begins, np.int64), np.array(responses, np.int64)
+    return np.concatenate(parts), np.array(begins, np.int64), np.array(wanted, np.int64).reshape(-1, 2)
 
 
 def _write_array(path: Path, array: np.ndarray[Any, Any]) -> None:

@@ -1,4 +1,4 @@
-"""In: prepared prompts and responses. Out: samples in which the tokens of responses alone are wanted.
+"""In: prepared prompts and responses, conversations. Out: samples in which what was said in response alone is wanted.
 Does not prepare them (response_prepare.py does) and does not order them (loader.py does)."""
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from codescent.data.described import described, fingerprint_of, is_described
 from codescent.data.request import TOKENIZER
 from codescent.data.samples import Numbers, Samples, in_range
 
-FORMAT = "codescent responses 1"
+FORMAT = "codescent responses 2"
 SPLITS = ("train", "validation")
-ARRAYS = ("tokens", "begins", "responses")
+ARRAYS = ("tokens", "begins", "wanted")
 NOTHING = -1  # where nothing is wanted
 
 
@@ -41,7 +41,7 @@ class _Splits(_Part):
 
 
 class _Description(_Part):
-    format: Literal["codescent responses 1"]
+    format: Literal["codescent responses 2"]
     request: dict[str, Any]
     tokenizer: _Tokenizer
     splits: _Splits
@@ -49,28 +49,34 @@ class _Description(_Part):
 
 
 class ResponseSource:
-    """The examples of a split, one a sample: prompt and response, cut after `seq_len` tokens, padded behind.
+    """The examples of a split, one a sample: cut after `seq_len` tokens, padded behind.
 
-    Nothing is wanted of the prompt. Of the response every token is, the one that ends the document too, where the
-    tokenizer has one. Examples whose prompt fills the sample are left out. Padding is token 0: no position sees those
-    behind it, and nothing is wanted there.
+    Of an example some pieces are wanted, each token by token: a response and what ends it, or every turn of the
+    assistant in a conversation. Examples without a wanted token within the sample are left out. Padding is token 0: no
+    position sees those behind it, and nothing is wanted there.
 
     Args:
         name: "train" or "validation".
         tokens: of all examples, one after the other.
         begins: [examples + 1], where each begins; the last number is where the last one ends.
-        responses: [examples], where the response of each begins.
+        wanted: [pieces, 2], where each piece begins and ends in `tokens`: in order, inside of one example, none empty
+            and none with an example's first token.
         seq_len: tokens that a model reads of a sample.
     """
 
     losses_per_sample: int | None = None
 
-    def __init__(self, name: str, tokens: npt.NDArray[Any], begins: Numbers, responses: Numbers, seq_len: int) -> None:
-        self.name, self._tokens, self._seq_len = name, tokens, seq_len
+    def __init__(self, name: str, tokens: npt.NDArray[Any], begins: Numbers, wanted: Numbers, seq_len: int) -> None:
+        self.name, self._tokens, self._wanted, self._seq_len = name, tokens, wanted, seq_len
         lengths = np.minimum(begins[1:] - begins[:-1], seq_len + 1)
-        prompts = responses - begins[:-1]
-        kept = lengths > prompts
-        self._begins, self._lengths, self._prompts = begins[:-1][kept], lengths[kept], prompts[kept]
+        pieces = np.searchsorted(wanted[:, 0], begins)  # which is the first of each example
+        owners = np.repeat(np.arange(len(lengths)), np.diff(pieces))
+        ends = np.minimum(wanted[:, 1], (begins[:-1] + lengths)[owners])
+        losses = np.zeros(len(lengths), np.int64)
+        np.add.at(losses, owners, np.maximum(ends - wanted[:, 0], 0))
+        kept = losses > 0
+        self._begins, self._lengths, self._losses = begins[:-1][kept], lengths[kept], losses[kept]
+        self._pieces = pieces[:-1][kept], pieces[1:][kept]
         self.num_samples = len(self._begins)
         self.left_out = len(kept) - self.num_samples
 
@@ -83,25 +89,27 @@ class ResponseSource:
         numbers = in_range(numbers, self.num_samples, self.name)
         inputs = np.zeros((len(numbers), self._seq_len), np.int64)
         targets = np.full_like(inputs, NOTHING)
+        first, stop = self._pieces
         for row, number in enumerate(numbers.tolist()):
-            begin, length, prompt = (int(part[number]) for part in (self._begins, self._lengths, self._prompts))
+            begin, length = int(self._begins[number]), int(self._lengths[number])
             tokens = self._tokens[begin : begin + length]
             inputs[row, : length - 1] = tokens[:-1]
-            targets[row, prompt - 1 : length - 1] = tokens[prompt:]
+            for start, end in (self._wanted[first[number] : stop[number]] - begin).tolist():
+                targets[row, start - 1 : end - 1] = tokens[start:end]  # slices that end with the sample, both
         return Samples(inputs, targets, {"lengths_B": self._lengths[numbers] - 1})
 
     def losses(self, numbers: Numbers) -> Numbers:
-        """Tokens of the response, as many as there is room for."""
-        counts: Numbers = self._lengths[numbers] - self._prompts[numbers]
+        """Tokens that are wanted, as many as there is room for."""
+        counts: Numbers = self._losses[numbers]
         return counts
 
 
 @dataclass(frozen=True)
 class ResponseDataset:
-    """Prepared prompts and responses, open.
+    """Prepared prompts and responses or conversations, open.
 
     Attributes:
-        arrays: by split, its tokens, where examples begin, where responses do.
+        arrays: by split, its tokens, where examples begin, which pieces are wanted: see `ResponseSource`.
         fingerprint: changes with any byte of these.
     """
 
@@ -118,8 +126,8 @@ class ResponseDataset:
 
     def source(self, split: str, seq_len: int, num_targets: int) -> ResponseSource:
         """The examples of a split: see `AnyDataset`. `num_targets` are not asked for."""
-        tokens, begins, responses = self.arrays[split]
-        return ResponseSource(split, tokens, begins, responses, seq_len)
+        tokens, begins, wanted = self.arrays[split]
+        return ResponseSource(split, tokens, begins, wanted, seq_len)
 
     def summary(self) -> list[str]:
         """What there is to say of it in a few lines."""

@@ -52,11 +52,6 @@ class WordPiece(LibraryTokenizer):
             for found in encodings
         ]
 
-    @property
-    def text(self) -> str:
-        """It as JSON, as `save` writes it."""
-        return str(self._inner.to_str())
-
 
 def is_wordpiece(fields: Any) -> bool:
     """Whether the library's JSON is that of BERT's kind: WordPiece, and all five control tokens."""

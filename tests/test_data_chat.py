@@ -1,0 +1,249 @@
+"""In: chat templates, conversations, a tokenizer. Out: texts and tokens of transformers, and what of them is wanted.
+Does not train (test_sft_chat.py does)."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers as library
+from chats import CHATML, ENDS, MISTRAL, TALK, TEMPLATES, ZEPHYR, tokenizer_text, write_model_folder
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from codescent.data.bpe import LibraryTokenizer
+from codescent.data.chat_files import ChatFiles, read_chat_files
+from codescent.data.chat_template import ChatTemplate
+from codescent.data.chat_tokens import ChatTokens
+from codescent.data.tokenizers import ByteTokenizer
+from codescent.errors import UserError
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+pytestmark = pytest.mark.timeout(60)
+
+
+@cache
+def theirs() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=library.Tokenizer.from_str(tokenizer_text()), **SPECIAL)
+
+
+@cache
+def ours() -> LibraryTokenizer:
+    return LibraryTokenizer.from_json(tokenizer_text(), "here")
+
+
+@cache
+def template(text: str) -> ChatTemplate:
+    return ChatTemplate(ChatFiles("a.jinja", text, SPECIAL))
+
+
+@cache
+def chat(text: str) -> ChatTokens:
+    return ChatTokens(template(text), ours())
+
+
+def said(text: str, messages: list[dict[str, Any]]) -> list[str]:
+    """What is wanted of a conversation, turn by turn."""
+    pieces, wanted = chat(text).encode(messages)
+    return [ours().decode(pieces.ids[begin:end].tolist()) for begin, end in wanted]
+
+
+def conversations(system: bool) -> st.SearchStrategy[list[dict[str, str]]]:
+    text = st.text(st.sampled_from("ab é😀\n .<|you"), max_size=12)
+    said = text.filter(lambda it: bool(it.strip()))
+    turns = st.lists(st.tuples(text, said), min_size=1, max_size=4)
+    opening = st.lists(st.just(SYSTEM), max_size=1 if system else 0)
+    return st.tuples(opening, turns).map(
+        lambda drawn: [
+            *drawn[0],
+            *(
+                {"role": role, "content": content}
+                for turn in drawn[1]
+                for role, content in zip(("user", "assistant"), turn)
+            ),
+        ]
+    )
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_texts_and_tokens_are_those_of_transformers(name: str) -> None:
+    text = TEMPLATES[name]
+    for messages in (TALK, TALK[:1], TALK[:3], [] if name == "mistral" else [SYSTEM, *TALK]):
+        if not messages:
+            continue
+        for ask in (False, True):
+            expected = theirs().apply_chat_template(
+                messages, chat_template=text, tokenize=False, add_generation_prompt=ask
+            )
+            assert template(text).render(messages, ask=ask) == expected
+        if len(messages) > 1:
+            expected = theirs().apply_chat_template(messages, chat_template=text, return_dict=False)
+            assert chat(text).encode(messages)[0].ids.tolist() == expected
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_turn_of_the_assistant_and_its_end_are_wanted(name: str) -> None:
+    end = ENDS[name]
+    expected = [f"{TALK[1]['content']}{end}", f"{TALK[3]['content']}{end}"]
+    assert said(TEMPLATES[name], TALK) == expected
+    assert said(TEMPLATES[name], TALK[:3]) == expected[:1]
+    if name != "mistral":
+        assert said(TEMPLATES[name], [SYSTEM, *TALK, TALK[3]]) == [*expected, expected[1]]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_random_conversations(name: str, data: st.DataObject) -> None:
+    messages = data.draw(conversations(system=name != "mistral"))
+    text = TEMPLATES[name]
+    assert chat(text).encode(messages)[0].ids.tolist() == theirs().apply_chat_template(
+        messages, chat_template=text, return_dict=False
+    )
+    contents = [it["content"] for it in messages if it["role"] == "assistant"]
+    if name in ("llama3", "dated"):
+        contents = [content.strip() for content in contents]
+    for found, content in zip(said(text, messages), contents, strict=True):
+        # A token of line ends may have begun in the header.
+        assert found.removesuffix(ENDS[name]).lstrip("\n") == content.lstrip("\n")
+        assert found.endswith(ENDS[name])
+
+
+def test_tags_give_the_mask_of_transformers() -> None:
+    found = theirs().apply_chat_template(
+        TALK, chat_template=TEMPLATES["dated"], return_dict=True, return_assistant_tokens_mask=True
+    )
+    pieces, wanted = chat(TEMPLATES["dated"]).encode(TALK)
+    mask = np.zeros(len(pieces.ids), np.int64)
+    for begin, end in wanted:
+        mask[begin:end] = 1
+    assert mask.tolist() == found["assistant_masks"]
+
+
+def test_the_begin_of_a_text_is_not_doubled_and_plain_text_keeps_its_rule() -> None:
+    ids = chat(TEMPLATES["llama3"]).encode(TALK)[0].ids.tolist()
+    assert ids.count(0) == 1
+    assert ids[:2] == [0, theirs().convert_tokens_to_ids("<|start_header_id|>")]
+    assert 0 not in ours().encode("<s>").tolist()  # elsewhere text that spells a control token is ordinary
+
+
+def test_a_control_token_that_takes_white_space_along_is_not_wanted() -> None:
+    fields = json.loads(tokenizer_text())
+    for token in fields["added_tokens"]:
+        token["rstrip"] = True
+    tokenizer = LibraryTokenizer.from_json(json.dumps(fields), "here")
+    text = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + eos_token }}{% endfor %}"
+    text += "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    messages = [TALK[0], {"role": "assistant", "content": "  yes"}]
+    pieces, wanted = ChatTokens(template(text), tokenizer).encode(messages)
+    assert [tokenizer.decode(pieces.ids[begin:end].tolist()) for begin, end in wanted] == ["yes</s>"]
+
+
+def test_bytes_know_the_end_of_a_document() -> None:
+    text = "{% for m in messages %}{{ m.role[0] + ': ' + m.content + '<|endoftext|>\n' }}{% endfor %}"
+    text += "{% if add_generation_prompt %}{{ 'a: ' }}{% endif %}"
+    pieces, wanted = ChatTokens(ChatTemplate(ChatFiles("a", text, None)), ByteTokenizer()).encode(TALK)
+    tokens = pieces.ids.tolist()
+    assert tokens.count(256) == len(TALK)
+    found = [ByteTokenizer().decode(tokens[begin:end]) for begin, end in wanted]
+    assert found == [f"{it['content']}<|endoftext|>" for it in TALK if it["role"] == "assistant"]
+
+
+def test_where_templates_lie(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path / "model", CHATML)
+    config = folder / "tokenizer_config.json"
+    for path in (folder, config):
+        assert read_chat_files(path) == ChatFiles(str(config), CHATML, SPECIAL)
+    several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": ZEPHYR}]
+    config.write_text(json.dumps({**SPECIAL, "chat_template": several}))
+    assert read_chat_files(folder).text == ZEPHYR
+    jinja = folder / "chat_template.jinja"
+    jinja.write_text(MISTRAL)
+    for path in (folder, jinja):  # it comes before tokenizer_config.json, which still tells the special tokens
+        assert read_chat_files(path) == ChatFiles(str(jinja), MISTRAL, SPECIAL)
+    config.unlink()
+    assert read_chat_files(jinja).special is None
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, "neither chat_template.jinja nor tokenizer_config.json is in this folder"),
+        ({"tokenizer_config.json": "{}"}, 'tokenizer_config.json: no template under "chat_template"'),
+        ({"tokenizer_config.json": "[]"}, "a JSON object is needed, found list"),
+        ({"tokenizer_config.json": "{"}, "tokenizer_config.json: not JSON"),
+        (
+            {"tokenizer_config.json": '{"chat_template": [{"name": "rag", "template": "x"}]}'},
+            'none of its chat templates is called "default" (there is: rag)',
+        ),
+        ({"chat_template.jinja": " \n"}, "chat_template.jinja: empty"),
+        ({"chat_template.jinja": "a\n{% if x %}\n{% endfor %}"}, "chat_template.jinja: line 3 of the template: "),
+        ({"chat_template.jinja": "{{ x | nothing }}"}, "line 1 of the template: No filter named 'nothing'"),
+        (
+            {"chat_template.jinja": "{{ bos_token }}{{ eos_token }}"},
+            "it asks for bos_token, eos_token, and there is no tokenizer_config.json beside it",
+        ),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, files: dict[str, str], expected: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=re.escape(expected)) as caught:
+        ChatTemplate.read(tmp_path)
+    assert str(caught.value).startswith("data.chat_template: ")
+    with pytest.raises(UserError, match="cannot be read"):
+        ChatTemplate.read(tmp_path / "absent.jinja")
+
+
+QWEN3 = CHATML.replace("message['content']", "('' if loop.last else 'earlier ') + message['content']")
+HEADLESS = CHATML.partition("{% if add_generation_prompt")[0]
+ALWAYS_ASKING = CHATML.replace("{% if add_generation_prompt %}", "").removesuffix("{% endif %}")
+
+
+@pytest.mark.parametrize(
+    ("text", "messages", "expected"),
+    [
+        (MISTRAL, TALK[1:], "a.jinja: Conversation roles must alternate user/assistant/user/assistant/..."),
+        (MISTRAL, [TALK[0], SYSTEM, TALK[1]], "a.jinja: Only user and assistant roles are supported!"),
+        ("{{ messages[0].content.nothing.at_all }}", TALK, "has no attribute 'nothing'"),
+        ("{{ 1 + messages }}", TALK, "a.jinja: TypeError: "),
+        ("{{ ''.__class__.mro() }}", TALK, "access to attribute '__class__' of 'str' object is unsafe"),
+        (QWEN3, TALK, "message 2, the assistant's: a.jinja writes the messages up to it otherwise when others follow"),
+        (HEADLESS, TALK, "message 2, the assistant's: a.jinja does not heed add_generation_prompt"),
+        (ALWAYS_ASKING, TALK[:2], "message 2, the assistant's: a.jinja does not heed add_generation_prompt"),
+        ("{{ messages[1].content }}" + CHATML, TALK, "where it begins and ends is found by writing"),
+        ("{% generation %}{% endgeneration %}" + CHATML, TALK, "of this conversation it writes nothing in {% gen"),
+        ("{% generation %}x{% endgeneration %}", TALK, "no token of what it writes is the assistant's"),
+        ("{% if add_generation_prompt %}{% endif %}", TALK, "a.jinja does not heed add_generation_prompt"),
+    ],
+)
+def test_conversations_that_are_refused(text: str, messages: list[dict[str, Any]], expected: str) -> None:
+    with pytest.raises(UserError, match=re.escape(expected)):
+        chat(text).encode(messages)
+
+
+def test_what_the_template_does_not_get_is_nothing_as_transformers_has_it() -> None:
+    text = "{{ nothing }}{% if bos_token is defined %}b{% endif %}" + CHATML
+    alone = ChatTemplate(ChatFiles("a", text, {}))
+    assert alone.render(TALK) == PreTrainedTokenizerFast(
+        tokenizer_object=library.Tokenizer.from_str(tokenizer_text())
+    ).apply_chat_template(TALK, chat_template=text, tokenize=False)
+
+
+def test_marks_in_a_conversation_are_refused_where_they_matter() -> None:
+    marked = [TALK[0], {"role": "assistant", "content": "a\ufdd0b"}]
+    assert said(CHATML, marked) == ["a\ufdd0b<|im_end|>"]
+    with pytest.raises(UserError, match="which mark what is in"):
+        said(TEMPLATES["dated"], marked)
+
+
+def test_template_and_tokenizer_of_different_models_are_refused() -> None:
+    with pytest.raises(UserError, match=r"its eos_token '<eot>' is no token of data\.tokenizer"):
+        ChatTokens(ChatTemplate(ChatFiles("a", ZEPHYR, {"eos_token": "<eot>"})), ours())

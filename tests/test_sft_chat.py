@@ -1,0 +1,234 @@
+"""In: conversations as JSON lines, a chat template. Out: their samples, runs on two ranks, and what is refused.
+Does not test how templates are found and rendered (test_data_chat.py does)."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from chats import CHATML, TALK, write_model_folder
+from forker import Forker
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs import assert_same, losses, make_project, train
+
+from codescent.cli import run as cli
+from codescent.data.conversations import Keys, read_conversations
+from codescent.data.response_prepare import ResponseRequest, prepare_responses
+from codescent.data.responses import FORMAT, ResponseSource, open_responses
+from codescent.data.tokenizers import load
+from codescent.errors import UserError
+
+WORDS = ("red", "green", "blue", "black", "white", "pink")
+CHAT = (
+    "data.task=sft",
+    "data.corpus=talks.jsonl",
+    "data.chat_template=model",
+    "data.tokenizer=model/tokenizer.json",
+    "model.seq_len=80",
+    "train.num_steps=6",
+    "train.eval_every=6",
+)
+pytestmark = pytest.mark.timeout(120)
+
+
+def write(path: Path, *lines: object) -> str:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return str(path)
+
+
+def talk(word: str, turns: int) -> list[dict[str, str]]:
+    return [
+        {"role": role, "content": content}
+        for turn in range(turns)
+        for role, content in (("user", word), ("assistant", word[::-1] + "!" * turn))
+    ]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chat")
+    make_project(folder)
+    write_model_folder(folder / "model", CHATML)
+    write(folder / "talks.jsonl", *({"messages": talk(word, 1 + n % 2)} for n, word in enumerate(WORDS * 8)))
+    return folder
+
+
+def test_samples_want_every_turn_as_far_as_there_is_room(tmp_path: Path) -> None:
+    model = write_model_folder(tmp_path / "model", CHATML)
+    corpus = write(tmp_path / "a.jsonl", {"talk": TALK}, {"talk": TALK[:2]}, {"talk": TALK, "prompt": "ignored"})
+    request = ResponseRequest(
+        corpus, str(model / "tokenizer.json"), messages_key="talk", validation_fraction=0.3, chat_template=str(model)
+    )
+    dataset = open_responses(prepare_responses(request, tmp_path / "datasets"))
+    assert prepare_responses(request, tmp_path / "datasets") == dataset.path
+    tokenizer = load(model / "tokenizer.json")
+
+    def wanted(seq_len: int) -> list[str]:
+        source = dataset.source("train", seq_len, seq_len)
+        numbers = np.arange(source.num_samples)
+        samples = source.read(numbers)
+        found = samples.targets >= 0
+        assert source.losses(numbers).tolist() == found.sum(axis=1).tolist()
+        assert (samples.targets[:, :-1][found[:, :-1]] == samples.inputs[:, 1:][found[:, :-1]]).all()
+        return [tokenizer.decode(row[row >= 0].tolist()) for row in samples.targets]
+
+    first, second = (f"{message['content']}<|im_end|>" for message in TALK if message["role"] == "assistant")
+    assert wanted(200) == [first + second, first]
+    cut = wanted(60)
+    assert cut[1] == first
+    assert (first + second).startswith(cut[0])
+    assert wanted(12) == []  # the first question fills the sample
+    assert dataset.source("train", 12, 12).left_out == 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    examples=st.lists(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3), min_size=1),
+    seq_len=st.integers(1, 20),
+)
+def test_losses_are_the_targets_of_every_sample(examples: list[list[tuple[int, int]]], seq_len: int) -> None:
+    """Each example is pieces (tokens before, tokens wanted)."""
+    begins, wanted, at = [0], [], 0
+    for pieces in examples:
+        for before, count in pieces:
+            wanted.append((at + before, at + before + count))
+            at += before + count
+        begins.append(at)
+    source = ResponseSource("train", np.arange(at), np.array(begins), np.array(wanted), seq_len)
+    numbers = np.arange(source.num_samples)
+    samples = source.read(numbers)
+    counts = (samples.targets >= 0).sum(axis=1)
+    assert source.losses(numbers).tolist() == counts.tolist()
+    assert (counts > 0).all()
+    assert source.num_samples == sum(pieces[0][0] <= seq_len for pieces in examples)
+    assert source.num_samples + source.left_out == len(examples)
+
+
+def test_prompts_and_responses_become_two_messages(tmp_path: Path) -> None:
+    model = write_model_folder(tmp_path / "model", CHATML)
+    pairs = [{"prompt": f"say {n}", "response": f"{n}"} for n in range(4)]
+    talks = [
+        {"messages": [{"role": "user", "content": it["prompt"]}, {"role": "assistant", "content": it["response"]}]}
+        for it in pairs
+    ]
+    folders = [
+        prepare_responses(
+            ResponseRequest(
+                write(tmp_path / f"{name}.jsonl", *lines), str(model / "tokenizer.json"), chat_template=str(model)
+            ),
+            tmp_path / "datasets",
+        )
+        for name, lines in (("pairs", pairs), ("talks", talks))
+    ]
+    files = sorted(path.name for path in folders[0].glob("*.npy"))
+    assert len(files) == 6
+    for name in files:
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
+
+
+def test_two_ranks_walk_the_trajectory_of_one(project: Path, forker: Forker) -> None:
+    words = (*CHAT, "train.precision=fp64")
+    alone = forker.train(project, "alone", 1, *words)
+    assert losses(alone)[-1] < losses(alone)[0]
+    for name in ("dp_shard", "tp"):
+        assert_same(forker.train(project, name, 2, *words, f"parallel.{name}=2"), alone, 1e-9)
+
+
+def test_the_command_line_tunes_and_scores(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    run = train(project, "scored", *CHAT, "parallel.ranks=2")
+    assert cli(["evaluate", "runs/scored"]) == 0
+    told = capsys.readouterr().out
+    assert float(re.search(r"loss ([\d.]+)", told)[1]) == pytest.approx(run.read_metrics()[-1]["val_loss"], abs=1e-3)
+    assert "tokens of responses" in told
+    resumed = ["train", "run.toml", "run.name=scored", *CHAT, "parallel.ranks=2", "data.chat_template=elsewhere"]
+    assert cli([*resumed, "--resume"]) == 2
+    assert "data.chat_template: elsewhere: cannot be read" in capsys.readouterr().err
+
+
+def test_a_model_that_has_learnt_to_chat_answers_and_ends_its_turn(
+    project: Path, forker: Forker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    words = [*CHAT, "train.num_steps=120", "model.hidden_dim=32", "optimizer.learning_rate=2e-2", "train.eval_every=0"]
+    forker.train(project, "learned", 1, *words)
+    assert cli(["sample", "runs/learned", "--prompt", "blue", "--tokens", "40", "--temperature", "0"]) == 0
+    told = capsys.readouterr().out
+    assert told == "<|im_start|>user\nblue<|im_end|>\n<|im_start|>assistant\neulb\n"
+
+
+SAID = {"role": "assistant", "content": "yes"}
+ASKED = {"role": "user", "content": "no?"}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ({"messages": {}}, '"messages": a list of messages is needed, found dict'),
+        ({"messages": None}, '"messages": a list of messages is needed, found NoneType'),
+        ({"messages": []}, '"messages": the list is empty'),
+        ({"messages": ["hello", SAID]}, "message 1: an object with a role and a content is needed, found str"),
+        ({"messages": [{"content": "a"}, SAID]}, "message 1: no role: it must be one of system, user, assistant"),
+        ({"messages": [{**ASKED, "role": "human"}, SAID]}, 'message 1: the role "human": it must be one of system, us'),
+        ({"messages": [{**ASKED, "role": ["user"]}, SAID]}, 'message 1: the role ["user"]: it must be one of'),
+        ({"messages": [ASKED, {"role": "assistant"}]}, 'message 2: the "content" of the role "assistant" is missing'),
+        (
+            {"messages": [{**ASKED, "content": [1]}, SAID]},
+            'message 1: the "content" of the role "user" is list, not te',
+        ),
+        ({"messages": [{**ASKED, "content": "\ud800"}, SAID]}, 'message 1: its "content" holds half of a surrogate'),
+        ({"messages": [ASKED, {**SAID, "content": ""}]}, "message 2: the assistant says nothing"),
+        ({"messages": [ASKED]}, 'no message of the role "assistant": there is nothing to learn from'),
+        ({"prompt": "a", "response": "b"}, "a prompt and a response, and the first line has messages ("),
+    ],
+)
+def test_lines_that_are_no_conversations(tmp_path: Path, line: object, expected: str) -> None:
+    corpus = Path(write(tmp_path / "a.jsonl", {"messages": [ASKED, SAID]}, line, [1]))
+    with pytest.raises(UserError) as caught:
+        read_conversations(corpus, Keys(), with_template=True)
+    assert caught.value.problems[0].startswith(f"{corpus}:2: {expected}")
+    assert caught.value.problems[1] == f"{corpus}:3: a JSON object is needed, found list"
+
+
+def test_messages_after_a_prompt_are_refused_and_of_many_lines_the_first_are_told(tmp_path: Path) -> None:
+    pair = {"prompt": "a", "response": "b"}
+    corpus = Path(write(tmp_path / "a.jsonl", pair, *[{"messages": [ASKED, SAID]}] * 30))
+    with pytest.raises(UserError, match="a file has lines of one kind") as caught:
+        read_conversations(corpus, Keys(), with_template=True)
+    assert caught.value.problems[0].startswith(f"{corpus}:2: messages, and the first line has a prompt and a response")
+    assert caught.value.problems[20:] == (f"{corpus}: 10 more of such",)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("data.chat_template=auto",), 'talks.jsonl:1: "messages": data.chat_template says how messages are written'),
+        (("data.template=Say {prompt}: {response}",), "data.template, data.chat_template: both say how"),
+        (("data.chat_template=absent",), "data.chat_template: absent: cannot be read"),
+        (("data.chat_template=strict.jinja",), "talks.jsonl:7: strict.jinja: no pink"),
+        (("data.messages_key=talk",), 'talks.jsonl:1: no text under "prompt" (there is: messages)'),
+        (("data.tokenizer=bpe:300",), 'data.tokenizer = "bpe:300"'),
+        (("data.corpus=old",), f"old: prepared, but not in the format '{FORMAT}'"),
+    ],
+)
+def test_what_is_refused(
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(project)
+    strict = "{% if messages and messages[0].content == 'red' %}{{ raise_exception('no pink') }}{% endif %}" + CHATML
+    Path("strict.jinja").write_text(strict)
+    Path("old").mkdir(exist_ok=True)
+    write(Path("old") / "description.json", {"format": "codescent responses 1"})
+    assert cli(["train", "run.toml", "run.name=never", *CHAT, *words]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (project / "runs" / "never").exists()
