@@ -1,12 +1,11 @@
 """In: sizes, a file of tokens, a device. Out: a program that is told over a pipe to take codescent's steps.
-Does not read a config file, so that little of Python must be installed where it runs, and writes nothing."""
+Does not read a config file and writes nothing."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -17,6 +16,7 @@ from work import Work
 sys.path.insert(0, str(ROOT))
 
 from codescent.build import build
+from codescent.config import Config
 from codescent.data.dataset import open_dataset
 from codescent.place import Place
 from codescent.train.assemble import assemble
@@ -25,28 +25,28 @@ from codescent.train.stop import StopRequest
 from codescent.train.world import World
 
 
-def config_of(arguments: argparse.Namespace, work: Work) -> Any:
-    """The keys that a plan and a step depend on, at the defaults of codescent.config but for what is given here."""
+def config_of(arguments: argparse.Namespace, work: Work) -> Config:
+    """The defaults of codescent.config but for what is given here."""
     sizes = {
-        "num_layers": work.num_layers, "num_heads": work.num_heads, "hidden_dim": work.hidden_dim, "ffn_dim": None,
+        "num_layers": work.num_layers, "num_heads": work.num_heads, "hidden_dim": work.hidden_dim,
         "vocab_size": work.vocab_size, "seq_len": work.max_seq_len,
     }  # fmt: skip
-    return SimpleNamespace(
-        run=SimpleNamespace(seed=1337),
-        model=SimpleNamespace(kind="gpt2", preset=None, dropout=0.0, bias=True, **sizes),
-        data=SimpleNamespace(corpus=str(arguments.tokens.parent), tokenizer="gpt2", seq_len=work.seq_len, prefetch=4),
-        train=SimpleNamespace(
-            global_batch_size=work.batch_size, microbatch_size=None, precision=arguments.precision,
-            compile=arguments.compile, head_chunk_tokens=arguments.head_chunk_tokens, num_steps=1_000_000,
-        ),
-        optimizer=SimpleNamespace(
-            kind="adamw", learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY, beta1=BETAS[0], beta2=BETAS[1],
-            eps=1e-8, momentum=0.9, fused=True, max_grad_norm=arguments.clip,
-        ),
-        parallel=SimpleNamespace(
-            dp_replicate=None, pp=1, dp_shard=1, cp=1, tp=1, bucket_bytes=16_777_216, reduce_dtype="auto",
-        ),
-    )  # fmt: skip
+    values = {
+        "model": {"kind": "gpt2", **sizes},
+        "lora": {"rank": arguments.rank},
+        "data": {
+            "corpus": str(arguments.tokens.parent), "tokenizer": "gpt2", "seq_len": work.seq_len, "prefetch": 4,
+        },
+        "train": {
+            "global_batch_size": work.batch_size, "precision": arguments.precision, "compile": arguments.compile,
+            "head_chunk_tokens": arguments.head_chunk_tokens, "num_steps": 1_000_000,
+        },
+        "optimizer": {
+            "learning_rate": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, "beta1": BETAS[0], "beta2": BETAS[1],
+            "max_grad_norm": arguments.clip,
+        },
+    }  # fmt: skip
+    return Config.model_validate(values)
 
 
 def arguments_of(argv: list[str]) -> argparse.Namespace:
@@ -58,6 +58,7 @@ def arguments_of(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--compile", choices=("none", "blocks", "model"), default="blocks")
     parser.add_argument("--head-chunk-tokens", type=int, default=1024)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rank", type=int, help="of adapters; none if not given")
     parser.add_argument("--clip", type=float, default=0.0)
     parser.add_argument("--warmup", type=int, default=5)
     return parser.parse_args(argv)

@@ -73,6 +73,23 @@ def transformers(arguments: argparse.Namespace, work: Work) -> Peer:
     return Peer(module, adamw(module, fused=fused), transformers_loss)
 
 
+def peft(arguments: argparse.Namespace, work: Work) -> Peer:
+    """transformers' GPT2LMHeadModel with peft's adapters beside every matrix of its blocks; of bf16 the frozen weights
+    are bf16, too, as they are where such a model is loaded in that format."""
+    peer = importlib.import_module("peft")
+    base = transformers(arguments, work).module
+    if arguments.precision == "bf16":
+        base = base.to(torch.bfloat16)
+    matrices = ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"]
+    config = peer.LoraConfig(
+        r=arguments.rank, lora_alpha=2 * arguments.rank, target_modules=matrices, fan_in_fan_out=True
+    )
+    module = peer.get_peft_model(base, config)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
+    return Peer(module, optimizer, transformers_loss)
+
+
 def transformers_loss(model: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Its loss function with targets that are shifted already, so that it sees as many tokens as the others."""
     loss = model(input_ids=tokens, labels=targets, shift_labels=targets).loss
@@ -134,9 +151,10 @@ def distributed(peer: Peer) -> Peer:
 
 
 def arguments_of(argv: list[str]) -> argparse.Namespace:
-    """The command line; peers.py and ranks.py write it."""
+    """The command line; peers.py, ranks.py and lora.py write it."""
     parser = argparse.ArgumentParser(description="Train a peer's GPT-2 step by step, as told over a pipe.")
-    parser.add_argument("--peer", choices=("nanogpt", "transformers", "products"), required=True)
+    parser.add_argument("--peer", choices=("nanogpt", "transformers", "peft", "products"), required=True)
+    parser.add_argument("--rank", type=int, default=8, help="of peft's adapters")
     parser.add_argument("--checkout", type=Path, help="nanoGPT's checkout")
     parser.add_argument("--tokens", type=Path, required=True, help="file of uint16 tokens")
     parser.add_argument("--work", type=Work.parse, required=True)
@@ -192,7 +210,8 @@ def main() -> None:
     if arguments.peer == "products":
         step = products(arguments.work, arguments.precision)
     else:
-        peer = {"nanogpt": nanogpt, "transformers": transformers}[arguments.peer](arguments, arguments.work)
+        makers = {"nanogpt": nanogpt, "transformers": transformers, "peft": peft}
+        peer = makers[arguments.peer](arguments, arguments.work)
         step = stepper(distributed(peer) if arguments.ddp else peer, arguments, arguments.work)
     obey(step, arguments.warmup, arguments.device, answers)
 

@@ -22,7 +22,7 @@ import measure  # noqa: E402
 import systems  # noqa: E402
 import work  # noqa: E402
 
-SCRIPTS = ("peers", "small_job", "ranks", "bf16_parity", "startup", "pipeline", "data_formats")
+SCRIPTS = ("peers", "small_job", "ranks", "bf16_parity", "startup", "pipeline", "data_formats", "lora")
 
 TELLER = """
 import sys
@@ -124,6 +124,32 @@ def test_gpu_step_says_in_one_line_that_there_is_no_device() -> None:
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert "no CUDA device" in done.stderr
+
+
+def test_the_program_of_gpu_step_takes_steps_on_a_cpu_too(tmp_path: Path) -> None:
+    """But for what it says of the device's memory; with adapters, too."""
+    tokens = work.write_tokens(tmp_path, work.SMALL.vocab_size)
+    words = ["--tokens", str(tokens), "--work", work.SMALL.text(), "--device", "cpu", "--warmup", "1"]
+    for more in ([], ["--rank", "2", "--clip", "1"]):
+        program = [str(BENCHMARKS / "codescent_step.py"), *words, "--precision", "fp32", "--compile", "none", *more]
+        done = subprocess.run(
+            [sys.executable, *program], input="2\n", capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        ready, seconds = done.stdout.splitlines()
+        assert ready.endswith("ready")
+        assert float(seconds.split()[-1]) > 0
+
+
+@pytest.mark.slow
+def test_adapters_are_measured_beside_those_of_peft(tmp_path: Path) -> None:
+    few = ("--work", "small", "--rounds", "1", "--json", str(tmp_path / "found.json"))
+    done = script("lora", *few, timeout_s=170)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "found.json").read_text())
+    assert [found["system"] for found in result["systems"]][:2] == ["peft-fp32", "codescent-lora-fp32"]
+    assert len(result["systems"]) == 6
+    assert all(found["median_s"] > 0 for found in result["systems"])
 
 
 @pytest.mark.slow
