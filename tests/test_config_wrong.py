@@ -61,7 +61,7 @@ def load_or_none(path: str, *overrides: str) -> Config | None:
         ("[model]\nNum-Layers = 3", "did you mean model.num_layers?"),
         ("[log]\ncolour = 3", "log.colour: unknown key in [log]; its keys are every, "),
         ("[optimiser]\nkind = 3", "run.toml:1: optimiser: unknown section; did you mean [optimizer]?"),
-        ("[foo]\n", "foo: unknown section; sections are run, model, data"),
+        ("[foo]\n", "foo: unknown section; sections are run, model, lora, data"),
         ("num_steps = 3", "run.toml:1: num_steps: is outside a section; did you mean train.num_steps?"),
         ("colour = 3", "at the top of a file stands only base"),
         ("\nmodel = 3", "run.toml:2: model: given 3, but it is a section: write [model]"),
@@ -293,7 +293,7 @@ def test_a_file_cannot_be_based_on_itself() -> None:
 
 
 def test_every_section_is_in_the_schema() -> None:
-    assert list(SECTIONS) == ["run", "model", "data", "train", "optimizer", "parallel", "checkpoint", "log"]
+    assert list(SECTIONS) == ["run", "model", "lora", "data", "train", "optimizer", "parallel", "checkpoint", "log"]
 
 
 def test_a_name_too_long_for_a_folder() -> None:
