@@ -291,7 +291,7 @@ def test_weights_of_another_model_are_refused_before_a_rank_starts(project: Path
         (["model.num_layers=3", "model.hidden_dim=32"], ["model.num_layers = 3", "model.hidden_dim = 32"]),
         (["data.tokenizer=char", "model.vocab_size=257"], ["data.tokenizer = char", "not the same number"]),
         (list(LIKE_LLAMA), ['of a gpt2, but model.kind = "llama"']),
-        (["model.weights=nowhere"], ["model.weights: nowhere: no such folder"]),
+        (["model.weights=nowhere"], ["model.weights: ", "nowhere: no such folder"]),
     ):
         done = codescent(
             project,
