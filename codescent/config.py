@@ -66,7 +66,7 @@ TextOrPath = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check
 FolderName = Annotated[str, AfterValidator(_check_folder_name)]
 Tokenizer = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text), AfterValidator(_check_tokenizer)]
 Folder = Annotated[Path, BeforeValidator(_to_path), AfterValidator(_check_path)]
-FolderFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]
+PathFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]
 """Kept so that a run finds it again, wherever the next command is given."""
 
 
@@ -106,7 +106,7 @@ class Model(Section):
         "llama3.1-70b, llama3.1-405b, transformer-base, transformer-big, bert-base-uncased or bert-large-uncased; or "
         "llama-tiny; auto: none, sizes are given here",
     )
-    weights: FolderFromAnywhere | None = Field(
+    weights: PathFromAnywhere | None = Field(
         None,
         description="local Hugging Face folder whose weights training begins with (gpt2, llama, bert); auto: none, "
         "they are drawn from run.seed",
@@ -213,7 +213,7 @@ class Data(Section):
         "{prompt}{response}",
         description='how a prompt and its response read (sft), such as "Question: {prompt} Answer: {response}"',
     )
-    chat_template: TextOrPath | None = Field(
+    chat_template: PathFromAnywhere | None = Field(
         None,
         description="path of the Jinja template by which messages read (sft): a Hugging Face folder, its "
         "tokenizer_config.json or its chat_template.jinja; auto: none, lines have a prompt and a response, and "

@@ -21,6 +21,7 @@ from codescent.build import build
 from codescent.config import Config, Data, Model, Run
 from codescent.configfile import DEFAULT, Resolved, to_toml
 from codescent.data.bpe import LibraryTokenizer
+from codescent.data.chat_files import JINJA, TOKENIZER_CONFIG, read_chat_files
 from codescent.datasets import task_of
 from codescent.durable import sync_folder, write_synced
 from codescent.errors import UserError
@@ -127,10 +128,16 @@ def _write(making: Path, files: list[Shard], dtype: str, values: Values, trained
 
 
 def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, int | None]]:
-    """The tokenizer's files, and its control tokens."""
+    """The tokenizer's files, with the chat template if the run has one, and its control tokens."""
     if trained.tokenizer is None:
         return {}, {"bos_token_id": None, "eos_token_id": None}
-    return tokenizer_files(trained.folder.tokenizer.read_text(encoding="utf-8"), trained.shape.seq_len)
+    texts, ends = tokenizer_files(trained.folder.tokenizer.read_text(encoding="utf-8"), trained.shape.seq_len)
+    chat = trained.config.data.chat_template
+    if chat is not None and task_of(trained.config) == "sft":
+        files = read_chat_files(chat)
+        told = json.loads(texts[TOKENIZER_CONFIG]) | (files.special or {})
+        texts |= {JINJA: files.text, TOKENIZER_CONFIG: json.dumps(told, indent=2) + "\n"}
+    return texts, ends
 
 
 def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int | None]) -> dict[str, Any]:

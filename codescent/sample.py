@@ -149,7 +149,7 @@ def _chat(trained: Trained, tokenizer: Tokenizer) -> ChatTokens | None:
     path = trained.config.data.chat_template
     if path is None or task_of(trained.config) != "sft":
         return None
-    return ChatTokens(ChatTemplate.read(Path(path).expanduser()), tokenizer)
+    return ChatTokens(ChatTemplate.read(path), tokenizer)
 
 
 def _encode(

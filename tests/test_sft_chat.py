@@ -14,8 +14,10 @@ from forker import Forker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import assert_same, losses, make_project, train
+from transformers import AutoTokenizer
 
 from codescent.cli import run as cli
+from codescent.data.chat_template import ChatTemplate
 from codescent.data.conversations import Keys, read_conversations
 from codescent.data.response_prepare import ResponseRequest, prepare_responses
 from codescent.data.responses import FORMAT, ResponseSource, open_responses
@@ -61,7 +63,7 @@ def test_samples_want_every_turn_as_far_as_there_is_room(tmp_path: Path) -> None
     model = write_model_folder(tmp_path / "model", CHATML)
     corpus = write(tmp_path / "a.jsonl", {"talk": TALK}, {"talk": TALK[:2]}, {"talk": TALK, "prompt": "ignored"})
     request = ResponseRequest(
-        corpus, str(model / "tokenizer.json"), messages_key="talk", validation_fraction=0.3, chat_template=str(model)
+        corpus, str(model / "tokenizer.json"), messages_key="talk", validation_fraction=0.3, chat_template=model
     )
     dataset = open_responses(prepare_responses(request, tmp_path / "datasets"))
     assert prepare_responses(request, tmp_path / "datasets") == dataset.path
@@ -118,7 +120,7 @@ def test_prompts_and_responses_become_two_messages(tmp_path: Path) -> None:
     folders = [
         prepare_responses(
             ResponseRequest(
-                write(tmp_path / f"{name}.jsonl", *lines), str(model / "tokenizer.json"), chat_template=str(model)
+                write(tmp_path / f"{name}.jsonl", *lines), str(model / "tokenizer.json"), chat_template=model
             ),
             tmp_path / "datasets",
         )
@@ -149,7 +151,7 @@ def test_the_command_line_tunes_and_scores(
     assert "tokens of responses" in told
     resumed = ["train", "run.toml", "run.name=scored", *CHAT, "parallel.ranks=2", "data.chat_template=elsewhere"]
     assert cli([*resumed, "--resume"]) == 2
-    assert "data.chat_template: elsewhere: cannot be read" in capsys.readouterr().err
+    assert re.search(r"data.chat_template: \S*/elsewhere: cannot be read", capsys.readouterr().err)
 
 
 def test_a_model_that_has_learnt_to_chat_answers_and_ends_its_turn(
@@ -161,6 +163,11 @@ def test_a_model_that_has_learnt_to_chat_answers_and_ends_its_turn(
     assert cli(["sample", "runs/learned", "--prompt", "blue", "--tokens", "40", "--temperature", "0"]) == 0
     told = capsys.readouterr().out
     assert told == "<|im_start|>user\nblue<|im_end|>\n<|im_start|>assistant\neulb\n"
+    monkeypatch.chdir(project / "datasets")  # the template is found from anywhere, and goes into an exported folder
+    assert cli(["export", str(project / "runs" / "learned"), str(project / "out")]) == 0
+    exported = AutoTokenizer.from_pretrained(project / "out")
+    expected = ChatTemplate.read(project / "model").render(TALK)
+    assert exported.apply_chat_template(TALK, tokenize=False) == expected
 
 
 SAID = {"role": "assistant", "content": "yes"}
@@ -210,8 +217,8 @@ def test_messages_after_a_prompt_are_refused_and_of_many_lines_the_first_are_tol
     [
         (("data.chat_template=auto",), 'talks.jsonl:1: "messages": data.chat_template says how messages are written'),
         (("data.template=Say {prompt}: {response}",), "data.template, data.chat_template: both say how"),
-        (("data.chat_template=absent",), "data.chat_template: absent: cannot be read"),
-        (("data.chat_template=strict.jinja",), "talks.jsonl:7: strict.jinja: no pink"),
+        (("data.chat_template=absent",), "/absent: cannot be read"),
+        (("data.chat_template=strict.jinja",), "/strict.jinja: no pink"),
         (("data.messages_key=talk",), 'talks.jsonl:1: no text under "prompt" (there is: messages)'),
         (("data.tokenizer=bpe:300",), 'data.tokenizer = "bpe:300"'),
         (("data.corpus=old",), f"old: prepared, but not in the format '{FORMAT}'"),

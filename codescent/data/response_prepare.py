@@ -83,7 +83,7 @@ class ResponseRequest:
     response_key: str = "response"
     validation_fraction: float = 0.1
     messages_key: str = "messages"
-    chat_template: str | None = None
+    chat_template: Path | None = None
 
     @property
     def path(self) -> Path:
@@ -116,7 +116,7 @@ class ResponseRequest:
     @cached_property
     def chat(self) -> ChatTemplate | None:
         """The chat template, compiled. Raises UserError where it cannot be had."""
-        return None if self.chat_template is None else ChatTemplate.read(Path(self.chat_template).expanduser())
+        return None if self.chat_template is None else ChatTemplate.read(self.chat_template)
 
     def _checked_template(self) -> str:
         Template.parse(self.template)
