@@ -1,20 +1,15 @@
-"""In: the values of a run's keys. Out: the run as typed, frozen models, and what each key is, in words.
+"""In: the values of a run's keys. Out: the run as typed, frozen models.
 Does not read files (configfile does), knows no torch, and leaves what depends on ranks or presets to build."""
 
 from __future__ import annotations
 
-import math
 import os
-import types
-import typing
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic.fields import FieldInfo
+
+from codescent.contradictions import contradictions
 
 AUTO = "auto"
 """How a file writes None, "let codescent decide": the only way to take back a value that a base file set."""
@@ -428,166 +423,3 @@ SECTIONS: dict[str, type[Section]] = {
     if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
 """Section name to its model, in the order in which files and tables list them."""
-
-
-@dataclass(frozen=True)
-class Contradiction:
-    """Values that are each right and together wrong; `keys[0]` is the one to name first."""
-
-    keys: tuple[str, ...]
-    problem: str
-
-
-def contradictions(config: Config) -> Iterator[Contradiction]:
-    """What no world size, preset or corpus could put right; all else is for `build` to refuse."""
-    optimizer, train = config.optimizer, config.train
-    if optimizer.min_learning_rate > optimizer.learning_rate:
-        yield Contradiction(
-            ("optimizer.min_learning_rate", "optimizer.learning_rate"),
-            f"given {optimizer.min_learning_rate}, which is above optimizer.learning_rate ({optimizer.learning_rate}); "
-            "the learning rate decays towards it",
-        )
-    if optimizer.decay_steps is not None and optimizer.warmup_steps >= optimizer.decay_steps:
-        yield Contradiction(
-            ("optimizer.warmup_steps", "optimizer.decay_steps"),
-            f"given {optimizer.warmup_steps}, but the decay that follows ends at optimizer.decay_steps "
-            f"({optimizer.decay_steps}); must be a whole number from 0 to {optimizer.decay_steps - 1}",
-        )
-    yield from _without_cuda(config)
-    yield from _of_adapters(config)
-    size, samples = train.microbatch_size, train.global_batch_size
-    if size is not None and samples % size:
-        divisors = (d for n in range(1, math.isqrt(samples) + 1) if samples % n == 0 for d in (n, samples // n))
-        yield Contradiction(
-            ("train.microbatch_size", "train.global_batch_size"),
-            f"given {size}, which does not divide train.global_batch_size ({samples}); "
-            f"the nearest smaller value that does is {max(d for d in divisors if d <= size)}",
-        )
-
-
-def _of_adapters(config: Config) -> Iterator[Contradiction]:
-    """Keys of adapters that there are not, and what does not go with them."""
-    lora = config.lora
-    if lora.rank is None:
-        for name in ("alpha", "targets", "whole"):
-            if getattr(lora, name) is not None:
-                yield Contradiction((f"lora.{name}", "lora.rank"), "given, but lora.rank is not: there are no adapters")
-        return
-    if config.train.compile == "model":
-        yield Contradiction(
-            ("train.compile", "lora.rank"),
-            'given "model", but lora.rank is set: the embedding is not trained, and the compiler does not make a '
-            'gradient begin behind it; set train.compile to "blocks"',
-        )
-    if config.parallel.offload == "optimizer":
-        yield Contradiction(
-            ("parallel.offload", "lora.rank"),
-            'given "optimizer", but lora.rank is set: the optimizer has the state of adapters alone, which is small; '
-            'set parallel.offload to "none", or to "all" (weights too, with dp_shard and zero_stage 3)',
-        )
-
-
-def _without_cuda(config: Config) -> Iterator[Contradiction]:
-    """What needs a CUDA device, or a model that is not compiled. Where train.device is "auto", the ranks find out."""
-    train, parallel = config.train, config.parallel
-    if train.device == "cpu" and parallel.offload != "none":
-        yield Contradiction(
-            ("parallel.offload", "train.device"),
-            f'given "{parallel.offload}", but train.device is "cpu", whose memory is the host\'s: there is nothing to '
-            'offload; leave it "none"',
-        )
-    if train.device == "cpu" and parallel.data_parallel > 1:
-        yield Contradiction(
-            ("parallel.data_parallel", "train.device"),
-            f'given {parallel.data_parallel}, but train.device is "cpu", and torch.nn.DataParallel divides a batch '
-            f"over CUDA devices; for several CPU ranks set parallel.ranks to {parallel.data_parallel}, without it",
-        )
-    if train.compile != "none" and parallel.pp > 1 and parallel.schedule == "zero-bubble":
-        yield Contradiction(
-            ("parallel.schedule", "train.compile"),
-            f'given "zero-bubble", but train.compile is "{train.compile}": compiled layers make the gradients of their '
-            'weights at once and put nothing off; set train.compile to "none", or parallel.schedule to "1f1b"',
-        )
-    if train.compile != "none" and parallel.data_parallel > 1:
-        yield Contradiction(
-            ("parallel.data_parallel", "train.compile"),
-            f'given {parallel.data_parallel}, but train.compile is "{train.compile}": torch.nn.DataParallel copies '
-            'modules in every step, and a compiled one is not copied; set train.compile to "none", or '
-            f"parallel.ranks to {parallel.data_parallel} instead of data_parallel",
-        )
-
-
-@dataclass(frozen=True)
-class Key:
-    """One key as documentation and error messages speak of it."""
-
-    section: str
-    name: str
-    wanted: str  # what values are right, in words
-    default: str  # as a file would write it
-    description: str
-
-
-def keys() -> tuple[Key, ...]:
-    """Every key, in order, from the models: the source of docs/config.md and of `codescent config --keys`."""
-    return tuple(
-        Key(section, name, _wanted(field), toml_value(field.default), field.description or "")
-        for section, model in SECTIONS.items()
-        for name, field in model.model_fields.items()
-    )
-
-
-def keys_markdown() -> str:
-    """The keys as Markdown: a heading and a table for each section."""
-    lines: list[str] = []
-    for section, model in SECTIONS.items():
-        lines += [
-            f"### `[{section}]`",
-            "",
-            model.__doc__ or "",
-            "",
-            "| key | value | default | meaning |",
-            "|---|---|---|---|",
-        ]
-        lines += [
-            f"| `{key.name}` | {key.wanted} | `{key.default}` | {key.description} |"
-            for key in keys()
-            if key.section == section
-        ]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def toml_value(value: object) -> str:
-    """A value as a run's file writes it; None, which TOML lacks, as "auto"."""
-    if value is None:
-        return f'"{AUTO}"'
-    return tomli_w.dumps({"v": str(value) if isinstance(value, Path) else value}).removeprefix("v = ").rstrip("\n")
-
-
-def _wanted(field: FieldInfo) -> str:
-    kind, optional = field.annotation, False
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        optional = True
-        kind = next(part for part in typing.get_args(kind) if part is not type(None))
-    while typing.get_origin(kind) is Annotated:
-        kind = typing.get_args(kind)[0]
-    if typing.get_origin(kind) is Literal:
-        choices = [toml_value(choice) for choice in typing.get_args(kind)]
-    else:
-        names = {bool: "true or false", int: "whole number", float: "number", str: "string", Path: "path"}
-        choices = [names[typing.cast(type, kind)] + _bounds(field)]
-    if optional:
-        choices.append(f'"{AUTO}"')
-    return " or ".join([*([", ".join(choices[:-1])] if choices[:-1] else []), choices[-1]])
-
-
-def _bounds(field: FieldInfo) -> str:
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    found = [
-        f"{sign} {getattr(item, name)}"
-        for item in field.metadata
-        for name, sign in signs.items()
-        if hasattr(item, name)
-    ]
-    return f" {' and '.join(found)}" if found else ""

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import tomli_w
 from pydantic import ValidationError
 
-from codescent.config import SECTIONS, Config, Key, Section, contradictions, keys, toml_value
+from codescent.config import SECTIONS, Config, Section
+from codescent.contradictions import contradictions
 from codescent.errors import UserError
+from codescent.keys import Key, keys, toml_value
 from codescent.tomlfile import read_toml
 
 COMMAND_LINE = "command line"
