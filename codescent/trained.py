@@ -3,6 +3,7 @@ Does not change the run folder, and does not use the model: sampling, evaluating
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ from codescent.models.lora_shape import Lora
 from codescent.plan import WIDE, Parameter, Plan
 from codescent.record import CONFIG, RunFolder
 from codescent.strategies.buckets import TORCH_DTYPE
-from codescent.train.checkpoint import Checkpoints, Saved, TensorReader
+from codescent.train.checkpoint import Checkpoints, Saved, TensorReader, read_tensors
 from codescent.train.initial import Beginning
 
 Slices = tuple[slice, ...]
@@ -69,22 +70,38 @@ class Trained:
         return models.parameters_of(self.kind, self.shape, self.lora)
 
 
+class InMemory:
+    """Tensors of a checkpoint, read at once; asked for like those of a TensorReader, which reads a box at a time."""
+
+    def __init__(self, path: Path, names: Collection[str]) -> None:
+        self._tensors = read_tensors(path, names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return tuple(self._tensors[name].shape)
+
+    def box(self, name: str, slices: Slices) -> torch.Tensor:
+        """One box of a tensor."""
+        return self._tensors[name][slices]
+
+
 class Values:
     """Boxes of what a trained model is made of.
 
     Args:
         trained: which.
+        reader: of the checkpoint: a box at a time where memory counts, or all at once where all is wanted.
 
     Raises:
         UserError: the checkpoint is damaged, or not of the model that the config describes; what was not trained is not
             to be had any more.
     """
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: Trained, reader: type[TensorReader] | type[InMemory] = TensorReader) -> None:
         self._lora, self._precision = trained.lora, trained.config.train.precision
         self._parameters = {parameter.name: parameter for parameter in trained.adapted}
         held = [parameter for parameter in trained.adapted if parameter.trained]
-        self._reader = TensorReader(trained.saved.path, [f"model.{parameter.name}" for parameter in held])
+        self._reader = reader(trained.saved.path, [f"model.{parameter.name}" for parameter in held])
         shapes = {parameter.name: self._reader.shape(f"model.{parameter.name}") for parameter in held}
         problems = [
             f"{trained.saved.path}: {parameter.name} has the shape {shapes[parameter.name]}, the run's config makes it "
@@ -159,7 +176,7 @@ def module_of(trained: Trained, device: torch.device) -> nn.Module:
     Raises:
         UserError: the checkpoint is damaged, or not of the model that the config describes.
     """
-    values = Values(trained)
+    values = Values(trained, InMemory)
     tensors = {p.name: values.box(p.name, tuple(slice(0, size) for size in p.shape)) for p in trained.declared}
     module = models.construct(trained.kind, trained.shape)
     module.load_state_dict(tensors, assign=True)
