@@ -17,6 +17,7 @@ from codescent.cores import available_cores, threads_per_rank
 from codescent.errors import UserError
 from codescent.place import Place
 from codescent.plan import AXES, Mesh, Plan
+from codescent.train.devices import choose_device, name_of, refuse_shared
 from codescent.train.meet import meet
 from codescent.train.messages import Messages
 
@@ -38,6 +39,7 @@ class World:
         torch.set_num_threads(self.num_threads)
         self.timeout = timedelta(seconds=timeout_s)
         self.store = meet(place, self.timeout)
+        refuse_shared(self.store, place, device, name_of(self.device))
         if place.local_world_size == place.world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
             # Gloo asks the resolver for this host's name; where every rank is local, loopback is right and always up.
             os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if os.uname().sysname == "Darwin" else "lo"
@@ -167,25 +169,6 @@ def _problems_of(work: Callable[[], object]) -> tuple[str, ...]:
     except UserError as error:
         return error.problems
     return ()
-
-
-def choose_device(wanted: str, place: Place) -> torch.device:
-    """The device of this rank. "auto" takes CUDA where the machine has it, one device for each local rank.
-
-    Raises:
-        UserError: there are fewer devices than local ranks, or none and CUDA is asked for.
-    """
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "cpu" or (wanted == "auto" and devices == 0):
-        return torch.device("cpu")
-    if devices < place.local_world_size:
-        few = f"start at most {devices} here, or " if devices else ""
-        raise UserError(
-            f'train.device = "{wanted}": this machine has {devices} CUDA device(s) for {place.local_world_size} local '
-            f'rank(s); {few}set train.device = "cpu"'
-        )
-    torch.cuda.set_device(place.local_rank)
-    return torch.device("cuda", place.local_rank)
 
 
 def _threads(place: Place) -> int:
