@@ -3,9 +3,13 @@ Does not start ranks: test_launch_ranks.py does."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from codescent.errors import UserError
+from codescent.launch import ancestors, launchers
 from codescent.launch.environment import PORTS, read
 from codescent.place import Place
 
@@ -391,3 +395,20 @@ def test_everything_comes_at_once() -> None:
         "SLURM_STEP_NODELIST",
         "MASTER_PORT",
     ]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc on this machine")
+def test_the_process_above_this_one_is_found_by_its_program() -> None:
+    program = Path(f"/proc/{os.getppid()}/comm").read_text().rstrip("\n")
+    assert ancestors.nearest(program) == os.getppid()
+    assert ancestors.nearest("no program") is None
+
+
+def test_the_documentation_has_every_variable() -> None:
+    page = (Path(__file__).resolve().parent.parent / "docs" / "launch.md").read_text(encoding="utf-8")
+    older = {"SLURM_JOBID", "SLURM_STEPID"}  # the same by the names of before
+    for launcher in (launchers.TORCHRUN, *launchers.OTHERS):
+        jobs = [name for names in launcher.job for name in names]
+        names = (*launcher.rank, *launcher.local_rank, *launcher.size, *launcher.local_size, *launcher.hosts, *jobs)
+        for name in {*names, launcher.attempt, launcher.node, launcher.proxy} - {"", *older}:
+            assert f"`{name}`" in page, name
