@@ -61,6 +61,11 @@ def _train(arguments: argparse.Namespace) -> int:
 
     config = _load(arguments).config
     place = read(os.environ)
+    if place is not None and arguments.ranks not in (None, place.world_size):
+        raise UserError(
+            f"--ranks {arguments.ranks}: this process is rank {place.rank} of {place.world_size}, numbered by "
+            f"{place.launcher}, and starts no others: leave --ranks away, or have {arguments.ranks} started there"
+        )
     if place is None and config.parallel.ranks > 1:
         return _train_on_ranks(arguments, config.parallel.ranks)
     if arguments.may_restart and config.train.allocator == "auto" and needs_restart(os.environ):

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LOOPBACK = "127.0.0.1"
+"""The address of this machine that no other reaches."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -16,6 +19,10 @@ class Place:
     local_world_size: int = 1
     master_addr: str = ""
     master_port: int = 0
-    attempt: int = 0  # torchrun's count of restarts: keys of an earlier attempt may still be in its store
+    attempt: int = 0  # the launcher's count of restarts: keys of an earlier attempt may still be in the store
     agent_store: bool = False  # torchrun itself serves the store: rank 0 must not
     store_fd: int | None = None  # rank 0 of our own launcher: serve the store on this listening socket
+    launcher: str = ""  # who numbered it, as messages say it
+    job: str = (
+        ""  # what the launcher calls this start of this job, where it does: keys of no other may be taken for ours
+    )

@@ -1,85 +1,217 @@
-"""In: the environment variables that torchrun (or our own launcher) sets. Out: which rank this process is, or none.
+"""In: the environment variables that a launcher (any of `launchers`, or our own) sets. Out: which rank this process is.
 Does not connect to anything and does not guess: a set with a part missing is refused."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 
 from codescent.errors import UserError
-from codescent.place import Place
+from codescent.launch import ancestors
+from codescent.launch.launchers import TORCHRUN, Launcher, is_set, started_by
+from codescent.launch.slurm_lists import counts, hosts
+from codescent.place import LOOPBACK, Place
 
 STORE_FD = "CODESCENT_STORE_FD"
 """Descriptor of the listening socket that `launch/local.py` hands to rank 0."""
 
-REQUIRED: Mapping[str, str] = {
-    "RANK": "number of this process among all",
-    "LOCAL_RANK": "number of this process among those of its machine",
-    "WORLD_SIZE": "number of processes in all",
-    "LOCAL_WORLD_SIZE": "number of processes on this machine",
+PORTS = range(20_000, 30_000)
+"""Where a port made of the job's name lies: above those of services, below those that systems give to clients."""
+
+MEANINGS: Mapping[str, str] = {
+    "rank": "number of this process among all",
+    "local_rank": "number of this process among those of its machine",
+    "size": "number of processes in all",
+    "local_size": "number of processes on this machine",
+    "node": "number of this machine among those of the step",
     "MASTER_ADDR": "address at which rank 0 is reached",
     "MASTER_PORT": "port at which rank 0 is reached",
 }
-_MARKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # an address alone is often left in a shell
+_ROLES = ("rank", "local_rank", "size", "local_size")
 
 
 def read(env: Mapping[str, str]) -> Place | None:
     """Which rank this process is; None when no launcher started it.
 
     Raises:
-        UserError: naming every variable that is missing, not a number, or contradicts another.
+        UserError: naming every variable that is missing, cannot be read, or contradicts another.
     """
-    if not any(name in env for name in _MARKS):
-        return None
-    problems = [
-        f"environment: {name} ({meaning}) is not set, but {_present(env)} is; a launcher such as torchrun sets all of "
-        f"{', '.join(REQUIRED)}"
-        for name, meaning in REQUIRED.items()
-        if not env.get(name, "").strip()
-    ]
-    numbers: dict[str, int] = {}
-    for name in (*_MARKS, "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", STORE_FD):
-        text = env.get(name, "").strip()
+    launcher = started_by(env)
+    return None if launcher is None else _Reader(env, launcher).place()
+
+
+class _Reader:
+    """The variables of one launcher, as they are read; what is wrong with them is gathered in `problems`."""
+
+    def __init__(self, env: Mapping[str, str], launcher: Launcher) -> None:
+        self._env, self._launcher = env, launcher
+        self._numbers: dict[str, int] = {}  # role or variable to number
+        self._names: dict[str, str] = {}  # role to the variable that said it
+        self.problems: list[str] = []
+
+    def place(self) -> Place:
+        """Everything together.
+
+        Raises:
+            UserError: with all of `problems`.
+        """
+        launcher, numbers = self._launcher, self._numbers
+        for role in _ROLES:
+            self._read_role(role)
+        here = launcher.fills and "size" in numbers and numbers["size"] == numbers.get("local_size")
+        job = self._job(here)
+        address, port = self._address(here), self._port(job)
+        attempt = self._number(launcher.attempt, "") if launcher.attempt else None
+        store_fd = self._number(STORE_FD, "") if launcher is TORCHRUN else None
+        self._contradictions()
+        if self.problems:
+            raise UserError(*dict.fromkeys(self.problems))
+        return Place(
+            rank=numbers["rank"],
+            local_rank=numbers["local_rank"],
+            world_size=numbers["size"],
+            local_world_size=numbers["local_size"],
+            master_addr=address,
+            master_port=port,
+            attempt=attempt or 0,
+            agent_store=launcher is TORCHRUN and self._text("TORCHELASTIC_USE_AGENT_STORE").lower() == "true",
+            store_fd=store_fd,
+            launcher=launcher.name,
+            job=job,
+        )
+
+    def _text(self, name: str) -> str:
+        return self._env.get(name, "").strip()
+
+    def _read_role(self, role: str) -> None:
+        """Find a role's number; note where it is missing, and where two variables say different things."""
+        names = tuple(dict.fromkeys((*getattr(self._launcher, role), *getattr(TORCHRUN, role))))
+        given = [name for name in names if is_set(self._env, name)]
+        if not given:
+            self._missing(" or ".join(names), role)
+        said = {name: number for name in given if (number := self._number(name, role)) is not None}
+        if not said:
+            return
+        self._names[role] = first = next(iter(said))
+        self._numbers[role] = said[first]
+        for name, number in said.items():
+            if number != said[first]:
+                self.problems.append(
+                    f"environment: {first} says {said[first]}, {name} says {number} ({MEANINGS[role]}); they are left "
+                    f"over from different jobs, steps or launchers: unset those that are not of this process's "
+                    f"{self._launcher.name}"
+                )
+
+    def _number(self, name: str, role: str) -> int | None:
+        """The number that a variable says, where it is set."""
+        text = self._text(name)
+        if role == "local_size" and self._launcher.node and name in self._launcher.local_size:
+            return self._in_list(name)
         if text.isascii() and text.isdigit():
-            numbers[name] = int(text)
-        elif text:
-            problems.append(f'environment: {name}: given "{text}"; must be a whole number >= 0')
-    problems += _contradictions(numbers)
-    if problems:
-        raise UserError(*problems)
-    return Place(
-        rank=numbers["RANK"],
-        local_rank=numbers["LOCAL_RANK"],
-        world_size=numbers["WORLD_SIZE"],
-        local_world_size=numbers["LOCAL_WORLD_SIZE"],
-        master_addr=env["MASTER_ADDR"].strip(),
-        master_port=numbers["MASTER_PORT"],
-        attempt=numbers.get("TORCHELASTIC_RESTART_COUNT", 0),
-        agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE", "").strip().lower() == "true",
-        store_fd=numbers.get(STORE_FD),
-    )
+            return int(text)
+        if text:
+            self.problems.append(f'environment: {name}: given "{text}"; must be a whole number >= 0')
+        return None
 
+    def _in_list(self, name: str) -> int | None:
+        """The entry of this machine in a list of numbers."""
+        node = self._launcher.node
+        try:
+            of_nodes = counts(self._text(name))
+        except ValueError as error:
+            self.problems.append(f'environment: {name}: given "{self._text(name)}"; {error}')
+            return None
+        if node not in self._numbers:
+            if not is_set(self._env, node):
+                self._missing(node, "node")
+            index = self._number(node, "")
+            if index is None:
+                return None
+            self._numbers[node] = index
+        if self._numbers[node] >= len(of_nodes):
+            self.problems.append(
+                f"environment: {node} is {self._numbers[node]}; must be below {len(of_nodes)}, the number of machines "
+                f'in {name} ("{self._text(name)}")'
+            )
+            return None
+        return of_nodes[self._numbers[node]]
 
-def _present(env: Mapping[str, str]) -> str:
-    return next(name for name in _MARKS if name in env)
+    def _job(self, here: bool) -> str:
+        """What this start of this job is called, by its ranks alone; "" where nothing says it."""
+        launcher = self._launcher
+        for names in launcher.job:
+            if all(is_set(self._env, name) for name in names):
+                return f"{launcher.name} {'.'.join(map(self._text, names))}"
+        number = ancestors.nearest(launcher.proxy) if here and launcher.proxy else None
+        return "" if number is None else f"{launcher.proxy} {number}"
 
+    def _address(self, here: bool) -> str:
+        """Where rank 0 is reached: what the user says, else this machine where all are here, else the first of all."""
+        if is_set(self._env, "MASTER_ADDR"):
+            return self._text("MASTER_ADDR")
+        if here:
+            return LOOPBACK
+        for name in self._launcher.hosts:
+            if is_set(self._env, name):
+                try:
+                    return hosts(self._text(name))[0]
+                except ValueError as error:
+                    self.problems.append(f'environment: {name}: given "{self._text(name)}"; {error}')
+                    return ""
+        if self._launcher.hosts:
+            self._missing(" or ".join((*self._launcher.hosts, "MASTER_ADDR")), "MASTER_ADDR")
+        elif not self._launcher.fills:
+            self._missing("MASTER_ADDR", "MASTER_ADDR")
+        elif {"size", "local_size"} <= self._numbers.keys():
+            self.problems.append(
+                f"environment: MASTER_ADDR ({MEANINGS['MASTER_ADDR']}) is not set, and {self._launcher.name} names "
+                f"none: only {self._numbers['local_size']} of {self._numbers['size']} ranks are on this machine; give "
+                f"every rank the name of the machine of rank 0: {self._launcher.hand_over}"
+            )
+        return ""
 
-def _contradictions(numbers: Mapping[str, int]) -> list[str]:
-    """Problems among the numbers that are there."""
-    problems: list[str] = []
-    below = (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    for small, large in below:
-        if small in numbers and large in numbers and numbers[small] >= numbers[large]:
-            problems.append(f"environment: {small} is {numbers[small]}; must be below {large} ({numbers[large]})")
-    if numbers.get("LOCAL_WORLD_SIZE", 0) > numbers.get("WORLD_SIZE", 2**63):
-        problems.append(
-            f"environment: LOCAL_WORLD_SIZE is {numbers['LOCAL_WORLD_SIZE']}; "
-            f"must be at most WORLD_SIZE ({numbers['WORLD_SIZE']})"
+    def _port(self, job: str) -> int:
+        """Where rank 0 listens: what the user says, else a function of the job's name."""
+        if is_set(self._env, "MASTER_PORT"):
+            port = self._number("MASTER_PORT", "")
+            if port is not None and not 0 < port < 2**16:
+                self.problems.append(f"environment: MASTER_PORT is {port}; must be from 1 to 65535")
+            return port or 0
+        if job:
+            return PORTS[zlib.crc32(job.encode()) % len(PORTS)]
+        if not self._launcher.fills:
+            self._missing("MASTER_PORT", "MASTER_PORT")
+        else:
+            of = " or ".join(".".join(names) for names in self._launcher.job)
+            self.problems.append(
+                f"environment: MASTER_PORT ({MEANINGS['MASTER_PORT']}) is not set, and nothing names the job of "
+                f"{self._launcher.name}, by which its ranks could agree on one ({of} is not set); give every rank a "
+                f"free port of the machine of rank 0: {self._launcher.hand_over}"
+            )
+        return 0
+
+    def _missing(self, names: str, role: str) -> None:
+        launcher = self._launcher
+        whole = ", ".join((*TORCHRUN.marks, "MASTER_ADDR", "MASTER_PORT"))
+        sets = f"a launcher such as torchrun sets all of {whole}" if launcher is TORCHRUN else f"set by {launcher.name}"
+        self.problems.append(
+            f"environment: {names} ({MEANINGS[role]}) is not set, but {launcher.mark(self._env)} is; {sets}"
         )
-    if numbers.get("LOCAL_RANK", 0) > numbers.get("RANK", 2**63):
-        problems.append(
-            f"environment: LOCAL_RANK is {numbers['LOCAL_RANK']}; must be at most RANK ({numbers['RANK']}), "
-            "since a machine's ranks follow one another"
-        )
-    if not 0 < numbers.get("MASTER_PORT", 1) < 2**16:
-        problems.append(f"environment: MASTER_PORT is {numbers['MASTER_PORT']}; must be from 1 to 65535")
-    return problems
+
+    def _contradictions(self) -> None:
+        """Problems among the numbers that are there."""
+        numbers, names = self._numbers, self._names
+        for small, large in (("rank", "size"), ("local_rank", "local_size")):
+            if small in numbers and large in numbers and numbers[small] >= numbers[large]:
+                self.problems.append(
+                    f"environment: {names[small]} is {numbers[small]}; must be below {names[large]} ({numbers[large]})"
+                )
+        for small, large, why in (
+            ("local_size", "size", ""),
+            ("local_rank", "rank", ", since it counts the lower ranks of this machine"),
+        ):
+            if small in numbers and large in numbers and numbers[small] > numbers[large]:
+                self.problems.append(
+                    f"environment: {names[small]} is {numbers[small]}; must be at most {names[large]} "
+                    f"({numbers[large]}){why}"
+                )

@@ -20,8 +20,8 @@ from codescent.cores import available_cores, threads_per_rank
 from codescent.errors import UserError
 from codescent.launch.environment import STORE_FD
 from codescent.launch.signals import SignalQueue
+from codescent.place import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 SETTLE_S = 1.0  # after a failure: how long the other ranks have to fail by themselves, which tells whose fault it was
 STOP_S = 10.0  # after SIGTERM: how long they have to go before SIGKILL
 REPEAT_S = 0.5  # a second SIGINT this soon is the first, passed on by a wrapper of ours (make, uv) as well

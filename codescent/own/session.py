@@ -121,17 +121,17 @@ _ranks: Ranks | None = None
 def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
     """Join the other ranks, or be one rank alone where no launcher started this process. Call it first.
 
-    Reads what the launcher has set (torchrun's variables), chooses the device, connects. Called again, it returns what
-    it returned before. The ranks are left when the process ends. Where one ends by an exception, the others, which
-    cannot go on without it, say whose it was.
+    Reads what the launcher has set (torchrun, srun, mpirun and others: docs/launch.md), chooses the device, connects.
+    Called again, it returns what it returned before. The ranks are left when the process ends. Where one ends by an
+    exception, the others, which cannot go on without it, say whose it was.
 
     Args:
         device: "auto" takes CUDA where the machine has it, one device for each local rank; else "cpu" or "cuda".
         timeout_s: how long a collective waits for the other ranks.
 
     Raises:
-        UserError: the launcher's variables contradict each other, the device is not there, or torch.distributed was
-            initialised by someone else.
+        UserError: the launcher's variables contradict each other, the ranks do not find each other, the device is not
+            there, or torch.distributed was initialised by someone else.
     """
     global _ranks
     if device not in DEVICES:

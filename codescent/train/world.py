@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from codescent.cores import available_cores, threads_per_rank
 from codescent.errors import UserError
 from codescent.place import Place
 from codescent.plan import AXES, Mesh, Plan
+from codescent.train.devices import choose_device, name_of, refuse_shared
+from codescent.train.meet import meet
 from codescent.train.messages import Messages
 
 DATASET_WAIT = timedelta(days=2)
@@ -28,7 +29,7 @@ class World:
     """The ranks of a run as one of them sees it: device, store, and a process group for each axis of the mesh.
 
     Raises:
-        UserError: the device that is asked for is not there.
+        UserError: the device that is asked for is not there, or the ranks do not find each other.
     """
 
     def __init__(self, place: Place, device: str, num_threads: int | None, timeout_s: float) -> None:
@@ -37,7 +38,8 @@ class World:
         self.num_threads = num_threads or _threads(place)
         torch.set_num_threads(self.num_threads)
         self.timeout = timedelta(seconds=timeout_s)
-        self.store = self._store()
+        self.store = meet(place, self.timeout)
+        refuse_shared(self.store, place, device, name_of(self.device))
         if place.local_world_size == place.world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
             # Gloo asks the resolver for this host's name; where every rank is local, loopback is right and always up.
             os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if os.uname().sysname == "Darwin" else "lo"
@@ -49,6 +51,7 @@ class World:
             timeout=self.timeout,
             device_id=self.device if self.device.type == "cuda" else None,
         )
+        self.leaders = self._leaders()
         self.mesh = Mesh(dp_replicate=place.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
 
@@ -78,22 +81,11 @@ class World:
         """The pipeline stage of this rank: which of the plan's programs it walks."""
         return self.mesh.coordinates(self.place.rank)["pp"]
 
-    def _store(self) -> Store:
-        if self.place.world_size == 1:
-            return HashStore()
-        place = self.place
-        # Our own launcher hands over a socket that listens on loopback alone; one that torch opens listens everywhere.
-        serves = place.rank == 0 and not place.agent_store
-        store = TCPStore(
-            place.master_addr,
-            place.master_port,
-            place.world_size,
-            serves,
-            self.timeout,
-            master_listen_fd=place.store_fd,
-        )
-        # After a restart torchrun's store still holds the addresses of the dead ranks: each attempt has its own keys.
-        return PrefixStore(f"attempt{place.attempt}", store)
+    def _leaders(self) -> list[int]:
+        """The first rank of each machine: not every launcher gives a machine numbers that follow one another."""
+        numbers = [torch.zeros(1, dtype=torch.int64) for _ in range(self.place.world_size)]
+        dist.all_gather(numbers, torch.tensor([self.place.local_rank]))
+        return [rank for rank, local_rank in enumerate(numbers) if int(local_rank) == 0]
 
     def _group(self, ranks: tuple[int, ...], made: dict[tuple[int, ...], dist.ProcessGroup]) -> dist.ProcessGroup:
         """The group of `ranks`, this one among them; axes with the same ranks share one."""
@@ -146,22 +138,22 @@ class World:
         return values
 
     def in_turn(self, work: Callable[[], object]) -> None:
-        """`work` on rank 0 first, then on the first rank of every other node, then on the rest.
+        """`work` on rank 0 first, then on the first rank of every other machine, then on the rest.
 
         For files that rank 0 makes and others read: on a shared file system the others find them there. The ranks
         wait at the store, not in a collective, so that no timeout cuts long work short.
 
         Raises:
-            UserError: rank 0's on every rank, that of a node's first rank on every rank of the node.
+            UserError: on every rank, where one of those that work before others raises it.
         """
-        leaders = ["in_turn", f"in_turn_node{self.place.rank - self.place.local_rank}"]
-        for key, leads in zip(leaders, (self.is_first, self.place.local_rank == 0), strict=True):
-            if leads:
-                self.store.set(key, json.dumps(_problems_of(work)))
-            self.store.wait([key], DATASET_WAIT)
-            problems = tuple(json.loads(self.store.get(key)))
+        for turn in ([0], [rank for rank in self.leaders if rank != 0]):
+            keys = [f"in_turn{rank}" for rank in turn]
+            if self.place.rank in turn:
+                self.store.set(f"in_turn{self.place.rank}", json.dumps(_problems_of(work)))
+            self.store.wait(keys, DATASET_WAIT)
+            problems = [problem for key in keys for problem in json.loads(self.store.get(key))]
             if problems:
-                raise UserError(*problems)
+                raise UserError(*dict.fromkeys(problems))
         work()
 
     def close(self) -> None:
@@ -177,25 +169,6 @@ def _problems_of(work: Callable[[], object]) -> tuple[str, ...]:
     except UserError as error:
         return error.problems
     return ()
-
-
-def choose_device(wanted: str, place: Place) -> torch.device:
-    """The device of this rank. "auto" takes CUDA where the machine has it, one device for each local rank.
-
-    Raises:
-        UserError: there are fewer devices than local ranks, or none and CUDA is asked for.
-    """
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "cpu" or (wanted == "auto" and devices == 0):
-        return torch.device("cpu")
-    if devices < place.local_world_size:
-        few = f"start at most {devices} here, or " if devices else ""
-        raise UserError(
-            f'train.device = "{wanted}": this machine has {devices} CUDA device(s) for {place.local_world_size} local '
-            f'rank(s); {few}set train.device = "cpu"'
-        )
-    torch.cuda.set_device(place.local_rank)
-    return torch.device("cuda", place.local_rank)
 
 
 def _threads(place: Place) -> int:

