@@ -162,7 +162,7 @@ def _export_arguments(export: argparse.ArgumentParser) -> None:
         type=_positive,
         default=5_000_000_000,
         metavar="BYTES",
-        help="largest file of tensors (default 5 GB)",
+        help="largest file of tensors (default 5 GB; adapters are always one)",
     )
     export.add_argument(
         "--adapters", action="store_true", help="of a run with lora.rank: the adapters alone (default: merged weights)"

@@ -105,10 +105,12 @@ def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
         )
     kind, shape = KINDS[trained.kind], trained.shape
     parts = peft.parts(kind, shape, lora)
+    if problems := [f"{run}: --adapters: {why}; leave it out" for why in peft.refusals(kind, shape, parts)]:
+        raise UserError(*problems)
     size = sum(math.prod(part.shape) for part in parts) * TORCH_DTYPES[_CODES[dtype]].itemsize
     values, file = Values(trained), Shard(peft.ADAPTER_WEIGHTS, tuple(parts), size)
     texts, _ = _texts(trained)
-    texts = {peft.ADAPTER_CONFIG: peft.settings(kind, shape, lora, task_of(trained.config), base), **texts}
+    texts = {peft.ADAPTER_CONFIG: peft.settings(kind, shape, lora, parts, task_of(trained.config), base), **texts}
     with _whole(folder, size) as making:
         write_weights(making, [file], _CODES[dtype], values.held, frozenset())
         for name, text in texts.items():
@@ -232,6 +234,11 @@ def _looked_at(path: Path, run: Path, resolved: Resolved) -> tuple[Folder, str |
     given = [name for name, origin in resolved.origins.items() if origin == "command line"]
     problems = [_told(name, path, run) for name in given if name.startswith("model.")]
     problems += [f"{name}: given on the command line, but {run} tells it" for name in given if name in _OF_RUN]
+    if resolved.config.lora.rank is not None:
+        problems.append(
+            "lora.rank: given, but what is imported has no adapters; give it when training: codescent train "
+            f"{run}/config.toml run.folder=NEW lora.rank={resolved.config.lora.rank}"
+        )
     try:
         folder = open_folder(path)
         if "data.task" in given and folder.sizes.get("head") is not None:

@@ -22,7 +22,6 @@ DECIDING: dict[str, tuple[str, ...]] = {
     "run": ("seed",),
     "data": ("corpus", "tokenizer", "validation_fraction", "text_key"),
     "train": ("global_batch_size", "precision"),
-    "lora": ("rank", "alpha", "targets", "whole"),
 }
 """Keys that decide the losses of a run's steps; of [model] and [optimizer] all but FREE do."""
 
@@ -144,7 +143,7 @@ def check_same_trajectory(folder: RunFolder, now: Config, plan: Plan) -> None:
     problems = [
         f"{key}: the run in {path} has {before[key]!r}, this config {after[key]!r}"
         for key in before
-        if before[key] != after[key]
+        if key in after and before[key] != after[key]
     ]
     if problems:
         raise UserError(*problems, f"give the same values to continue {path}, or start a new run.name")
@@ -157,12 +156,15 @@ def _deciding(config: Config, plan: Plan) -> dict[str, object]:
     for section, free in FREE.items():
         model = getattr(config, section)
         values |= {f"{section}.{name}": getattr(model, name) for name in type(model).model_fields if name not in free}
-    return values | _derived(config, plan)
+    if config.lora.rank is not None:  # the weights themselves are compared: their folder may have been moved
+        del values["model.weights"]
+    told = values | _derived(config, plan)
+    return {name: str(value) if isinstance(value, Path) else value for name, value in told.items()}
 
 
 def _derived(config: Config, plan: Plan) -> dict[str, object]:
     """Keys whose default is another key's value: compared as what they come to."""
-    optimizer = config.optimizer
+    optimizer, lora = config.optimizer, adapters(config, model_shape(config, plan.work.vocab_size))
     decay_steps = config.train.num_steps if optimizer.decay_steps is None else optimizer.decay_steps
     workers = 1 if optimizer.scale_learning_rate == "none" else plan.mesh.dp
     return {
@@ -172,6 +174,15 @@ def _derived(config: Config, plan: Plan) -> dict[str, object]:
             f"data.{name}": getattr(config.data, name) if plan.work.task == task else None
             for task, names in OF_TASK.items()
             for name in names
+        },
+        **{
+            f"lora.{name}": None if lora is None else value(lora)
+            for name, value in (
+                ("rank", lambda lora: lora.rank),
+                ("alpha", lambda lora: lora.alpha),
+                ("targets", lambda lora: ", ".join(sorted(lora.targets))),
+                ("whole", lambda lora: ", ".join(sorted(lora.whole))),
+            )
         },
         "model.bias": any(tensor.parameter.name.endswith(".bias") for tensor in plan.tensors),
         "data.seq_len": config.model.seq_len if config.data.seq_len is None else config.data.seq_len,

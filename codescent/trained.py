@@ -138,13 +138,15 @@ def _beginning(trained: Trained) -> Beginning:
     try:
         found = Beginning(trained.config)
     except UserError as error:
-        words = f"{trained.folder.path}: its checkpoints have adapters alone, beside the weights of model.weights"
+        words = (
+            f"{trained.folder.path}: its checkpoints have adapters alone, beside the weights of model.weights; where "
+            f"that folder is now, write into {trained.folder.path / CONFIG}"
+        )
         raise UserError(words, *error.problems) from error
-    before = trained.saved.state.get("base")
-    if found.folder is not None and found.folder.fingerprint() != before:
+    if found.folder is not None and not found.folder.is_as(trained.saved.state["base"]):
         raise UserError(
             f"{trained.config.model.weights}: not the weights beside which the adapters of {trained.folder.path} were "
-            f"trained ({before})"
+            "trained"
         )
     return found
 

@@ -224,7 +224,9 @@ def lora_cases() -> dict[str, Case]:
     }
     cases = {f"{n}-{w}": case(**layout, lora=lora) for n, layout in layouts.items() for w, lora in adapters.items()}
     head_alone = {"num_layers": 2, "vocab_size": 4000}
-    cases["pp, the head alone"] = case("fp32", 2, pp=2, dp_shard=2, model=head_alone, lora={"rank": 3})
+    for stage in (1, 2, 3):
+        words = {"zero_stage": stage, "model": head_alone, "lora": {"rank": 3}}
+        cases[f"pp, the head alone, zero {stage}"] = case("fp32", 2, pp=2, dp_shard=2, **words)
     bert = {"kind": "bert", "num_layers": 2, "vocab_size": 97}
     for tp in ({"tp": 2}, {"tp": 2, "sequence_parallel": False}, {"tp": 2, "dp_shard": 2}):
         cases[f"bert {tp}"] = case(**tp, model=bert, task="qa", lora={"rank": 3})

@@ -3,7 +3,6 @@ like one process, checkpoints of adapters alone, folders for `peft`. Does not co
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shutil
@@ -17,15 +16,16 @@ from forker import Forker, Runs
 from peft import PeftModel
 from questions import files as questions
 from questions import vocabulary
-from runs import assert_same, losses, make_project
-from safetensors.torch import load_file
+from runs import assert_same, losses, make_project, train_on_cpus
+from safetensors.torch import load_file, save_file
 from test_interchange import a_folder, bert, gpt2, llama, logits, ours
-from transformers import AutoModelForCausalLM, BertConfig, BertForQuestionAnswering
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertForQuestionAnswering
 
 from codescent import models
 from codescent.build import build
 from codescent.cli import run
 from codescent.config import Config
+from codescent.datasets import task_of
 from codescent.errors import UserError
 from codescent.evaluate.run import evaluate_run
 from codescent.models.initialize import initialize_
@@ -175,12 +175,28 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "pp=2 tp=2 schedule=interleaved virtual_stages=2": (4, ("train.microbatch_size=6",)),
     "dp_shard=2 tp=2 zero_stage=2": (4, ()),
 }
+WHOLE = {  # layers at both ends trained beside adapters; the tied matrix is on two stages
+    "tp=2": (2, ()),
+    "dp_shard=3 zero_stage=2": (3, ("train.microbatch_size=2",)),
+    "pp=2 schedule=zero-bubble": (2, ()),
+}
 SLOW = {
     "dp_replicate=2 dp_shard=2 cp=2": (8, ("train.microbatch_size=1",)),
     "dp_replicate=2 pp=2 tp=2": (8, ()),
     "pp=2 cp=2 schedule=zero-bubble recompute=full": (4, ()),
     "dp_shard=2 cp=2 zero_stage=1 recompute=full": (4, ()),
 }
+
+
+LINES = (
+    "model.kind=transformer",
+    "model.num_layers=auto",
+    "model.num_encoder_layers=1",
+    "model.num_decoder_layers=2",
+    "model.seq_len=auto",
+    "model.source_len=8",
+    "model.target_len=8",
+)
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +227,35 @@ def test_bf16(runs: Runs, layout: str) -> None:
     assert losses(found) == pytest.approx(losses(runs.of_one("train.precision=bf16")), rel=2e-3)
 
 
+@pytest.mark.parametrize("layout", WHOLE)
+def test_whole_layers_on_layouts(runs: Runs, layout: str) -> None:
+    ranks, words = WHOLE[layout]
+    both = ("train.precision=fp64", "model.dropout=0.1", "lora.targets=attn.qkv", "lora.whole=tok,pos,norm,mlp.down")
+    assert_same(runs.run(ranks, *of(layout), *words, *both), runs.of_one(*both), 1e-9)
+
+
+@pytest.mark.parametrize("words", [(), ("parallel.dp_shard=2", "parallel.zero_stage=2")])
+def test_compiled_blocks(runs: Runs, words: Sequence[str]) -> None:
+    kind = ("train.precision=fp64", "train.microbatch_size=6", "model.num_layers=2", "train.num_steps=3")
+    found = runs.run(2 if words else 1, *words, *kind, "train.compile=blocks")
+    assert losses(found) == pytest.approx(losses(runs.of_one(*kind)), rel=1e-9)
+
+
+def test_everything_in_the_hosts_memory(runs: Runs) -> None:
+    """parallel.offload = "all", with a CPU for the device: shards of what is not trained are there, too."""
+    words = ("train.precision=bf16", "train.microbatch_size=6")
+    away = ("parallel.dp_shard=2", "parallel.offload=all")
+    found = train_on_cpus(runs.project, "away", 2, *WORDS, *words, *away)
+    assert losses(found) == pytest.approx(losses(runs.of_one(*words)), rel=2e-3)
+
+
+def test_a_stage_of_an_encoder_without_adapters(runs: Runs) -> None:
+    """Nothing on it is trained, and its list makes no gradient of a weight."""
+    words = (*LINES, "train.precision=fp64", "lora.targets=cross.q", "lora.whole=norm_3")
+    layout = "pp=2 cut=encoder-decoder schedule=zero-bubble"
+    assert_same(runs.run(2, *of(layout), *words), runs.of_one(*words), 1e-9)
+
+
 def test_a_stage_with_nothing_to_train(runs: Runs) -> None:
     """A large vocabulary: the second stage has the head alone, which is not trained."""
     words = ("model.num_layers=2", "model.vocab_size=6000", "train.precision=fp64", "lora.whole=norm_2")
@@ -224,16 +269,7 @@ def test_kinds_on_layouts(runs: Runs) -> None:
     wide = ("model.hidden_dim=24", "train.precision=fp64")
     llama_words = ("model.kind=llama", "model.num_kv_heads=2", "model.tie_head=true", *wide)
     bert_words = ("model.kind=bert", "data.tokenizer=bert:vocab.txt", "model.vocab_size=160", "train.precision=fp64")
-    lines = (
-        "model.kind=transformer",
-        "model.num_layers=auto",
-        "model.num_encoder_layers=1",
-        "model.num_decoder_layers=2",
-        "model.seq_len=auto",
-        "model.source_len=8",
-        "model.target_len=8",
-        "train.precision=fp64",
-    )
+    lines = (*LINES, "train.precision=fp64")
     for words, layout in ((llama_words, "tp=2"), (llama_words, "dp_shard=2"), (bert_words, "tp=2"), (lines, "tp=2")):
         found = runs.run(2, *of(layout), *words)
         assert_same(found, runs.of_one(*words), 1e-9)
@@ -309,6 +345,14 @@ BERT = (
     "lora.rank=2",
     "lora.targets=mlp.down",
 )
+MLM = (
+    "model.kind=bert",
+    "model.weights=bert",
+    "data.tokenizer=bert:vocab.txt",
+    "model.vocab_size=160",
+    "model.ffn_dim=64",
+    "lora.rank=2",
+)
 SHORT = ("train.num_steps=6", "train.eval_every=6", "train.eval_samples=8", "train.global_batch_size=4")
 
 
@@ -322,24 +366,27 @@ def of_base(bases: Path, forker: Forker, name: str, ranks: int, *words: str) -> 
     [
         ("gpt2", 1, GPT2),
         ("gpt2", 2, (*GPT2, "parallel.tp=2")),
+        ("gpt2", 1, (*GPT2, "lora.whole=tok,pos,norm")),
+        ("gpt2", 1, (*GPT2, "lora.targets=attn.out", "lora.whole=mlp.down,norm_2")),
         ("llama", 1, LLAMA),
         ("llama", 2, (*LLAMA, "parallel.dp_shard=2")),
+        ("llama", 1, (*LLAMA, "lora.whole=head,norm,tok,mlp.down", "lora.alpha=3.5")),
         ("bert", 1, BERT),
+        ("bert", 1, (*BERT, "lora.targets=attn.qkv", "lora.whole=head,norm_2,mlp.down")),
+        ("bert", 1, (*BERT, "lora.whole=head,attn.out,embed_norm,segment,pos")),
+        ("bert", 1, (*MLM, "lora.whole=head.dense,head.norm")),
     ],
 )
 def test_a_trained_model_is_the_same_for_us_in_transformers_and_in_peft(
     bases: Path, forker: Forker, tmp_path: Path, name: str, ranks: int, words: Sequence[str]
 ) -> None:
-    path = of_base(bases, forker, f"{name}-{ranks}", ranks, *words)
+    path = of_base(bases, forker, tmp_path.name, ranks, *words, "optimizer.learning_rate=3e-2")
     assert run(["export", str(path), str(tmp_path / "merged")]) == 0
     assert run(["export", str(path), str(tmp_path / "adapters"), "--adapters"]) == 0
     mine = ours(path)
-    if name == "bert":
-        kind, config = BertForQuestionAnswering, BertConfig.from_pretrained(bases / name)
-        base = kind.from_pretrained(bases / name, config=config)
-    else:
-        kind = AutoModelForCausalLM
-        base = kind.from_pretrained(bases / name)
+    kinds: dict[str, Any] = {"qa": BertForQuestionAnswering, "mlm": AutoModelForMaskedLM}
+    kind = kinds.get(task_of(find(path).config), AutoModelForCausalLM)
+    base = kind.from_pretrained(bases / name)
     merged = kind.from_pretrained(tmp_path / "merged").eval()
     with_adapters = PeftModel.from_pretrained(base, tmp_path / "adapters").eval()
     vocab_size = find(path).shape.vocab_size
@@ -357,7 +404,9 @@ def _logits(model: Any, vocab_size: int) -> torch.Tensor:
     if vocab_size != 160:  # a BERT's
         return logits(model, vocab_size)
     out = model(torch.randint(0, vocab_size, (3, 16), generator=torch.Generator().manual_seed(1)))
-    return out if isinstance(out, torch.Tensor) else torch.stack((out.start_logits, out.end_logits), dim=-1)
+    if isinstance(out, torch.Tensor):
+        return out
+    return out.logits if "logits" in out else torch.stack((out.start_logits, out.end_logits), dim=-1)
 
 
 def test_the_validation_loss_is_that_of_the_merged_model(
@@ -385,18 +434,17 @@ def test_only_adapters_change_and_the_base_is_needed(
     done = forker.run(project, 1, words, resume=True)
     assert done.codes == [2]
     assert "no such folder" in done.said
-    torch.manual_seed(1)
     a_folder(project / "gpt2", gpt2())
-    config = json.loads((project / "gpt2" / "config.json").read_text())
-    (project / "gpt2" / "config.json").write_text(json.dumps({**config, "use_cache": False}))
+    stored = load_file(project / "gpt2" / "model.safetensors")
+    stored["transformer.ln_f.bias"][0] += 1
+    save_file(stored, project / "gpt2" / "model.safetensors", {"format": "pt"})
     done = forker.run(project, 1, words, resume=True)
     assert done.codes == [2]
     assert "not the weights beside which the adapters" in done.said
     assert run(["export", str(path), str(tmp_path / "out")]) == 2
     assert "not the weights beside which the adapters" in capsys.readouterr().err
-    shutil.rmtree(project / "gpt2")
-    (project / "away").rename(project / "gpt2")
-    assert forker.run(project, 1, words, resume=True).codes == [0]
+    assert forker.run(project, 1, [*words, "model.weights=away"], resume=True).codes == [0]
+    assert run(["export", str(path), str(tmp_path / "out")]) == 0  # the run knows where its weights are now
 
 
 # -- refused
@@ -458,6 +506,28 @@ def test_exports_that_cannot_be(
     assert "they stand beside weights that were drawn" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert run(["export", str(drawn), str(tmp_path / "out")]) == 0
+    for whole, said in (
+        ("head", "peft cannot load cls.predictions apart from cls.predictions.transform.dense"),
+        ("tok", "peft cannot load cls.predictions.decoder apart from cls.predictions.decoder.bias"),
+    ):
+        path = of_base(bases, forker, f"mlm-{whole}", 1, *MLM, f"lora.whole={whole}")
+        assert run(["export", str(path), str(tmp_path / "none"), "--adapters"]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_import_has_no_adapters(bases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["import", str(bases / "gpt2"), str(tmp_path / "run"), "lora.rank=2"]) == 2
+    assert "what is imported has no adapters; give it when training" in capsys.readouterr().err
+
+
+def test_what_comes_to_the_same_goes_on(bases: Path, forker: Forker) -> None:
+    words = [*SHORT, *GPT2, "optimizer.decay_steps=6", "train.num_steps=3"]
+    of_base(bases, forker, "same", 1, *words)
+    spelt = ["lora.alpha=4", "lora.targets=mlp.down,mlp.up,attn.out,attn.qkv", "train.num_steps=6", "run.name=same"]
+    assert forker.run(bases, 1, [*words, *spelt], resume=True).codes == [0]
+    done = forker.run(bases, 1, [*words, "lora.targets=attn.qkv", "run.name=same"], resume=True)
+    assert done.codes == [2]
+    assert "lora.targets: the run in runs/same has 'attn.out, attn.qkv, mlp.down, mlp.up'" in done.said
 
 
 def test_the_plan_counts_what_is_trained() -> None:

@@ -32,9 +32,7 @@ class StepFlops:
 def step_flops(plan: Plan) -> StepFlops:
     """FLOPs of one step of `plan`: all micro-batches on all ranks."""
     work = plan.work
-    read = [t.parameter for t in plan.tensors if t.parameter.role is not Role.VOCAB or t.parameter.depths != (0,)]
-    # A matrix of the vocabulary is multiplied in the head, whatever embeds with it.
-    dense_flops = sum((6.0 if p.trained else 4.0) * p.numel * _positions(work, p) for p in read)
+    dense_flops = sum((6.0 if p.trained else 4.0) * p.numel * _positions(work, p) for p in _read(plan))
     attention_width = work.num_heads * work.head_dim
     return StepFlops(
         dense_flops=dense_flops * work.global_batch_size,
@@ -43,10 +41,19 @@ def step_flops(plan: Plan) -> StepFlops:
 
 
 def weight_share(plan: Plan) -> float:
-    """Of the elements that are multiplied in a step, how many are trained: what the weight part of a backward pass
-    costs beside the forward pass."""
-    elements = [(t.parameter.numel, t.parameter.trained) for t in plan.tensors if len(t.parameter.shape) > 1]
-    return sum(numel for numel, trained in elements if trained) / sum(numel for numel, _ in elements)
+    """What the weight part of a backward pass costs beside the forward pass: of the products with matrices, attention
+    left out, those whose matrix is trained."""
+    products = [p for p in _read(plan) if len(p.shape) > 1 and p.role is not Role.POSITION]
+    every, trained = (
+        sum(p.numel * _positions(plan.work, p) for p in some) for some in (products, [p for p in products if p.trained])
+    )
+    return trained / every
+
+
+def _read(plan: Plan) -> list[Parameter]:
+    """All parameters but matrices that are only looked up: one of the vocabulary is multiplied in the head, whatever
+    embeds with it."""
+    return [t.parameter for t in plan.tensors if t.parameter.role is not Role.VOCAB or t.parameter.depths != (0,)]
 
 
 def _positions(work: Work, parameter: Parameter) -> float:

@@ -85,8 +85,8 @@ class Folder:
                 if part.tensor in self.tensors}  # fmt: skip
 
     def fingerprint(self) -> str:
-        """SHA-256 of config.json and of every file with tensors: another one is another model."""
-        files = [self.path / CONFIG, *sorted({stored.file for stored in self.tensors.values()})]
+        """SHA-256 of every file with tensors: other ones are other weights, wherever the folder is."""
+        files = sorted({stored.file for stored in self.tensors.values()})
 
         def digest(path: Path) -> str:
             with path.open("rb") as file:
@@ -94,6 +94,18 @@ class Folder:
 
         with ThreadPoolExecutor(4) as pool:
             return hashlib.sha256("".join(pool.map(digest, files)).encode()).hexdigest()
+
+    def identity(self) -> dict[str, Any]:
+        """By what its weights are known again (JSON): the fingerprint, and sizes and times of the files."""
+        return {"fingerprint": self.fingerprint(), "files": self._stamps()}
+
+    def is_as(self, identity: Mapping[str, Any]) -> bool:
+        """Whether its weights are those of an identity. Files of the same size and time are not read."""
+        return bool(self._stamps() == identity["files"] or self.fingerprint() == identity["fingerprint"])
+
+    def _stamps(self) -> dict[str, list[int]]:
+        files = {stored.file for stored in self.tensors.values()}
+        return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(files)}
 
 
 def parts_of(kind: Kind, shape: models.Shape) -> dict[str, tuple[Part, ...]]:

@@ -3,6 +3,7 @@ Does not read or write: the table of the kind says which axis is which, of an ad
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from codescent import models
 from codescent.huggingface.correspond import Part, Row, Theirs, correspond
+from codescent.huggingface.folder import parts_of
 from codescent.huggingface.kind import Kind
 from codescent.models.lora_shape import A, B, Lora, is_adapter
 
@@ -24,7 +26,7 @@ def parts(kind: Kind, shape: models.Shape, lora: Lora) -> list[Part]:
     """Every tensor of the folder, with the parameter of ours that it is a part of: adapters, and layers trained whole.
 
     A matrix of ours that is several of theirs (q, k and v) has one A, which each of theirs has, and a B whose rows are
-    theirs.
+    theirs. An embedding that is the head, too, is there twice: `peft` parts the two.
     """
     trained = [p for p in models.parameters_of(kind.name, shape, lora) if p.trained]
     rows = list(kind.rows(shape))
@@ -32,8 +34,37 @@ def parts(kind: Kind, shape: models.Shape, lora: Lora) -> list[Part]:
         *(adapter for row in rows if len(_words(row.dims)) > 1 for adapter in _beside(row)),
         *(Row(row.parameter, row.dims, tuple(_saved(one) for one in row.theirs)) for row in rows),
     ]
-    found = correspond(trained, table, kind.axes(shape))
-    return [part for parameter in trained for part in found[parameter.name]]
+    by_parameter = correspond(trained, table, kind.axes(shape))
+    found = [part for parameter in trained for part in by_parameter[parameter.name]]
+    heads = {_PREFIX + name: head for head, name in kind.tied.items()}
+    tied = [part for part in found if part.tensor in heads and len(part.parameter.depths) > 1]
+    return found + [dataclasses.replace(part, tensor=_PREFIX + heads[part.tensor]) for part in tied]
+
+
+def refusals(kind: Kind, shape: models.Shape, found: Sequence[Part]) -> Iterator[str]:
+    """Why `peft` cannot load what `parts` has found.
+
+    It loads layers trained whole as copies of modules: of one that has others inside, or more tensors than these, the
+    copy would lack them.
+    """
+    whole = _whole(found)
+    modules = _modules(kind, shape)
+    for module in dict.fromkeys(name.rpartition(".")[0] for name in whole):
+        inside = [other for other in modules if other.startswith(f"{module}.")]
+        lacking = [name for name in kind.tied if name.rpartition(".")[0] == module and name not in whole]
+        if inside or lacking:
+            yield f"peft cannot load {module} apart from {', '.join([*inside, *lacking])}"
+
+
+def _whole(found: Sequence[Part]) -> list[str]:
+    """Their names of the tensors of layers trained whole."""
+    return [part.tensor.removeprefix(_PREFIX) for part in found if not is_adapter(part.parameter)]
+
+
+def _modules(kind: Kind, shape: models.Shape) -> list[str]:
+    """Every module of theirs that has tensors."""
+    names = [part.tensor for of_one in parts_of(kind, shape).values() for part in of_one]
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in (*names, *kind.tied)))
 
 
 def _beside(row: Row) -> Iterator[Row]:
@@ -63,19 +94,21 @@ def _words(dims: str) -> list[str]:
     return re.findall(r"\([^)]*\)|\S+", dims)
 
 
-def settings(kind: Kind, shape: models.Shape, lora: Lora, task: str, base: Path) -> str:
+def settings(kind: Kind, shape: models.Shape, lora: Lora, found: Sequence[Part], task: str, base: Path) -> str:
     """adapter_config.json, as `peft` reads it.
 
     Args:
         kind: of the model.
         shape: of the model.
         lora: its adapters.
+        found: from `parts`.
         task: the run's data.task.
         base: the folder of the weights that the adapters are beside.
     """
-    names = [part.tensor.removeprefix(_PREFIX) for part in parts(kind, shape, lora) if is_adapter(part.parameter)]
-    whole = [part.tensor.removeprefix(_PREFIX) for part in parts(kind, shape, lora) if not is_adapter(part.parameter)]
+    names = [part.tensor.removeprefix(_PREFIX) for part in found if is_adapter(part.parameter)]
     targets = list(dict.fromkeys(_module(name.rpartition(".lora_")[0]) for name in names))
+    whole = list(dict.fromkeys(name.rpartition(".")[0] for name in _whole(found)))
+    modules = _modules(kind, shape)
     values = {
         "peft_type": "LORA",
         "task_type": _TASKS.get(task),
@@ -85,8 +118,8 @@ def settings(kind: Kind, shape: models.Shape, lora: Lora, task: str, base: Path)
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": _transposed(kind, shape),
-        "target_modules": _targets(targets, _matrices(kind, shape)),
-        "modules_to_save": list(dict.fromkeys(_module(name.rpartition(".")[0]) for name in whole)) or None,
+        "target_modules": _targets(targets, {_module(module) for module in modules}),
+        "modules_to_save": _ends(whole, modules) or None,
         "use_rslora": False,
         "use_dora": False,
         "inference_mode": True,
@@ -94,19 +127,22 @@ def settings(kind: Kind, shape: models.Shape, lora: Lora, task: str, base: Path)
     return json.dumps(values, indent=2) + "\n"
 
 
+def _ends(whole: Sequence[str], modules: Collection[str]) -> list[str]:
+    """Ends of names by which `peft` finds these modules and no other; where others end so too, whole names."""
+    others = [module for module in modules if module not in whole]
+    ends = [_module(module) for module in whole]
+    unique = [not any(other.endswith(end) for other in others) for end in ends]
+    return list(dict.fromkeys(end if one else module for module, end, one in zip(whole, ends, unique, strict=True)))
+
+
 def _module(name: str) -> str:
     """The name of a module of theirs without what stands before it in every layer: "self_attn.q_proj"."""
     return re.split(r"\.(?:\d+|#)\.", name, maxsplit=1)[-1]
 
 
-def _matrices(kind: Kind, shape: models.Shape) -> list[str]:
-    rows = [row for row in kind.rows(shape) if "#" in row.parameter]
-    return [_module(one.name.rpartition(".")[0]) for row in rows for one in row.theirs]
-
-
 def _targets(targets: Sequence[str], modules: Collection[str]) -> list[str] | str:
     """Ends of names, by which `peft` finds modules; where other modules end so too, a regular expression."""
-    others = set(modules) - set(targets)
+    others = [module for module in modules if module not in targets]
     if any(other.endswith(f".{target}") for other in others for target in targets):
         return rf".*\.\d+\.(?:{'|'.join(map(re.escape, targets))})"
     return list(targets)

@@ -25,8 +25,9 @@ class Adapter(NamedTuple):
 NONE = Adapter()
 
 
-def rows(x_BTI: Any) -> Any:
-    """[N, I]; None where there is none: of what a backward pass was not to read, nothing is kept."""
+def flat(x_BTI: Any) -> Any:
+    """[N, I]; None where there is none: of what a backward pass was not to read, nothing is kept. (Typed as autograd
+    types what it has kept.)"""
     return None if x_BTI is None else x_BTI.flatten(0, -2)
 
 

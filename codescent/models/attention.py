@@ -244,7 +244,9 @@ def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor]) -> T
 @torch.library.custom_op("codescent::block_attention", mutates_args=())
 def _block_attention_op(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor]:
     y_BTD, qkv_EPTK, _ = _attend(qkv_BTGEK, keep=False)
-    return y_BTD, qkv_EPTK
+    # Of one sample with one group it is a view, and what a custom op returns must be memory of its own.
+    apart = qkv_EPTK.untyped_storage().data_ptr() != qkv_BTGEK.untyped_storage().data_ptr()
+    return y_BTD, qkv_EPTK if apart else qkv_EPTK.clone()
 
 
 @torch.library.custom_op("codescent::block_attention_backward", mutates_args=())

@@ -182,11 +182,11 @@ class HeadLoss(torch.autograd.Function):
         bias_V: Tensor | None,
     ) -> Tensor:
         """See `head_loss`."""
-        wants_x, _, wants_weight, *_ = ctx.needs_input_grad
+        wants_x, _, wants_weight, *_, wants_bias = ctx.needs_input_grad
         d_weight_dtype = receiver_VD.dtype if wants_weight else None
         softmax_gradient_ = softmax_gradient_ or _softmax_gradient_
         loss, *gradients = _loss_and_gradients(
-            x_ND, weight_VD, targets_N, chunk, scale, wants_x, d_weight_dtype, softmax_gradient_, bias_V
+            x_ND, weight_VD, targets_N, chunk, scale, wants_x, d_weight_dtype, softmax_gradient_, bias_V, wants_bias
         )
         ctx.save_for_backward(*gradients)
         return loss
@@ -213,6 +213,7 @@ def _loss_and_gradients(
     d_weight_dtype: torch.dtype | None,
     softmax_gradient_: SoftmaxGradient,
     bias_V: Tensor | None = None,
+    wants_bias: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The summed loss, and the gradients that are wanted (that of the weight: in its dtype, unless None) of x, weight
     and bias."""
@@ -221,8 +222,8 @@ def _loss_and_gradients(
     loss = x_ND.new_zeros((), dtype=work)
     d_x_ND = torch.empty_like(x_ND) if wants_x else None
     d_weight_VD: Tensor | None = None
-    wants = wants_x or d_weight_dtype is not None
-    d_bias_V = weight_VD.new_zeros(vocab, dtype=work) if bias_V is not None and wants else None
+    wants = wants_x or d_weight_dtype is not None or wants_bias
+    d_bias_V = weight_VD.new_zeros(vocab, dtype=work) if wants_bias else None
     columns = vocab if vocab < _SMALL_VOCAB else -(-vocab // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS
     buffer_NC = x_ND.new_empty(min(chunk, num_tokens), columns)
     # oneDNN's AMX kernels read whole tiles, the padding too, and multiply it by 0: it must not hold a NaN.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from codescent.models.adapter import NONE, Adapter, add_, backward_, product, rows
+from codescent.models.adapter import NONE, Adapter, add_, backward_, flat, product
 
 # Shapes: B batch, T positions, N = B * T, I inputs, O outputs; of GELU: F its width, D outputs.
 # gelu(x) = x (1 + tanh(u)) / 2 = x sigmoid(2u),  2u = x (A + B x^2)  (Hendrycks and Gimpel 2016)
@@ -183,7 +183,7 @@ class GeluLinear(torch.autograd.Function):
         if not ctx.keeps:
             h_BTF, slope_BTF = slope_BTF, torch.empty_like(slope_BTF)
             value_BTF = _gelu_and_slope(h_BTF, out_slope=slope_BTF)
-        d_y_ND, value_NF = rows(d_y_BTD), rows(value_BTF)
+        d_y_ND, value_NF = flat(d_y_BTD), flat(value_BTF)
         d_weight_DF = None
         if ctx.later is not None:
             ctx.later.append((ctx.parameter, lambda: d_y_ND.t() @ apart(value_NF)))

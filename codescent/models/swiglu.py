@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from codescent.models.adapter import NONE, Adapter, add_, backward_, product, rows
+from codescent.models.adapter import NONE, Adapter, add_, backward_, flat, product
 from codescent.models.linear import Later, Linear, apart, is_kept
 
 # Shapes: N tokens, D hidden_dim, F ffn_dim; 2 is the gate g and what it lets through, u.
@@ -86,7 +86,7 @@ class GateUpProduct(torch.autograd.Function):
     def backward(ctx: Any, d_h_2BTF: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of x, of the weight and of the adapter."""
         x_BTD, weight_F2D, u_NR, a_RD, b_F2R = ctx.saved_tensors
-        d_h_2NF, x_ND = d_h_2BTF.flatten(1, -2), rows(x_BTD)
+        d_h_2NF, x_ND = d_h_2BTF.flatten(1, -2), flat(x_BTD)
         d_x_ND = torch.mm(d_h_2NF[0], weight_F2D[:, 0]).addmm_(d_h_2NF[1], weight_F2D[:, 1])
         d_a_RD, d_b_F2R = None, None
         if u_NR is not None:
@@ -164,7 +164,7 @@ class SwiGLULinear(torch.autograd.Function):
         if not ctx.keeps:
             h_2BTF, slopes_2BTF = slopes_2BTF, torch.empty_like(slopes_2BTF)
             value_BTF = _value_and_slopes(h_2BTF, out_slopes=slopes_2BTF)
-        d_y_ND, value_NF = rows(d_y_BTD), rows(value_BTF)
+        d_y_ND, value_NF = flat(d_y_BTD), flat(value_BTF)
         d_weight_DF = None
         if ctx.later is not None:
             ctx.later.append((ctx.parameter, lambda: d_y_ND.t() @ apart(value_NF)))

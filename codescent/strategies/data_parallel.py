@@ -84,7 +84,6 @@ class DataParallel:
             return
         work = plan.work
         weights_bytes = plan.num_parameters * DTYPE_BYTES[work.precision]
-        gradients_bytes = sum(tensor.parameter.numel for tensor in plan.trained) * DTYPE_BYTES[work.precision]
         samples_bytes = 2 * TOKEN_BYTES * work.microbatch_size * work.seq_len
         wide = WIDE[work.precision]
         losses_bytes = self.devices * DTYPE_BYTES[wide]
@@ -93,7 +92,8 @@ class DataParallel:
             (Collective.BROADCAST, weights_bytes, precision, forward, "weights"),
             (Collective.SCATTER, samples_bytes, "int64", forward, "tokens and targets"),
             (Collective.GATHER, losses_bytes, wide, forward, "losses"),
-            (Collective.REDUCE, gradients_bytes, precision, backward, "gradients"),
+            # Zeros for weights that are not trained, too: torch's Broadcast knows no gradient that there is not.
+            (Collective.REDUCE, weights_bytes, precision, backward, "gradients"),
         ):
             times, devices = work.num_microbatches, self.devices
             yield Traffic(collective, "", payload_bytes, dtype, verb, None, what, times, devices=devices)

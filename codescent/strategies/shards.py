@@ -64,7 +64,8 @@ def _exchange_beside_computation(module: nn.Module, blocks: Sequence[nn.Module],
     others = copies(here.plan.mesh)
     road = Road(here.groups[others] if here.plan.mesh.degree(others) > 1 else None, TORCH_DTYPE[wire_dtype])
     reductions = {}
-    last = module if _own_parameters(module, blocks) or not blocks else blocks[0]
+    # Backward comes to the root last, and before it to the first block: of those that have anything to reduce.
+    last = next((unit for unit in (module, *blocks) if _own_parameters(unit, blocks)), module)
     for unit in (module, *blocks):
         reductions[unit] = ReduceBehind(road, last=unit is last)
         cast(FSDPModule, unit).set_custom_all_gather(cast(Any, GatherAhead()))

@@ -56,7 +56,7 @@ class Here:
 
     @property
     def trained(self) -> tuple[TensorPlan, ...]:
-        """Those of them that are updated; none perhaps, where the stage has the head alone and that is not trained."""
+        """Those of them that are updated; none perhaps, where adapters are on other stages alone."""
         return tuple(tensor for tensor in self.tensors if tensor.parameter.trained)
 
 

@@ -110,9 +110,9 @@ class Zero:
         """All-gathers of the weights before they are read, reduce-scatters of the gradients, one set per unit."""
         if plan.mesh.degree(self.axis) == 1:
             return
+        gathered = [tensor for tensor in plan.tensors if self.axis in tensor.optimizer.shards]
         for stage in range(plan.mesh.pp):
             for chunk, part in enumerate(plan.schedule.parts(stage)):
-                gathered = [tensor for tensor in plan.tensors if self.axis in tensor.optimizer.shards]
                 yield from self._of_chunk(
                     plan,
                     stage,

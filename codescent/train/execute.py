@@ -291,11 +291,12 @@ class Executor:
         chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
         weights = [weight for weight in chunk.part.parameters() if weight.requires_grad]
         wanted = weights if chunk.part.embeds else [chunk.inputs.pop(number), *weights]
-        found = list(
-            torch.autograd.grad(
-                chunk.outputs.pop(number), wanted, chunk.output_gradients.pop(number, None), allow_unused=True
-            )
-        )
+        outputs, gradients = chunk.outputs.pop(number), chunk.output_gradients.pop(number, None)
+        if wanted:
+            found = list(torch.autograd.grad(outputs, wanted, gradients, allow_unused=True))
+        else:  # a stage with nothing to train: what it sends on the way is sent all the same
+            torch.autograd.backward(outputs, gradients)
+            found = []
         if not chunk.part.embeds:
             chunk.input_gradients[number] = found.pop(0)
         made: list[tuple[torch.Tensor, torch.Tensor]] = [

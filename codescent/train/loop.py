@@ -128,12 +128,18 @@ class _Run:
         found = self.world.from_first(lambda: _as_json(self.checkpoints.latest()))
         return None if found is None else Saved(**{**found, "path": Path(found["path"])})
 
-    def _base(self) -> str | None:
-        """Which weights are not trained, and so not in a checkpoint; None: there are none, or they are drawn."""
-        source = self.config.model.weights
+    def _base(self) -> dict[str, Any] | None:
+        """Which weights are not trained, and so not in a checkpoint, as the checkpoint knows them if they are the same;
+        None: there are none, or they are drawn."""
+        source, before = self.config.model.weights, self.saved.state.get("base") if self.saved else None
         if self.config.lora.rank is None or source is None:
             return None
-        found: str = self.world.from_first(lambda: open_folder(source).fingerprint())
+
+        def look() -> dict[str, Any]:
+            folder = open_folder(source)
+            return folder.identity() if before is None or not folder.is_as(before) else dict(before)
+
+        found: dict[str, Any] = self.world.from_first(look)
         return found
 
     def _choose(self, before: dict[str, Any]) -> dict[str, Any]:
@@ -201,7 +207,7 @@ class _Run:
         source = self.config.model.weights
         if source is None or self.folder is None:
             self._event("start", step=0)
-            if self.config.lora.rank is not None:
+            if source is None and self.config.lora.rank is not None:
                 self.display.say("no model.weights: adapters are trained beside weights that are drawn, and stay so")
             return
         weights = open_folder(source)
@@ -209,9 +215,10 @@ class _Run:
         adapters = sum(is_adapter(parameter) for parameter in held)
         own = [parameter for parameter in held if not is_adapter(parameter)]
         drawn = [parameter.name for parameter in own if not weights.has(parameter)]
-        found = {"folder": str(source), "fingerprint": self.base or weights.fingerprint(), "drawn": drawn}
+        fingerprint = weights.fingerprint() if self.base is None else self.base["fingerprint"]
+        found = {"folder": str(source), "fingerprint": fingerprint, "drawn": drawn}
         self._event("start", step=0, weights=found)
-        beside = f", beside {adapters} of adapters" if adapters else ""
+        beside = f"; {adapters} of adapters are new" if adapters else ""
         rest = f"; drawn, since it has none: {', '.join(drawn)}" if drawn else ""
         self.display.say(f"weights of {len(own) - len(drawn)} parameters read from {source}{beside}{rest}")
 
@@ -233,7 +240,7 @@ class _Run:
         if state.get("base") != self.base:
             raise UserError(
                 f"model.weights = {self.config.model.weights}: not the weights beside which the adapters of "
-                f"{self.path} were trained ({state.get('base')}, here {self.base})"
+                f"{self.path} were trained"
             )
         if state["dataset"] != self.dataset.fingerprint:
             raise UserError(
