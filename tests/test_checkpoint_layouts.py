@@ -30,14 +30,14 @@ WORDS = (
 PAIRS = [  # before -> after, ranks of both, layers
     ("dp_replicate=4 -> dp_shard=2", 4, 2, 2),
     ("tp=2 -> pp=2", 2, 2, 2),
-    ("pp=4 schedule=interleaved virtual_stages=2 -> ", 4, 1, 9),
-    ("dp_replicate=2 pp=2 tp=2 -> dp_shard=2 cp=2", 8, 4, 2),
     (" -> tp=4", 1, 4, 2),
     ("dp_shard=3 -> tp=2 sequence_parallel=false", 3, 2, 2),
     ("pp=2 schedule=zero-bubble -> cp=4", 2, 4, 2),
     ("dp_shard=2 tp=2 -> pp=2 dp_shard=2 zero_stage=1", 4, 4, 2),
 ]
 SLOW_PAIRS = [
+    ("pp=4 schedule=interleaved virtual_stages=2 -> ", 4, 1, 9),
+    ("dp_replicate=2 pp=2 tp=2 -> dp_shard=2 cp=2", 8, 4, 2),
     ("pp=2 dp_shard=2 zero_stage=2 -> dp_replicate=2 tp=2", 4, 4, 5),
     ("cp=2 tp=2 -> dp_shard=3", 4, 3, 2),
     ("dp_shard=4 zero_stage=1 -> pp=4", 4, 4, 5),

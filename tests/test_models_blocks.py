@@ -101,3 +101,11 @@ def test_attention(dtype: torch.dtype, small_bytes: int, length: int, monkeypatc
     q, k, v = exact.view(2, length, 3, 3, 16).permute(3, 0, 2, 1, 4)
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, length, 48)
     compare(results(causal_attention(qkv.view(2, length, 3, 3, 16)), [qkv]), results(y, [exact]), dtype)
+
+
+def test_what_the_compiler_sees_of_attention_returns_memory_of_its_own() -> None:
+    """Of one sample with one group the projections laid out by head are where they were: a custom op has to copy."""
+    qkv_BTGEK = torch.randn(1, 4, 1, 3, 8)
+    y_BTD, qkv_EPTK = torch.ops.codescent.block_attention(qkv_BTGEK)
+    assert qkv_EPTK.data_ptr() != qkv_BTGEK.data_ptr()
+    torch.testing.assert_close(y_BTD, causal_attention(qkv_BTGEK))

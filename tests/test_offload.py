@@ -212,9 +212,8 @@ LAYOUTS = {
     "layout",
     [
         "one",
-        "stage3",
         "all",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("copies", "tensor", "stage1", "stage2")),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("copies", "tensor", "stage1", "stage2", "stage3")),
     ],
 )
 def test_offload_walks_the_trajectory_without(project: Path, alone: RunFolder, layout: str) -> None:

@@ -106,7 +106,7 @@ def test_verdicts(found: list[dict[str, float]] | str, verdict: str) -> None:
 
 
 def test_the_table_and_what_does_not_fit(project: Path) -> None:
-    words = ("parallel.dp_replicate=2", "--layouts", "dp_shard = 2; dp_shard=3", "--steps", "4", "--resume")
+    words = ("parallel.dp_replicate=2", "--layouts", "dp_shard = 2; dp_shard=3", "--steps", "2", "--resume")
     done = codescent(project, "prove", "run.toml", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.split() for line in done.stdout.splitlines() if line.split()[1:]]

@@ -51,7 +51,9 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize("layout", ["one", "two", "pp", pytest.param("dp_shard", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "layout", ["one", "two", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("pp", "dp_shard"))]
+)
 def test_kill_and_resume_is_bitwise(project: Path, forker: Forker, layout: str) -> None:
     ranks, keys = LAYOUTS[layout]
     expected = forker.train(project, f"whole-{layout}", ranks, *LONG, *keys)
@@ -81,8 +83,8 @@ def test_kill_and_resume_is_bitwise(project: Path, forker: Forker, layout: str) 
     ("layout", "number"),
     [
         ("one", signal.SIGINT),
-        ("two", signal.SIGINT),
         ("pp", signal.SIGTERM),
+        pytest.param("two", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("dp_shard", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("pp", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("dp_shard", signal.SIGTERM, marks=pytest.mark.slow),
@@ -132,6 +134,7 @@ def test_resume_before_the_first_checkpoint_begins_again(project: Path, forker: 
     assert "num_steps = 30" in run.config_text
 
 
+@pytest.mark.slow
 def test_what_a_user_gets_by_default_resumes_bitwise(project: Path) -> None:
     words = ("train.matmul=auto", "train.allocator=auto", "train.num_steps=30", "checkpoint.every=10")
     begun = train(project, "levers", *words, "train.num_steps=20", "optimizer.decay_steps=30")

@@ -53,6 +53,7 @@ def test_accumulation_walks_the_same_trajectory(
     assert losses(run) == pytest.approx(losses(alone["fp64"]), rel=1e-10)
 
 
+@pytest.mark.slow
 def test_small_buckets_and_no_overlap_change_nothing(project: Path, alone: dict[str, RunFolder]) -> None:
     # From the command line, for once: the ranks of these tests are started by it, or forked by the tests.
     run = train(project, "buckets", "train.precision=fp64", "parallel.bucket_bytes=1", "--ranks", "2")
