@@ -137,7 +137,7 @@ def _ends(whole: Sequence[str], modules: Collection[str]) -> list[str]:
 
 def _module(name: str) -> str:
     """The name of a module of theirs without what stands before it in every layer: "self_attn.q_proj"."""
-    return re.split(r"\.(?:\d+|#)\.", name, maxsplit=1)[-1]
+    return re.split(r"\.\d+\.", name, maxsplit=1)[-1]
 
 
 def _targets(targets: Sequence[str], modules: Collection[str]) -> list[str] | str:
