@@ -137,6 +137,7 @@ PARAMETERS = {
     "gpt2_774m_openwebtext": 774_030_080,
     "gpt2_1558m_openwebtext": 1_557_611_200,
     "bert_squad": 108_893_186,
+    "llama3_8b_lora": 8_030_261_248 + 35_651_584,
 }
 
 
