@@ -4,10 +4,13 @@ Does not know how a dataset is made (data/ does), and does not import torch."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 from codescent import models
 from codescent.config import Config
+from codescent.data.chat_files import ChatFiles, read_chat_files
 from codescent.data.dataset import locate, open_dataset
 from codescent.data.foreign import GPT2_VOCAB_SIZE
 from codescent.data.lines import MARKS, LineDataset
@@ -17,7 +20,7 @@ from codescent.data.question_prepare import SQUAD, QuestionRequest, locate_quest
 from codescent.data.question_source import is_question_folder, open_questions
 from codescent.data.request import KINDS
 from codescent.data.response_prepare import ResponseRequest, locate_responses, prepare_responses
-from codescent.data.responses import is_response_folder, open_responses
+from codescent.data.responses import ResponseDataset, is_response_folder, open_responses
 from codescent.data.samples import AnyDataset
 from codescent.data.synthetic import PREFIX, Sizes, Synthetic, parse
 from codescent.data.tensor_dataset import TensorDataset, in_memory, is_prepared, is_tensors, open_tensors
@@ -69,18 +72,25 @@ def sizes_of(config: Config) -> dict[str, Size | None]:
     return {**sizes, "head": task} if task in models.HEADS else sizes
 
 
-def prepare_dataset(config: Config, *, progress: bool) -> Path:
+def prepare_dataset(config: Config, *, progress: bool, chat: ChatFiles | None = None) -> Path:
     """The prepared dataset of a config, prepared now where it is not there yet.
 
+    Args:
+        config: of a run.
+        progress: show how far it is.
+        chat: the chat template that is taken for the one at data.chat_template: see `chat_files`.
+
     Raises:
-        UserError: the corpus or the tokenizer cannot be used.
+        UserError: the corpus or the tokenizer cannot be used, or not for this task and model.
     """
+    if problems := list(unfit(config)):
+        raise UserError(*problems)
     data = config.data
     match task_of(config):
         case "qa":
             return prepare_questions(question_request(config), data.folder, progress=progress)
         case "sft":
-            return prepare_responses(response_request(config), data.folder, progress=progress)
+            return prepare_responses(response_request(config, chat), data.folder, progress=progress)
         case "tensors":
             return _prepare_tensors(config, progress=progress)
     return prepare(
@@ -108,19 +118,47 @@ def question_request(config: Config) -> QuestionRequest:
     )
 
 
-def response_request(config: Config) -> ResponseRequest:
+def response_request(config: Config, chat: ChatFiles | None = None) -> ResponseRequest:
     """The prompts and responses, or conversations, that a config asks for."""
     data = config.data
     return ResponseRequest(
-        data.corpus,
-        data.tokenizer,
-        data.template,
-        data.prompt_key,
-        data.response_key,
-        data.validation_fraction,
-        data.messages_key,
-        data.chat_template,
+        corpus=data.corpus,
+        tokenizer=data.tokenizer,
+        template=data.template,
+        prompt_key=data.prompt_key,
+        response_key=data.response_key,
+        validation_fraction=data.validation_fraction,
+        messages_key=data.messages_key,
+        chat_template=chat or data.chat_template,
     )
+
+
+def chat_files(config: Config, kept: ChatFiles | None = None) -> ChatFiles | None:
+    """The chat template at data.chat_template, with the day that it takes for today: whoever prepares the data of a run
+    is to have this one. None: the task has none, or the config names none.
+
+    Args:
+        config: of a run.
+        kept: what the run has kept, if it is there already: its day stands.
+
+    Raises:
+        UserError: it cannot be read, or is not the one that was kept.
+    """
+    path = config.data.chat_template
+    if path is None or task_of(config) != "sft":
+        return None
+    files = read_chat_files(path)
+    if kept is not None and not kept.is_same(files):
+        raise UserError(
+            f"data.chat_template: {files.name}: not the template with which the run began, which is in {kept.name}; "
+            "begin a new run, or undo what was changed"
+        )
+    return replace(files, day=(kept and kept.day) or date.today().isoformat())
+
+
+def prepared_with(dataset: AnyDataset) -> ChatFiles | None:
+    """The chat template by which an open dataset was prepared; None: by none."""
+    return dataset.chat if isinstance(dataset, ResponseDataset) else None
 
 
 def _positions(config: Config) -> int | None:
@@ -169,6 +207,11 @@ def unfit(config: Config) -> Iterator[str]:
             f'model.embedding = "none": source and target are vectors, but data.task = "{task}" gives tokens; take '
             '"tied" or "untied", or tensors (data.corpus = "synthetic:2048", or a file of them)'
         )
+    if task != "sft" and config.data.chat_template is not None:
+        yield (
+            f'data.chat_template: conversations are what data.task = "sft" learns from, and here it is "{task}"; give '
+            'data.task = "sft", or leave the template out'
+        )
     if task != "tensors" and is_tensors(corpus):
         yield f'data.task = "{task}": data.corpus = "{corpus}" is tensors, no text; leave data.task out'
 
@@ -189,8 +232,6 @@ def misfits(config: Config, dataset: AnyDataset, work: Work) -> Iterator[str]:
 
 def _prepare_tensors(config: Config, *, progress: bool) -> Path:
     """Where the tensors are: written now, where synthetic ones are to be on disk and are not yet."""
-    if problems := list(unfit(config)):
-        raise UserError(*problems)
     data = config.data
     path = Path(data.corpus).expanduser()
     if data.corpus.startswith(PREFIX):

@@ -21,8 +21,9 @@ from codescent.build import build
 from codescent.config import Config, Data, Model, Run
 from codescent.configfile import DEFAULT, Resolved, to_toml
 from codescent.data.bpe import LibraryTokenizer
-from codescent.data.chat_files import JINJA, TOKENIZER_CONFIG, read_chat_files
-from codescent.datasets import task_of
+from codescent.data.chat_files import JINJA, TOKENIZER_CONFIG
+from codescent.data.chat_template import ChatTemplate
+from codescent.datasets import chat_files, task_of
 from codescent.durable import sync_folder, write_synced
 from codescent.errors import UserError
 from codescent.huggingface import KINDS, peft
@@ -134,10 +135,13 @@ def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, int | None]]:
     if trained.tokenizer is None:
         return {}, {"bos_token_id": None, "eos_token_id": None}
     texts, ends = tokenizer_files(trained.folder.tokenizer.read_text(encoding="utf-8"), trained.shape.seq_len)
-    chat = trained.config.data.chat_template
-    if chat is not None and task_of(trained.config) == "sft":
-        files = read_chat_files(chat)
-        told = json.loads(texts[TOKENIZER_CONFIG]) | (files.special or {})
+    if (chat := trained.chat) is not None:
+        files = chat.template.files
+        told = json.loads(texts[TOKENIZER_CONFIG]) | files.special
+        if (end := chat.end()) is not None:
+            ends["eos_token_id"] = end
+            if not chat.template.asks_for_end:  # whose texts would be others
+                told["eos_token"] = chat.text_of(end)
         texts |= {JINJA: files.text, TOKENIZER_CONFIG: json.dumps(told, indent=2) + "\n"}
     return texts, ends
 
@@ -207,11 +211,15 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
     if problems:
         raise UserError(*problems)
     plan = build(config, vocab_size, config.parallel.ranks).to_json()
+    chat = chat_files(config)
+    kept = None if chat is None else ChatTemplate(chat).files.kept()
     fingerprint = folder.fingerprint()
     with _whole(run, _checkpoint_bytes(folder, config)) as making:
         made = RunFolder.create(making, to_toml(config), plan)
         if text is not None:
             made.write_tokenizer(text)
+        if kept is not None:
+            made.write_chat(kept)
         state = {"step": 0, "tokens": 0, "imported": {"folder": str(path.absolute()), "fingerprint": fingerprint}}
         Checkpoints(making / CHECKPOINTS, 1, keep_best=False).save(0, _promised(folder, config), state)
         made.event("import", folder=str(path.absolute()), fingerprint=fingerprint)

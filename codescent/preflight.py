@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from codescent import models
 from codescent.build import adapters, build, model_shape
 from codescent.config import Config
+from codescent.data.chat_files import ChatFiles
 from codescent.data.samples import AnyDataset
-from codescent.datasets import known_vocab_size, misfits, opened, prepare_dataset, task_of
+from codescent.datasets import chat_files, known_vocab_size, misfits, opened, prepare_dataset, prepared_with, task_of
 from codescent.errors import UserError
 from codescent.huggingface import fit
 from codescent.plan import Plan
@@ -90,11 +91,42 @@ def check(config: Config, world_size: int, *, resume: bool) -> None:
     folder = RunFolder.open(path) if resume else None
     if folder is None:
         RunFolder.refuse_taken(path)
-    dataset = opened(config, prepare_dataset(config, progress=True))
+    chat = chat_of(config, resume=resume)
+    dataset = opened(config, prepare_dataset(config, progress=True, chat=chat))
     plan = plan_with(config, dataset, world_size)
     check_weights(config, dataset, resume=resume)
     if folder is not None:
         check_same_trajectory(folder, config, plan)
+        check_same_chat(folder, dataset)
+
+
+def chat_of(config: Config, *, resume: bool) -> ChatFiles | None:
+    """The chat template by which the data of a run is to be prepared: see `chat_files`.
+
+    Raises:
+        UserError: it cannot be read, or is not the one with which the run to be continued began.
+    """
+    return chat_files(config, kept_chat(RunFolder.open(run_folder(config))) if resume else None)
+
+
+def kept_chat(folder: RunFolder) -> ChatFiles | None:
+    """The chat template that a run has kept; None: it has none. Raises UserError: it is damaged."""
+    fields = folder.read_chat()
+    return None if fields is None else ChatFiles.of_kept(str(folder.chat), fields)
+
+
+def check_same_chat(folder: RunFolder, dataset: AnyDataset) -> None:
+    """Refuse to continue a run on data that was prepared by another chat template than it has kept.
+
+    Raises:
+        UserError: it is another one.
+    """
+    before, now = kept_chat(folder), prepared_with(dataset)
+    if before is not None and (now is None or now.kept() != before.kept()):
+        raise UserError(
+            f"{dataset.path}: prepared by another chat template than the run in {folder.path} began with, which is in "
+            f"{folder.chat}; begin a new run, or give data.corpus as it was"
+        )
 
 
 def check_weights(config: Config, dataset: AnyDataset, *, resume: bool) -> None:

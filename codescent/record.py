@@ -48,11 +48,13 @@ METRICS_JSONL = "metrics.jsonl"
 EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
 TOKENIZER = "tokenizer.json"
+CHAT = "chat.json"
 LOCK = ".writer"
 
 
 class RunFolder:
-    """One run on disk: `config.toml plan.json environment.json metrics.csv metrics.jsonl events.jsonl checkpoints/`.
+    """One run on disk: `config.toml plan.json environment.json metrics.csv metrics.jsonl events.jsonl checkpoints/`,
+    and of its data `tokenizer.json chat.json`, where it has these.
 
     Every method that writes raises UserError where the disk is full or may not be written to, naming the path.
     Rows are appended in one write each, straight to the kernel: a kill -9 loses no row that was written before it.
@@ -145,6 +147,11 @@ class RunFolder:
         return self._path / TOKENIZER
 
     @property
+    def chat(self) -> Path:
+        """The chat template of the run's data; there is none where the data has none."""
+        return self._path / CHAT
+
+    @property
     def config_text(self) -> str:
         """The resolved config with which the run started, as TOML."""
         return self._config_text
@@ -182,6 +189,15 @@ class RunFolder:
         """Keep the tokenizer of the run's data, atomically."""
         with _told(self.tokenizer):
             replace_file(self.tokenizer, text)
+
+    def write_chat(self, fields: Mapping[str, Any]) -> None:
+        """Keep the chat template of the run's data, atomically."""
+        with _told(self.chat):
+            replace_file(self.chat, json.dumps(fields, indent=1) + "\n")
+
+    def read_chat(self) -> dict[str, Any] | None:
+        """What `write_chat` wrote; None: nothing. Raises UserError: unreadable."""
+        return _read_object(self.chat) if self.chat.is_file() else None
 
     def write_config(self, config_toml: str, plan: Mapping[str, Any]) -> None:
         """Replace config.toml and plan.json, each atomically: a resumed run may have another layout."""

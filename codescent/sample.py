@@ -10,10 +10,9 @@ from typing import TextIO, cast
 
 from codescent import models
 from codescent.configfile import load
-from codescent.data.chat_template import ChatTemplate
 from codescent.data.chat_tokens import ChatTokens
+from codescent.data.conversations import HALF, half_a_character
 from codescent.data.tokenizers import Tokenizer
-from codescent.datasets import task_of
 from codescent.errors import UserError
 from codescent.models.generate import Choice, generate
 from codescent.record import CONFIG, RunFolder
@@ -102,9 +101,8 @@ def sample_run(
     ]
     try:
         trained, tokenizer = _find(Path(run))
-        chat = _chat(trained, tokenizer)
-        starts = _encode(tokenizer, chat, prompts)
-        stop = tokenizer.separator if chat is None else chat.end()
+        starts = _encode(tokenizer, trained.chat, prompts)
+        stop = _stop(tokenizer, trained.chat)
     except UserError as error:
         raise UserError(*problems, *error.problems) from error
     if problems or isinstance(where, str):
@@ -144,12 +142,10 @@ def _find(run: Path) -> tuple[Trained, Tokenizer]:
     return trained, trained.tokenizer
 
 
-def _chat(trained: Trained, tokenizer: Tokenizer) -> ChatTokens | None:
-    """How a user asks a model that was tuned with a chat template; None: it was not."""
-    path = trained.config.data.chat_template
-    if path is None or task_of(trained.config) != "sft":
-        return None
-    return ChatTokens(ChatTemplate.read(path), tokenizer)
+def _stop(tokenizer: Tokenizer, chat: ChatTokens | None) -> int | None:
+    """The token that ends a text: the turn's, or where there is none the document's."""
+    end = None if chat is None else chat.end()
+    return tokenizer.separator if end is None else end
 
 
 def _encode(
@@ -158,6 +154,9 @@ def _encode(
     """Each prompt with its tokens, as a user asks it where there is a chat; an empty one begins a document."""
     starts, problems = [], []
     for prompt in prompts or [""]:
+        if half_a_character(prompt):
+            problems.append(f"--prompt {prompt!r}: {HALF}, or bytes that are not UTF-8")
+            continue
         try:
             if chat is not None and prompt:
                 starts.append(chat.ask(prompt))

@@ -15,14 +15,18 @@ from codescent import models
 from codescent.build import adapters, model_shape
 from codescent.config import Config
 from codescent.configfile import load
+from codescent.data.chat_files import ChatFiles
+from codescent.data.chat_template import ChatTemplate
+from codescent.data.chat_tokens import ChatTokens
 from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers import Tokenizer
 from codescent.data.tokenizers import load as load_tokenizer
-from codescent.datasets import opened, prepare_dataset
+from codescent.datasets import opened, prepare_dataset, task_of
 from codescent.errors import UserError
 from codescent.models import lora_shape
 from codescent.models.lora_shape import Lora
 from codescent.plan import WIDE, Parameter, Plan
+from codescent.preflight import kept_chat
 from codescent.record import CONFIG, RunFolder
 from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.train.checkpoint import Checkpoints, Saved, TensorReader, read_tensors
@@ -48,6 +52,31 @@ class Trained:
     def tokenizer(self) -> Tokenizer | None:
         """Of the run's data; None where the run kept none."""
         return load_tokenizer(self.folder.tokenizer) if self.folder.tokenizer.is_file() else None
+
+    @cached_property
+    def chat(self) -> ChatTokens | None:
+        """How a user asks a model that was tuned with a chat template: by the copy that the run kept; None: it was not.
+
+        Raises:
+            UserError: the copy is damaged, or the run has none.
+        """
+        if (files := self._chat_files()) is None:
+            return None
+        if self.tokenizer is None:
+            raise UserError(f"{self.folder.tokenizer}: the run kept no tokenizer, which its chat template is for")
+        return ChatTokens(ChatTemplate(files), self.tokenizer)
+
+    def _chat_files(self) -> ChatFiles | None:
+        named = self.config.data.chat_template
+        if task_of(self.config) != "sft":
+            return None
+        found = kept_chat(self.folder)
+        if found is None and named is not None:
+            raise UserError(
+                f"{self.folder.chat}: is not there: an earlier version, which kept no chat template, made this run; "
+                f"`codescent train {self.folder.path}/config.toml --resume` puts it there while {named} is as it was"
+            )
+        return found
 
     @cached_property
     def shape(self) -> models.Shape:
@@ -192,7 +221,8 @@ def dataset_of(trained: Trained) -> AnyDataset:
     Raises:
         UserError: it cannot be had, or is not what the model was trained on.
     """
-    dataset = opened(trained.config, prepare_dataset(trained.config, progress=True))
+    chat = kept_chat(trained.folder)
+    dataset = opened(trained.config, prepare_dataset(trained.config, progress=True, chat=chat))
     before = trained.saved.state.get("dataset")
     if before not in (None, dataset.fingerprint):
         raise UserError(f"{dataset.path}: not what the run in {trained.folder.path} was trained on ({before})")

@@ -15,7 +15,7 @@ import tokenizers as library
 from chats import CHATML, ENDS, MISTRAL, TALK, TEMPLATES, ZEPHYR, tokenizer_text, write_model_folder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from codescent.data.bpe import LibraryTokenizer
 from codescent.data.chat_files import ChatFiles, read_chat_files
@@ -149,7 +149,7 @@ def test_a_control_token_that_takes_white_space_along_is_not_wanted() -> None:
 def test_bytes_know_the_end_of_a_document() -> None:
     text = "{% for m in messages %}{{ m.role[0] + ': ' + m.content + '<|endoftext|>\n' }}{% endfor %}"
     text += "{% if add_generation_prompt %}{{ 'a: ' }}{% endif %}"
-    pieces, wanted = ChatTokens(ChatTemplate(ChatFiles("a", text, None)), ByteTokenizer()).encode(TALK)
+    pieces, wanted = ChatTokens(ChatTemplate(ChatFiles("a", text, {})), ByteTokenizer()).encode(TALK)
     tokens = pieces.ids.tolist()
     assert tokens.count(256) == len(TALK)
     found = [ByteTokenizer().decode(tokens[begin:end]) for begin, end in wanted]
@@ -159,8 +159,12 @@ def test_bytes_know_the_end_of_a_document() -> None:
 def test_where_templates_lie(tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path / "model", CHATML)
     config = folder / "tokenizer_config.json"
+    special = {**SPECIAL, "pad_token": None}
     for path in (folder, config):
-        assert read_chat_files(path) == ChatFiles(str(config), CHATML, SPECIAL)
+        assert read_chat_files(path) == ChatFiles(str(config), CHATML, special)
+    older = folder / "chat_template.json"
+    older.write_text(json.dumps({"chat_template": ZEPHYR}))
+    assert read_chat_files(older) == ChatFiles(str(older), ZEPHYR, special)
     several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": ZEPHYR}]
     config.write_text(json.dumps({**SPECIAL, "chat_template": several}))
     assert read_chat_files(folder).text == ZEPHYR
@@ -169,7 +173,7 @@ def test_where_templates_lie(tmp_path: Path) -> None:
     for path in (folder, jinja):  # it comes before tokenizer_config.json, which still tells the special tokens
         assert read_chat_files(path) == ChatFiles(str(jinja), MISTRAL, SPECIAL)
     config.unlink()
-    assert read_chat_files(jinja).special is None
+    assert read_chat_files(jinja).special == {}
 
 
 @pytest.mark.parametrize(
@@ -185,10 +189,22 @@ def test_where_templates_lie(tmp_path: Path) -> None:
         ),
         ({"chat_template.jinja": " \n"}, "chat_template.jinja: empty"),
         ({"chat_template.jinja": "a\n{% if x %}\n{% endfor %}"}, "chat_template.jinja: line 3 of the template: "),
+        ({"chat_template.jinja": "{{ 10**5000 }}"}, "chat_template.jinja: cannot be compiled: ValueError: "),
+        ({"chat_template.jinja": "{% for x in y %}" * 30 + "{% endfor %}" * 30}, "be compiled: SyntaxError: "),
+        ({"chat_template.jinja": "{{ " + "(" * 9000 + ")" * 9000 + " }}"}, "cannot be compiled: RecursionError"),
+        ({"chat_template.jinja": "x" * ((1 << 22) + 1)}, "a template of 4,194,305 characters: 4 million at the most"),
+        (
+            {"tokenizer_config.json": '{"chat_template": "\\ud800", "bos_token": "\\udfff"}'},
+            "tokenizer_config.json: the template, bos_token: holds half of a surrogate pair",
+        ),
+        (
+            {"chat_template.jinja": "{{ bos_token }}", "tokenizer_config.json": '{"eos_token": "a"}'},
+            "it asks for bos_token, and neither tokenizer_config.json",
+        ),
         ({"chat_template.jinja": "{{ x | nothing }}"}, "line 1 of the template: No filter named 'nothing'"),
         (
             {"chat_template.jinja": "{{ bos_token }}{{ eos_token }}"},
-            "it asks for bos_token, eos_token, and there is no tokenizer_config.json beside it",
+            "it asks for bos_token, eos_token, and neither tokenizer_config.json nor special_tokens_map.json beside it",
         ),
     ],
 )
@@ -207,6 +223,13 @@ HEADLESS = CHATML.partition("{% if add_generation_prompt")[0]
 ALWAYS_ASKING = CHATML.replace("{% if add_generation_prompt %}", "").removesuffix("{% endif %}")
 
 
+CALLS = [TALK[0], {**TALK[1], "tool_calls": [{"a": 1}]}]
+ESCAPE = "{% set ns = namespace() %}{% set ns.__html__ = messages[0].copy %}{{ ns|e }}"
+ASKS_OTHERWISE = CHATML.replace("assistant\n'", "assistant\n<think>'")
+NESTED = "{% generation %}{% generation %}x{% endgeneration %}y{% endgeneration %}" + CHATML
+CHANGED = "{% set it %}{% generation %}x{% endgeneration %}{% endset %}{{ it | length }}" + CHATML
+
+
 @pytest.mark.parametrize(
     ("text", "messages", "expected"),
     [
@@ -215,6 +238,15 @@ ALWAYS_ASKING = CHATML.replace("{% if add_generation_prompt %}", "").removesuffi
         ("{{ messages[0].content.nothing.at_all }}", TALK, "has no attribute 'nothing'"),
         ("{{ 1 + messages }}", TALK, "a.jinja: TypeError: "),
         ("{{ ''.__class__.mro() }}", TALK, "access to attribute '__class__' of 'str' object is unsafe"),
+        ("{{ '\\ud800' }}", TALK, "a.jinja: what it writes holds half of a surrogate pair"),
+        ("{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}", TALK, "a.jinja: writes more than 67,108,864 char"),
+        ('{{ dict.update(messages[1].tool_calls[0], {"a": 2}) }}', CALLS, "._Dict object' has no attribute 'update'"),
+        (ESCAPE, TALK, "a.jinja: a field of a namespace may not begin with an underscore: '__html__'"),
+        ("{% set ns = namespace(_a=1) %}", TALK, "a.jinja: a field of a namespace may not begin"),
+        ("{{ messages.append(1) }}", TALK, "a.jinja: access to attribute 'append' of 'list' object is unsafe"),
+        (ASKS_OTHERWISE, TALK[:2], "asks for it with '<|im_start|>assistant\\n<think>', and writes it without that"),
+        (NESTED, TALK, "a.jinja: {% generation %} … {% endgeneration %} within {% generation %}"),
+        (CHANGED, TALK, "a.jinja: what it writes in {% generation %} … {% endgeneration %} it goes on to change"),
         (QWEN3, TALK, "message 2, the assistant's: a.jinja writes the messages up to it otherwise when others follow"),
         (HEADLESS, TALK, "message 2, the assistant's: a.jinja does not heed add_generation_prompt"),
         (ALWAYS_ASKING, TALK[:2], "message 2, the assistant's: a.jinja does not heed add_generation_prompt"),
@@ -231,7 +263,7 @@ def test_conversations_that_are_refused(text: str, messages: list[dict[str, Any]
 
 def test_what_the_template_does_not_get_is_nothing_as_transformers_has_it() -> None:
     text = "{{ nothing }}{% if bos_token is defined %}b{% endif %}" + CHATML
-    alone = ChatTemplate(ChatFiles("a", text, {}))
+    alone = ChatTemplate(ChatFiles("a", text, {"bos_token": None}))
     assert alone.render(TALK) == PreTrainedTokenizerFast(
         tokenizer_object=library.Tokenizer.from_str(tokenizer_text())
     ).apply_chat_template(TALK, chat_template=text, tokenize=False)
@@ -247,3 +279,106 @@ def test_marks_in_a_conversation_are_refused_where_they_matter() -> None:
 def test_template_and_tokenizer_of_different_models_are_refused() -> None:
     with pytest.raises(UserError, match=r"its eos_token '<eot>' is no token of data\.tokenizer"):
         ChatTokens(ChatTemplate(ChatFiles("a", ZEPHYR, {"eos_token": "<eot>"})), ours())
+
+
+def test_older_folders_tell_special_tokens_as_transformers_reads_them(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path / "model", ZEPHYR)
+    config = {"chat_template": ZEPHYR, "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>"}
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
+    for decoder in ({}, {"added_tokens_decoder": {"0": {"content": "<s>"}}, "eos_token": "</s>"}):
+        (folder / "tokenizer_config.json").write_text(json.dumps(config | decoder))
+        found = ChatTemplate.read(folder)
+        assert found.special == {"eos_token": decoder.get("eos_token", "<|im_end|>")}
+        expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(TALK, tokenize=False)
+        assert found.render(TALK) == expected
+
+
+def test_what_a_template_does_to_messages_stays_with_it() -> None:
+    messages = [TALK[0], {**TALK[1], "tool_calls": [{"a": 1}]}]
+    text = "{% for m in messages %}{{ m }}{% endfor %}"
+    assert template(text).render(messages) == theirs().apply_chat_template(messages, chat_template=text, tokenize=False)
+    deep: Any = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(UserError, match="nested too deep"):
+        template(text).render([{**TALK[0], "deep": deep}])
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_has_the_names_of_transformers(name: str) -> None:
+    text = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.content }}{% endfor %}"
+    messages = [TALK[0], {**TALK[1], name: "hm"}]
+    assert template(text).render(messages) == theirs().apply_chat_template(messages, chat_template=text, tokenize=False)
+    assert "hm|hm|Well" in template(text).render(messages)
+
+
+TAGGED = "{% for m in messages %}{% generation %}{{ m.content + TAIL }}{% endgeneration %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("tail", "expected"),
+    [
+        ("'<|im_end|>\n'", "<|im_end|>"),
+        ("'</s> \n\n'", "</s>"),
+        ("'<|im_end|>\n</s>'", "<|im_end|>"),  # Phi-3's
+        ("'</s>!'", None),
+        ("'\n'", None),
+    ],
+)
+def test_the_end_of_a_turn_is_the_first_control_token_behind_the_words(tail: str, expected: str | None) -> None:
+    found = chat(TAGGED.replace("TAIL", tail)).end()
+    assert (None if found is None else ours().decode([found])) == expected
+
+
+def test_white_space_that_is_a_control_token_ends_nothing() -> None:
+    fields = json.loads(tokenizer_text())
+    number = max(token["id"] for token in fields["added_tokens"])
+    fields["added_tokens"][number]["content"] = "\n\n"
+    fields["model"]["vocab"]["\n\n"] = fields["model"]["vocab"].pop("<|assistant|>")
+    tokenizer = LibraryTokenizer.from_json(json.dumps(fields), "here")
+    made = ChatTokens(template(TAGGED.replace("TAIL", "'</s>\n\n'")), tokenizer)
+    end = made.end()
+    assert end is not None
+    assert made.text_of(end) == "</s>"
+
+
+def test_a_template_of_phi_3_serves_one_turn_and_not_two() -> None:
+    text = "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    text += "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+    assert said(text, TALK[:2]) == [f"{TALK[1]['content']}<|im_end|>\n</s>"]
+    end = chat(text).end()
+    assert end is not None
+    assert chat(text).text_of(end) == "<|im_end|>"
+    with pytest.raises(UserError, match="otherwise when others follow"):
+        chat(text).encode(TALK)
+
+
+def test_a_template_has_the_day_that_it_was_given() -> None:
+    text = "{{ strftime_now('%d.%m.%Y %H:%M') }}" + CHATML
+    dated = ChatTemplate(ChatFiles("a", text, SPECIAL, "2024-02-29"))
+    assert dated.render(TALK).startswith("29.02.2024 00:00")
+    assert ChatFiles.of_kept("a", json.loads(json.dumps(dated.files.kept()))) == dated.files
+    assert dated.files.day == "2024-02-29"
+    assert ChatTemplate(ChatFiles("a", CHATML, SPECIAL, "2024-02-29")).files.day is None
+    with pytest.raises(UserError, match=r"here/chat\.json: damaged: an object with"):
+        ChatFiles.of_kept("here/chat.json", {"template": 1})
+
+
+def test_a_tokenizer_that_puts_a_space_before_a_text() -> None:
+    inner = library.Tokenizer(library.models.BPE(unk_token="<unk>"))
+    inner.pre_tokenizer = library.pre_tokenizers.Metaspace(prepend_scheme="first")
+    inner.decoder = library.decoders.Metaspace(prepend_scheme="first")
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=120, special_tokens=["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"], show_progress=False
+    )
+    inner.train_from_iterator([message["content"] for message in TALK] * 9 + ["\n user assistant system"], trainer)
+    tokenizer = LibraryTokenizer.from_json(inner.to_str(), "here")
+    made = ChatTokens(template(CHATML), tokenizer)
+    pieces, wanted = made.encode(TALK)
+    other = PreTrainedTokenizerFast(tokenizer_object=inner, **SPECIAL)
+    assert pieces.ids.tolist() == other.apply_chat_template(TALK, chat_template=CHATML, return_dict=False)
+    found = [tokenizer.decode(pieces.ids[begin:end].tolist()).strip() for begin, end in wanted]
+    assert found == [f"{it['content']}<|im_end|>" for it in TALK if it["role"] == "assistant"]
+    end = made.end()
+    assert end is not None
+    assert made.text_of(end) == "<|im_end|>"

@@ -17,6 +17,7 @@ from runs import assert_same, losses, make_project, train
 from transformers import AutoTokenizer
 
 from codescent.cli import run as cli
+from codescent.data.chat_files import ChatFiles
 from codescent.data.chat_template import ChatTemplate
 from codescent.data.conversations import Keys, read_conversations
 from codescent.data.response_prepare import ResponseRequest, prepare_responses
@@ -163,11 +164,99 @@ def test_a_model_that_has_learnt_to_chat_answers_and_ends_its_turn(
     assert cli(["sample", "runs/learned", "--prompt", "blue", "--tokens", "40", "--temperature", "0"]) == 0
     told = capsys.readouterr().out
     assert told == "<|im_start|>user\nblue<|im_end|>\n<|im_start|>assistant\neulb\n"
-    monkeypatch.chdir(project / "datasets")  # the template is found from anywhere, and goes into an exported folder
-    assert cli(["export", str(project / "runs" / "learned"), str(project / "out")]) == 0
-    exported = AutoTokenizer.from_pretrained(project / "out")
+    # The run has its template: it may be moved, and what it was read from may be gone.
     expected = ChatTemplate.read(project / "model").render(TALK)
+    (project / "runs" / "learned").rename(project / "moved")
+    (project / "model").rename(project / "away")
+    try:
+        assert cli(["sample", "moved", "--prompt", "blue", "--tokens", "40", "--temperature", "0"]) == 0
+        assert capsys.readouterr().out == told
+        assert cli(["export", "moved", "out"]) == 0
+    finally:
+        (project / "away").rename(project / "model")
+    exported = AutoTokenizer.from_pretrained(project / "out")
     assert exported.apply_chat_template(TALK, tokenize=False) == expected
+    # An exported model ends where the assistant's turn does.
+    assert exported.eos_token == "<|im_end|>"
+    config = json.loads((project / "out" / "config.json").read_text())
+    assert config["eos_token_id"] == exported.convert_tokens_to_ids("<|im_end|>")
+    capsys.readouterr()
+    assert cli(["sample", "moved", "--prompt", "\udcff", "--prompt", "red"]) == 2
+    assert r"--prompt '\udcff': holds half of a surrogate pair" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_by_the_template_it_began_with(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    write_model_folder(Path("other"), CHATML + "{{ strftime_now('') }}")
+    words = [*CHAT, "data.chat_template=other", "data.tokenizer=other/tokenizer.json", "train.eval_every=0"]
+    words.append("optimizer.decay_steps=9")
+    run = train(project, "kept", *words, "train.num_steps=1")
+    kept = json.loads(run.chat.read_text())
+    assert kept == ChatTemplate.read(Path("other")).files.kept()
+    assert kept["day"]
+    run.chat.write_text(json.dumps({**kept, "day": "2024-02-29"}))  # as if it had begun then
+    again = ["train", "run.toml", "run.name=kept", *words, "train.num_steps=2", "--resume"]
+    assert cli(again) == 0
+    assert json.loads(run.chat.read_text())["day"] == "2024-02-29"
+    write_model_folder(Path("other"), CHATML)
+    assert cli(again) == 2
+    assert "not the template with which the run began, which is in runs/kept/chat.json" in capsys.readouterr().err
+    assert cli(["evaluate", "runs/kept"]) == 0
+    run.chat.unlink()  # as earlier versions left it
+    assert cli(["sample", "runs/kept", "--prompt", "a"]) == 2
+    assert "chat.json: is not there: an earlier version, which kept no chat template" in capsys.readouterr().err
+
+
+def test_a_prepared_folder_has_its_template(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    request = ResponseRequest("talks.jsonl", "model/tokenizer.json", chat_template=Path("model"))
+    folder = prepare_responses(request, Path("datasets"))
+    words = ["model.seq_len=80", "train.num_steps=1", "train.eval_every=0", f"data.corpus={folder}"]
+    run = train(project, "prepared", *words)
+    assert ChatFiles.of_kept("x", json.loads(run.chat.read_text())).is_same(request.chat.files)
+    assert cli(["sample", "runs/prepared", "--prompt", "blue", "--tokens", "1"]) == 0
+    assert "<|im_start|>user\nblue<|im_end|>" in capsys.readouterr().out
+    Path("else.jinja").write_text(CHATML + " ")
+    others = ("data.chat_template=else.jinja", "data.prompt_key=question", "data.validation_fraction=0.2")
+    assert cli(["train", "run.toml", "run.name=never", *words, *others]) == 2
+    told = capsys.readouterr().err
+    assert f"{folder} was prepared with another one; leave it out" in told
+    assert f"data.prompt_key = 'question': {folder} was prepared with 'prompt'; leave it out" in told
+    assert f"data.validation_fraction = 0.2: {folder} was prepared with 0.1; leave it out" in told
+    assert cli(["train", "run.toml", "run.name=same", *words, "data.chat_template=model"]) == 0
+
+
+def test_of_an_imported_run_the_template_is_kept(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    train(project, "plain", *CHAT, "train.num_steps=1", "train.eval_every=0")
+    assert cli(["export", "runs/plain", "theirs"]) == 0
+    assert cli(["import", "theirs", "runs/ours", "data.task=sft", "data.chat_template=theirs"]) == 0
+    assert json.loads(Path("runs/ours/chat.json").read_text())["template"] == CHATML
+    assert cli(["sample", "runs/ours", "--prompt", "blue", "--tokens", "1"]) == 0
+
+
+def test_a_pair_beside_messages_is_taken_where_there_is_no_template(tmp_path: Path) -> None:
+    line = {"messages": [ASKED, SAID], "prompt": "a", "response": "b"}
+    corpus = Path(write(tmp_path / "a.jsonl", line))
+    for with_template, expected in ((False, ["a", "b"]), (True, ["no?", "yes"])):
+        (found,) = read_conversations(corpus, Keys(), with_template=with_template)
+        assert [message["content"] for message in found.messages] == expected
+
+
+def test_that_nothing_ends_a_turn_is_said_when_data_is_prepared(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    template = ChatFiles("a", text + "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}", {})
+    tokenizer = str(project / "model" / "tokenizer.json")
+    request = ResponseRequest(str(project / "talks.jsonl"), tokenizer, chat_template=template)
+    for told in (1, 0):
+        prepare_responses(request, project / "datasets", progress=True)
+        assert capsys.readouterr().err.count("no control token ends the assistant's turn") == told
 
 
 SAID = {"role": "assistant", "content": "yes"}
@@ -190,6 +279,7 @@ ASKED = {"role": "user", "content": "no?"}
             'message 1: the "content" of the role "user" is list, not te',
         ),
         ({"messages": [{**ASKED, "content": "\ud800"}, SAID]}, 'message 1: its "content" holds half of a surrogate'),
+        ({"messages": [{**ASKED, "a": [{"\udc00": 1}]}, SAID]}, 'message 1: its "a" holds half of a surrogate'),
         ({"messages": [ASKED, {**SAID, "content": ""}]}, "message 2: the assistant says nothing"),
         ({"messages": [ASKED]}, 'no message of the role "assistant": there is nothing to learn from'),
         ({"prompt": "a", "response": "b"}, "a prompt and a response, and the first line has messages ("),
@@ -216,6 +306,8 @@ def test_messages_after_a_prompt_are_refused_and_of_many_lines_the_first_are_tol
     ("words", "expected"),
     [
         (("data.chat_template=auto",), 'talks.jsonl:1: "messages": data.chat_template says how messages are written'),
+        (("data.task=lm",), 'data.chat_template: conversations are what data.task = "sft" learns from'),
+        (("data.task=auto", "data.chat_template=auto"), 'conversations are read by data.task = "sft"'),
         (("data.template=Say {prompt}: {response}",), "data.template, data.chat_template: both say how"),
         (("data.chat_template=absent",), "/absent: cannot be read"),
         (("data.chat_template=strict.jinja",), "/strict.jinja: no pink"),

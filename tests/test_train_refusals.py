@@ -6,9 +6,16 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from runs import codescent, make_project, train
+
+from codescent.data.samples import AnyDataset
+from codescent.errors import UserError
+from codescent.train.loop import check_alike
+from codescent.train.world import World
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +104,11 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path: Path) -> None:
         assert run.read_metrics()[-1]["step"] == 20
     finally:
         subprocess.run(["umount", str(runs)], check=True)
+
+
+def test_nodes_with_other_samples_are_refused() -> None:
+    dataset = SimpleNamespace(path=Path("datasets/a"), fingerprint="theirs")
+    world = SimpleNamespace(place=SimpleNamespace(rank=3), from_first=lambda make: "ours")
+    with pytest.raises(UserError, match=r"rank 3: datasets/a holds other samples than rank 0's \(theirs, there ours\)"):
+        check_alike(cast(AnyDataset, dataset), cast(World, world))
+    check_alike(cast(AnyDataset, dataset), cast(World, SimpleNamespace(from_first=lambda make: make())))

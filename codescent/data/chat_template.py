@@ -3,26 +3,20 @@ Does not look for the template (chat_files.py does) and does not make tokens (ch
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
-from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.runtime import Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from codescent.data.chat_files import SPECIAL, TOKENIZER_CONFIG, ChatFiles, read_chat_files
-from codescent.data.conversations import ASSISTANT, USER, Message
+from codescent.data.chat_files import SPECIAL, SPECIAL_MAP, TOKENIZER_CONFIG, ChatFiles, read_chat_files
+from codescent.data.chat_jinja import BEGIN, END, MARKED, TAGS, compiled, written
+from codescent.data.conversations import ASSISTANT, HALF, USER, Message, half_a_character, texts_of
 from codescent.errors import UserError
 
-TAGS = "{% generation %} … {% endgeneration %}"
-MARKED = "codescent_marks"  # a variable that is set while the marks of TAGS are wanted
-BEGIN, END = "\ufdd0", "\ufdd1"  # such marks: code points that Unicode promises never to make characters
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""What a message calls its reasoning: by the first name templates ask for it, but gpt-oss by the second."""
 
 
 class Written(NamedTuple):
@@ -35,16 +29,17 @@ class Written(NamedTuple):
 class ChatTemplate:
     """A chat template, compiled.
 
-    Rendered with the options, functions and variables of `transformers`' `apply_chat_template(tokenize=False)`. A
-    template has the time of its making for "now", so that two renderings of a conversation do not differ by it.
+    Rendered with the options, functions and variables of `transformers`' `apply_chat_template(tokenize=False)`, on one
+    day, so that two renderings of a conversation do not differ by it.
 
     Args:
         files: the template and its special tokens.
 
     Attributes:
         name: the file, for messages.
-        special: the special tokens that the template asks for, by name.
-        identity: what its texts depend on, beside the time.
+        special: the special tokens that the template asks for, by name, where the model has them.
+        asks_for_end: whether the eos_token is among what it asks for.
+        files: the template as it is kept with what is made by it; with its day if its texts depend on that.
 
     Raises:
         UserError: it is no Jinja, or it asks for special tokens that no file tells.
@@ -52,24 +47,19 @@ class ChatTemplate:
 
     def __init__(self, files: ChatFiles) -> None:
         self.name = files.name
-        environment = _environment(datetime.now())
-        try:
-            parsed = environment.parse(files.text)
-            asked = meta.find_undeclared_variables(parsed)
-            self._template = environment.from_string(files.text)
-        except TemplateSyntaxError as error:
-            raise UserError(
-                f"data.chat_template: {files.name}: line {error.lineno} of the template: {error.message}"
-            ) from error
+        self._template, asked, day = compiled(files)
         self._tagged = MARKED in asked
-        if files.special is None and (unknown := [name for name in SPECIAL if name in asked]):
+        self.asks_for_end = "eos_token" in asked
+        if unknown := [name for name in SPECIAL if name in asked and name not in files.special]:
             raise UserError(
-                f"data.chat_template: {files.name}: it asks for {', '.join(unknown)}, and there is no "
-                f"{TOKENIZER_CONFIG} beside it that tells what they are; put it there, or write the tokens themselves"
+                f"data.chat_template: {files.name}: it asks for {', '.join(unknown)}, and neither {TOKENIZER_CONFIG} "
+                f"nor {SPECIAL_MAP} beside it tells that; add it there (null: the model has none), or write the token "
+                "itself"
             )
-        self._variables = {"tools": None, "documents": None, **(files.special or {})}
-        self.special = {name: text for name, text in (files.special or {}).items() if name in asked}
-        self.identity = {"template": files.text, "special_tokens": self.special}
+        named = {name: text for name, text in files.special.items() if text is not None}
+        self._variables = {"tools": None, "documents": None, **named}
+        self.special = {name: text for name, text in named.items() if name in asked}
+        self.files = replace(files, day=None if day is None else day.isoformat())
 
     @classmethod
     def read(cls, path: Path) -> ChatTemplate:
@@ -87,14 +77,16 @@ class ChatTemplate:
         Raises:
             UserError: the template refuses them, in its own words.
         """
-        plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
         marks = {MARKED: True} if marked else {}
         try:
-            return self._template.render(messages=plain, add_generation_prompt=ask, **self._variables, **marks)
-        except TemplateError as error:
-            raise UserError(f"{self.name}: {error.message}") from error
-        except Exception as error:  # whatever an expression of the template raises
-            raise UserError(f"{self.name}: {type(error).__name__}: {error}") from error
+            plain = _plain(messages)
+        except RecursionError as error:
+            raise UserError("what is in a message is nested too deep") from error
+        variables = {"messages": plain, "add_generation_prompt": ask, **self._variables, **marks}
+        text = written(self._template, self.name, variables)
+        if half_a_character(text):
+            raise UserError(f"{self.name}: what it writes {HALF}")
+        return text
 
     def write(self, messages: Sequence[Message], controls: tuple[str, ...]) -> Written:
         """The text of a conversation, and what of it the assistant says: what the template tags so; without tags of
@@ -109,7 +101,7 @@ class ChatTemplate:
         """
         text = self.render(messages)
         if self._tagged:
-            return Written(text, _unmarked(self.render(messages, marked=True), text, self.name))
+            return Written(text, self._tagged_turns(messages, text))
         turns = []
         for number, message in enumerate(messages):
             if message["role"] == ASSISTANT:
@@ -122,6 +114,15 @@ class ChatTemplate:
         """The text with which a user asks, up to where the assistant begins to answer."""
         return self.render([{"role": USER, "content": prompt}], ask=True)
 
+    def _tagged_turns(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
+        """Which characters of a conversation's text are within TAGS."""
+        if any(mark in it for it in texts_of(list(messages)) for mark in (BEGIN, END)):
+            raise UserError(f"the conversation has {BEGIN!r} or {END!r} in it, which mark what is in {TAGS}")
+        found = list(_unmarked(self.render(messages, marked=True), text, self.name))
+        if not found:
+            raise UserError(f"{self.name}: of this conversation it writes nothing in {TAGS}")
+        return found
+
     def _turn(self, messages: Sequence[Message], number: int, text: str) -> tuple[int, int]:
         """Which characters of a conversation's text belong to one turn of the assistant and follow its beginning."""
         turn = f"message {number + 1}, the assistant's"
@@ -132,7 +133,12 @@ class ChatTemplate:
             raise UserError(
                 f"{turn}: where it begins and ends is found by writing what stands before it alone: {error}: {_tag()}"
             ) from error
-        if not told.startswith(asked) or not text.startswith(told):
+        if text.startswith(told) and not told.startswith(asked):
+            raise UserError(
+                f"{turn}: {self.name} asks for it with {asked.removeprefix(before)!r}, and writes it without that, so "
+                f"that it cannot be told from the rest: {_tag()}"
+            )
+        if not text.startswith(told):
             raise UserError(
                 f"{turn}: {self.name} writes the messages up to it otherwise when others follow, so that it cannot be "
                 f"told from the rest: {_tag()}"
@@ -151,62 +157,29 @@ class ChatTemplate:
         return turn.lstrip().startswith(messages[-1]["content"].strip()) and goes_on.startswith(told)
 
 
-class _Generation(Extension):
-    """The tag by which templates say themselves what the assistant says, as `transformers` has it."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """The block: its text, between marks where these are wanted."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        call = self.call_method("_around", [nodes.Name(MARKED, "load")])
-        return nodes.CallBlock(call, [], [], body).set_lineno(line)
-
-    def _around(self, marked: Any, caller: Macro) -> str:
-        text: str = caller()
-        return f"{BEGIN}{text}{END}" if marked else text
-
-
-def _environment(now: datetime) -> ImmutableSandboxedEnvironment:
-    """Jinja as `transformers` has it: nothing that a template says can reach beyond its text."""
-
-    def raise_exception(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    def tojson(
-        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-    ) -> str:
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )  # Jinja's own is for HTML
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = now.strftime
-    return environment
-
-
-def _unmarked(marked: str, text: str, name: str) -> list[tuple[int, int]]:
-    """Where the parts between marks are in the text without them."""
-    pieces = re.split(f"[{BEGIN}{END}]", marked)
-    if "".join(pieces) != text:
-        raise UserError(f"{name}: the conversation has {BEGIN!r} or {END!r} in it, which mark what is in {TAGS}")
-    found = list(_between(re.findall(f"[{BEGIN}{END}]", marked), pieces))
-    if not found:
-        raise UserError(f"{name}: of this conversation it writes nothing in {TAGS}")
+def _plain(messages: Sequence[Message]) -> list[Message]:
+    """Copies of messages as `transformers` hands them over; what a template does to them stays with it."""
+    found = []
+    for message in messages:
+        plain = {key: value for key, value in message.items() if value is not None}
+        thought = next((plain[key] for key in REASONING if key in plain), None)
+        aliases = ({}, {}) if thought is None else ({"thinking": thought}, {"reasoning_content": thought})
+        found.append(deepcopy({**aliases[0], **plain, **aliases[1]}))
     return found
 
 
-def _between(marks: list[str], pieces: list[str]) -> Iterator[tuple[int, int]]:
+def _unmarked(marked: str, text: str, name: str) -> Iterator[tuple[int, int]]:
+    """Where the parts between marks are in the text without them."""
+    pieces, marks = re.split(f"[{BEGIN}{END}]", marked), re.findall(f"[{BEGIN}{END}]", marked)
+    if "".join(pieces) != text:
+        raise UserError(f"{name}: what it writes in {TAGS} it goes on to change, so that its place is not to be found")
+    if marks != [BEGIN, END] * (len(marks) // 2):
+        raise UserError(f"{name}: {TAGS} within {TAGS}, or cut in two: take the inner ones away")
     at = 0
-    for mark, before, piece in zip(["", *marks], ["", *pieces], pieces, strict=False):
-        at += len(before)
-        if mark == BEGIN and piece:
+    for number, piece in enumerate(pieces):
+        if number % 2 and piece:
             yield at, at + len(piece)
+        at += len(piece)
 
 
 def _tag() -> str:

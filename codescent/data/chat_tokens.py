@@ -19,6 +19,8 @@ from codescent.data.tokenizers import SEPARATOR_TEXT, ByteTokenizer, Tokenizer
 from codescent.data.wordpiece import Pieces
 from codescent.errors import UserError
 
+_SHORTEST: tuple[Message, ...] = ({"role": USER, "content": "?"}, {"role": ASSISTANT, "content": "."})
+
 
 class ChatTokens:
     """Conversations to tokens, by a template and a tokenizer.
@@ -27,12 +29,15 @@ class ChatTokens:
     beginning of a text, is not there. Wherever the text spells a control token it is that token, in messages too, as
     `transformers`' `apply_chat_template(tokenize=True)` has it.
 
+    Attributes:
+        template: it.
+
     Raises:
         UserError: a special token that the template asks for is none of the tokenizer's, or that is of characters.
     """
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
-        self._template = template
+        self.template = template
         if isinstance(tokenizer, LibraryTokenizer):
             self._pieces: _LibraryPieces | _BytePieces = _LibraryPieces(tokenizer, list(template.special.values()))
         elif isinstance(tokenizer, ByteTokenizer) and tokenizer.separator is not None:
@@ -59,8 +64,12 @@ class ChatTokens:
         Raises:
             UserError: see `ChatTemplate.write`; nothing is wanted.
         """
-        text, turns = self._template.write(messages, self._controls)
+        text, turns = self.template.write(messages, self._controls)
         pieces = self._pieces.encode(text)
+        return pieces, self._wanted(pieces, turns)
+
+    def _wanted(self, pieces: Pieces, turns: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Tokens by characters: see `encode`."""
         begins, ends = pieces.characters[:, 0], np.maximum(pieces.characters[:, 1], pieces.characters[:, 0] + 1)
         is_control = np.isin(pieces.ids, list(self._pieces.controls.values()))
         wanted = np.zeros(len(pieces.ids) + 2, np.int8)  # with one that is not wanted on either side
@@ -69,8 +78,8 @@ class ChatTokens:
         wanted[1:2] = 0
         edges = np.flatnonzero(np.diff(wanted))
         if not len(edges):
-            raise UserError(f"{self._template.name}: no token of what it writes is the assistant's")
-        return pieces, [(int(begin), int(end)) for begin, end in edges.reshape(-1, 2)]
+            raise UserError(f"{self.template.name}: no token of what it writes is the assistant's")
+        return [(int(begin), int(end)) for begin, end in edges.reshape(-1, 2)]
 
     def ask(self, prompt: str) -> tuple[str, list[int]]:
         """What a model reads that is to answer a user: the text, and its tokens.
@@ -78,18 +87,30 @@ class ChatTokens:
         Raises:
             UserError: the template refuses it.
         """
-        text = self._template.ask(prompt)
+        text = self.template.ask(prompt)
         return text, self._pieces.encode(text).ids.tolist()
 
     def end(self) -> int | None:
-        """The control token with which the assistant ends a turn; None: no such token does.
+        """The control token with which the assistant ends a turn: the first one behind the words; None: none does.
 
         Raises:
             UserError: the template refuses the shortest of conversations.
         """
-        pieces, wanted = self.encode([{"role": USER, "content": "?"}, {"role": ASSISTANT, "content": "."}])
-        last = int(pieces.ids[wanted[-1][1] - 1])
-        return last if last in self._pieces.controls.values() else None
+        text, turns = self.template.write(_SHORTEST, self._controls)
+        pieces = self._pieces.encode(text)
+        begin, end = self._wanted(pieces, turns)[-1]
+        found, controls = None, set(self._pieces.controls.values())
+        for number in range(end - 1, begin - 1, -1):
+            first, last = pieces.characters[number]
+            if text[first:last].strip():  # there are control tokens of white space, which end nothing
+                if int(pieces.ids[number]) not in controls:
+                    break
+                found = int(pieces.ids[number])
+        return found
+
+    def text_of(self, control: int) -> str:
+        """How a control token is spelt."""
+        return next(text for text, number in self._pieces.controls.items() if number == control)
 
 
 class _LibraryPieces:

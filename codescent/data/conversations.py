@@ -16,6 +16,7 @@ USER, ASSISTANT = "user", "assistant"
 ROLES = ("system", USER, ASSISTANT)
 MOST_PROBLEMS = 20
 TURNS, PAIR = "messages", "a prompt and a response"
+HALF = "holds half of a surrogate pair, which is no character"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 Message = dict[str, Any]
@@ -37,6 +38,24 @@ class Conversation:
 
     where: str
     messages: tuple[Message, ...]
+
+
+def half_a_character(value: Any) -> bool:
+    """Whether a text has half of a surrogate pair; or any text in a JSON value, keys too."""
+    return any(_SURROGATE.search(text) for text in texts_of(value))
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Every text in a JSON value, keys too, however deep."""
+    left = [value]
+    while left:
+        match left.pop():
+            case str() as text:
+                yield text
+            case list() as items:
+                left += items
+            case dict() as fields:
+                left += [*fields, *fields.values()]
 
 
 class Problems:
@@ -65,7 +84,7 @@ class Problems:
 def read_conversations(path: Path, keys: Keys, *, with_template: bool) -> list[Conversation]:
     """The conversations of a file: all of messages, or all of a prompt and a response, as its first line is.
 
-    A line that has messages is taken for these, whatever else is in it.
+    A line that has messages is taken for these, whatever else is in it; but without a template, for its pair.
 
     Args:
         path: a JSON object a line; lines of white space are skipped.
@@ -75,21 +94,25 @@ def read_conversations(path: Path, keys: Keys, *, with_template: bool) -> list[C
     Raises:
         UserError: the lines that are no conversations, or not of the first one's kind; messages without a template.
     """
-    problems, found, first = Problems(path), [], ""
+    problems, found = Problems(path), []
+    first_kind = first_where = ""
     for where, value in _objects(path, problems):
-        kind = TURNS if keys.messages in value else PAIR
-        first = first or f"{kind} ({where})"
+        kind = _kind(value, keys, with_template=with_template)
+        if not first_kind:
+            first_kind, first_where = kind, where
         if kind == TURNS and not with_template:
             raise UserError(
                 f'{where}: "{keys.messages}": data.chat_template says how messages are written as text: the folder of '
                 "the model that is tuned, its tokenizer_config.json or its chat_template.jinja"
             )
-        if not first.startswith(kind):
-            problems.add(f"{where}: {kind}, and the first line has {first}: a file has lines of one kind")
+        if kind != first_kind:
+            problems.add(
+                f"{where}: {kind}, and the first line has {first_kind} ({first_where}): a file has lines of one kind"
+            )
         elif wrong := list(_wrong_messages(value, keys) if kind == TURNS else _wrong_pair(value, keys)):
             problems.add(*(f"{where}: {problem}" for problem in wrong))
         else:
-            found.append(Conversation(where, _messages(value, keys)))
+            found.append(Conversation(where, _messages(value, keys, kind)))
     problems.refuse()
     return found
 
@@ -111,8 +134,13 @@ def _objects(path: Path, problems: Problems) -> Iterator[tuple[str, dict[str, An
             problems.add(f"{where}: a JSON object is needed, found {type(value).__name__}")
 
 
-def _messages(value: dict[str, Any], keys: Keys) -> tuple[Message, ...]:
-    if keys.messages in value:
+def _kind(value: dict[str, Any], keys: Keys, *, with_template: bool) -> str:
+    has_pair = keys.prompt in value and keys.response in value
+    return TURNS if keys.messages in value and (with_template or not has_pair) else PAIR
+
+
+def _messages(value: dict[str, Any], keys: Keys, kind: str) -> tuple[Message, ...]:
+    if kind == TURNS:
         return tuple(value[keys.messages])
     prompt, response = value[keys.prompt], value[keys.response]
     return {"role": USER, "content": prompt}, {"role": ASSISTANT, "content": response}
@@ -128,8 +156,8 @@ def _wrong_pair(value: dict[str, Any], keys: Keys) -> Iterator[str]:
                 "or data.messages_key"
             )
             return
-        if _SURROGATE.search(value[key]):
-            yield f'"{key}" holds half of a surrogate pair, which is no character'
+        if half_a_character(value[key]):
+            yield f'"{key}" {HALF}'
             return
     if not value[keys.response]:
         yield "the response is empty"
@@ -161,7 +189,7 @@ def _wrong_message(message: Any) -> Iterator[str]:
     elif not isinstance(content, str):
         found = f"is {type(content).__name__}, not text" if "content" in message else "is missing"
         yield f'the "content" of the role "{role}" {found}'
-    elif _SURROGATE.search(content):
-        yield 'its "content" holds half of a surrogate pair, which is no character'
+    elif halves := [key for key, value in message.items() if half_a_character([key, value])]:
+        yield f"its {', '.join(map(json.dumps, halves))} {HALF}"
     elif role == ASSISTANT and not content:
         yield "the assistant says nothing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from codescent.data import bpe, wordpiece
+from codescent.data.chat_files import ChatFiles
 from codescent.data.chat_template import ChatTemplate
 from codescent.data.chat_tokens import ChatTokens
 from codescent.data.claim import claimed, disk_errors
@@ -21,7 +23,7 @@ from codescent.data.conversations import Conversation, Keys, Message, Problems, 
 from codescent.data.description import AGAIN
 from codescent.data.progress import stage
 from codescent.data.request import DESCRIPTION, TOKENIZER, digest
-from codescent.data.responses import ARRAYS, FORMAT, SPLITS, is_response_folder
+from codescent.data.responses import ARRAYS, FORMAT, SPLITS, is_response_folder, open_description, prepared_chat
 from codescent.data.shards import write_json
 from codescent.data.tokenizers import ByteTokenizer, Tokenizer, load, token_dtype
 from codescent.durable import sync_folder, write_synced
@@ -72,7 +74,7 @@ class ResponseRequest:
         prompt_key, response_key: what they are called there.
         validation_fraction: the last examples, so large a share of them, are the validation split.
         messages_key: what messages are called there.
-        chat_template: where the template is that writes messages as text: see chat_files.py; None: `template`
+        chat_template: the template that writes messages as text, or where it is: see chat_files.py; None: `template`
             does, and there are no messages.
     """
 
@@ -83,7 +85,7 @@ class ResponseRequest:
     response_key: str = "response"
     validation_fraction: float = 0.1
     messages_key: str = "messages"
-    chat_template: Path | None = None
+    chat_template: Path | ChatFiles | None = None
 
     @property
     def path(self) -> Path:
@@ -116,7 +118,8 @@ class ResponseRequest:
     @cached_property
     def chat(self) -> ChatTemplate | None:
         """The chat template, compiled. Raises UserError where it cannot be had."""
-        return None if self.chat_template is None else ChatTemplate.read(self.chat_template)
+        given = self.chat_template
+        return None if given is None else ChatTemplate.read(given) if isinstance(given, Path) else ChatTemplate(given)
 
     def _checked_template(self) -> str:
         Template.parse(self.template)
@@ -125,7 +128,7 @@ class ResponseRequest:
         return self.template
 
     def _chat_identity(self) -> dict[str, Any] | None:
-        return None if self.chat is None else self.chat.identity
+        return None if self.chat is None else self.chat.files.kept()
 
     def _corpus_sha256(self) -> str:
         if (self.path / DESCRIPTION).is_file():
@@ -163,9 +166,29 @@ def locate_responses(request: ResponseRequest, root: Path) -> Path | None:
         UserError: all that is wrong with the request.
     """
     if is_response_folder(request.path):
+        _refuse_other(request)
         return request.path
     target = _folder(request, request.key(), root)
     return target if (target / DESCRIPTION).is_file() else None
+
+
+def _refuse_other(request: ResponseRequest) -> None:
+    """Raise UserError for what was given beside a folder that was prepared otherwise; a default is not given."""
+    prepared = open_description(request.path)["request"]
+    problems = [
+        f"data.{name} = {getattr(request, name)!r}: {request.path} was prepared with {prepared.get(name)!r}; "
+        "leave it out"
+        for name in ("template", "prompt_key", "response_key", "messages_key", "validation_fraction")
+        if getattr(request, name) not in (getattr(ResponseRequest, name), prepared.get(name))
+    ]
+    chat = prepared_chat(request.path, prepared)
+    if request.chat is not None and (chat is None or not chat.is_same(request.chat.files)):
+        other = "none" if chat is None else "another one"
+        problems.append(
+            f"data.chat_template: {request.chat.name}: {request.path} was prepared with {other}; leave it out"
+        )
+    if problems:
+        raise UserError(*problems)
 
 
 def prepare_responses(request: ResponseRequest, root: Path, *, progress: bool = False) -> Path:
@@ -200,7 +223,10 @@ def _folder(request: ResponseRequest, key: dict[str, Any], root: Path) -> Path:
 def _make(request: ResponseRequest, key: dict[str, Any], folder: Path, progress: bool) -> None:
     """Write everything; the description, which makes it a dataset, last."""
     tokenizer = request.make_tokenizer()
-    encode = _encoder(request, tokenizer)
+    chat = None if request.chat is None else ChatTokens(request.chat, tokenizer)
+    if chat is not None and progress:
+        _tell_endless(chat, tokenizer)
+    encode = _encoder(Template.parse(request.template), chat, tokenizer)
     keys = Keys(request.prompt_key, request.response_key, request.messages_key)
     examples = read_conversations(request.path, keys, with_template=request.chat_template is not None)
     num_train = len(examples) - max(1, round(request.validation_fraction * len(examples)))
@@ -228,16 +254,20 @@ def _make(request: ResponseRequest, key: dict[str, Any], folder: Path, progress:
     write_json(folder / DESCRIPTION, description)
 
 
-def _encoder(request: ResponseRequest, tokenizer: Tokenizer) -> Encode:
-    """How the messages of an example become tokens: by the chat template, or by the plain one.
+def _tell_endless(chat: ChatTokens, tokenizer: Tokenizer) -> None:
+    """Say so where a turn of the assistant ends with no control token: a model learns to end by one."""
+    try:
+        if chat.end() is None:
+            stop = "go on to its longest" if tokenizer.separator is None else "end where a document does"
+            print(f"data.chat_template: no control token ends the assistant's turn: samples {stop}", file=sys.stderr)
+    except UserError:  # it has no such conversation; those of the file it may have
+        return
 
-    Raises:
-        UserError: chat template and tokenizer do not go together.
-    """
-    if request.chat is None:
-        template = Template.parse(request.template)
+
+def _encoder(template: Template, chat: ChatTokens | None, tokenizer: Tokenizer) -> Encode:
+    """How the messages of an example become tokens: by the chat template, or by the plain one."""
+    if chat is None:
         return lambda messages: _encode_pair(messages, template, tokenizer)
-    chat = ChatTokens(request.chat, tokenizer)
 
     def encode(messages: tuple[Message, ...]) -> tuple[list[int], Spans]:
         pieces, wanted = chat.encode(messages)

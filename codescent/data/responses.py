@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
+from codescent.data.chat_files import ChatFiles
 from codescent.data.described import described, fingerprint_of, is_described
-from codescent.data.request import TOKENIZER
+from codescent.data.request import DESCRIPTION, TOKENIZER
 from codescent.data.samples import Numbers, Samples, in_range
 
 FORMAT = "codescent responses 2"
@@ -124,6 +125,11 @@ class ResponseDataset:
         """The tokenizer as a file holds it."""
         return (self.path / TOKENIZER).read_text(encoding="utf-8")
 
+    @property
+    def chat(self) -> ChatFiles | None:
+        """The chat template that it was prepared with."""
+        return prepared_chat(self.path, self.description["request"])
+
     def source(self, split: str, seq_len: int, num_targets: int) -> ResponseSource:
         """The examples of a split: see `AnyDataset`. `num_targets` are not asked for."""
         tokens, begins, wanted = self.arrays[split]
@@ -143,13 +149,24 @@ def is_response_folder(path: Path) -> bool:
     return is_described(path, FORMAT)
 
 
+def open_description(path: Path) -> dict[str, Any]:
+    """What a folder of prepared prompts and responses says of itself. Raises UserError: it is none, or damaged."""
+    return described(path, _Description, "prepared responses")
+
+
+def prepared_chat(path: Path, request: dict[str, Any]) -> ChatFiles | None:
+    """The chat template that a folder was prepared with, by the request in its description; None: with none."""
+    fields = request.get("chat_template")
+    return None if fields is None else ChatFiles.of_kept(str(path / DESCRIPTION), fields)
+
+
 def open_responses(path: Path) -> ResponseDataset:
     """Open prepared prompts and responses; every byte of them is compared with its sha256.
 
     Raises:
         UserError: there are none there, or all that is damaged.
     """
-    description = described(path, _Description, "prepared responses")
+    description = open_description(path)
     fingerprint = fingerprint_of(path, description["files"])
     arrays = {
         split: tuple(np.load(path / f"{split}_{array}.npy", mmap_mode="r") for array in ARRAYS) for split in SPLITS

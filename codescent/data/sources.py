@@ -197,7 +197,8 @@ def _json_text(where: str, line: str, text_key: str) -> str:
         raise UserError(f"{where}: a JSON object is needed, found {type(record).__name__}")
     if text_key not in record:
         keys = ", ".join(sorted(map(str, record))[:10]) or "none"
-        raise UserError(f'{where}: no key "{text_key}" (data.text_key); its keys: {keys}')
+        chat = '; conversations are read by data.task = "sft"' if isinstance(record.get("messages"), list) else ""
+        raise UserError(f'{where}: no key "{text_key}" (data.text_key); its keys: {keys}{chat}')
     text = record[text_key]
     if not isinstance(text, str):
         raise UserError(f'{where}: "{text_key}" is {type(text).__name__}, not text')

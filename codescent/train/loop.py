@@ -13,16 +13,18 @@ from typing import Any
 
 from codescent.config import Config
 from codescent.configfile import to_toml
+from codescent.data.chat_files import ChatFiles
 from codescent.data.samples import AnyDataset
-from codescent.datasets import opened, prepare_dataset
+from codescent.datasets import opened, prepare_dataset, prepared_with
 from codescent.errors import UserError
 from codescent.huggingface.folder import open_folder
 from codescent.models.lora_shape import is_adapter
 from codescent.place import Place
 from codescent.plan import Plan
-from codescent.preflight import check_same_trajectory, check_weights, plan_with, run_folder
+from codescent.preflight import chat_of, check_same_chat, check_same_trajectory, check_weights, plan_with, run_folder
 from codescent.record import RunFolder
 from codescent.train import machine
+from codescent.train.agreement import together
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.board import Board
 from codescent.train.checkpoint import Checkpoints, Saved
@@ -61,8 +63,10 @@ def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, re
     """
     world = World(place, config.train.device, config.train.num_threads, config.parallel.timeout_s)
     try:
-        world.in_turn(lambda: prepare_dataset(config, progress=world.is_first))
-        dataset = opened(config, prepare_dataset(config, progress=False))
+        chat = _chat(config, world, resume=resume)
+        world.in_turn(lambda: prepare_dataset(config, progress=world.is_first, chat=chat))
+        dataset = opened(config, prepare_dataset(config, progress=False, chat=chat))
+        check_alike(dataset, world)
         plan = plan_with(config, dataset, place.world_size)
         check_weights(config, dataset, resume=resume)
         world.from_first(lambda: machine.refuse_device(plan, world.device))
@@ -72,6 +76,31 @@ def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, re
             return _Run(config, plan, world, dataset, stop, flops_of(plan), resume=resume).run()
     finally:
         world.close()
+
+
+def _chat(config: Config, world: World, *, resume: bool) -> ChatFiles | None:
+    """The chat template as rank 0 reads it: the ranks must not disagree on it, nor on what day it is."""
+
+    def read() -> dict[str, Any] | None:
+        files = chat_of(config, resume=resume)
+        return None if files is None else dataclasses.asdict(files)
+
+    found = world.from_first(read)
+    return None if found is None else ChatFiles(**found)
+
+
+def check_alike(dataset: AnyDataset, world: World) -> None:
+    """Refuse, on every rank, to train where nodes with disks of their own have other samples."""
+    first: str = world.from_first(lambda: dataset.fingerprint)
+
+    def compare() -> None:
+        if dataset.fingerprint != first:
+            raise UserError(
+                f"rank {world.place.rank}: {dataset.path} holds other samples than rank 0's ({dataset.fingerprint}, "
+                f"there {first}); give every node the same corpus and tokenizer"
+            )
+
+    together(UserError, compare)
 
 
 def _as_json(saved: Saved | None) -> dict[str, Any] | None:
@@ -121,6 +150,7 @@ class _Run:
         self.folder = RunFolder.open(self.path)
         self.folder.hold()
         check_same_trajectory(self.folder, self.config, self.plan)
+        check_same_chat(self.folder, self.dataset)
         return {"environment": self.folder.read_environment()}
 
     def _latest(self) -> Saved | None:
@@ -184,6 +214,8 @@ class _Run:
             self.folder.write_environment(self.machine)
             if self.dataset.tokenizer_text is not None:
                 self.folder.write_tokenizer(self.dataset.tokenizer_text)
+            if (chat := prepared_with(self.dataset)) is not None:
+                self.folder.write_chat(chat.kept())
         if self.plan.work.synthetic:
             self._event("synthetic_data", **self.dataset.description)
             self.display.say("synthetic data: random numbers, to measure with; the loss says nothing")
