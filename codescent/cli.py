@@ -61,12 +61,14 @@ def _train(arguments: argparse.Namespace) -> int:
 
     config = _load(arguments).config
     place = read(os.environ)
-    if place is not None and arguments.ranks not in (None, place.world_size):
+    # One task of a launcher, such as the shell of `srun --pty bash`, is free to start ranks of its own.
+    alone = place is None or place.world_size == 1
+    if place is not None and not alone and arguments.ranks not in (None, place.world_size):
         raise UserError(
             f"--ranks {arguments.ranks}: this process is rank {place.rank} of {place.world_size}, numbered by "
             f"{place.launcher}, and starts no others: leave --ranks away, or have {arguments.ranks} started there"
         )
-    if place is None and config.parallel.ranks > 1:
+    if alone and config.parallel.ranks > 1:
         return _train_on_ranks(arguments, config.parallel.ranks)
     if arguments.may_restart and config.train.allocator == "auto" and needs_restart(os.environ):
         # glibc reads its tunables when a process starts: start again, once, as the same process.

@@ -412,3 +412,8 @@ def test_the_documentation_has_every_variable() -> None:
         names = (*launcher.rank, *launcher.local_rank, *launcher.size, *launcher.local_size, *launcher.hosts, *jobs)
         for name in {*names, launcher.attempt, launcher.node, launcher.proxy} - {"", *older}:
             assert f"`{name}`" in page, name
+
+
+def test_empty_variables_are_no_marks() -> None:
+    """As a template of a job leaves them."""
+    assert read({"WORLD_SIZE": "", "RANK": " ", "PMI_RANK": "", "OMPI_COMM_WORLD_RANK": ""}) is None

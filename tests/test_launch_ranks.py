@@ -153,7 +153,9 @@ world.close()
 
 
 def test_machines_whose_ranks_do_not_follow_one_another(tmp_path: Path) -> None:
-    run_all(tmp_path, [sys.executable, "-c", IN_TURN], [cyclic(rank) for rank in range(4)])
+    # Both machines are this one, whose name may be loopback's: say which interface, as one has to then.
+    envs = [{**cyclic(rank), "GLOO_SOCKET_IFNAME": "lo"} for rank in range(4)]
+    run_all(tmp_path, [sys.executable, "-c", IN_TURN], envs)
     turns = (tmp_path / "turns").read_text().split()
     assert turns[:2] == ["0", "1"]  # the first of each machine
     assert sorted(turns[2:]) == ["0", "1", "2", "3"]
@@ -168,6 +170,18 @@ def test_the_shell_of_a_job_starts_ranks_of_its_own(
     done = codescent(project, "train", "run.toml", "run.name=shell", "train.precision=fp64", "--ranks", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     check(project, "shell", alone)
+
+
+def test_one_task_of_a_launcher_starts_ranks_of_its_own(
+    project: Path, alone: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shell of `srun --pty bash`, and a notebook's."""
+    counts = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+    for name, value in srun(0).items():
+        monkeypatch.setenv(name, "1" if name in counts else value)
+    done = codescent(project, "train", "run.toml", "run.name=pty", "train.precision=fp64", "parallel.ranks=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    check(project, "pty", alone)
 
 
 def test_a_rank_of_a_launcher_starts_no_others(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@ Does not need CUDA: how many devices there are is pretended, and their names are
 
 from __future__ import annotations
 
+import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -12,8 +14,10 @@ from torch.distributed import HashStore
 
 from codescent.errors import UserError
 from codescent.place import LOOPBACK, Place
-from codescent.train.devices import choose_device, name_of, refuse_shared
+from codescent.train.devices import choose_device, name_of, refusal
 from codescent.train.meet import meet
+from codescent.train.standing import Standing, _compared, compare
+from codescent.train.world import _name_interface
 
 SECOND = timedelta(seconds=1)
 
@@ -59,16 +63,41 @@ def test_too_few_devices(monkeypatch: pytest.MonkeyPatch, wanted: str, devices: 
     ],
 )
 def test_devices_are_compared(names: list[str], refused: str) -> None:
-    store = HashStore()
-    for rank, name in enumerate(names):
-        store.set(f"device{rank}", name)
-    for rank, name in enumerate(names):
-        place = Place(rank, rank % 2, 4, 2)
+    found = refusal(names, "auto")
+    assert re.search(refused, found) if refused else found == ""
+
+
+def test_ranks_are_compared_by_the_first_and_told_to_all() -> None:
+    """Two machines, numbered in turn; the ranks of each have the same cores."""
+    for names, refused in ((["cpu"] * 4, False), (["a 1", "a 1", "b 1", "b 2"], True)):
+        store = HashStore()
+        with ThreadPoolExecutor(4) as pool:
+            places = [Place(rank, rank // 2, 4, 2) for rank in range(4)]
+            tasks = [pool.submit(compare, store, place, "auto", name) for place, name in zip(places, names)]
+        errors = [task.exception() for task in tasks]
         if refused:
-            with pytest.raises(UserError, match=refused):
-                refuse_shared(store, place, "auto", name)
+            assert all("see one and the same CUDA device" in str(error) for error in errors)
         else:
-            refuse_shared(store, place, "auto", name)
+            assert [task.result() for task in tasks] == [Standing([0, 1], 4)] * 4
+
+
+def test_bound_ranks_share_their_cores_with_nobody() -> None:
+    ranks = [{"device": "cpu", "local_rank": rank % 2, "cores": f"host {rank // 2}"} for rank in range(4)]
+    assert _compared(ranks, "auto")["sharing"] == [2, 2, 2, 2]
+    assert _compared([{**rank, "cores": f"host {number}"} for number, rank in enumerate(ranks)], "auto") == {
+        "refusal": "",
+        "leaders": [0, 2],
+        "sharing": [1, 1, 1, 1],
+    }
+
+
+def test_a_host_that_calls_itself_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    with pytest.raises(UserError, match=r"stands for 127.0.1.1, where no other reaches it; set GLOO_SOCKET_IFNAME"):
+        _name_interface(Place(1, 0, 2, 1))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    _name_interface(Place(1, 0, 2, 1))
 
 
 def test_a_cpu_has_a_name() -> None:

@@ -75,7 +75,7 @@ class Launcher:
 
     def mark(self, env: Mapping[str, str]) -> str | None:
         """A variable by which one sees that this launcher started this process; None where it did not."""
-        return next((name for name in self.marks if name in env), None) if self.where(env) else None
+        return next((name for name in self.marks if is_set(env, name)), None) if self.where(env) else None
 
 
 TORCHRUN = Launcher(

@@ -1,12 +1,13 @@
-"""In: the device that is wanted, what this process sees. Out: this rank's device, which no other rank has.
-Does not know what a plan needs of devices (machine does)."""
+"""In: the device that is wanted, what this process sees. Out: this rank's device; why the ranks cannot have theirs.
+Does not know what a plan needs of devices (machine does), and asks no other rank (standing does)."""
 
 from __future__ import annotations
 
 import socket
+from collections import Counter
+from collections.abc import Sequence
 
 import torch
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from codescent.errors import UserError
 from codescent.place import Place
@@ -18,7 +19,7 @@ def choose_device(wanted: str, place: Place) -> torch.device:
     """The device of this rank. "auto" takes CUDA where the machine has it, one device for each local rank.
 
     A process that sees one device takes it, whatever its local rank: srun with --gpus-per-task, and scripts around
-    mpiexec, show each rank its own alone. Where it is everyone's, `refuse_shared` finds out.
+    mpiexec, show each rank its own alone. Where it is everyone's, `refusal` finds out.
 
     Raises:
         UserError: there are fewer devices than local ranks, or none and CUDA is asked for.
@@ -44,26 +45,25 @@ def name_of(device: torch.device) -> str:
     return f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
 
 
-def refuse_shared(store: Store, place: Place, wanted: str, mine: str) -> None:
-    """Compare the devices of all ranks, by their names: every rank calls it.
+def refusal(names: Sequence[str], wanted: str) -> str:
+    """Why the ranks cannot have these devices, by their names, rank by rank; "" where they can.
 
-    Raises:
-        UserError: on every rank, where two have the same device, or some have none.
+    Two may not have the same one, and not some of them none.
     """
-    store.set(f"device{place.rank}", mine)
-    names = [store.get(f"device{rank}").decode() for rank in range(place.world_size)]
     if CPU in names:
         without = [str(rank) for rank, name in enumerate(names) if name == CPU]
-        if len(without) < len(names):
-            raise UserError(
-                f'train.device = "{wanted}": rank(s) {", ".join(without)} of {len(names)} see no CUDA device, the '
-                f'others do: have each of them see one, or set train.device = "cpu"'
-            )
-        return
-    shared = next((name for name in names if names.count(name) > 1), None)
-    if shared is not None:
-        ranks = ", ".join(str(rank) for rank, name in enumerate(names) if name == shared)
-        raise UserError(
-            f'train.device = "{wanted}": ranks {ranks} of {len(names)} see one and the same CUDA device ({shared}); '
-            f'start one rank for each device, have the launcher show each rank its own, or set train.device = "cpu"'
+        if len(without) == len(names):
+            return ""
+        return (
+            f'train.device = "{wanted}": rank(s) {", ".join(without)} of {len(names)} see no CUDA device, the '
+            f'others do: have each of them see one, or set train.device = "cpu"'
         )
+    counts = Counter(names)
+    shared = next((name for name in names if counts[name] > 1), None)
+    if shared is None:
+        return ""
+    ranks = ", ".join(str(rank) for rank, name in enumerate(names) if name == shared)
+    return (
+        f'train.device = "{wanted}": ranks {ranks} of {len(names)} see one and the same CUDA device ({shared}); '
+        f'start one rank for each device, have the launcher show each rank its own, or set train.device = "cpu"'
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,9 +18,10 @@ from codescent.cores import available_cores, threads_per_rank
 from codescent.errors import UserError
 from codescent.place import Place
 from codescent.plan import AXES, Mesh, Plan
-from codescent.train.devices import choose_device, name_of, refuse_shared
+from codescent.train.devices import choose_device, name_of
 from codescent.train.meet import meet
 from codescent.train.messages import Messages
+from codescent.train.standing import Standing, compare
 
 DATASET_WAIT = timedelta(days=2)
 """Preparing a large corpus takes hours; ranks wait for it at the store, where no collective can time out."""
@@ -35,14 +37,13 @@ class World:
     def __init__(self, place: Place, device: str, num_threads: int | None, timeout_s: float) -> None:
         self.place = place
         self.device = choose_device(device, place)
-        self.num_threads = num_threads or _threads(place)
-        torch.set_num_threads(self.num_threads)
         self.timeout = timedelta(seconds=timeout_s)
         self.store = meet(place, self.timeout)
-        refuse_shared(self.store, place, device, name_of(self.device))
-        if place.local_world_size == place.world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
-            # Gloo asks the resolver for this host's name; where every rank is local, loopback is right and always up.
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if os.uname().sysname == "Darwin" else "lo"
+        standing = compare(self.store, place, device, name_of(self.device))
+        self.leaders = standing.leaders
+        self.num_threads = num_threads or _threads(standing)
+        torch.set_num_threads(self.num_threads)
+        _name_interface(place)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
             store=self.store,
@@ -51,7 +52,6 @@ class World:
             timeout=self.timeout,
             device_id=self.device if self.device.type == "cuda" else None,
         )
-        self.leaders = self._leaders()
         self.mesh = Mesh(dp_replicate=place.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
 
@@ -80,12 +80,6 @@ class World:
     def stage(self) -> int:
         """The pipeline stage of this rank: which of the plan's programs it walks."""
         return self.mesh.coordinates(self.place.rank)["pp"]
-
-    def _leaders(self) -> list[int]:
-        """The first rank of each machine: not every launcher gives a machine numbers that follow one another."""
-        numbers = [torch.zeros(1, dtype=torch.int64) for _ in range(self.place.world_size)]
-        dist.all_gather(numbers, torch.tensor([self.place.local_rank]))
-        return [rank for rank, local_rank in enumerate(numbers) if int(local_rank) == 0]
 
     def _group(self, ranks: tuple[int, ...], made: dict[tuple[int, ...], dist.ProcessGroup]) -> dist.ProcessGroup:
         """The group of `ranks`, this one among them; axes with the same ranks share one."""
@@ -151,7 +145,8 @@ class World:
             if self.place.rank in turn:
                 self.store.set(f"in_turn{self.place.rank}", json.dumps(_problems_of(work)))
             self.store.wait(keys, DATASET_WAIT)
-            problems = [problem for key in keys for problem in json.loads(self.store.get(key))]
+            found = self.store.multi_get(keys) if keys else []
+            problems = [problem for one in found for problem in json.loads(one)]
             if problems:
                 raise UserError(*dict.fromkeys(problems))
         work()
@@ -161,6 +156,7 @@ class World:
         self.groups.clear()
         gc.collect()  # what still holds a group in a cycle, so that its threads end with it
         dist.destroy_process_group()
+        del self.store  # rank 0's port is closed: a program that comes after this one may meet there
 
 
 def _problems_of(work: Callable[[], object]) -> tuple[str, ...]:
@@ -171,9 +167,33 @@ def _problems_of(work: Callable[[], object]) -> tuple[str, ...]:
     return ()
 
 
-def _threads(place: Place) -> int:
+def _name_interface(place: Place) -> None:
+    """Gloo goes by the address of this host's name: where every rank is here, loopback is right and always up.
+
+    Raises:
+        UserError: ranks are on several machines, and the name is one of loopback.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    if place.local_world_size == place.world_size:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if os.uname().sysname == "Darwin" else "lo"
+        return
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        address = f"nothing ({error})"
+    if address.startswith(("127.", "nothing")):
+        raise UserError(
+            f"rank {place.rank} of {place.world_size}: the ranks are on several machines, and the name of this one, "
+            f"{name}, stands for {address}, where no other reaches it; set GLOO_SOCKET_IFNAME (with CUDA "
+            "NCCL_SOCKET_IFNAME, too) to the network interface between them, such as eth0, for every rank"
+        )
+
+
+def _threads(standing: Standing) -> int:
     """Threads of this rank: OMP_NUM_THREADS where it is set, else its share of the cores."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
         return int(wanted)
-    return threads_per_rank(available_cores(), place.local_world_size)
+    return threads_per_rank(available_cores(), standing.sharing)
