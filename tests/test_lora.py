@@ -234,9 +234,8 @@ def test_whole_layers_on_layouts(runs: Runs, layout: str) -> None:
     assert_same(runs.run(ranks, *of(layout), *words, *both), runs.of_one(*both), 1e-9)
 
 
-@pytest.mark.parametrize(
-    "words", [(), pytest.param(("parallel.dp_shard=2", "parallel.zero_stage=2"), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("parallel.dp_shard=2", "parallel.zero_stage=2")])
 def test_compiled_blocks(runs: Runs, words: Sequence[str]) -> None:
     kind = ("train.precision=fp64", "train.microbatch_size=6", "model.num_layers=2", "train.num_steps=3")
     found = runs.run(2 if words else 1, *words, *kind, "train.compile=blocks")
