@@ -13,6 +13,7 @@ from measure import (
     Measured,
     System,
     SystemFailed,
+    chosen,
     finish,
     hardware,
     interleave,
@@ -56,11 +57,7 @@ def arguments_of() -> argparse.Namespace:
     parsed.add_argument("--clip", type=float, default=0.0, help="gradient norm to clip to; 0: none")
     parsed.add_argument("--warmup", type=positive, default=2, help="steps before the first that counts")
     arguments = parsed.parse_args()
-    wanted = arguments.only.split(",") if arguments.only else list(NAMES)
-    unknown = [word for word in wanted if not any(name.startswith(word) for name in NAMES)]
-    if unknown:
-        parsed.error(f"--only: no system begins with {', '.join(unknown)}; there are {', '.join(NAMES)}")
-    arguments.names = [name for name in NAMES if any(name.startswith(word) for word in wanted)]
+    arguments.names = chosen(parsed, arguments.only, NAMES)
     return arguments
 
 

@@ -95,6 +95,16 @@ class Measured:
         return None
 
 
+def chosen(parsed: argparse.ArgumentParser, only: str | None, names: Sequence[str]) -> list[str]:
+    """Of the systems those that --only names, or begins the names of; all without it. Exits with 2 where it names
+    another."""
+    wanted = only.split(",") if only else list(names)
+    unknown = [word for word in wanted if not any(name.startswith(word) for name in names)]
+    if unknown:
+        parsed.error(f"--only: no system begins with {', '.join(unknown)}; there are {', '.join(names)}")
+    return [name for name in names if any(name.startswith(word) for word in wanted)]
+
+
 def available_bytes() -> int:
     """Memory that programs can still take."""
     return _meminfo("MemAvailable")

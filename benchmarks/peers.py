@@ -17,6 +17,7 @@ from measure import (
     System,
     SystemFailed,
     Timing,
+    chosen,
     finish,
     hardware,
     interleave,
@@ -67,11 +68,7 @@ def arguments_of() -> argparse.Namespace:
     parsed.add_argument("--clip", type=float, default=0.0, help="gradient norm to clip to, for all but llm.c; 0: none")
     parsed.add_argument("--warmup", type=positive, default=2, help="steps before the first that counts")
     arguments = parsed.parse_args()
-    wanted = arguments.only.split(",") if arguments.only else list(NAMES)
-    unknown = [word for word in wanted if not any(name.startswith(word) for name in NAMES)]
-    if unknown:
-        parsed.error(f"--only: no system begins with {', '.join(unknown)}; there are {', '.join(NAMES)}")
-    arguments.names = [name for name in NAMES if any(name.startswith(word) for word in wanted)]
+    arguments.names = chosen(parsed, arguments.only, NAMES)
     for peer, given in (("nanogpt", arguments.nanogpt), ("llmc", arguments.llmc)):
         if given is None and any(name.startswith(peer) for name in arguments.names):
             parsed.error(f"{peer} is to be measured: give its checkout with --{peer} DIR, or name others with --only")

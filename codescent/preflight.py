@@ -207,15 +207,10 @@ def _derived(config: Config, plan: Plan) -> dict[str, object]:
             for task, names in OF_TASK.items()
             for name in names
         },
-        **{
-            f"lora.{name}": None if lora is None else value(lora)
-            for name, value in (
-                ("rank", lambda lora: lora.rank),
-                ("alpha", lambda lora: lora.alpha),
-                ("targets", lambda lora: ", ".join(sorted(lora.targets))),
-                ("whole", lambda lora: ", ".join(sorted(lora.whole))),
-            )
-        },
+        "lora.rank": None if lora is None else lora.rank,
+        "lora.alpha": None if lora is None else lora.alpha,
+        "lora.targets": None if lora is None else ", ".join(sorted(lora.targets)),
+        "lora.whole": None if lora is None else ", ".join(sorted(lora.whole)),
         "model.bias": any(tensor.parameter.name.endswith(".bias") for tensor in plan.tensors),
         "data.seq_len": config.model.seq_len if config.data.seq_len is None else config.data.seq_len,
         "optimizer.decay_steps (or train.num_steps)": None if optimizer.schedule == "constant" else decay_steps,

@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 
+from codescent.cli import run
 from codescent.record import RunFolder
 
 CONFIG = """
@@ -107,6 +109,14 @@ def assert_same(
         for row, other in zip(rows, others, strict=True):
             number, wanted = (math.nan if it[column] is None else it[column] for it in (row, other))
             assert number == pytest.approx(wanted, rel=tolerance, abs=0, nan_ok=True), (column, row["step"])
+
+
+def refused(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What `codescent train run.toml` says in `folder`, where it exits with 2 and makes no run."""
+    with chdir(folder):
+        assert run(["train", "run.toml", "run.name=never", *words]) == 2
+    assert not (folder / "runs" / "never").exists()
+    return capsys.readouterr().err
 
 
 UNREFUSED = """

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forker import Forker
-from runs import assert_same, losses, make_project
+from runs import assert_same, losses, make_project, refused
 
 from codescent.cli import run as cli
 from codescent.data.response_prepare import ResponseRequest, Template, prepare_responses
@@ -134,20 +134,11 @@ def test_it_learns_to_answer(
     ],
 )
 def test_what_is_refused(
-    project: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: tuple[str, ...],
-    expected: str,
+    project: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], expected: str
 ) -> None:
-    monkeypatch.chdir(project)
-    write(
-        Path("bad.jsonl"), {"prompt": "a", "response": "b"}, "{", {"response": "b"}, {"prompt": "", "response": ""}, [1]
-    )
-    assert cli(["train", "run.toml", "run.name=never", *SFT, *words]) == 2
-    told = capsys.readouterr().err
-    assert expected in told
-    assert not (project / "runs" / "never").exists()
+    lines = ({"prompt": "a", "response": "b"}, "{", {"response": "b"}, {"prompt": "", "response": ""}, [1])
+    write(project / "bad.jsonl", *lines)
+    assert expected in refused(project, capsys, *SFT, *words)
 
 
 def test_a_resume_with_another_template_is_refused_by_its_key(

@@ -13,7 +13,7 @@ from chats import CHATML, TALK, write_model_folder
 from forker import Forker
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import assert_same, losses, make_project, train
+from runs import assert_same, losses, make_project, refused, train
 from transformers import AutoTokenizer
 
 from codescent.cli import run as cli
@@ -317,17 +317,10 @@ def test_messages_after_a_prompt_are_refused_and_of_many_lines_the_first_are_tol
     ],
 )
 def test_what_is_refused(
-    project: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: tuple[str, ...],
-    expected: str,
+    project: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], expected: str
 ) -> None:
-    monkeypatch.chdir(project)
     strict = "{% if messages and messages[0].content == 'red' %}{{ raise_exception('no pink') }}{% endif %}" + CHATML
-    Path("strict.jinja").write_text(strict)
-    Path("old").mkdir(exist_ok=True)
-    write(Path("old") / "description.json", {"format": "codescent responses 1"})
-    assert cli(["train", "run.toml", "run.name=never", *CHAT, *words]) == 2
-    assert expected in capsys.readouterr().err
-    assert not (project / "runs" / "never").exists()
+    (project / "strict.jinja").write_text(strict)
+    (project / "old").mkdir(exist_ok=True)
+    write(project / "old" / "description.json", {"format": "codescent responses 1"})
+    assert expected in refused(project, capsys, *CHAT, *words)

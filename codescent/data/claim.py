@@ -9,11 +9,12 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from codescent.data.shards import JOURNAL
+from codescent.durable import sync_folder
 from codescent.errors import UserError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -40,6 +41,23 @@ def claimed(partial: Path) -> Iterator[None]:
         if _is_held(partial, handle) and not (partial / JOURNAL).exists():
             shutil.rmtree(partial, ignore_errors=True)
         os.close(handle)
+
+
+def made_once(find: Callable[[], Path | None], make: Callable[[Path], None], partial: Path, target: Path) -> Path:
+    """What `find` finds; else what `make` writes into the hidden folder `partial`, under the name `target`.
+
+    Raises:
+        UserError: what the disk refuses, and what the two raise. Nothing half-made is left.
+    """
+    if found := find():
+        return found
+    with disk_errors(partial), claimed(partial):
+        if found := find():  # made by another process in the meantime
+            return found
+        make(partial)
+        partial.rename(target)
+        sync_folder(target.parent)
+    return target
 
 
 def _is_held(partial: Path, handle: int) -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from codescent.data import bpe, corpora, download
-from codescent.data.description import AGAIN, description_of, read_description
+from codescent.data.described import AGAIN
+from codescent.data.description import description_of, read_description
 from codescent.data.foreign import GPT2_VOCAB_SIZE, Foreign, ShardFile, is_foreign, read_foreign
 from codescent.data.request import DESCRIPTION, TOKENIZER, Request, make_request
 from codescent.data.split import Split

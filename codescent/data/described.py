@@ -11,9 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from codescent.data.description import AGAIN
 from codescent.data.request import DESCRIPTION
 from codescent.errors import UserError
+
+AGAIN = "delete this folder and prepare it again"
 
 
 def is_described(path: Path, form: str) -> bool:

@@ -8,12 +8,11 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from codescent.data.described import AGAIN, described
 from codescent.data.request import DESCRIPTION, FORMAT, TOKENIZER
 from codescent.errors import UserError
-
-AGAIN = "delete this folder and prepare it again"
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -48,7 +47,14 @@ class _Tokenizer(_Part):
     sha256: str
 
 
+def _check_format(value: object) -> object:
+    if value != FORMAT:
+        raise ValueError(f"{value!r}, expected {FORMAT!r}")
+    return value
+
+
 class _Description(_Part):
+    format: Annotated[str, BeforeValidator(_check_format)]
     request: dict[str, Any]
     stamp: str
     corpus: _Corpus
@@ -64,19 +70,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: it is damaged, with every field that is wrong, of another format, or beside another tokenizer.
     """
-    path = folder / DESCRIPTION
-    try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(description, dict) and description.get("format") != FORMAT:
-            raise UserError(f"{path}: format {description.get('format')!r}, expected {FORMAT!r}: {AGAIN}")
-        _Description.model_validate(description)
-    except ValidationError as error:
-        wrong = [f"{'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg']}" for detail in error.errors()]
-        raise UserError(f"{path}: damaged: {'; '.join(wrong)}: {AGAIN}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON: {error}: {AGAIN}") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}: {AGAIN}") from error
+    description = described(folder, _Description, "token shards")
     tokenizer = folder / TOKENIZER
     if not tokenizer.is_file():
         raise UserError(f"{tokenizer}: missing: {AGAIN}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from codescent.data import download, wordpiece
-from codescent.data.claim import claimed, disk_errors
+from codescent.data.claim import made_once
 from codescent.data.progress import stage
 from codescent.data.question_source import FORMAT, QUESTIONS, SPLITS, is_question_folder, open_questions
 from codescent.data.request import DESCRIPTION, KINDS, TOKENIZER, digest
@@ -21,7 +21,7 @@ from codescent.data.squad import Questions, read_questions, write_questions
 from codescent.data.tokenizers import load
 from codescent.data.windows import WindowSizes, make_windows
 from codescent.data.wordpiece import WordPiece
-from codescent.durable import sync_folder, write_synced
+from codescent.durable import write_synced
 from codescent.errors import UserError
 
 SQUAD = "squad"
@@ -120,17 +120,13 @@ def prepare_questions(request: QuestionRequest, root: Path, *, progress: bool = 
     if is_question_folder(Path(request.corpus).expanduser()):
         return Path(request.corpus).expanduser()
     key = request.key()
-    target, partial = _folder(request, key, root), root / f".partial-{digest(key)[:16]}"
-    if found := _existing(target):
-        return found
-    tokenizer = _tokenizer(request.tokenizer or "bert")
-    with disk_errors(partial), claimed(partial):
-        if found := _existing(target):  # made by another process in the meantime
-            return found
-        _make(request, key, tokenizer, partial, progress)
-        partial.rename(target)
-        sync_folder(root)
-    return target
+    target = _folder(request, key, root)
+    return made_once(
+        lambda: _existing(target),
+        lambda partial: _make(request, key, partial, progress),
+        root / f".partial-{digest(key)[:16]}",
+        target,
+    )
 
 
 def _existing(target: Path) -> Path | None:
@@ -146,8 +142,9 @@ def _folder(request: QuestionRequest, key: dict[str, Any], root: Path) -> Path:
     return root / f"{name}-{digest(key)[:8]}"
 
 
-def _make(request: QuestionRequest, key: dict[str, Any], tokenizer: WordPiece, folder: Path, progress: bool) -> None:
+def _make(request: QuestionRequest, key: dict[str, Any], folder: Path, progress: bool) -> None:
     """Write everything; the description, which makes it a dataset, last."""
+    tokenizer = _tokenizer(request.tokenizer or "bert")
     described, files = {}, {}
     read = {split: request.read(split) for split in SPLITS}  # all refusals before the work
     if changed := [str(found.path) for split, found in read.items() if found.sha256 != key[split]]:

@@ -18,15 +18,15 @@ from codescent.data import bpe, wordpiece
 from codescent.data.chat_files import ChatFiles
 from codescent.data.chat_template import ChatTemplate
 from codescent.data.chat_tokens import ChatTokens
-from codescent.data.claim import claimed, disk_errors
+from codescent.data.claim import made_once
 from codescent.data.conversations import Conversation, Keys, Message, Problems, read_conversations
-from codescent.data.description import AGAIN
+from codescent.data.described import AGAIN
 from codescent.data.progress import stage
 from codescent.data.request import DESCRIPTION, TOKENIZER, digest
 from codescent.data.responses import ARRAYS, FORMAT, SPLITS, is_response_folder, open_description, prepared_chat
 from codescent.data.shards import write_json
 from codescent.data.tokenizers import ByteTokenizer, Tokenizer, load, token_dtype
-from codescent.durable import sync_folder, write_synced
+from codescent.durable import write_synced
 from codescent.errors import UserError
 
 PLAIN = "{prompt}{response}"
@@ -205,14 +205,12 @@ def prepare_responses(request: ResponseRequest, root: Path, *, progress: bool = 
     if found := locate_responses(request, root):
         return found
     key = request.key()
-    target, partial = _folder(request, key, root), root / f".partial-{digest(key)[:16]}"
-    with disk_errors(partial), claimed(partial):
-        if found := locate_responses(request, root):  # made by another process in the meantime
-            return found
-        _make(request, key, partial, progress)
-        partial.rename(target)
-        sync_folder(root)
-    return target
+    return made_once(
+        lambda: locate_responses(request, root),
+        lambda partial: _make(request, key, partial, progress),
+        root / f".partial-{digest(key)[:16]}",
+        _folder(request, key, root),
+    )
 
 
 def _folder(request: ResponseRequest, key: dict[str, Any], root: Path) -> Path:

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, Protocol
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from codescent.data.described import described
-from codescent.data.description import AGAIN
+from codescent.data.described import AGAIN, described
 from codescent.data.request import DESCRIPTION
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.synthetic import NAMES, PREFIX, SPLITS, Floats, Sizes, Synthetic

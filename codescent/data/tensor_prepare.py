@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from codescent.data.claim import claimed, disk_errors
+from codescent.data.claim import made_once
 from codescent.data.progress import stage
 from codescent.data.request import DESCRIPTION, digest
 from codescent.data.shards import write_json
 from codescent.data.synthetic import MAX_SEED, NAMES, SPLITS, Sizes, Synthetic, validation_samples
 from codescent.data.tensor_dataset import FORMAT, as_json, open_prepared
 from codescent.data.tensor_files import FORMATS, SUFFIX, h5py
-from codescent.durable import sync_folder
 from codescent.errors import UserError
 
 MAX_WIDTH = 1_000_000
@@ -89,15 +88,18 @@ def prepare_synthetic(recipe: Synthetic, storage: str, root: Path, *, progress: 
     if storage not in FORMATS:
         raise UserError(f"format {storage}: tensors are written as {', '.join(FORMATS)}")
     target = folder_of(recipe, storage, root)
-    if (target / DESCRIPTION).exists():
-        open_prepared(target)
-        return target
-    partial = root / f".partial-{target.name}"
-    with disk_errors(partial), claimed(partial):
-        if not (target / DESCRIPTION).exists():
-            _write(recipe, storage, partial, progress=progress)
-            partial.rename(target)
-            sync_folder(root)
+    return made_once(
+        lambda: _existing(target),
+        lambda partial: _write(recipe, storage, partial, progress=progress),
+        root / f".partial-{target.name}",
+        target,
+    )
+
+
+def _existing(target: Path) -> Path | None:
+    if not (target / DESCRIPTION).exists():
+        return None
+    open_prepared(target)
     return target
 
 
