@@ -15,10 +15,10 @@ from work import Work
 
 sys.path.insert(0, str(ROOT))
 
+from codescent.base.rank import Place
 from codescent.build import build
-from codescent.config import Config
-from codescent.data.dataset import open_dataset
-from codescent.place import Place
+from codescent.config.sections import Config
+from codescent.data.text.dataset import open_dataset
 from codescent.train.assemble import assemble
 from codescent.train.machine import try_matmul
 from codescent.train.stop import StopRequest
@@ -26,7 +26,7 @@ from codescent.train.world import World
 
 
 def config_of(arguments: argparse.Namespace, work: Work) -> Config:
-    """The defaults of codescent.config but for what is given here."""
+    """The defaults of codescent.config.sections but for what is given here."""
     sizes = {
         "num_layers": work.num_layers, "num_heads": work.num_heads, "hidden_dim": work.hidden_dim,
         "vocab_size": work.vocab_size, "seq_len": work.max_seq_len,

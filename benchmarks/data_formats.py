@@ -18,15 +18,15 @@ from measure import ROOT, finish, hardware, machine_line, must, must_lines, pars
 
 sys.path.insert(0, str(ROOT))
 
-from codescent.configfile import load
+from codescent.base.errors import UserError
+from codescent.base.rank import Place
+from codescent.config.load import load
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import Source
-from codescent.data.synthetic import Sizes, Synthetic
-from codescent.data.tensor_dataset import TensorDataset, in_memory, open_prepared
-from codescent.data.tensor_prepare import prepare_synthetic
-from codescent.errors import UserError
-from codescent.place import Place
 from codescent.preflight import plan_with
+from codescent.tasks.tensors.dataset import TensorDataset, in_memory, open_prepared
+from codescent.tasks.tensors.prepare import prepare_synthetic
+from codescent.tasks.tensors.synthetic import Sizes, Synthetic
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.machine import try_matmul
 from codescent.train.stop import StopRequest

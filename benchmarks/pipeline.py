@@ -23,7 +23,7 @@ from work import environment, write_tokens
 
 sys.path.insert(0, str(ROOT))
 
-from codescent.cores import available_cores
+from codescent.base.cores import available_cores
 from codescent.cost.simulate import Costs, Simulation, simulate
 from codescent.launch.local import run_ranks
 from codescent.plan.pipeline import SCHEDULES, pipeline, refusals

@@ -19,10 +19,10 @@ from measure import ROOT
 sys.path.insert(0, str(ROOT))
 
 from codescent.build import build
-from codescent.config import Config
-from codescent.data.dataset import Dataset, open_dataset
+from codescent.config.sections import Config
+from codescent.data.text.dataset import Dataset, open_dataset
 from codescent.launch.environment import read
-from codescent.models.gpt2 import GPT2
+from codescent.models.gpt2.module import GPT2
 from codescent.plan import Instruction
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.execute import PART, Executor, Stopwatch, Trainable

@@ -34,7 +34,7 @@ _ROOMS = {
 }
 
 if TYPE_CHECKING:
-    from codescent.errors import UserError
+    from codescent.base.errors import UserError
     from codescent.own.distribute import accumulate, clip_, distribute
     from codescent.own.metrics import Metrics
     from codescent.own.profile import profile

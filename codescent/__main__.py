@@ -9,7 +9,7 @@ import sys
 
 def main() -> None:
     """Entry point of `codescent` and of `python -m codescent`."""
-    from codescent.cli import run  # after the interpreter is up: a Ctrl-C from here on is answered in one line
+    from codescent.verbs.cli import run  # after the interpreter is up: a Ctrl-C from here on is answered in one line
 
     code = run(sys.argv[1:], may_restart=True)
     gc.collect()  # process groups in reference cycles: their threads must be joined before the interpreter is gone

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from codescent import models
+from codescent.base.errors import UserError
 from codescent.datasets import PADDED, is_synthetic, sizes_of, task_of, unfit
-from codescent.errors import UserError
-from codescent.models import lora_shape
+from codescent.models.lora import declare as lora_shape
 from codescent.plan import (
     AXES,
     DIVIDING,
@@ -29,10 +29,10 @@ from codescent.plan import (
 )
 from codescent.plan.schedule import accumulate
 from codescent.strategies import ORDER, Ask, Strategy
-from codescent.strategies.near import near_divisors, near_multiples, nearest_divisors
+from codescent.strategies.refusals import near_divisors, near_multiples, nearest_divisors
 
 if TYPE_CHECKING:
-    from codescent.config import Config, Parallel
+    from codescent.config.sections import Config, Parallel
 
 OPTIMIZER_TENSORS: dict[str, int] = {"adamw": 2, "adam": 2, "sgd": 1, "adagrad": 1, "adadelta": 2, "rmsprop": 2}
 """Per-element state tensors of torch's optimizers (sgd and rmsprop: one fewer without momentum)."""

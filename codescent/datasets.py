@@ -9,30 +9,30 @@ from datetime import date
 from pathlib import Path
 
 from codescent import models
-from codescent.config import Config
-from codescent.data.chat_files import ChatFiles, read_chat_files
-from codescent.data.dataset import locate, open_dataset
-from codescent.data.foreign import GPT2_VOCAB_SIZE
-from codescent.data.lines import MARKS, LineDataset
-from codescent.data.masked import MaskedDataset
-from codescent.data.prepare import prepare
-from codescent.data.question_prepare import SQUAD, QuestionRequest, locate_questions, prepare_questions
-from codescent.data.question_source import is_question_folder, open_questions
-from codescent.data.request import KINDS
-from codescent.data.response_prepare import ResponseRequest, locate_responses, prepare_responses
-from codescent.data.responses import ResponseDataset, is_response_folder, open_responses
+from codescent.base.errors import UserError
+from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset
-from codescent.data.synthetic import PREFIX, Sizes, Synthetic, parse
-from codescent.data.tensor_dataset import TensorDataset, in_memory, is_prepared, is_tensors, open_tensors
-from codescent.data.tensor_dataset import read_description as read_tensor_description
-from codescent.data.tensor_files import SUFFIXES, format_of
-from codescent.data.tensor_prepare import make_recipe, prepare_synthetic
-from codescent.data.tokenizers import ByteTokenizer
-from codescent.data.windows import WindowSizes
-from codescent.data.wordpiece import split_name
-from codescent.errors import UserError
+from codescent.data.text.dataset import locate, open_dataset
+from codescent.data.text.foreign import GPT2_VOCAB_SIZE
+from codescent.data.text.prepare import prepare
+from codescent.data.text.request import KINDS
+from codescent.data.tokenizers.tokenizer import ByteTokenizer
+from codescent.data.tokenizers.wordpiece import split_name
 from codescent.models.shape import Size
 from codescent.plan import Work
+from codescent.tasks.answers.prepare import SQUAD, QuestionRequest, locate_questions, prepare_questions
+from codescent.tasks.answers.source import is_question_folder, open_questions
+from codescent.tasks.answers.windows import WindowSizes
+from codescent.tasks.conversations.chat_files import ChatFiles, read_chat_files
+from codescent.tasks.conversations.prepare import ResponseRequest, locate_responses, prepare_responses
+from codescent.tasks.conversations.source import ResponseDataset, is_response_folder, open_responses
+from codescent.tasks.masked_tokens.source import MaskedDataset
+from codescent.tasks.pairs.source import MARKS, LineDataset
+from codescent.tasks.tensors.dataset import TensorDataset, in_memory, is_prepared, is_tensors, open_tensors
+from codescent.tasks.tensors.dataset import read_description as read_tensor_description
+from codescent.tasks.tensors.files import SUFFIXES, format_of
+from codescent.tasks.tensors.prepare import make_recipe, prepare_synthetic
+from codescent.tasks.tensors.synthetic import PREFIX, Sizes, Synthetic, parse
 
 VOCAB_SIZES = {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE, "bert": 30_522, "bert-cased": 28_996}
 """Of tokenizers that do not depend on a corpus."""

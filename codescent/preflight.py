@@ -9,15 +9,15 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from codescent import models
+from codescent.base.errors import UserError
 from codescent.build import adapters, build, model_shape
-from codescent.config import Config
-from codescent.data.chat_files import ChatFiles
+from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset
 from codescent.datasets import chat_files, known_vocab_size, misfits, opened, prepare_dataset, prepared_with, task_of
-from codescent.errors import UserError
 from codescent.huggingface import fit
 from codescent.plan import Plan
 from codescent.record import RunFolder
+from codescent.tasks.conversations.chat_files import ChatFiles
 
 DECIDING: dict[str, tuple[str, ...]] = {
     "run": ("seed",),

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from codescent.durable import replace_file, sync_folder, write_synced
-from codescent.errors import UserError
+from codescent.base.durable import replace_file, sync_folder, write_synced
+from codescent.base.errors import UserError
 
 METRICS: tuple[str, ...] = (
     "step",

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from codescent.errors import UserError
-from codescent.train import checkpoint_storage
-from codescent.train.checkpoint import Checkpoints, Saved, read_tensors
+from codescent.base.errors import UserError
+from codescent.checkpoint import storage as checkpoint_storage
+from codescent.checkpoint.checkpoints import Checkpoints, Saved, read_tensors
 
 WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 SURVIVED, RAISED = 0, 3

@@ -27,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from codescent.build import build
-from codescent.config import Config
+from codescent.config.sections import Config
 from codescent.data.loader import Batch, Portion
 from codescent.plan import Collective, Instruction, Plan, Verb
 from codescent.train import assemble

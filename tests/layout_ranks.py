@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from codescent.configfile import load
-from codescent.errors import UserError
-from codescent.models.linear import Linear
-from codescent.place import Place
+from codescent.base.errors import UserError
+from codescent.base.rank import Place
+from codescent.config.load import load
+from codescent.operators.linear import Linear
 from codescent.train import machine
 from codescent.train.execute import Executor
 from codescent.train.loop import train

@@ -16,8 +16,8 @@ from checkpoint_ranks import SURVIVED, fork, join
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from codescent.models.blocks import Attention
-from codescent.models.dropout import sample_keys
+from codescent.models.gpt2.blocks import Attention
+from codescent.operators.dropout import sample_keys
 from codescent.plan import Verb
 from codescent.strategies import zigzag
 from codescent.strategies.ring import gathered_attention, ring_attention

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from codescent.cli import run
 from codescent.record import RunFolder
+from codescent.verbs.cli import run
 
 CONFIG = """
 [model]
@@ -123,7 +123,7 @@ UNREFUSED = """
 import sys
 from codescent.train import machine
 machine.refuse_device = lambda plan, device: None
-from codescent.cli import run
+from codescent.verbs.cli import run
 sys.exit(run(sys.argv[1:], may_restart=False))
 """
 

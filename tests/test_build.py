@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codescent.base.errors import UserError
 from codescent.build import build
-from codescent.config import Config
-from codescent.configfile import load, shipped
+from codescent.config.load import load, shipped
+from codescent.config.sections import Config
 from codescent.cost.compute import step_flops
 from codescent.cost.memory import state_bytes, wire_bytes
-from codescent.errors import UserError
 from codescent.plan import Plan, Verb
 from codescent.strategies.replicate import buckets
 

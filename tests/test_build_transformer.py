@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from codescent import show
+from codescent.base.errors import UserError
 from codescent.build import build
-from codescent.config import Config
+from codescent.config.sections import Config
 from codescent.cost.compute import step_flops
-from codescent.errors import UserError
 from codescent.plan import Plan
 from codescent.plan.pipeline import cut, cut_at
+from codescent.verbs import show
 
 SIZES = {"num_encoder_layers": 2, "num_decoder_layers": 4, "num_heads": 2, "hidden_dim": 8}
 SIZES |= {"source_len": 12, "target_len": 6}

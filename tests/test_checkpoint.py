@@ -12,8 +12,8 @@ import torch
 from checkpoint_ranks import make_tensors
 from safetensors.torch import load_file
 
-from codescent.train import checkpoint_storage
-from codescent.train.checkpoint import CheckpointError, Checkpoints, read_tensors
+from codescent.checkpoint import storage as checkpoint_storage
+from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, read_tensors
 
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 

@@ -18,9 +18,9 @@ import pytest
 import torch
 from checkpoint_ranks import make_tensors
 
-from codescent.train import checkpoint_storage
-from codescent.train.checkpoint import CheckpointError, Checkpoints, Saved, read_tensors
-from codescent.train.checkpoint_manifest import read_manifest
+from codescent.checkpoint import storage as checkpoint_storage
+from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved, read_tensors
+from codescent.checkpoint.manifest import read_manifest
 
 TRIALS = 80
 SENTINEL = 77

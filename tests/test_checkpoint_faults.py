@@ -12,7 +12,7 @@ import pytest
 from checkpoint_ranks import make_tensors, run_scenario
 from disks import small_disk
 
-from codescent.train.checkpoint import CheckpointError, Checkpoints
+from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints
 
 KILLED, RAISED, SURVIVED = -9, 3, 0
 

@@ -10,8 +10,8 @@ import torch
 from forker import Forker
 from runs import assert_same, make_project
 
+from codescent.checkpoint.checkpoints import read_tensors
 from codescent.record import RunFolder
-from codescent.train.checkpoint import read_tensors
 
 STEPS, HALF = 20, 10
 WORDS = (

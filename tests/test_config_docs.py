@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from codescent.config import SECTIONS
-from codescent.configfile import load
-from codescent.errors import UserError
-from codescent.keys import keys, keys_markdown
+from codescent.base.errors import UserError
+from codescent.config.load import load
+from codescent.config.sections import SECTIONS
+from codescent.config.words import keys, keys_markdown
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"
 MARKER = "<!-- the tables are generated: tests/test_config_docs.py says how -->"

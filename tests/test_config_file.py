@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from codescent.config import Config
-from codescent.configfile import KEYS, describe, load, shipped, to_toml
-from codescent.tomlfile import read_toml
+from codescent.config.load import KEYS, describe, load, shipped, to_toml
+from codescent.config.sections import Config
+from codescent.config.toml_file import read_toml
 
 
 @pytest.fixture(autouse=True)

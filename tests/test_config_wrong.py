@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from codescent.config import SECTIONS, Config, Optimizer, Train
-from codescent.configfile import KEYS, load, shipped, to_toml
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.config.load import KEYS, load, shipped, to_toml
+from codescent.config.sections import SECTIONS, Config, Optimizer, Train
 
 
 @pytest.fixture(autouse=True)

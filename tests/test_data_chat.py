@@ -17,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from codescent.data.bpe import LibraryTokenizer
-from codescent.data.chat_files import ChatFiles, read_chat_files
-from codescent.data.chat_template import ChatTemplate
-from codescent.data.chat_tokens import ChatTokens
-from codescent.data.tokenizers import ByteTokenizer
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.data.tokenizers.bpe import LibraryTokenizer
+from codescent.data.tokenizers.tokenizer import ByteTokenizer
+from codescent.tasks.conversations.chat_files import ChatFiles, read_chat_files
+from codescent.tasks.conversations.chat_template import ChatTemplate
+from codescent.tasks.conversations.chat_tokens import ChatTokens
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 SYSTEM = {"role": "system", "content": "Be brief."}

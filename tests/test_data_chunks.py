@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codescent.data import bpe, chunks
-from codescent.data.chunks import Chunk, cut_chunks, split_point
-from codescent.data.sources import Block
-from codescent.data.tokenizers import Tokenizer, encode_segments
+from codescent.data.text import chunks
+from codescent.data.text.chunks import Chunk, cut_chunks, split_point
+from codescent.data.text.sources import Block
+from codescent.data.tokenizers import bpe
+from codescent.data.tokenizers.tokenizer import Tokenizer, encode_segments
 
 
 @pytest.fixture(scope="module")

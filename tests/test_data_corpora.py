@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from codescent.data import corpora, download
-from codescent.data.corpora import resolve
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.data.text import corpora, download
+from codescent.data.text.corpora import resolve
 
 
 def refusal(corpus: str) -> str:

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codescent.data import bpe, dataset, shards
-from codescent.data.dataset import locate, open_dataset
-from codescent.data.foreign import ShardFile
-from codescent.data.prepare import prepare
+from codescent.base.errors import UserError
 from codescent.data.samples import in_range
-from codescent.data.split import Split
-from codescent.errors import UserError
+from codescent.data.text import dataset, shards
+from codescent.data.text.dataset import locate, open_dataset
+from codescent.data.text.foreign import ShardFile
+from codescent.data.text.prepare import prepare
+from codescent.data.text.split import Split
+from codescent.data.tokenizers import bpe
 
 
 def split_of(tmp_path: Path, lengths: list[int], vocab_size: int = 1 << 16) -> tuple[Split, np.ndarray]:
@@ -64,7 +65,7 @@ def test_a_token_outside_the_vocabulary_is_told_by_file_and_byte(
     with pytest.raises(UserError) as caught:
         split.read(np.array([0, 2]), 70)
     assert caught.value.problems == (told,)
-    monkeypatch.setattr("codescent.data.split.SCAN_TOKENS", 7)
+    monkeypatch.setattr("codescent.data.text.split.SCAN_TOKENS", 7)
     assert split.problem() == told
     assert split.largest() == 299
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from questions import vocabulary
 
-from codescent.data import shards
-from codescent.data.dataset import open_dataset
-from codescent.data.lines import LineDataset, LineSource, line_ends
-from codescent.data.prepare import prepare
-from codescent.data.split import Split
-from codescent.data.tokenizers import CharTokenizer
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.data.text import shards
+from codescent.data.text.dataset import open_dataset
+from codescent.data.text.prepare import prepare
+from codescent.data.text.split import Split
+from codescent.data.tokenizers.tokenizer import CharTokenizer
+from codescent.tasks.pairs.source import LineDataset, LineSource, line_ends
 
 TEXT = "abc\n\nde\nfghijklm\n\n\nn" + "\no p" * 20
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from codescent.data.dataset import Dataset, open_dataset
+from codescent.base.errors import UserError
 from codescent.data.loader import Loader, Portion, Sampler
-from codescent.data.prepare import prepare
 from codescent.data.samples import Numbers, Samples
-from codescent.data.text_source import TextSource
-from codescent.errors import UserError
+from codescent.data.text.dataset import Dataset, open_dataset
+from codescent.data.text.prepare import prepare
+from codescent.data.text.text_source import TextSource
 
 SEQ_LEN = 16
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from questions import vocabulary
 
-from codescent.data import masked
-from codescent.data.dataset import Dataset, open_dataset
-from codescent.data.masked import MASKINGS, MaskedDataset, MaskedSource
-from codescent.data.prepare import prepare
+from codescent.base.errors import UserError
 from codescent.data.samples import AnyDataset
-from codescent.data.wordpiece import WordPiece
-from codescent.errors import UserError
+from codescent.data.text.dataset import Dataset, open_dataset
+from codescent.data.text.prepare import prepare
+from codescent.data.tokenizers.wordpiece import WordPiece
+from codescent.tasks.masked_tokens import source as masked
+from codescent.tasks.masked_tokens.source import MASKINGS, MaskedDataset, MaskedSource
 
 
 @pytest.fixture(scope="module")

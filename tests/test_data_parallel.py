@@ -14,15 +14,15 @@ from forker import Forker
 from runs import codescent, losses, make_project, train, train_on_cpus
 
 from codescent import models
+from codescent.base.errors import UserError
 from codescent.build import build
-from codescent.config import Config
+from codescent.config.sections import Config
 from codescent.cost.memory import inside_bytes, wire_bytes
-from codescent.errors import UserError
 from codescent.models.initialize import initialize_
 from codescent.plan import Collective, Plan
-from codescent.strategies.data_parallel import DataParallel, DataParallelOptions
 from codescent.strategies.scattered import Scattered
 from codescent.strategies.strategy import Here
+from codescent.strategies.torch_data_parallel import DataParallel, DataParallelOptions
 from codescent.train import machine
 
 replicate = importlib.import_module("torch.nn.parallel.replicate")  # torch has a function of the same name

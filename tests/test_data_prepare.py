@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import tokenizers as library
 
-from codescent.data import chunks, corpora, shards
-from codescent.data import prepare as preparing
-from codescent.data.dataset import locate, open_dataset
-from codescent.data.prepare import prepare
-from codescent.data.request import DESCRIPTION
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.data.text import chunks, corpora, shards
+from codescent.data.text import prepare as preparing
+from codescent.data.text.dataset import locate, open_dataset
+from codescent.data.text.prepare import prepare
+from codescent.data.text.request import DESCRIPTION
 
 
 def tokens_of(folder: Path, split: str) -> np.ndarray:
@@ -209,9 +209,9 @@ def test_a_bpe_is_trained_on_the_train_split_alone(tmp_path: Path) -> None:
 
 def test_neither_torch_nor_the_other_rooms_are_imported() -> None:
     code = (
-        "import sys, codescent.data.prepare, codescent.data.dataset, codescent.data.worker;"
+        "import sys, codescent.data.text.prepare, codescent.data.text.dataset, codescent.data.text.worker;"
         "found = [name for name in sys.modules if name == 'torch' or name.startswith('codescent.')"
-        " and not name.startswith(('codescent.data', 'codescent.errors', 'codescent.cores', 'codescent.durable'))];"
+        " and not name.startswith(('codescent.data', 'codescent.base'))];"
         "print(found); sys.exit(bool(found))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -281,7 +281,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_two_processes_at_once_make_one_dataset(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("some words of a text\n" * 400_000)
     code = (
-        "import sys; from pathlib import Path; from codescent.data.prepare import prepare;"
+        "import sys; from pathlib import Path; from codescent.data.text.prepare import prepare;"
         "print(prepare(sys.argv[1], 'bpe:300', Path(sys.argv[2])))"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "text.txt"), str(tmp_path / "datasets")]
@@ -296,7 +296,7 @@ def test_the_progress_bar_goes_to_the_standard_error_alone(tmp_path: Path) -> No
     (tmp_path / "text.txt").write_text("some words\n" * 1000)
     code = (
         "import pty, sys; sys.exit(pty.spawn([sys.executable, '-c', 'import sys; from pathlib import Path;"
-        "from codescent.data.prepare import prepare; prepare(sys.argv[1], None, Path(sys.argv[2]), progress=True)',"
+        "from codescent.data.text.prepare import prepare;prepare(sys.argv[1], None, Path(sys.argv[2]), progress=True)',"
         " sys.argv[1], sys.argv[2]]))"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "text.txt"), str(tmp_path / "datasets")]

@@ -14,15 +14,15 @@ import pytest
 from disks import small_disk
 from questions import files, vocabulary
 
-from codescent.data import download
-from codescent.data.question_prepare import QuestionRequest, locate_questions, prepare_questions
-from codescent.data.question_source import is_question_folder, open_questions
-from codescent.data.request import DESCRIPTION
-from codescent.data.squad import read_questions
-from codescent.data.tokenizers import load
-from codescent.data.windows import WindowSizes
-from codescent.data.wordpiece import WordPiece, bert
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.data.text import download
+from codescent.data.text.request import DESCRIPTION
+from codescent.data.tokenizers.tokenizer import load
+from codescent.data.tokenizers.wordpiece import WordPiece, bert
+from codescent.tasks.answers.prepare import QuestionRequest, locate_questions, prepare_questions
+from codescent.tasks.answers.source import is_question_folder, open_questions
+from codescent.tasks.answers.squad import read_questions
+from codescent.tasks.answers.windows import WindowSizes
 
 SIZES = WindowSizes(max_length=64, stride=16, max_question=16)
 
@@ -121,8 +121,8 @@ def test_nothing_of_the_folder_depends_on_where_it_was_made(tmp_path: Path, requ
 def test_two_processes_at_once_make_one_dataset(tmp_path: Path, request_: QuestionRequest) -> None:
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from codescent.data.question_prepare import QuestionRequest, prepare_questions\n"
-        "from codescent.data.windows import WindowSizes\n"
+        "from codescent.tasks.answers.prepare import QuestionRequest, prepare_questions\n"
+        "from codescent.tasks.answers.windows import WindowSizes\n"
         "train, dev, tokenizer, root = sys.argv[1:]\n"
         "request = QuestionRequest(train, dev, tokenizer, WindowSizes(64, 16, 16))\n"
         "print(prepare_questions(request, Path(root)))"
@@ -142,7 +142,7 @@ def test_what_a_killed_preparation_leaves_is_made_anew(
 ) -> None:
     root = tmp_path / "datasets"
     with monkeypatch.context() as patch:
-        patch.setattr("codescent.data.question_prepare.write_json", lambda *_: os._exit(9))
+        patch.setattr("codescent.tasks.answers.prepare.write_json", lambda *_: os._exit(9))
         child = os.fork()
         if child == 0:
             prepare_questions(request_, root)

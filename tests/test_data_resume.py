@@ -17,17 +17,19 @@ import numpy as np
 import psutil
 import pytest
 
-from codescent.data import chunks, shards
-from codescent.data import prepare as preparing
-from codescent.data.dataset import open_dataset
-from codescent.data.prepare import prepare
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.data.text import chunks, shards
+from codescent.data.text import prepare as preparing
+from codescent.data.text.dataset import open_dataset
+from codescent.data.text.prepare import prepare
 
 SIZES = {"chunks.CHUNK_CHARS": 1 << 14, "chunks.SEARCH_CHARS": 1 << 12, "shards.SHARD_TOKENS": 20_000}
 PREPARE = """
 import os, signal, sys
 from pathlib import Path
-from codescent.data import chunks, prepare as preparing, shards
+from codescent.data.text import chunks
+from codescent.data.text import prepare as preparing
+from codescent.data.text import shards
 chunks.CHUNK_CHARS, chunks.SEARCH_CHARS, shards.SHARD_TOKENS = {chunk}, {search}, {shard}
 preparing.JOURNAL_EVERY_CHUNKS = {journal}
 {before}
@@ -247,7 +249,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path, tokenizer: str, kind
         path = tmp_path / f"{megabytes}.{kind}"
         path.write_text(line * (megabytes * 1_000_000 // len(line.encode())))
         code = (
-            "import sys; from pathlib import Path; from codescent.data.prepare import prepare;"
+            "import sys; from pathlib import Path; from codescent.data.text.prepare import prepare;"
             "prepare(sys.argv[1], sys.argv[2], Path(sys.argv[3]));"
             "print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])"
         )

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from codescent.base.errors import UserError
 from codescent.data.loader import Sampler
-from codescent.errors import UserError
 
 seeds = st.integers(-(1 << 70), 1 << 70)
 

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codescent.data import sources
-from codescent.data.sources import read_blocks
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.data.text import sources
+from codescent.data.text.sources import read_blocks
 
 TEXTS = ["first document\n", "zweites Dokument: äöü €\r\n", "третий 🎭"]
 

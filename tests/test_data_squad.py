@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from questions import CONTEXT, question, squad
 
-from codescent.data.squad import MAX_PROBLEMS, Question, read_questions, write_questions
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.tasks.answers.squad import MAX_PROBLEMS, Question, read_questions, write_questions
 
 
 def refusal(path: Path) -> list[str]:

@@ -21,14 +21,14 @@ import safetensors.numpy
 import torch
 from disks import small_disk
 
-from codescent.cli import run
-from codescent.data import tensor_prepare
+from codescent.base.errors import UserError
 from codescent.data.samples import Samples
-from codescent.data.synthetic import Sizes, Synthetic, parse
-from codescent.data.tensor_dataset import TensorDataset, in_memory, open_file, open_prepared
-from codescent.data.tensor_files import FORMATS, SUFFIX
-from codescent.data.tensor_prepare import prepare_synthetic
-from codescent.errors import UserError
+from codescent.tasks.tensors import prepare as tensor_prepare
+from codescent.tasks.tensors.dataset import TensorDataset, in_memory, open_file, open_prepared
+from codescent.tasks.tensors.files import FORMATS, SUFFIX
+from codescent.tasks.tensors.prepare import prepare_synthetic
+from codescent.tasks.tensors.synthetic import Sizes, Synthetic, parse
+from codescent.verbs.cli import run
 
 RECIPE = Synthetic(300, 30, Sizes(2, 3, 5), seed=7)  # more than a block
 Written = dict[str, np.ndarray]
@@ -131,7 +131,7 @@ def test_a_file_that_may_not_grow_is_told_in_words(storage: str, tmp_path: Path)
 
 def write_small(folder: Path, storage: str, before: str = "pass") -> subprocess.CompletedProcess[str]:
     words = ["data", "--synthetic", "400", "--source", "1x64", "--target", "5x64", "--format", storage]
-    code = f"import resource, sys; from codescent.cli import run; {before}; sys.exit(run(sys.argv[1:]))"
+    code = f"import resource, sys; from codescent.verbs.cli import run; {before}; sys.exit(run(sys.argv[1:]))"
     command = [sys.executable, "-B", "-c", code, *words, "--folder", str(folder)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -12,10 +12,17 @@ import tokenizers as library
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codescent.data import bpe
-from codescent.data.bpe import LibraryTokenizer
-from codescent.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, encode_segments, load, token_dtype
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.data.tokenizers import bpe
+from codescent.data.tokenizers.bpe import LibraryTokenizer
+from codescent.data.tokenizers.tokenizer import (
+    ByteTokenizer,
+    CharTokenizer,
+    Tokenizer,
+    encode_segments,
+    load,
+    token_dtype,
+)
 
 ODD_TEXT = (
     "It's  we'll\tthey'Re 'S a\u00a0\u00a0b \u2003c\x1cd\x85e\u3000f\r\n\r\n  g\n\n\nh   \n i²½Ⅻ٣ naïve Ελλάδα "

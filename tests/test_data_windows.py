@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from questions import CONTEXT, vocabulary
 from transformers import BertTokenizerFast
 
-from codescent.data.squad import Answer, Question, read_questions
-from codescent.data.windows import (
+from codescent.base.errors import UserError
+from codescent.data.tokenizers.wordpiece import WordPiece, bert
+from codescent.tasks.answers.squad import Answer, Question, read_questions
+from codescent.tasks.answers.squad_metrics import normalise
+from codescent.tasks.answers.windows import (
     Rows,
     WindowSizes,
     answer_tokens,
@@ -22,9 +25,6 @@ from codescent.data.windows import (
     make_windows,
     segments_of,
 )
-from codescent.data.wordpiece import WordPiece, bert
-from codescent.errors import UserError
-from codescent.evaluate.squad_metrics import normalise
 
 
 def cut(questions: list[Question], tokenizer: WordPiece, sizes: WindowSizes, *, training: bool = False) -> Rows:

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from questions import vocabulary
 from transformers import BertTokenizerFast
 
-from codescent.data import download, wordpiece
-from codescent.data.dataset import open_dataset
-from codescent.data.prepare import prepare
-from codescent.data.tokenizers import load
-from codescent.data.wordpiece import WordPiece, bert, split_name
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.data.text import download
+from codescent.data.text.dataset import open_dataset
+from codescent.data.text.prepare import prepare
+from codescent.data.tokenizers import wordpiece
+from codescent.data.tokenizers.tokenizer import load
+from codescent.data.tokenizers.wordpiece import WordPiece, bert, split_name
 
 ODD = "Ünïcödé naïve ﬁne 漢字かな e\u0301 👩‍👧 x\u200by\ufeffz\u00a0\u3000 [MASK] [SEP] ##ing don't 1,990s—“q” \x00 İ ß"
 odd_text = st.text(st.one_of(st.sampled_from(ODD), st.characters(codec="utf-8")), max_size=60)

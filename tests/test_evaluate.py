@@ -14,18 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from questions import CONTEXT, files, question, squad, vocabulary
 
-from codescent import cli
-from codescent.data.question_prepare import QuestionRequest, prepare_questions
-from codescent.data.question_source import QuestionDataset, QuestionSource, open_questions
+from codescent.base.errors import UserError
 from codescent.data.samples import Samples
-from codescent.data.squad import Answer, Question, read_questions
-from codescent.data.windows import Rows, WindowSizes, make_windows
-from codescent.data.wordpiece import bert
-from codescent.errors import UserError
-from codescent.evaluate.decode import Decoding, best_spans, candidates
-from codescent.evaluate.predictions import read_predictions, score_files, write_predictions
-from codescent.evaluate.questions import evaluate_questions
-from codescent.evaluate.squad_metrics import f1, normalise, score
+from codescent.data.tokenizers.wordpiece import bert
+from codescent.tasks.answers.decode import Decoding, best_spans, candidates
+from codescent.tasks.answers.evaluate import evaluate_questions
+from codescent.tasks.answers.predictions import read_predictions, score_files, write_predictions
+from codescent.tasks.answers.prepare import QuestionRequest, prepare_questions
+from codescent.tasks.answers.source import QuestionDataset, QuestionSource, open_questions
+from codescent.tasks.answers.squad import Answer, Question, read_questions
+from codescent.tasks.answers.squad_metrics import f1, normalise, score
+from codescent.tasks.answers.windows import Rows, WindowSizes, make_windows
+from codescent.verbs import cli
 
 
 def ask(name: str, *answers: str) -> Question:

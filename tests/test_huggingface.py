@@ -30,9 +30,9 @@ from transformers import (
 )
 
 from codescent import models
-from codescent.data import bpe, wordpiece
-from codescent.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.data.tokenizers import bpe, wordpiece
+from codescent.data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from codescent.huggingface import KINDS, tokens
 from codescent.huggingface.folder import open_folder, parts_of
 from codescent.huggingface.read import box

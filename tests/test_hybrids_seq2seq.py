@@ -11,13 +11,13 @@ import torch
 from forker import Forker, Runs
 from runs import assert_same, losses, make_project
 
+from codescent.base.errors import UserError
 from codescent.build import build
-from codescent.cli import run as cli
-from codescent.config import Config
-from codescent.errors import UserError
-from codescent.evaluate.lines import LineScore, score_lines
+from codescent.config.sections import Config
 from codescent.record import RunFolder
-from codescent.trained import dataset_of, find, module_of
+from codescent.tasks.pairs.evaluate import LineScore, score_lines
+from codescent.verbs.cli import run as cli
+from codescent.verbs.trained import dataset_of, find, module_of
 
 SIZES = (
     "model.kind=transformer",

@@ -9,10 +9,10 @@ import pytest
 from forker import Forker, Runs
 from runs import assert_same, codescent, losses, make_project
 
+from codescent.base.errors import UserError
 from codescent.build import build
-from codescent.config import Config
-from codescent.configfile import load
-from codescent.errors import UserError
+from codescent.config.load import load
+from codescent.config.sections import Config
 from codescent.plan import Plan
 
 SIZES = (

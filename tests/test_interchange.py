@@ -31,16 +31,16 @@ from transformers import (
     LlamaModel,
 )
 
-from codescent import interchange
-from codescent.cli import run
-from codescent.configfile import load
-from codescent.data.tokenizers import ByteTokenizer
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
+from codescent.config.load import load
+from codescent.data.tokenizers.tokenizer import ByteTokenizer
 from codescent.huggingface.tokens import tokenizer_files
 from codescent.record import RunFolder
-from codescent.sample import sample_run
-from codescent.train.checkpoint import Checkpoints, read_tensors
-from codescent.trained import find, module_of
+from codescent.verbs import exchange as interchange
+from codescent.verbs.cli import run
+from codescent.verbs.sample import sample_run
+from codescent.verbs.trained import find, module_of
 
 LLAMA = ("model.kind=llama", "model.num_heads=4", "model.num_kv_heads=2", "model.ffn_dim=27", "model.hidden_dim=32")
 SHORT = ("train.num_steps=4", "train.eval_every=2", "checkpoint.every=2", "train.eval_samples=8")
@@ -329,7 +329,7 @@ def test_nothing_half_made_is_left(project: Path, tmp_path: Path, monkeypatch: p
         with pytest.raises(UserError, match="no space left"):
             interchange.export_run(path, tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr("codescent.train.checkpoint_storage._write_hashed", full)
+        patch.setattr("codescent.checkpoint.storage._write_hashed", full)
         with pytest.raises(UserError, match="no space left"):
             interchange.import_folder(folder, tmp_path / "out", load("default"))
     assert sorted(tmp_path.iterdir()) == before
@@ -365,8 +365,8 @@ def test_what_cannot_be_done_has_exit_code_2(
 PEAK = """
 import sys
 from pathlib import Path
-from codescent.configfile import load
-from codescent.interchange import export_run, import_folder
+from codescent.config.load import load
+from codescent.verbs.exchange import export_run, import_folder
 
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from codescent.cores import available_cores, threads_per_rank
+from codescent.base.cores import available_cores, threads_per_rank
 from codescent.launch import allocator
 from codescent.launch.allocator import TUNABLES, needs_restart, tuned_environment
 
@@ -150,7 +150,7 @@ def test_a_containers_quota_limits_the_cores(tmp_path: Path, files: dict[str, st
 @pytest.mark.skipif(sys.platform != "linux", reason="affinity is asked for on Linux only")
 def test_the_affinity_mask_limits_the_cores() -> None:
     program = (
-        "import os; from codescent.cores import available_cores\n"
+        "import os; from codescent.base.cores import available_cores\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "print(available_cores())"
     )

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.base.rank import Place
 from codescent.launch.environment import read
-from codescent.place import Place
 
 WHOLE = {
     "RANK": "5",

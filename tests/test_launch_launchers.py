@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.base.rank import Place
 from codescent.launch import ancestors, launchers
 from codescent.launch.environment import PORTS, read
-from codescent.place import Place
 
 # Open MPI 5.0.11, `mpirun -n 2`, rank 1, what is not about other things
 OPEN_MPI = {

@@ -22,18 +22,18 @@ from test_interchange import a_folder, bert, gpt2, llama, logits, ours
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertForQuestionAnswering
 
 from codescent import models
+from codescent.base.errors import UserError
 from codescent.build import build
-from codescent.cli import run
-from codescent.config import Config
+from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
+from codescent.config.sections import Config
 from codescent.datasets import task_of
-from codescent.errors import UserError
-from codescent.evaluate.run import evaluate_run
 from codescent.models.initialize import initialize_
-from codescent.models.lora_shape import Lora, is_adapter, names, resolve
+from codescent.models.lora.declare import Lora, is_adapter, names, resolve
 from codescent.preflight import plan_of
 from codescent.record import RunFolder
-from codescent.train.checkpoint import Checkpoints, read_tensors
-from codescent.trained import find
+from codescent.verbs.cli import run
+from codescent.verbs.evaluate import evaluate_run
+from codescent.verbs.trained import find
 
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "vocab_size": 31, "seq_len": 8},

@@ -14,11 +14,11 @@ from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForMaskedLM, BertForQuestionAnswering, BertModel, PreTrainedModel
 
 from codescent import models
+from codescent.base.errors import UserError
 from codescent.build import build as plan_of
-from codescent.config import Config
-from codescent.errors import UserError
-from codescent.models.bert import Bert
-from codescent.models.bert_shape import PRESETS, BertShape, forward_flops, parameters
+from codescent.config.sections import Config
+from codescent.models.bert.declare import PRESETS, BertShape, forward_flops, parameters
+from codescent.models.bert.module import Bert
 from codescent.models.initialize import initialize_
 from codescent.strategies.recompute import Recompute, RecomputeOptions
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codescent.models import linear
-from codescent.models.attention import causal_attention
-from codescent.models.linear import gelu_linear_
+from codescent.operators import linear
+from codescent.operators.attention import causal_attention
+from codescent.operators.linear import gelu_linear_
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 

@@ -8,8 +8,8 @@ import torch
 from torch.autograd import backward
 
 from codescent import models
-from codescent.models.gpt2 import GPT2
-from codescent.models.gpt2_shape import parameters
+from codescent.models.gpt2.declare import parameters
+from codescent.models.gpt2.module import GPT2
 from codescent.models.initialize import initialize_
 
 SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "vocab_size": 4099, "seq_len": 160}

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.autograd import backward
 
 from codescent import models
-from codescent.models.dropout import drop, dropped_at, dropped_rows, mix, sample_keys, site_keys
-from codescent.models.gpt2 import GPT2
-from codescent.models.gpt2_shape import parameters
+from codescent.models.gpt2.declare import parameters
+from codescent.models.gpt2.module import GPT2
 from codescent.models.initialize import initialize_
+from codescent.operators.dropout import drop, dropped_at, dropped_rows, mix, sample_keys, site_keys
 
 SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "vocab_size": 61, "seq_len": 40}
 

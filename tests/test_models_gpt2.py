@@ -14,10 +14,10 @@ from torch.autograd import backward
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from codescent import models
-from codescent.models import head
-from codescent.models.gpt2 import GPT2
-from codescent.models.gpt2_shape import PRESETS, GPT2Shape, parameters
+from codescent.models.gpt2.declare import PRESETS, GPT2Shape, parameters
+from codescent.models.gpt2.module import GPT2
 from codescent.models.initialize import initialize_
+from codescent.operators import head
 
 COUNTS = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
 # ours -> transformers'; its Conv1D holds [input, output], so matrices of blocks are transposed

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codescent import models
-from codescent.models.gpt2 import GPT2
-from codescent.models.gpt2_shape import parameters
+from codescent.models.gpt2.declare import parameters
+from codescent.models.gpt2.module import GPT2
 from codescent.models.initialize import initial_values, initialize_
 from codescent.plan.shard import Parameter, Role
 

@@ -19,16 +19,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from codescent import models
-from codescent.errors import UserError
-from codescent.models import linear, swiglu
-from codescent.models.attention import causal_attention
+from codescent.base.errors import UserError
 from codescent.models.generate import Choice, choose, context_start, generate
 from codescent.models.initialize import initialize_
-from codescent.models.llama import Llama
-from codescent.models.llama_shape import PRESETS, LlamaShape, RopeScaling, parameters
-from codescent.models.rotary import frequencies, turn, turns
+from codescent.models.llama.declare import PRESETS, LlamaShape, RopeScaling, parameters
+from codescent.models.llama.module import Llama
+from codescent.operators import activations as swiglu
+from codescent.operators import linear
+from codescent.operators.attention import causal_attention
+from codescent.operators.rotary import frequencies, turn, turns
 from codescent.plan.shard import Role
-from codescent.sample import sample_run
+from codescent.verbs.sample import sample_run
 
 # As Meta publishes them; num_parameters of the released checkpoints.
 COUNTS = {

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from codescent import models
-from codescent.errors import UserError
-from codescent.models.gpt2_shape import PRESETS
+from codescent.base.errors import UserError
+from codescent.models.gpt2.declare import PRESETS
 from codescent.plan.shard import Role
 
 SIZES: dict[str, int | None] = {

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.autograd import backward
 
 from codescent import models
-from codescent.errors import UserError
+from codescent.base.errors import UserError
 from codescent.models.initialize import initialize_
-from codescent.models.transformer import Transformer, sinusoids
-from codescent.models.transformer_shape import PRESETS, TransformerShape, forward_flops, parameters
+from codescent.models.transformer.declare import PRESETS, TransformerShape, forward_flops, parameters
+from codescent.models.transformer.module import Transformer, sinusoids
 from codescent.plan.pipeline import cut
 
 COUNTS = {"transformer-base": 44_140_544, "transformer-big": 176_361_472}  # without embeddings, as torch counts them

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codescent import models
-from codescent.models.head import head_loss
 from codescent.models.initialize import initialize_
-from codescent.models.transformer import Transformer
-from codescent.models.transformer_shape import TransformerShape, parameters
-from codescent.models.translate import greedy
+from codescent.models.transformer.declare import TransformerShape, parameters
+from codescent.models.transformer.module import Transformer
+from codescent.models.transformer.translate import greedy
+from codescent.operators.head import head_loss
 
 SIZES = {"num_encoder_layers": 2, "num_decoder_layers": 2, "num_heads": 2, "hidden_dim": 12}
 SIZES |= {"vocab_size": 11, "source_len": 5, "target_len": 6}

@@ -13,11 +13,11 @@ import torch
 from forker import Forker
 from runs import codescent, losses, make_project, train, train_on_cpus
 
+from codescent.base.errors import UserError
 from codescent.build import build
-from codescent.config import Config
-from codescent.config import Optimizer as OptimizerConfig
+from codescent.config.sections import Config
+from codescent.config.sections import Optimizer as OptimizerConfig
 from codescent.cost.memory import inside_bytes, state_bytes
-from codescent.errors import UserError
 from codescent.plan import Collective, Memory, Plan
 from codescent.record import RunFolder
 from codescent.train import machine, optimize

@@ -11,19 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codescent.plan import (
-    AXES,
-    Collective,
-    Mesh,
-    Parameter,
-    Placement,
-    Plan,
-    Role,
-    TensorPlan,
-    Traffic,
-    Verb,
-    Work,
-)
+from codescent.plan import AXES, Collective, Mesh, Parameter, Placement, Plan, Role, TensorPlan, Traffic, Verb, Work
 from codescent.plan.schedule import accumulate
 
 meshes = st.builds(Mesh, **{axis: st.integers(1, 4) for axis in AXES})

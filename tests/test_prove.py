@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from runs import codescent, environment, make_project
 
-from codescent import prove
-from codescent.config import Config
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.config.sections import Config
 from codescent.plan import AXES
-from codescent.prove import Finding, Layout, layouts_of, parse_layouts
+from codescent.verbs import prove
+from codescent.verbs.prove import Finding, Layout, layouts_of, parse_layouts
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from runs import losses, make_project
 
 from codescent import models
 from codescent.build import build
-from codescent.config import Config
+from codescent.config.sections import Config
 from codescent.models.initialize import initialize_
 from codescent.strategies import Here
 from codescent.strategies.recompute import Recompute, RecomputeOptions

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from disks import small_disk
 
-from codescent.errors import UserError
+from codescent.base.errors import UserError
 from codescent.record import METRICS, METRICS_CSV, METRICS_JSONL, RunFolder, Table
 
 CONFIG = '[run]\nname = "naïve"\n'

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import codescent, make_project
 
+from codescent.base.errors import UserError
 from codescent.build import build
-from codescent.config import Config
-from codescent.errors import UserError
+from codescent.config.sections import Config
 from codescent.plan import Plan
 
 MODEL = {"num_layers": 6, "num_heads": 12, "hidden_dim": 24, "seq_len": 48}

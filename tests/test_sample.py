@@ -14,13 +14,13 @@ from forker import Forker
 from runs import codescent, make_project
 
 from codescent import models
-from codescent.data.tokenizers import ByteTokenizer
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.data.tokenizers.tokenizer import ByteTokenizer
 from codescent.models.generate import Choice, choose, context_start
-from codescent.models.gpt2 import GPT2
-from codescent.models.gpt2_shape import parameters
+from codescent.models.gpt2.declare import parameters
+from codescent.models.gpt2.module import GPT2
 from codescent.models.initialize import initialize_
-from codescent.sample import TextStream, generate, sample_run
+from codescent.verbs.sample import TextStream, generate, sample_run
 
 SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "vocab_size": 61}
 PROMPTS = [[5, 3, 8], [1], list(range(30, 52)), [60, 0]]

@@ -12,12 +12,12 @@ import pytest
 from forker import Forker
 from runs import assert_same, losses, make_project, refused
 
-from codescent.cli import run as cli
-from codescent.data.response_prepare import ResponseRequest, Template, prepare_responses
-from codescent.data.responses import ResponseSource, open_responses
+from codescent.base.errors import UserError
 from codescent.data.samples import Numbers
-from codescent.errors import UserError
 from codescent.record import RunFolder
+from codescent.tasks.conversations.prepare import ResponseRequest, Template, prepare_responses
+from codescent.tasks.conversations.source import ResponseSource, open_responses
+from codescent.verbs.cli import run as cli
 
 WORDS = ("red", "green", "blue", "black", "white", "pink")
 SFT = (

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from runs import assert_same, losses, make_project, refused, train
 from transformers import AutoTokenizer
 
-from codescent.cli import run as cli
-from codescent.data.chat_files import ChatFiles
-from codescent.data.chat_template import ChatTemplate
-from codescent.data.conversations import Keys, read_conversations
-from codescent.data.response_prepare import ResponseRequest, prepare_responses
-from codescent.data.responses import FORMAT, ResponseSource, open_responses
-from codescent.data.tokenizers import load
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.data.tokenizers.tokenizer import load
+from codescent.tasks.conversations.chat_files import ChatFiles
+from codescent.tasks.conversations.chat_template import ChatTemplate
+from codescent.tasks.conversations.conversations import Keys, read_conversations
+from codescent.tasks.conversations.prepare import ResponseRequest, prepare_responses
+from codescent.tasks.conversations.source import FORMAT, ResponseSource, open_responses
+from codescent.verbs.cli import run as cli
 
 WORDS = ("red", "green", "blue", "black", "white", "pink")
 CHAT = (

@@ -13,10 +13,10 @@ from forker import Forker
 from questions import question, squad, vocabulary
 from runs import assert_same, codescent, losses, make_project, refused
 
-from codescent.cli import run as cli
-from codescent.configfile import load
+from codescent.config.load import load
 from codescent.datasets import prepare_dataset
 from codescent.record import RunFolder
+from codescent.verbs.cli import run as cli
 
 BERT = (
     "model.kind=bert",

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd import backward
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from codescent.models.head import head_loss, tied_embedding
+from codescent.operators.head import head_loss, tied_embedding
 from codescent.strategies.sequence import enter, gather_alike, gather_sequence, leave, scatter_sum
 from codescent.strategies.vocabulary import SplitVocabulary
 

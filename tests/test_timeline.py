@@ -12,12 +12,12 @@ import pytest
 from disks import small_disk
 from runs import codescent, make_project
 
-from codescent import timeline
+from codescent.base.errors import UserError
 from codescent.cost.simulate import Costs, simulate
-from codescent.errors import UserError
 from codescent.plan import Plan
 from codescent.plan.pipeline import SCHEDULES, pipeline
-from codescent.timeline import COLOURS, write_timeline
+from codescent.verbs import timeline
+from codescent.verbs.timeline import COLOURS, write_timeline
 
 
 def sizes(name: str) -> tuple[int, int, int]:

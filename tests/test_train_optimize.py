@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from codescent.config import Optimizer as OptimizerConfig
+from codescent.config.sections import Optimizer as OptimizerConfig
 from codescent.train.optimize import Optimizer, Weight, gradient_norm, learning_rate
 
 SHAPES = {"matrix": (5, 7), "bias": (5,), "wide": (3, 4)}

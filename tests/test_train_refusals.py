@@ -12,8 +12,8 @@ from typing import cast
 import pytest
 from runs import codescent, make_project, train
 
+from codescent.base.errors import UserError
 from codescent.data.samples import AnyDataset
-from codescent.errors import UserError
 from codescent.train.loop import check_alike
 from codescent.train.world import World
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from codescent.errors import UserError
-from codescent.place import LOOPBACK, Place
+from codescent.base.errors import UserError
+from codescent.base.rank import LOOPBACK, Place
 from codescent.train.devices import choose_device, name_of, refusal
 from codescent.train.meet import meet
 from codescent.train.standing import Standing, _compared, compare

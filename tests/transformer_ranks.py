@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from codescent import models
 from codescent.models.initialize import draw_
-from codescent.models.transformer import Transformer
-from codescent.models.transformer_shape import TransformerShape
+from codescent.models.transformer.declare import TransformerShape
+from codescent.models.transformer.module import Transformer
 from codescent.plan import Mesh, Plan, TensorPlan, Work
 from codescent.plan.schedule import accumulate
 from codescent.strategies import Ask, Here

@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from codescent.data.request import DESCRIPTION
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.data.text.request import DESCRIPTION
 
 AGAIN = "delete this folder and prepare it again"
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from codescent.base.errors import UserError
 from codescent.data.samples import Samples, Source
-from codescent.errors import UserError
 
 NUM_ROUNDS = 10
 MOST_STEPS_AT_ONCE = 64  # more would not be cheaper, and the first step waits for the first block

@@ -1,5 +1,5 @@
 """In: models of ours, folders of Hugging Face's `transformers`. Out: each as the other, by one table for both ways.
-Does not know runs or checkpoints (codescent/interchange.py does), and never imports or runs `transformers`."""
+Does not know runs or checkpoints (codescent/verbs/exchange.py does), and never imports or runs `transformers`."""
 
 from __future__ import annotations
 

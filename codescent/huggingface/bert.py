@@ -8,7 +8,7 @@ from typing import Any
 
 from codescent.huggingface.correspond import Row, Theirs
 from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings
-from codescent.models.bert_shape import NORM_EPS, SEGMENTS, BertShape
+from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape
 
 _BLOCK, _THEIRS = "blocks.#", "bert.encoder.layer.#"
 _ARCHITECTURES = {"mlm": ("BertForMaskedLM", "BertForPreTraining"), "qa": ("BertForQuestionAnswering",)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from codescent.errors import UserError
+from codescent.base.errors import UserError
 from codescent.huggingface import KINDS, tokens
 from codescent.huggingface.folder import CONFIG, Folder, open_folder
 from codescent.huggingface.kind import differences

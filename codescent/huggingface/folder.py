@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from codescent import models
-from codescent.errors import UserError
+from codescent.base.errors import UserError
 from codescent.huggingface import KINDS, Kind
 from codescent.huggingface.correspond import Part, correspond
 from codescent.plan import Parameter

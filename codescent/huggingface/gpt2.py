@@ -9,7 +9,7 @@ from typing import Any
 
 from codescent.huggingface.correspond import Row, Theirs
 from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings
-from codescent.models.gpt2_shape import GPT2Shape
+from codescent.models.gpt2.declare import GPT2Shape
 
 _BLOCK, _THEIRS = "blocks.#", "transformer.h.#"
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")

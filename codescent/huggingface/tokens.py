@@ -10,10 +10,10 @@ from typing import Any
 
 import tokenizers as library
 
-from codescent.data import wordpiece
-from codescent.data.bpe import SEPARATORS, LibraryTokenizer
-from codescent.data.tokenizers import SEPARATOR_TEXT
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.data.tokenizers import wordpiece
+from codescent.data.tokenizers.bpe import SEPARATORS, LibraryTokenizer
+from codescent.data.tokenizers.tokenizer import SEPARATOR_TEXT
 
 TOKENIZER = "tokenizer.json"
 BEGINNINGS = ("<|begin_of_text|>", "<s>")  # known names of the beginning; else it is the end of the one before

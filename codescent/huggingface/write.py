@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from codescent.durable import write_synced
+from codescent.base.durable import write_synced
 from codescent.huggingface.correspond import Part
 from codescent.huggingface.folder import INDEX, WEIGHTS
 from codescent.huggingface.read import TORCH_DTYPES, take

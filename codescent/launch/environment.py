@@ -6,11 +6,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.base.rank import LOOPBACK, Place
 from codescent.launch import ancestors
 from codescent.launch.launchers import TORCHRUN, Launcher, is_set, started_by
 from codescent.launch.slurm_lists import counts, hosts
-from codescent.place import LOOPBACK, Place
 
 STORE_FD = "CODESCENT_STORE_FD"
 """Descriptor of the listening socket that `launch/local.py` hands to rank 0."""

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from codescent.cores import available_cores, threads_per_rank
-from codescent.errors import UserError
+from codescent.base.cores import available_cores, threads_per_rank
+from codescent.base.errors import UserError
+from codescent.base.rank import LOOPBACK
 from codescent.launch.environment import STORE_FD
 from codescent.launch.signals import SignalQueue
-from codescent.place import LOOPBACK
 
 SETTLE_S = 1.0  # after a failure: how long the other ranks have to fail by themselves, which tells whose fault it was
 STOP_S = 10.0  # after SIGTERM: how long they have to go before SIGKILL

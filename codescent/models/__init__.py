@@ -8,14 +8,18 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from codescent.errors import UserError
-from codescent.models import bert_shape, gpt2_shape, llama_shape, lora_shape, transformer_shape
-from codescent.models.bert_shape import BertShape
-from codescent.models.gpt2_shape import GPT2Shape
-from codescent.models.llama_shape import LlamaShape
-from codescent.models.lora_shape import Lora
+from codescent.base.errors import UserError
+from codescent.models.bert import declare as bert_shape
+from codescent.models.bert.declare import BertShape
+from codescent.models.gpt2 import declare as gpt2_shape
+from codescent.models.gpt2.declare import GPT2Shape
+from codescent.models.llama import declare as llama_shape
+from codescent.models.llama.declare import LlamaShape
+from codescent.models.lora import declare as lora_shape
+from codescent.models.lora.declare import Lora
 from codescent.models.shape import Size
-from codescent.models.transformer_shape import TransformerShape
+from codescent.models.transformer import declare as transformer_shape
+from codescent.models.transformer.declare import TransformerShape
 from codescent.plan.shard import Parameter
 
 if TYPE_CHECKING:
@@ -30,10 +34,10 @@ _SHAPES: dict[str, Any] = {
     "bert": bert_shape,
 }
 _MODULES = {
-    "gpt2": ("codescent.models.gpt2", "GPT2"),
-    "llama": ("codescent.models.llama", "Llama"),
-    "transformer": ("codescent.models.transformer", "Transformer"),
-    "bert": ("codescent.models.bert", "Bert"),
+    "gpt2": ("codescent.models.gpt2.module", "GPT2"),
+    "llama": ("codescent.models.llama.module", "Llama"),
+    "transformer": ("codescent.models.transformer.module", "Transformer"),
+    "bert": ("codescent.models.bert.module", "Bert"),
 }
 _KIND_OF_PRESET = {preset: kind for kind, module in _SHAPES.items() for preset in module.PRESETS}
 KINDS = tuple(_SHAPES)
@@ -162,7 +166,7 @@ def construct(
     module = importlib.import_module(module_name)
     built: nn.Module = getattr(module, class_name)(shape, head_chunk_tokens, device, depths)
     if lora is not None:
-        from codescent.models.lora import adapt_  # noqa: PLC0415 - keeps torch out of planning
+        from codescent.models.lora.module import adapt_  # noqa: PLC0415 - keeps torch out of planning
 
         adapt_(built, parameters_of(kind, shape, lora), lora.scale)
     return built

@@ -6,10 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from codescent.models.dropout import sample_keys, site_keys
-from codescent.models.head import Vocabulary
-from codescent.models.linear import Later
 from codescent.models.shape import Shape
+from codescent.operators.dropout import sample_keys, site_keys
+from codescent.operators.head import Vocabulary
+from codescent.operators.linear import Later
 
 # Shapes: B samples, T positions, D hidden_dim, V vocab_size.
 

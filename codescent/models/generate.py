@@ -1,5 +1,5 @@
 """In: a model and prompts as tokens. Out: the tokens that continue them, one for each prompt at a time.
-Does not know text, files or terminals: `codescent.sample` does."""
+Does not know text, files or terminals: `codescent.verbs.sample` does."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from codescent.errors import UserError
-from codescent.models.cache import KVCache
+from codescent.base.errors import UserError
 from codescent.models.decoder import Decoder
-from codescent.models.dropout import sample_keys
+from codescent.operators.cache import KVCache
+from codescent.operators.dropout import sample_keys
 
 # Shapes: B rows (prompts that are not finished), T positions, V vocab_size.
 

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Protocol
 
-from codescent.errors import UserError
+from codescent.base.errors import UserError
 from codescent.plan.shard import Parameter, Role
 
 WEIGHT_STD = 0.02

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from codescent.errors import UserError
+from codescent.base.errors import UserError
 from codescent.strategies.buckets import TORCH_DTYPE, BucketedGradients
 from codescent.strategies.collectives import at_end_of_backward, in_backward
 from codescent.strategies.replicate import buckets

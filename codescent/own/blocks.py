@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from codescent.errors import UserError
+from codescent.base.errors import UserError
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 

@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from codescent.errors import UserError
+from codescent.base.agreement import together
+from codescent.base.errors import UserError
 from codescent.own.average import DTYPE_NAMES, AveragedGradients
 from codescent.own.blocks import check_blocks, choose_blocks, only_holds
 from codescent.own.buffers import AveragedBuffers
 from codescent.own.divide import DividedGradients, free_gathered, hand_over
 from codescent.own.session import Ranks, everywhere, joined
-from codescent.train.agreement import together
 from codescent.train.optimize import gradient_norm
 
 STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from codescent.errors import UserError
+from codescent.base.agreement import rank
+from codescent.base.errors import UserError
 from codescent.record import Table
-from codescent.train.agreement import rank
 
 Number = float | int | torch.Tensor | None
 

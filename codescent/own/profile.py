@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from codescent.errors import UserError
-from codescent.train.agreement import rank, together
+from codescent.base.agreement import rank, together
+from codescent.base.errors import UserError
 
 Interval = tuple[float, float]
 

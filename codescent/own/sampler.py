@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sized
 
 import torch
 
+from codescent.base.errors import UserError
 from codescent.data.loader import MOST_STEPS_AT_ONCE
 from codescent.data.loader import Sampler as Order
-from codescent.errors import UserError
 from codescent.own.session import joined
 
 

@@ -14,12 +14,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import distribute_tensor as distribute
 
-from codescent.errors import UserError
+from codescent.base.agreement import rank, together
+from codescent.base.errors import UserError
+from codescent.checkpoint.checkpoints import Checkpoints, Saved, read_tensors
+from codescent.checkpoint.manifest import StoredTensor, read_manifest
+from codescent.checkpoint.storage import CODE_DTYPES, DTYPE_CODES
 from codescent.own.divide import free_gathered, state_like
-from codescent.train.agreement import rank, together
-from codescent.train.checkpoint import Checkpoints, Saved, read_tensors
-from codescent.train.checkpoint_manifest import StoredTensor, read_manifest
-from codescent.train.checkpoint_storage import CODE_DTYPES, DTYPE_CODES
 
 Names = Mapping[torch.Tensor, str]
 States = dict[torch.Tensor, dict[str, torch.Tensor]]

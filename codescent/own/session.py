@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from codescent.errors import UserError
+from codescent.base.errors import UserError
+from codescent.base.rank import Place
 from codescent.launch import environment
-from codescent.place import Place
 from codescent.train.world import World
 
 DEVICES = ("auto", "cpu", "cuda")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from codescent.plan import DTYPE_BYTES, Collective, Plan, Schedule, TensorPlan, Traffic, Verb
 from codescent.plan.pipeline import cut, cut_at, pipeline, refusals
-from codescent.strategies.near import near_degrees, near_multiples
+from codescent.strategies.refusals import near_degrees, near_multiples
 from codescent.strategies.strategy import Ask, Gradients, Here
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from codescent.plan import (
     Verb,
     Work,
 )
-from codescent.strategies.near import near_degrees, near_lengths, near_multiples
+from codescent.strategies.refusals import near_degrees, near_lengths, near_multiples
 from codescent.strategies.strategy import Ask, Gradients, Here
 
 if TYPE_CHECKING:

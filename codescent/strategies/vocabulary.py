@@ -1,5 +1,5 @@
 """In: the rows of the vocabulary matrix that are this rank's; tokens, or final activations and targets. Out: the same
-as models/head.py's. Does not gather logits for the loss: ranks exchange three numbers per token."""
+as operators/head.py's. Does not gather logits for the loss: ranks exchange three numbers per token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from codescent.models.head import head_loss, softmax_in_pieces_, tied_embedding
+from codescent.operators.head import head_loss, softmax_in_pieces_, tied_embedding
 from codescent.strategies.collectives import assert_async
 from codescent.strategies.sequence import enter, gather_alike, gather_sequence, leave, scatter_sum
 
@@ -24,7 +24,7 @@ class SplitVocabulary:
     """The vocabulary-parallel embedding and head (Shoeybi et al. 2019, "Megatron-LM", section 3).
 
     Rank r holds rows [first, last) of the matrix [V, D], as torch.chunk cuts it: ceil(V / degree) rows each, the last
-    ranks fewer, or none. In a group of one rank everything is as in models/head.py, bitwise, and nothing is sent.
+    ranks fewer, or none. In a group of one rank everything is as in operators/head.py, bitwise, and nothing is sent.
     To torch.compile both ends are opaque: it would unroll the loop of chunks with its collectives.
 
     Traffic per micro-batch, with S = B * T * D * itemsize(x) bytes in the dtype of x, and W = fp32, or fp64 in fp64
@@ -153,7 +153,7 @@ class SplitVocabulary:
         return rows, (tokens < self.first) | (tokens >= self.last)
 
     def _softmax_gradient_(self, logits_Nv: Tensor, targets_N: Tensor, work: torch.dtype, wants: bool) -> Tensor:
-        """The losses, and the gradient in place of the logits, as in models/head.py, of columns on all ranks.
+        """The losses, and the gradient in place of the logits, as in operators/head.py, of columns on all ranks.
 
         With m the largest logit of all, and m' and p' this rank's largest and its softmax among this rank's columns
         alone, exp(m' - m) / p' is this rank's part of sum exp(z - m): one softmax, and a factor for each row of it.

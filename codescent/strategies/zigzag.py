@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from codescent.models.dropout import dropped_at
+from codescent.operators.dropout import dropped_at
 
 # Shapes: B samples, G key-value heads, P = B * G pairs of both, R query heads that read the same key-value head,
 # T positions of a rank, K head_dim; of a tile: Q queries, N = R * Q rows, S keys.

@@ -26,7 +26,7 @@ from codescent.train.stop import StopRequest
 from codescent.train.world import World
 
 if TYPE_CHECKING:
-    from codescent.config import Config
+    from codescent.config.sections import Config
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from codescent.errors import UserError
-from codescent.place import Place
+from codescent.base.errors import UserError
+from codescent.base.rank import Place
 
 CPU = "cpu"
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from codescent.data.loader import Batch, Loader, Portion
-from codescent.models.linear import Later
+from codescent.operators.linear import Later
 from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
 from codescent.strategies.buckets import TORCH_DTYPE

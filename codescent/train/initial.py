@@ -15,7 +15,7 @@ from codescent.models.initialize import draw_, initial_values
 from codescent.plan import Parameter
 
 if TYPE_CHECKING:
-    from codescent.config import Config
+    from codescent.config.sections import Config
 
 Held = tuple[Parameter, torch.Tensor, tuple[slice, ...]]
 """A parameter, the memory of this rank's box of it, and which box that is."""

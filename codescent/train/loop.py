@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codescent.config import Config
-from codescent.configfile import to_toml
-from codescent.data.chat_files import ChatFiles
+from codescent.base.agreement import together
+from codescent.base.errors import UserError
+from codescent.base.rank import Place
+from codescent.checkpoint.checkpoints import Checkpoints, Saved
+from codescent.config.load import to_toml
+from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset
 from codescent.datasets import opened, prepare_dataset, prepared_with
-from codescent.errors import UserError
 from codescent.huggingface.folder import open_folder
-from codescent.models.lora_shape import is_adapter
-from codescent.place import Place
+from codescent.models.lora.declare import is_adapter
 from codescent.plan import Plan
 from codescent.preflight import chat_of, check_same_chat, check_same_trajectory, check_weights, plan_with, run_folder
 from codescent.record import RunFolder
+from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.train import machine
-from codescent.train.agreement import together
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.board import Board
-from codescent.train.checkpoint import Checkpoints, Saved
 from codescent.train.display import Display
 from codescent.train.execute import StepResult
 from codescent.train.optimize import learning_rate

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 import codescent
-from codescent.errors import UserError
+from codescent.base.errors import UserError
 from codescent.plan import Plan
 from codescent.strategies.buckets import TORCH_DTYPE
 
 if TYPE_CHECKING:
-    from codescent.config import Optimizer as OptimizerConfig
-    from codescent.config import Train as TrainConfig
+    from codescent.config.sections import Optimizer as OptimizerConfig
+    from codescent.config.sections import Train as TrainConfig
 
 Matmul = Literal["exact", "fast"]
 TORCH_SETTING: dict[Matmul, str] = {"exact": "highest", "fast": "medium"}

@@ -16,8 +16,8 @@ from torch.distributed import (  # type: ignore[attr-defined]
     TCPStore,
 )
 
-from codescent.errors import UserError
-from codescent.place import LOOPBACK, Place
+from codescent.base.errors import UserError
+from codescent.base.rank import LOOPBACK, Place
 
 
 def meet(place: Place, timeout: timedelta) -> Store:

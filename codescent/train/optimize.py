@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from codescent.train.exchange import Exchange
-from codescent.train.piece import Piece
+from codescent.checkpoint.box import Piece
+from codescent.train.host_copy import Exchange
 
 if TYPE_CHECKING:
-    from codescent.config import Optimizer as OptimizerConfig
+    from codescent.config.sections import Optimizer as OptimizerConfig
 
 
 UNIT_NUMEL = 4 * 2**20

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torch.distributed import DistNetworkError, DistStoreError, Store  # type: ignore[attr-defined]
 
-from codescent.errors import UserError
-from codescent.place import Place
+from codescent.base.errors import UserError
+from codescent.base.rank import Place
 from codescent.train.devices import refusal
 
 

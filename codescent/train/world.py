@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from codescent.cores import available_cores, threads_per_rank
-from codescent.errors import UserError
-from codescent.place import Place
+from codescent.base.cores import available_cores, threads_per_rank
+from codescent.base.errors import UserError
+from codescent.base.rank import Place
 from codescent.plan import AXES, Mesh, Plan
 from codescent.train.devices import choose_device, name_of
 from codescent.train.meet import meet

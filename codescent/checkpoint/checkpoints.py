@@ -1,0 +1,439 @@
+"""In: a run's tensors and state at one step. Out: checkpoints, complete or absent, and tensors loaded back.
+Does not know models, optimizers or configs: tensors have names, and the state is the caller's JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import math
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from codescent.base.agreement import alone, explained, rank, shortened, together, world_size
+from codescent.base.durable import sync_folder
+from codescent.checkpoint.box import Piece
+from codescent.checkpoint.manifest import (
+    MANIFEST,
+    CheckpointError,
+    Manifest,
+    StoredFile,
+    StoredTensor,
+    damaged_files,
+    encode_manifest,
+    read_manifest,
+    refusal,
+)
+from codescent.checkpoint.storage import (
+    CODE_DTYPES,
+    BalancedSavePlanner,
+    CheckedReader,
+    CheckedWriter,
+    PieceLoadPlanner,
+    SaveOrder,
+)
+
+__all__ = ["CheckpointError", "Checkpoints", "Saved", "TensorReader", "read_tensors"]
+
+_CHECKPOINT = re.compile(r"(?:\.replaced_)?step_(\d{8,18})")
+_LEFTOVER = re.compile(r"\.(?:partial|deleted|replaced)_step_\d{8,18}.*")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A complete checkpoint: its step, its folder, the validation loss it was saved with, and the caller's state."""
+
+    step: int
+    path: Path
+    validation_loss: float | None
+    state: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one run, in `folder/step_00000020/` and so on.
+
+    `save` and `load` are collective where torch.distributed is initialised: every rank calls them, and either all
+    return or all raise. The other methods are local; let rank 0 call `clean`.
+
+    Args:
+        folder: on a file system that all the ranks share; made at the first save.
+        keep_last: how many of the newest checkpoints stay, at least 1.
+        keep_best: whether the one with the lowest validation loss stays too, however old.
+    """
+
+    def __init__(self, folder: Path, keep_last: int, keep_best: bool) -> None:
+        if keep_last < 1:
+            raise ValueError(f"keep_last = {keep_last}: the newest checkpoint has to stay")
+        self.folder = Path(folder)
+        self.keep_last = keep_last
+        self.keep_best = keep_best
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor | Piece],
+        state: Mapping[str, Any],
+        validation_loss: float | None = None,
+    ) -> Path:
+        """Write a checkpoint; it appears under its name when all of it is on the disk, then old ones are deleted.
+
+        Args:
+            step: steps done; an older checkpoint of the same step is replaced.
+            tensors: by name. A plain tensor is taken to be equal on the ranks that have it and is written by one of
+                them; of a Piece or a DTensor every part is.
+            state: JSON data, rank 0's.
+            validation_loss: what `keep_best` compares; None or NaN is never the best.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            CheckpointError: the disk is full or refuses; on every rank, with nothing left behind and the older
+                checkpoints as they were.
+        """
+        draft = _Draft(self.folder, step, dict(state), validation_loss)
+        writer = CheckedWriter(rank(), step, draft.begin, draft.finish)
+        try:
+            with _dcp_quiet():
+                save(dict(tensors), storage_writer=writer, planner=BalancedSavePlanner(), no_dist=alone())
+        except CheckpointException as error:  # every rank has reported: none writes any more
+            draft.abandon()
+            raise explained(error, CheckpointError, self._last_good()) from error
+        except BaseException:  # a rank was lost: the others may be writing still, so the partial folder stays
+            if alone():
+                draft.abandon()
+            raise
+        if rank() == 0:
+            try:
+                self._delete_old()
+            except OSError as error:  # this checkpoint is complete; the other ranks go on, so must this one
+                warnings.warn(f"{self.folder}: old checkpoints stay: {error}", RuntimeWarning, stacklevel=2)
+        return draft.final
+
+    def latest(self, before: int | None = None) -> Saved | None:
+        """The newest complete checkpoint (of a step less than `before`), or None where there is none.
+
+        Raises:
+            CheckpointError: the newest one's manifest is missing or was changed: a kill cannot do that, so it is
+                not passed over in silence. `latest(before=…)` gives the one before it.
+        """
+        while True:
+            steps = [(step, path) for step, path in self._found().items() if before is None or step < before]
+            if not steps:
+                return None
+            step, path = max(steps)
+            try:
+                manifest = _manifest_of(step, path)
+            except CheckpointError as error:
+                if not path.is_dir():  # the run has deleted it since we looked: look again
+                    continue
+                raise CheckpointError(*error.problems, self._way_back(step, path)) from error
+            return Saved(manifest.step, path, manifest.validation_loss, manifest.state)
+
+    def best(self) -> Saved | None:
+        """The complete checkpoint with the lowest validation loss, of equals the newer one; None: none has one."""
+        saved = [self.at(step) for step in self._found()]
+        measured = [one for one in saved if one.validation_loss is not None and not math.isnan(one.validation_loss)]
+        return min(measured, key=lambda one: (one.validation_loss, -one.step), default=None)
+
+    def at(self, step: int) -> Saved:
+        """The complete checkpoint of a step.
+
+        Raises:
+            CheckpointError: there is none, with the steps that there are; or its manifest was changed.
+        """
+        found = self._found()
+        if step not in found:
+            there = ", ".join(map(str, sorted(found))) or "none"
+            raise CheckpointError(f"{self.folder}: no checkpoint of step {step}; there are: {there}")
+        manifest = _manifest_of(step, found[step])
+        return Saved(step, found[step], manifest.validation_loss, manifest.state)
+
+    def incomplete(self) -> list[Path]:
+        """What a save or a deletion left behind when it was killed. `latest` never looks at these."""
+        if not self.folder.is_dir():
+            return []
+        good = set(self._found().values())
+        return sorted(path for path in self.folder.iterdir() if _LEFTOVER.fullmatch(path.name) and path not in good)
+
+    def clean(self) -> None:
+        """Delete what `incomplete` lists. Not while a save is under way."""
+        for path in self.incomplete():
+            _remove(path)
+
+    def load(self, saved: Saved, tensors: Mapping[str, torch.Tensor | Piece]) -> dict[str, Any]:
+        """Load every tensor in place, in whatever layout it has now. No tensor changes before all files are verified.
+
+        Args:
+            saved: from `latest`, the same on every rank.
+            tensors: by name, between the ranks all of the checkpoint; a Piece or a DTensor gets its own part.
+
+        Returns:
+            The state that was saved.
+
+        Raises:
+            CheckpointError: a file is missing, truncated or changed (each is named), or tensors are missing, extra,
+                or of another shape or dtype (listed); on every rank.
+        """
+        manifest: Manifest | None = None
+
+        def read() -> tuple[str, set[str]]:
+            nonlocal manifest
+            manifest = _manifest_of(saved.step, saved.path)
+            return manifest.save_id, set(tensors)
+
+        save_ids, names = zip(*together(CheckpointError, read))
+        assert manifest is not None
+        if len(set(save_ids)) > 1:
+            raise CheckpointError(f"{saved.path}: not the same checkpoint on every rank")
+        found = manifest
+        misfits = together(CheckpointError, lambda: _misfits(found, tensors, set().union(*names)))
+        _refuse(f"{saved.path} is of another model or config:", misfits)
+        damage = together(CheckpointError, lambda: damaged_files(saved.path, found, _share_of(found.files)))
+        _refuse("", damage, self._way_back(saved.step, saved.path))
+        _read(saved.path, found, tensors, no_dist=alone())
+        return found.state
+
+    def _found(self) -> dict[int, Path]:
+        """Folder of each step. A save killed between its two renames leaves a replaced one under its hidden name."""
+        if not self.folder.is_dir():
+            return {}
+        found = {}
+        for path in sorted(self.folder.iterdir()):  # ".replaced_step_…" comes before "step_…", which then counts
+            match = _CHECKPOINT.fullmatch(path.name)
+            if match is not None and path.is_dir():
+                found[int(match[1])] = path
+        return found
+
+    def _way_back(self, step: int, path: Path) -> str:
+        older = max((other for other in self._found() if other < step), default=None)
+        way = "there is no older one" if older is None else f"delete that folder to go back to step {older}"
+        return f"{path} cannot be used; {way}"
+
+    def _last_good(self) -> str:
+        found = self._found()
+        return f"the last checkpoint is {found[max(found)]}" if found else "there is no older checkpoint"
+
+    def _delete_old(self) -> None:
+        """Keep the last k and the best. One whose manifest cannot be read is not ours to delete."""
+        losses: dict[int, float | None] = {}
+        found = self._found()
+        for step, path in found.items():
+            try:
+                losses[step] = _manifest_of(step, path).validation_loss
+            except CheckpointError as error:
+                warnings.warn(f"left alone: {error}", RuntimeWarning, stacklevel=2)
+        keep = set(sorted(losses)[-self.keep_last :])
+        measured = [(loss, -step) for step, loss in losses.items() if loss is not None and not math.isnan(loss)]
+        if self.keep_best and measured:
+            keep.add(-min(measured)[1])
+        for step in sorted(set(losses) - keep):
+            _discard(found[step])
+
+
+def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+    """Read whole tensors of a checkpoint into this process's memory, as saved; no process group needed or used.
+
+    Args:
+        path: folder of a checkpoint (`Saved.path`).
+        names: which (None: all). Only the files that hold them are read and verified.
+
+    Raises:
+        CheckpointError: a file is missing, truncated or changed, or a name is not in the checkpoint.
+    """
+    path = Path(path)
+    manifest = read_manifest(path)
+    wanted = list(manifest.tensors) if names is None else list(names)
+    _refuse(f"{path}:", [[f"{name}: not in the checkpoint" for name in wanted if name not in manifest.tensors]])
+    files = {chunk.file for name in wanted for chunk in manifest.tensors[name].chunks}
+    _refuse("", [damaged_files(path, manifest, files)])
+    stored = {name: manifest.tensors[name] for name in wanted}
+    tensors = {name: torch.empty(tensor.shape, dtype=CODE_DTYPES[tensor.dtype]) for name, tensor in stored.items()}
+    _read(path, manifest, tensors, no_dist=True)
+    return tensors
+
+
+class TensorReader:
+    """Boxes of some tensors of a checkpoint, read when they are asked for; no process group needed or used.
+
+    Args:
+        path: folder of a checkpoint (`Saved.path`).
+        names: of the tensors. The files that hold them are verified now; the others need not be there.
+
+    Raises:
+        CheckpointError: a file is missing, truncated or changed, or a name is not in the checkpoint.
+    """
+
+    def __init__(self, path: Path, names: Collection[str]) -> None:
+        self._path, self._manifest = Path(path), read_manifest(Path(path))
+        known = self._manifest.tensors
+        _refuse(f"{path}:", [[f"{name}: not in the checkpoint" for name in names if name not in known]])
+        files = {chunk.file for name in names for chunk in known[name].chunks}
+        _refuse("", [damaged_files(self._path, self._manifest, files)])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return self._manifest.tensors[name].shape
+
+    def box(self, name: str, slices: tuple[slice, ...]) -> torch.Tensor:
+        """One box of a tensor: a slice of step 1, with both ends, for each dim."""
+        stored = self._manifest.tensors[name]
+        local = torch.empty([part.stop - part.start for part in slices], dtype=CODE_DTYPES[stored.dtype])
+        piece = Piece(local, torch.Size(stored.shape), tuple(part.start for part in slices))
+        alone = dataclasses.replace(self._manifest, tensors={name: stored})  # DCP looks at all that it is shown
+        _read(self._path, alone, {name: piece}, no_dist=True)
+        return local
+
+
+class _Draft:
+    """One save, on its way from nothing to its name. Rank 0 alone calls begin, finish and abandon."""
+
+    def __init__(self, folder: Path, step: int, state: dict[str, Any], validation_loss: float | None) -> None:
+        self.folder = folder
+        self.step = step
+        self.state = state
+        self.validation_loss = None if validation_loss is None else float(validation_loss)
+        self.save_id = _token()
+        self.final = folder / f"step_{step:08d}"
+        self.partial = folder / f".partial_{self.final.name}_{self.save_id}"
+        self.needed_bytes = 0
+
+    def begin(self, tensors_bytes: int) -> SaveOrder:
+        """Make the partial folder, if what is to be written fits on the disk."""
+        self.needed_bytes = tensors_bytes + len(json.dumps(self.state)) + 4096  # a state that is no JSON fails here
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.folder).free
+            if free < self.needed_bytes:
+                raise refusal(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self.folder, self.needed_bytes)
+            self.partial.mkdir()
+        except OSError as error:
+            raise refusal(error, self.partial, self.needed_bytes) from error
+        return SaveOrder(self.partial, self.step, self.save_id, self.needed_bytes)
+
+    def finish(self, files: dict[str, StoredFile], tensors: dict[str, StoredTensor]) -> None:
+        """Write the manifest, last, and rename the folder to its name: from then on it is a checkpoint."""
+        manifest = Manifest(self.step, self.save_id, self.validation_loss, self.state, files, tensors)
+        try:
+            for name, expected in files.items():
+                if (size := (self.partial / name).stat().st_size) != expected.size_bytes:
+                    raise CheckpointError(f"{self.partial / name}: {size:,} bytes, expected {expected.size_bytes:,}")
+            with (self.partial / MANIFEST).open("xb") as file:
+                file.write(encode_manifest(manifest))
+                file.flush()
+                os.fsync(file.fileno())
+            sync_folder(self.partial)
+            self._commit()
+        except OSError as error:
+            raise refusal(error, self.partial, self.needed_bytes) from error
+
+    def abandon(self) -> None:
+        """Remove the partial folder, so that a full disk is not kept full."""
+        if rank() == 0 and self.partial.exists():
+            _remove(self.partial)
+
+    def _commit(self) -> None:
+        replaced = self.folder / f".replaced_{self.final.name}"
+        if (
+            self.final.exists()
+        ):  # only an empty folder can be renamed over: set the old one aside, where it still counts
+            if replaced.exists():
+                _discard(replaced)
+            self.final.rename(replaced)
+        self.partial.rename(self.final)
+        sync_folder(self.folder)
+        if replaced.exists():
+            _discard(replaced)
+
+
+def _manifest_of(step: int, path: Path) -> Manifest:
+    manifest = read_manifest(path)
+    if manifest.step != step:
+        raise CheckpointError(f"{path / MANIFEST}: is of step {manifest.step}, in the folder of step {step}")
+    return manifest
+
+
+def _misfits(manifest: Manifest, tensors: Mapping[str, torch.Tensor | Piece], wanted: set[str]) -> list[str]:
+    """Where the checkpoint is not of these tensors: missing ones, other shapes and dtypes, then extra ones."""
+    problems = []
+    for name, tensor in sorted(tensors.items()):
+        stored = manifest.tensors.get(name)
+        if stored is None:
+            problems.append(f"{name}: not in the checkpoint")
+            continue
+        saved = f"{list(stored.shape)} {_dtype_name(CODE_DTYPES[stored.dtype])}"
+        asked = f"{list(tensor.shape)} {_dtype_name(tensor.dtype)}"
+        if saved != asked:
+            problems.append(f"{name}: {saved} in the checkpoint, {asked} in this run")
+    extra = sorted(set(manifest.tensors) - wanted)
+    return problems + [f"{name}: in the checkpoint, but not in this run" for name in extra]
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _refuse(title: str, by_rank: list[list[str]], advice: str = "") -> None:
+    if problems := list(dict.fromkeys(chain.from_iterable(by_rank))):  # each once, although every rank has found it
+        raise CheckpointError(*filter(None, [title, *shortened(problems), advice]))
+
+
+def _share_of(files: Mapping[str, StoredFile]) -> list[str]:
+    """The files that this rank verifies: largest first, to the rank with the fewest bytes so far."""
+    loads = [0] * world_size()
+    mine = []
+    for name, file in sorted(files.items(), key=lambda pair: (-pair[1].size_bytes, pair[0])):
+        chosen = loads.index(min(loads))
+        loads[chosen] += file.size_bytes
+        if chosen == rank():
+            mine.append(name)
+    return mine
+
+
+def _read(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor | Piece], no_dist: bool) -> None:
+    planner = PieceLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    try:
+        with _dcp_quiet(), torch.no_grad():
+            load(dict(tensors), storage_reader=CheckedReader(path, manifest), planner=planner, no_dist=no_dist)
+    except CheckpointException as error:
+        raise explained(error, CheckpointError) from error
+
+
+@contextmanager
+def _dcp_quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield
+
+
+def _discard(path: Path) -> None:
+    """Delete a checkpoint; renamed first, so that a kill halfway leaves no half of it under a name that counts."""
+    leaving = path.with_name(f".deleted_{path.name.removeprefix('.replaced_')}_{_token()}")
+    path.rename(leaving)
+    _remove(leaving)
+
+
+def _remove(path: Path) -> None:
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        pass  # another process was faster
+    except OSError as error:  # the training goes on: `incomplete` lists it, and the next `clean` tries again
+        warnings.warn(f"{path}: not deleted: {error.strerror}", RuntimeWarning, stacklevel=2)
+
+
+def _token() -> str:
+    return os.urandom(4).hex()

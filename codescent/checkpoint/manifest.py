@@ -1,0 +1,214 @@
+"""In: the folder of one checkpoint. Out: its manifest, and every file of it checked to the last bit.
+Does not touch tensors, does not import torch, and trusts nothing that it reads."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from codescent.base.errors import UserError
+
+MANIFEST = "manifest.json"
+FORMAT = "codescent checkpoint"
+VERSION = 2  # 1: before the rows of qkv were head by head
+THREADS = min(4, os.cpu_count() or 1)  # of hashing, reading and writing: all release the GIL
+ELEMENT_BYTES: dict[str, int] = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_FIRST_LINE = re.compile(rb'\{"sha256": "([0-9a-f]{64})",')
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be written, or cannot be used as it lies on the disk."""
+
+
+def refusal(error: OSError, path: Path, needed_bytes: int) -> CheckpointError:
+    """What the file system refused while a checkpoint of `needed_bytes` was being written to `path`."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(path if path.is_dir() else path.parent).free
+        return CheckpointError(
+            f"{path}: no space left: this checkpoint needs {needed_bytes:,} bytes, {free:,} are free"
+        )
+    return CheckpointError(f"{path}: {error.strerror or error}: this checkpoint cannot be written")
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """What a file of the checkpoint has to be."""
+
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class StoredChunk:
+    """A box of a tensor and where its bytes lie: [start_bytes, stop_bytes) of `file`, row-major, little-endian."""
+
+    file: str
+    start_bytes: int
+    stop_bytes: int
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor: `dtype` is a key of ELEMENT_BYTES (the names of safetensors)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[StoredChunk, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All there is to know of a checkpoint but the tensors' bytes. `save_id` is drawn anew for each save."""
+
+    step: int
+    save_id: str
+    validation_loss: float | None
+    state: dict[str, Any]
+    files: dict[str, StoredFile]
+    tensors: dict[str, StoredTensor]
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """JSON whose first line is the SHA-256 of all that follows that line: no bit of the file can change unnoticed."""
+    data = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+    body = b" " + json.dumps(data, indent=1).encode()[1:].lstrip() + b"\n"
+    return b'{"sha256": "' + hashlib.sha256(body).hexdigest().encode() + b'",\n' + body
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest of the checkpoint in `folder`.
+
+    Raises:
+        CheckpointError: it is missing, its bytes were changed, or it does not describe a checkpoint.
+    """
+    path = folder / MANIFEST
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: missing: this checkpoint is not complete") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    first, _, body = raw.partition(b"\n")
+    expected = _FIRST_LINE.fullmatch(first)
+    found = hashlib.sha256(body).hexdigest()
+    if expected is None:
+        raise CheckpointError(f"{path}: its bytes were changed: the first line is not its checksum")
+    if expected[1].decode() != found:
+        raise CheckpointError(f"{path}: its bytes were changed: sha256 {found}, expected {expected[1].decode()}")
+    try:
+        return _decode(json.loads(raw))
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not the manifest of a checkpoint ({error})") from error
+
+
+def damaged_files(folder: Path, manifest: Manifest, names: Iterable[str]) -> list[str]:
+    """Check size and SHA-256 of the named files. Returns a sentence for each one that is not as it was written."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = pool.map(lambda name: _damage(folder / name, manifest, manifest.files[name]), sorted(names))
+        return [problem for problem in found if problem is not None]
+
+
+def _damage(path: Path, manifest: Manifest, expected: StoredFile) -> str | None:
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != expected.size_bytes:
+                cut = "truncated" if size < expected.size_bytes else "too long"
+                return f"{path}: {cut}: {size:,} bytes, expected {expected.size_bytes:,}"
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest == expected.sha256:
+                return None
+            file.seek(0)
+            origin = _origin(file.read(1 << 20), manifest)
+    except FileNotFoundError:
+        return f"{path}: missing"
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return f"{path}: its bytes were changed{origin}: sha256 {digest}, expected {expected.sha256}"
+
+
+def _origin(start: bytes, manifest: Manifest) -> str:
+    """Say it where the file says that it belongs to another save; a damaged header says nothing."""
+    stated = re.search(rb'"save_id": "([0-9a-f]+)", "step": "([0-9]{1,19})"', start)
+    if stated is None or stated[1].decode() == manifest.save_id:
+        return ""
+    return f" (it is of another save, of step {int(stated[2])}; this one is of step {manifest.step})"
+
+
+def _decode(data: Mapping[str, Any]) -> Manifest:
+    """Every number is checked before anyone reads by it: a manifest may come from anywhere."""
+    if data["format"] != FORMAT or data["version"] != VERSION:
+        raise ValueError(f"format {data['format']!r} version {data['version']!r}, this is {FORMAT!r} version {VERSION}")
+    files = {name: _decode_file(name, file) for name, file in data["files"].items()}
+    loss = data["validation_loss"]
+    return Manifest(
+        step=_natural(data["step"]),
+        save_id=str(data["save_id"]),
+        validation_loss=None if loss is None else float(loss),
+        state=dict(data["state"]),
+        files=files,
+        tensors={name: _decode_tensor(name, tensor, files) for name, tensor in data["tensors"].items()},
+    )
+
+
+def _decode_file(name: str, data: Mapping[str, Any]) -> StoredFile:
+    if _FILE_NAME.fullmatch(name) is None or name == MANIFEST:
+        raise ValueError(f"file name {name!r}")
+    return StoredFile(_natural(data["size_bytes"]), str(data["sha256"]))
+
+
+def _decode_tensor(name: str, data: Mapping[str, Any], files: Mapping[str, StoredFile]) -> StoredTensor:
+    element_bytes = ELEMENT_BYTES[data["dtype"]]
+    shape = tuple(_natural(size) for size in data["shape"])
+    chunks = tuple(
+        StoredChunk(
+            file=str(chunk["file"]),
+            start_bytes=_natural(chunk["start_bytes"]),
+            stop_bytes=_natural(chunk["stop_bytes"]),
+            offsets=tuple(_natural(offset) for offset in chunk["offsets"]),
+            sizes=tuple(_natural(size) for size in chunk["sizes"]),
+        )
+        for chunk in data["chunks"]
+    )
+    for chunk in chunks:
+        inside = len(chunk.offsets) == len(chunk.sizes) == len(shape) and all(
+            offset + size <= whole for offset, size, whole in zip(chunk.offsets, chunk.sizes, shape)
+        )
+        stored_bytes = math.prod(chunk.sizes) * element_bytes
+        if not inside or chunk.stop_bytes - chunk.start_bytes != stored_bytes:
+            raise ValueError(f"a chunk of {name!r} does not fit it")
+        if chunk.stop_bytes > files[chunk.file].size_bytes:
+            raise ValueError(f"a chunk of {name!r} lies beyond its file")
+    if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
+        raise ValueError(f"the chunks of {name!r} do not fill it")
+    return StoredTensor(data["dtype"], shape, chunks)
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 53:
+        raise ValueError(f"{value!r} is not a natural number below 2**53")
+    return value

@@ -1,0 +1,91 @@
+"""In: the typed models of a config. Out: what each key is, in words: for documentation and for error messages.
+Does not read a file and holds no value but defaults."""
+
+from __future__ import annotations
+
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tomli_w
+from pydantic.fields import FieldInfo
+
+from codescent.config.sections import AUTO, SECTIONS
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key as documentation and error messages speak of it."""
+
+    section: str
+    name: str
+    wanted: str  # what values are right, in words
+    default: str  # as a file would write it
+    description: str
+
+
+def keys() -> tuple[Key, ...]:
+    """Every key, in order, from the models: the source of docs/config.md and of `codescent config --keys`."""
+    return tuple(
+        Key(section, name, _wanted(field), toml_value(field.default), field.description or "")
+        for section, model in SECTIONS.items()
+        for name, field in model.model_fields.items()
+    )
+
+
+def keys_markdown() -> str:
+    """The keys as Markdown: a heading and a table for each section."""
+    lines: list[str] = []
+    for section, model in SECTIONS.items():
+        lines += [
+            f"### `[{section}]`",
+            "",
+            model.__doc__ or "",
+            "",
+            "| key | value | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| `{key.name}` | {key.wanted} | `{key.default}` | {key.description} |"
+            for key in keys()
+            if key.section == section
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def toml_value(value: object) -> str:
+    """A value as a run's file writes it; None, which TOML lacks, as "auto"."""
+    if value is None:
+        return f'"{AUTO}"'
+    return tomli_w.dumps({"v": str(value) if isinstance(value, Path) else value}).removeprefix("v = ").rstrip("\n")
+
+
+def _wanted(field: FieldInfo) -> str:
+    kind, optional = field.annotation, False
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        optional = True
+        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+    while typing.get_origin(kind) is Annotated:
+        kind = typing.get_args(kind)[0]
+    if typing.get_origin(kind) is Literal:
+        choices = [toml_value(choice) for choice in typing.get_args(kind)]
+    else:
+        names = {bool: "true or false", int: "whole number", float: "number", str: "string", Path: "path"}
+        choices = [names[typing.cast(type, kind)] + _bounds(field)]
+    if optional:
+        choices.append(f'"{AUTO}"')
+    return " or ".join([*([", ".join(choices[:-1])] if choices[:-1] else []), choices[-1]])
+
+
+def _bounds(field: FieldInfo) -> str:
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    found = [
+        f"{sign} {getattr(item, name)}"
+        for item in field.metadata
+        for name, sign in signs.items()
+        if hasattr(item, name)
+    ]
+    return f" {' and '.join(found)}" if found else ""

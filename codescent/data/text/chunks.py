@@ -1,0 +1,125 @@
+"""In: the blocks of a corpus and where its validation split begins. Out: chunks of like size, to be encoded one by one.
+Does not encode; cuts a document only where its ids stay those of the whole (docs/data.md, "Cutting")."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from codescent.data.text.sources import Block
+
+CHUNK_CHARS = 1 << 19
+SEARCH_CHARS = 1 << 16  # how far before its limit a chunk looks for a place to be cut
+WINDOW_CHARS = 256  # the neighbours that decide whether a cut is safe
+MAX_TRIES = 64
+MAX_UNCUT_CHARS = 1 << 23  # text without any safe place is cut here all the same, and counted as forced
+_WORD_END = re.compile(r"\S(?=\s)")
+
+
+@dataclass
+class Chunk:
+    """Consecutive texts of one split.
+
+    Attributes:
+        split: "train" or "validation".
+        segments: each a text, and whether a document ends with it.
+        characters, documents: of them; a document counts in the chunk where it ends.
+        forced_cuts: how many of them were cut where their ids may be others than in the whole text.
+    """
+
+    split: str
+    segments: list[tuple[str, bool]] = field(default_factory=list)
+    characters: int = 0
+    documents: int = 0
+    forced_cuts: int = 0
+
+    def add(self, text: str, ends_document: bool, forced: bool = False) -> None:
+        """One text more."""
+        self.segments.append((text, ends_document))
+        self.characters += len(text)
+        self.documents += ends_document
+        self.forced_cuts += forced
+
+
+def split_point(characters: int, validation_fraction: float) -> int:
+    """Characters of the train split: int(n * (1 - fraction)), as nanoGPT cuts its texts."""
+    return int(characters * (1.0 - validation_fraction))
+
+
+def cut_chunks(
+    blocks: Iterable[Block], train_characters: int, context_free: bool, cut_is_safe: Callable[[str, str], bool]
+) -> Iterator[Chunk]:
+    """The whole corpus in chunks: a function of the text alone, whoever encodes them.
+
+    Args:
+        blocks: the corpus.
+        train_characters: the first so many characters are the train split, the rest is validation; the document on the
+            border is cut exactly there, and each side is a text of its own.
+        context_free: the tokenizer can be cut anywhere.
+        cut_is_safe: whether it can be cut between two neighbouring texts (each up to 256 characters).
+    """
+    cutter = _Cutter(context_free, cut_is_safe)
+    chunk = Chunk("train")
+    left_in_split = train_characters
+    for block in blocks:
+        cutter.pending += block.text
+        while piece := cutter.next_piece(block.ends_document, left_in_split if chunk.split == "train" else None):
+            text, ends_document, forced = piece
+            chunk.add(text, ends_document, forced)
+            left_in_split -= len(text)
+            border = chunk.split == "train" and left_in_split == 0 and (ends_document or bool(cutter.pending))
+            if border or chunk.characters >= CHUNK_CHARS // 2:
+                yield chunk
+                chunk = Chunk("validation" if border else chunk.split)
+            if ends_document:
+                break
+    if chunk.segments:
+        yield chunk
+
+
+class _Cutter:
+    """The text of the current document that is not in a chunk yet."""
+
+    def __init__(self, context_free: bool, cut_is_safe: Callable[[str, str], bool]) -> None:
+        self.pending = ""
+        self._limit = CHUNK_CHARS  # grows while no safe place is found
+        self._context_free = context_free
+        self._cut_is_safe = cut_is_safe
+
+    def next_piece(self, ends_document: bool, border: int | None) -> tuple[str, bool, bool] | None:
+        """(text, whether it ends the document, whether the cut was forced), or None: more text is needed.
+
+        Args:
+            ends_document: nothing of this document comes after what is pending.
+            border: the split ends after so many characters.
+        """
+        while len(self.pending) >= self._limit + WINDOW_CHARS and (border is None or border >= self._limit):
+            place = self._safe_place(border)
+            if place is not None:
+                return self._take(place, False, False)
+            if self._limit >= MAX_UNCUT_CHARS:
+                return self._take(self._limit, False, True)
+            self._limit += CHUNK_CHARS
+        if border is not None and len(self.pending) > border:
+            return self._take(border, False, False)
+        if ends_document:
+            return self._take(len(self.pending), True, False)
+        return None
+
+    def _take(self, count: int, ends_document: bool, forced: bool) -> tuple[str, bool, bool]:
+        text, self.pending = self.pending[:count], self.pending[count:]
+        self._limit = CHUNK_CHARS
+        return text, ends_document, forced
+
+    def _safe_place(self, border: int | None) -> int | None:
+        """The last place before the limit where a word ends before white space and the tokenizer agrees to a cut."""
+        if self._context_free:
+            return self._limit
+        ends = [match.end() for match in _WORD_END.finditer(self.pending, self._limit - SEARCH_CHARS, self._limit)]
+        for place in reversed(ends[-MAX_TRIES:]):
+            left = self.pending[max(0, place - WINDOW_CHARS) : place]
+            right = self.pending[place : min(place + WINDOW_CHARS, border or len(self.pending))]
+            if self._cut_is_safe(left, right):
+                return place
+        return None

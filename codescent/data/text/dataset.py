@@ -1,0 +1,216 @@
+"""In: a folder of token shards: ours, nanoGPT's or llm.c's. Out: the dataset, open: its splits, what is known of it.
+Does not read samples (split.py does), does not write, does not import torch."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codescent.base.errors import UserError
+from codescent.data.described import AGAIN
+from codescent.data.text import corpora, download
+from codescent.data.text.description import description_of, read_description
+from codescent.data.text.foreign import GPT2_VOCAB_SIZE, Foreign, ShardFile, is_foreign, read_foreign
+from codescent.data.text.request import DESCRIPTION, TOKENIZER, Request, make_request
+from codescent.data.text.split import Split
+from codescent.data.text.text_source import TextSource
+from codescent.data.tokenizers import bpe
+from codescent.data.tokenizers.tokenizer import Tokenizer, load
+
+CHECKED_BYTES = 1 << 28  # up to so many bytes of tokens are checked when a dataset is opened; more, as they are read
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Token shards, open.
+
+    Attributes:
+        description: what is known of their making: of ours all of description.json, of others `format` and counts.
+        fingerprint: changes with the tokens: of our shards the sha256, of others their sizes, first and last bytes.
+    """
+
+    path: Path
+    vocab_size: int
+    train: Split
+    validation: Split
+    description: dict[str, Any]
+    fingerprint: str
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of these tokens; None where shards of others come without one.
+
+        Raises:
+            UserError: GPT-2's is needed and cannot be had.
+        """
+        if (self.path / TOKENIZER).exists():
+            return load(self.path / TOKENIZER)
+        return bpe.gpt2() if self.vocab_size == GPT2_VOCAB_SIZE else None
+
+    def source(self, split: str, seq_len: int, num_targets: int) -> TextSource:
+        """Samples of a split, to predict each next token of the last `num_targets`: see `AnyDataset`."""
+        return TextSource(self.train if split == "train" else self.validation, seq_len, num_targets)
+
+    def summary(self) -> list[str]:
+        """What there is to say of it in a few lines."""
+        corpus, tokenizer = self.description.get("corpus", {}), self.description["tokenizer"]
+        lines = [f"{self.path}: {tokenizer.get('kind', self.description['format'])}, vocabulary of {self.vocab_size:,}"]
+        for split in (self.train, self.validation):
+            characters = self.description["splits"][split.name].get("characters")
+            counted = f"{characters:,} characters, " if characters is not None else ""
+            lines.append(f"{split.name}: {counted}{split.num_tokens:,} tokens in {len(split.files)} shards")
+        if empty := corpus.get("empty_files"):
+            lines.append(f"{len(empty)} empty files were left out: {', '.join(empty[:3])}{', …' * (len(empty) > 3)}")
+        if forced := self.description.get("forced_cuts"):
+            lines.append(f"{forced} cuts had to be made where the text has no white space: see docs/data.md, Cutting")
+        return lines
+
+    @property
+    def tokenizer_text(self) -> str | None:
+        """The tokenizer as a file holds it, to be kept elsewhere; None where shards of others come without one."""
+        path = self.path / TOKENIZER
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+    def verify(self) -> None:
+        """Read everything: every token inside the vocabulary, and our shards' sha256.
+
+        Raises:
+            UserError: all shards that are not as they were made.
+        """
+        problems = [split.problem() for split in (self.train, self.validation)]
+        for split in self.description.get("splits", {}).values():
+            for shard in split.get("shards", ()):
+                with (self.path / shard["file"]).open("rb") as stream:
+                    found = hashlib.file_digest(stream, "sha256").hexdigest()
+                if found != shard["sha256"]:
+                    problems.append(f"{self.path / shard['file']}: changed: sha256 {found}, expected {shard['sha256']}")
+        if wrong := [problem for problem in problems if problem]:
+            ours = "request" in self.description
+            raise UserError(*wrong, *([f"{self.path}: damaged: {AGAIN}"] if ours else []))
+
+
+def token_shards(corpus: str) -> Path | None:
+    """The path that a corpus is, if `open_dataset` can read token shards there; None for a corpus of text."""
+    path = Path(corpus).expanduser()
+    is_there = corpus not in corpora.NAMES and ((path / DESCRIPTION).is_file() or is_foreign(path))
+    return path if is_there else None
+
+
+def open_dataset(path: Path) -> Dataset:
+    """Open the token shards of a folder: ours, nanoGPT's (train.bin, val.bin) or llm.c's (*_train*.bin, *_val*.bin).
+
+    Raises:
+        UserError: no shards there; a shard truncated; a token outside the vocabulary (datasets of up to 256 MiB are
+            read whole for that, larger ones are checked as they are read).
+    """
+    if (path / DESCRIPTION).is_file():
+        dataset = _open_ours(path)
+    elif is_foreign(path):
+        dataset = _open_foreign(read_foreign(path))
+    else:
+        raise UserError(f"{path}: no token shards here: neither {DESCRIPTION} nor train.bin: run codescent data")
+    splits = (dataset.train, dataset.validation)
+    if sum(file.num_tokens * file.dtype.itemsize for split in splits for file in split.files) <= CHECKED_BYTES and (
+        problems := [problem for split in splits if (problem := split.problem())]
+    ):
+        raise UserError(*problems)
+    return dataset
+
+
+def locate(
+    corpus: str,
+    tokenizer: str | None,
+    root: Path,
+    *,
+    validation_fraction: float = 0.1,
+    text_key: str = "text",
+    train_bpe: int | None = None,
+) -> Path | None:
+    """The prepared dataset of these arguments (those of `prepare`), complete and of the text as it is now; else None.
+
+    Where the text itself is no longer here, what was prepared from it stands. Token shards are their own dataset.
+
+    Raises:
+        UserError: bad arguments, or a prepared dataset with a truncated shard.
+    """
+    if shards := token_shards(corpus):
+        return shards
+    return locate_request(make_request(corpus, tokenizer, validation_fraction, text_key, train_bpe), root)
+
+
+def locate_request(request: Request, root: Path) -> Path | None:
+    """The same, of a checked request."""
+    found = []
+    for file in root.glob(f"[!.]*/{DESCRIPTION}"):
+        if description := description_of(file.parent, request.key):
+            found.append((file.stat().st_mtime_ns, file.parent, description))
+    if found and corpora.is_present(request.corpus):
+        known = request.corpus == "shakespeare"  # pinned: no need to look at the file
+        stamp = download.SHAKESPEARE.sha256 if known else corpora.resolve(request.corpus).stamp
+        found = [entry for entry in found if entry[2].get("stamp") == stamp]
+    if not found:
+        return None
+    _, folder, _ = max(found, key=lambda entry: entry[:2])
+    check_shards(folder, read_description(folder))
+    return folder
+
+
+def check_shards(folder: Path, description: dict[str, Any]) -> tuple[tuple[ShardFile, ...], ...]:
+    """The shards of each split. Raises UserError with all that are missing or have another length than was written."""
+    dtype = np.dtype(description["dtype"]).newbyteorder("<")
+    problems, splits = [], []
+    for split in ("train", "validation"):
+        files = []
+        for shard in description["splits"][split]["shards"]:
+            path = folder / shard["file"]
+            expected_bytes = shard["tokens"] * dtype.itemsize
+            size_bytes = path.stat().st_size if path.is_file() else -1
+            if size_bytes < 0:
+                problems.append(f"{path}: missing")
+            elif size_bytes != expected_bytes:
+                what = "truncated" if size_bytes < expected_bytes else "too long"
+                problems.append(f"{path}: {what}: ends at byte {size_bytes}, expected {expected_bytes}")
+            files.append(ShardFile(path, 0, shard["tokens"], dtype))
+        splits.append(tuple(files))
+    if problems:
+        raise UserError(*problems, f"{folder}: damaged: {AGAIN}")
+    return tuple(splits)
+
+
+def _open_ours(path: Path) -> Dataset:
+    description = read_description(path)
+    train, validation = check_shards(path, description)
+    vocab_size = description["tokenizer"]["vocab_size"]
+    hashes = [shard["sha256"] for split in description["splits"].values() for shard in split["shards"]]
+    fingerprint = hashlib.sha256(" ".join(hashes).encode()).hexdigest()
+    splits = Split("train", train, vocab_size), Split("validation", validation, vocab_size)
+    return Dataset(path, vocab_size, splits[0], splits[1], description, fingerprint)
+
+
+def _open_foreign(shards: Foreign) -> Dataset:
+    vocab_size = shards.vocab_size
+    if (shards.folder / TOKENIZER).exists():
+        vocab_size = load(shards.folder / TOKENIZER).vocab_size
+    if vocab_size is None:
+        widest = max(np.iinfo(file.dtype).max for file in shards.train) + 1
+        vocab_size = 1 + max(Split("", files, widest).largest() for files in (shards.train, shards.validation))
+    digest = hashlib.sha256()
+    for file in (*shards.train, *shards.validation):
+        digest.update(f"{file.path.name} {file.num_tokens}\n".encode())
+        with file.path.open("rb") as stream:
+            digest.update(stream.read(1 << 16))
+            stream.seek(-min(1 << 16, file.path.stat().st_size), 2)
+            digest.update(stream.read(1 << 16))
+    train = Split("train", shards.train, vocab_size)
+    validation = Split("validation", shards.validation, vocab_size)
+    description = {
+        "format": shards.format,
+        "tokenizer": {"vocab_size": vocab_size},
+        "splits": {split.name: {"tokens": split.num_tokens} for split in (train, validation)},
+    }
+    return Dataset(shards.folder, vocab_size, train, validation, description, digest.hexdigest())

@@ -1,0 +1,114 @@
+"""In: a folder or file of nanoGPT's or llm.c's making. Out: which token shards it holds, and of which vocabulary.
+Does not load a pickle (nanoGPT's meta.pkl can run code), and reads of a shard only its header."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codescent.base.errors import UserError
+
+HEADER_BYTES = 256 * 4
+# llm.c dev/data/data_common.py: magic -> version, token type, vocabulary
+HEADERS: dict[int, tuple[int, np.dtype[Any], int]] = {
+    20240520: (1, np.dtype("<u2"), 50257),
+    20240801: (7, np.dtype("<u4"), 128256),
+}
+GPT2_VOCAB_SIZE = 50257
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """A file of tokens: `num_tokens` of `dtype` after `offset_bytes`."""
+
+    path: Path
+    offset_bytes: int
+    num_tokens: int
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """Shards made elsewhere. `vocab_size` None: not told anywhere, so one more than the largest token."""
+
+    format: str
+    folder: Path
+    train: tuple[ShardFile, ...]
+    validation: tuple[ShardFile, ...]
+    vocab_size: int | None
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether this is a `.bin` file or a folder with some for training."""
+    if path.is_dir():
+        return any("train" in file.name for file in path.glob("*.bin"))
+    return path.suffix == ".bin" and path.is_file()
+
+
+def read_foreign(path: Path) -> Foreign:
+    """The shards of a folder, or of the set that one training file belongs to (`X_train*.bin` with `X_val*.bin`).
+
+    Raises:
+        UserError: no validation file; several sets in one folder; a file shorter or longer than its header says.
+    """
+    folder = path if path.is_dir() else path.parent
+    files = sorted(folder.glob("*.bin"))
+    if path.is_file() and "train" not in path.name:
+        raise UserError(f"{path}: name the folder of the shards, or a training file (with train in its name)")
+    train = [file for file in files if "train" in file.name]
+    stems = {file.name.partition("train")[0] for file in ([path] if path.is_file() else train)}
+    if len(stems) > 1:
+        raise UserError(f"{path}: holds several sets of shards ({', '.join(sorted(stems))}): name one training file")
+    (stem,) = stems
+    chosen = [file for file in train if file.name.partition("train")[0] == stem]
+    held_out = [file for file in files if file.name.startswith(f"{stem}val")]
+    if not held_out:
+        raise UserError(f"{folder}: no validation shard {stem}val*.bin beside {chosen[0].name}")
+    shards = {file: _read_head(file) for file in [*chosen, *held_out]}
+    headed = {shard.offset_bytes > 0 for shard in shards.values()}
+    dtypes = {shard.dtype for shard in shards.values()}
+    if len(headed) > 1 or len(dtypes) > 1:
+        raise UserError(
+            f"{folder}: shards of different formats side by side ({', '.join(file.name for file in shards)})"
+        )
+    vocab_size: int | None = GPT2_VOCAB_SIZE
+    if headed == {True}:
+        vocab_size = next(size for _, dtype, size in HEADERS.values() if dtype in dtypes)
+    elif (folder / "meta.pkl").exists():
+        vocab_size = None  # nanoGPT's sign of another tokenizer than GPT-2's
+    return Foreign(
+        "llm.c" if headed == {True} else "nanoGPT",
+        folder,
+        tuple(shards[file] for file in chosen),
+        tuple(shards[file] for file in held_out),
+        vocab_size,
+    )
+
+
+def _read_head(path: Path) -> ShardFile:
+    size_bytes = path.stat().st_size
+    with path.open("rb") as stream:
+        head = np.frombuffer(stream.read(HEADER_BYTES), "<u1")
+    words = head.view("<i4") if len(head) == HEADER_BYTES else np.empty(0, "<i4")
+    if len(words) and int(words[0]) in HEADERS:
+        return _headed(path, size_bytes, int(words[0]), int(words[1]), int(words[2]))
+    if size_bytes % 2:
+        raise UserError(f"{path}: truncated: {size_bytes} bytes are no whole number of uint16 tokens")
+    return ShardFile(path, 0, size_bytes // 2, np.dtype("<u2"))
+
+
+def _headed(path: Path, size_bytes: int, magic: int, version: int, num_tokens: int) -> ShardFile:
+    known, dtype, _ = HEADERS[magic]
+    if version != known:
+        raise UserError(f"{path}: llm.c shard of version {version}: version {known} can be read")
+    expected_bytes = HEADER_BYTES + num_tokens * dtype.itemsize
+    if size_bytes != expected_bytes:
+        what = "truncated" if size_bytes < expected_bytes else "too long"
+        raise UserError(
+            f"{path}: {what}: its header says {num_tokens} tokens, which end at byte {expected_bytes}, "
+            f"but the file ends at byte {size_bytes}"
+        )
+    return ShardFile(path, HEADER_BYTES, num_tokens, dtype)

@@ -1,0 +1,120 @@
+"""In: what a user asks to prepare: corpus, tokenizer, split. Out: the key of that dataset, and its folders' names.
+Does not read the corpus' text and does not prepare anything."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codescent.base.errors import UserError
+from codescent.data.text import corpora
+from codescent.data.tokenizers import wordpiece
+from codescent.data.tokenizers.bpe import MAX_BPE_VOCAB_SIZE, MIN_BPE_VOCAB_SIZE
+
+FORMAT = "codescent tokens 2"
+DESCRIPTION = "description.json"
+TOKENIZER = "tokenizer.json"
+KINDS = ("char", "byte", "gpt2", *wordpiece.KINDS)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A dataset as asked for, checked.
+
+    `kind` is one of KINDS, bpe (trained on the corpus: `bpe_vocab_size`) or file (`tokenizer_path`); `tokenizer` is
+    what was asked for, in words.
+    """
+
+    corpus: str
+    kind: str
+    tokenizer: str
+    bpe_vocab_size: int
+    tokenizer_path: Path
+    key: dict[str, Any]
+
+    @property
+    def text_key(self) -> str:
+        """Where JSON lines hold their text."""
+        return str(self.key["text_key"])
+
+    @property
+    def validation_fraction(self) -> float:
+        """Share of the characters that the validation split gets."""
+        return float(self.key["validation_fraction"])
+
+    def partial_folder(self, root: Path) -> Path:
+        """Where this dataset is while it is being prepared."""
+        return root / f".partial-{digest(self.key)[:16]}"
+
+    def folder(self, root: Path, corpus_name: str, corpus_sha256: str) -> Path:
+        """Where this dataset is once prepared: another text gets another folder."""
+        kind = {"bpe": f"bpe{self.bpe_vocab_size}", "file": self.tokenizer_path.stem[:40]}.get(self.kind, self.kind)
+        return root / f"{corpus_name}-{kind}-{digest([self.key, corpus_sha256])[:8]}"
+
+
+def make_request(
+    corpus: str, tokenizer: str | None, validation_fraction: float, text_key: str, train_bpe: int | None
+) -> Request:
+    """Check what was asked for.
+
+    Args:
+        tokenizer: char, byte, gpt2, bert, bert-cased (`bert:FILE`, `bert-cased:FILE`: by a vocab.txt), `bpe:VOCAB`, or
+            a tokenizer's JSON file; None: char, or what `train_bpe` says.
+        train_bpe: the same as the tokenizer `bpe:VOCAB`.
+
+    Raises:
+        UserError: all that is wrong with it.
+    """
+    problems = []
+    if not 0.0 < validation_fraction <= 0.5:
+        problems.append(f"data.validation_fraction: {validation_fraction} is not in (0, 0.5]")
+    trained = f"bpe:{train_bpe}" if train_bpe is not None else None
+    if trained and tokenizer not in (None, trained):
+        problems.append(f"tokenizer {tokenizer} and a BPE to train: one of the two")
+    wanted = trained or tokenizer or "char"
+    path, size, identity = Path(wanted).expanduser(), 0, wanted
+    if named := wordpiece.split_name(wanted):
+        kind = named[0]
+        try:
+            identity = wordpiece.identity(wanted)
+        except UserError as error:
+            problems += [f"tokenizer {wanted}: {problem}" for problem in error.problems]
+    elif wanted in KINDS:
+        kind = wanted
+    elif wanted.startswith("bpe:"):
+        kind, size = "bpe", int(wanted[4:]) if wanted[4:].isdecimal() else -1
+        identity = f"bpe:{size}"
+        if not MIN_BPE_VOCAB_SIZE <= size <= MAX_BPE_VOCAB_SIZE:
+            sizes = f"at least {MIN_BPE_VOCAB_SIZE} and at most {MAX_BPE_VOCAB_SIZE:,}"
+            problems.append(f"tokenizer {wanted}: a BPE's vocabulary is a number of {sizes}")
+    else:
+        kind = "file"
+        try:
+            identity = f"file:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+        except OSError as error:
+            problems.append(f"tokenizer {wanted}: {_no_tokenizer(wanted, error)}")
+    if problems:
+        raise UserError(*problems)
+    key = {
+        "format": FORMAT,
+        "corpus": corpora.identity(corpus),
+        "tokenizer": identity,
+        "validation_fraction": validation_fraction,
+        "text_key": text_key,
+    }
+    return Request(corpus, kind, wanted, size, path, key)
+
+
+def digest(value: Any) -> str:
+    """sha256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _no_tokenizer(wanted: str, error: OSError) -> str:
+    close = difflib.get_close_matches(wanted, KINDS, 1, 0.5)
+    hint = f": did you mean {close[0]}?" if close else ""
+    return f"neither {', '.join(KINDS)}, bpe:VOCAB nor a file that can be read ({error.strerror}){hint}"

@@ -1,0 +1,152 @@
+"""In: the tokens of each split, in order. Out: shard files, and a journal by which a killed preparation continues.
+Does not encode; knows nothing of text."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codescent.base.durable import replace_file, sync_folder
+
+SHARD_TOKENS = 1 << 26
+JOURNAL = "progress.json"
+SPLITS = ("train", "validation")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file so that a reader sees the old one or the new one, whole, whatever happens."""
+    replace_file(path, json.dumps(value, indent=1) + "\n")
+
+
+class SplitWriter:
+    """The shards of one split: raw little-endian tokens, `train_000000.bin` and so on, of SHARD_TOKENS each.
+
+    Args:
+        folder: where they are written.
+        split: "train" or "validation".
+        state: what `sync` returned before a kill; the file that was open is cut back to it.
+    """
+
+    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], state: dict[str, Any] | None = None) -> None:
+        self._folder = folder
+        self._split = split
+        self._dtype = dtype
+        self.shards: list[dict[str, Any]] = list(state["shards"]) if state else []
+        self.characters: int = state["characters"] if state else 0
+        self.documents: int = state["documents"] if state else 0
+        self._open_tokens: int = state["open_tokens"] if state else 0
+        self._digest = hashlib.sha256()
+        self._stream: io.FileIO | None = self._reopen() if self._open_tokens else None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens written so far."""
+        closed: int = sum(shard["tokens"] for shard in self.shards)
+        return closed + self._open_tokens
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes written so far."""
+        return self.num_tokens * self._dtype.itemsize
+
+    def write(self, tokens: npt.NDArray[Any]) -> None:
+        """Append tokens, into as many shards as they need."""
+        while len(tokens):
+            if self._stream is None:
+                self._stream = self._path().open("wb", buffering=0)  # nothing is left to flush when the disk is full
+            part = tokens[: SHARD_TOKENS - self._open_tokens].astype(self._dtype, copy=False)
+            data = part.tobytes()
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._stream.write(rest) :]
+            self._digest.update(data)
+            self._open_tokens += len(part)
+            tokens = tokens[len(part) :]
+            if self._open_tokens == SHARD_TOKENS:
+                self._close_shard()
+
+    def sync(self) -> dict[str, Any]:
+        """Bring what was written to the disk; what to hand to the constructor to continue from here."""
+        if self._stream is not None:
+            os.fsync(self._stream.fileno())
+        return {
+            "shards": list(self.shards),
+            "open_tokens": self._open_tokens,
+            "characters": self.characters,
+            "documents": self.documents,
+        }
+
+    def finish(self) -> dict[str, Any]:
+        """Close the last shard; the split as the dataset's description tells it."""
+        if self._stream is not None:
+            self._close_shard()
+        return {
+            "characters": self.characters,
+            "documents": self.documents,
+            "tokens": self.num_tokens,
+            "shards": self.shards,
+        }
+
+    def abandon(self) -> None:
+        """Let go of the open file; what it holds past the last `sync` does not count."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _path(self) -> Path:
+        return self._folder / f"{self._split}_{len(self.shards):06d}.bin"
+
+    def _reopen(self) -> io.FileIO:
+        stream = self._path().open("r+b", buffering=0)
+        stream.truncate(self._open_tokens * self._dtype.itemsize)
+        while data := stream.read(1 << 20):
+            self._digest.update(data)
+        return stream
+
+    def _close_shard(self) -> None:
+        assert self._stream is not None
+        self.sync()
+        self._stream.close()
+        entry = {"file": self._path().name, "tokens": self._open_tokens, "sha256": self._digest.hexdigest()}
+        self.shards.append(entry)
+        self._stream, self._open_tokens, self._digest = None, 0, hashlib.sha256()
+
+
+class ShardWriter:
+    """Both splits and the journal of a preparation.
+
+    A journal entry is written after the data that it tells of is on the disk, so a kill at any moment leaves a journal
+    that holds, and at worst some bytes past it that `SplitWriter` cuts off.
+    """
+
+    def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
+        journal = folder / JOURNAL
+        state = json.loads(journal.read_text(encoding="utf-8")) if journal.exists() else {}
+        self._folder = folder
+        self.chunks_done: int = state.get("chunks_done", 0)
+        self.forced_cuts: int = state.get("forced_cuts", 0)
+        self.splits = {split: SplitWriter(folder, split, dtype, state.get(split)) for split in SPLITS}
+
+    def journal(self) -> None:
+        """Note what is done, so that a killed preparation continues after it."""
+        state = {split: writer.sync() for split, writer in self.splits.items()}
+        sync_folder(self._folder)
+        write_json(self._folder / JOURNAL, {"chunks_done": self.chunks_done, "forced_cuts": self.forced_cuts, **state})
+
+    def finish(self) -> dict[str, Any]:
+        """Close all shards; both splits as the dataset's description tells them."""
+        described = {split: writer.finish() for split, writer in self.splits.items()}
+        sync_folder(self._folder)
+        return described
+
+    def abandon(self) -> None:
+        """Let go of the open files without a word more."""
+        for writer in self.splits.values():
+            writer.abandon()

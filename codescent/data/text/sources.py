@@ -1,0 +1,207 @@
+"""In: a file of text: plain, JSON lines, compressed, or a tar of such. Out: its text in blocks, in bounded memory.
+Does not choose files, split or tokenise; takes the text as it is (line ends too), but for a byte order mark."""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import json
+import lzma
+import re
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from codescent.base.errors import UserError
+
+READ_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 16  # larger ones, decoded, leave holes in glibc's heap that add up to hundreds of MiB
+MAX_LINE_BYTES = 1 << 26  # a JSON line is held in memory whole: 64 MiB at most
+JSONL_SUFFIXES = (".jsonl", ".ndjson")
+TAR_SUFFIXES = (".tar", ".tgz", ".txz")
+_OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
+    ".gz": lambda stream: gzip.GzipFile(fileobj=stream),
+    ".tgz": lambda stream: gzip.GzipFile(fileobj=stream),
+    ".xz": lzma.LZMAFile,
+    ".txz": lzma.LZMAFile,
+    ".lzma": lzma.LZMAFile,
+    ".bz2": bz2.BZ2File,
+}
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_BAD_ARCHIVE = (EOFError, lzma.LZMAError, zlib.error, tarfile.TarError, gzip.BadGzipFile)
+
+
+class Block(NamedTuple):
+    """A piece of a document: its next characters, and whether the document ends with them."""
+
+    text: str
+    ends_document: bool
+
+
+class _Watched(io.RawIOBase):
+    """A raw file whose bytes are shown to `watch` as they are read (for a hash and for progress)."""
+
+    def __init__(self, raw: io.RawIOBase, watch: Callable[[memoryview], None]) -> None:
+        self._raw = raw
+        self._watch = watch
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        count = self._raw.readinto(buffer) or 0
+        if count:
+            self._watch(memoryview(buffer)[:count])
+        return count
+
+
+class _Rejoined(io.RawIOBase):
+    """A stream whose first bytes were read already, put back before the rest."""
+
+    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
+        self._head = head
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        if self._head:
+            data, self._head = self._head[: len(buffer)], self._head[len(buffer) :]
+        else:
+            data = self._rest.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def read_blocks(path: Path, text_key: str, watch: Callable[[memoryview], None] | None = None) -> Iterator[Block]:
+    """The text of a file, in order; every document ends with a block that says so. Empty documents are left out.
+
+    By the end of the name: `.jsonl`/`.ndjson` hold one JSON object a line, the text under `text_key`; `.gz .xz .bz2`
+    are unpacked on the fly, `.tar` (and a tar inside a compressed file, whatever its name) is read member by member;
+    anything else is one document of UTF-8 text. Never holds more than a block, or one JSON line, in memory.
+
+    Args:
+        watch: is shown every byte of the file once, in order, by the time the last block has been taken.
+
+    Raises:
+        UserError: cannot be read; not UTF-8 (byte offset, line); a JSON line without the key (line); damaged archive.
+    """
+    try:
+        with path.open("rb", buffering=0) as raw:
+            watched = _Watched(raw, watch) if watch else raw
+            stream = io.BufferedReader(cast(io.RawIOBase, watched), READ_BYTES)
+            yield from _blocks(str(path), path.name.lower(), cast(IO[bytes], stream), text_key)
+            while stream.read(READ_BYTES):  # what a decompressor left unread belongs to the hash too
+                pass
+    except _BAD_ARCHIVE as error:
+        raise UserError(f"{path}: damaged or cut short: {error}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _blocks(where: str, name: str, stream: IO[bytes], text_key: str) -> Iterator[Block]:
+    suffix = "." + name.rpartition(".")[2]
+    if suffix in _OPENERS:
+        unpacked = _OPENERS[suffix](stream)
+        head = unpacked.read(512)
+        inner = cast(IO[bytes], io.BufferedReader(_Rejoined(head, unpacked), READ_BYTES))
+        if head[257:262] == b"ustar" or suffix in TAR_SUFFIXES:
+            yield from _tar_blocks(where, inner, text_key)
+        else:
+            yield from _blocks(where, name.removesuffix(suffix), inner, text_key)
+    elif suffix in TAR_SUFFIXES:
+        yield from _tar_blocks(where, stream, text_key)
+    elif suffix in JSONL_SUFFIXES:
+        yield from _json_blocks(where, stream, text_key)
+    else:
+        yield from _text_blocks(where, stream)
+
+
+def _tar_blocks(where: str, stream: IO[bytes], text_key: str) -> Iterator[Block]:
+    """Members in the archive's order, hidden ones left out; nothing is unpacked to disk."""
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            parts = Path(member.name).parts
+            if not member.isfile() or any(part.startswith(".") for part in parts if part not in (".", "..")):
+                continue
+            content = archive.extractfile(member)
+            if content is not None:
+                yield from _blocks(f"{where}: {member.name}", parts[-1].lower(), content, text_key)
+
+
+def _text_blocks(where: str, stream: IO[bytes]) -> Iterator[Block]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset_bytes = num_lines = 0
+    nonempty = False
+    while True:
+        data = stream.read(BLOCK_BYTES)
+        pending_bytes = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(where, error, offset_bytes - pending_bytes, num_lines) from error
+        if offset_bytes == 0:
+            text = text.removeprefix("\ufeff")
+        if text:
+            nonempty = True
+            yield Block(text, False)
+        if not data:
+            break
+        offset_bytes += len(data)
+        num_lines += data.count(b"\n")
+    if nonempty:
+        yield Block("", True)
+
+
+def _not_utf8(where: str, error: UnicodeDecodeError, offset_bytes: int, num_lines: int) -> UserError:
+    """The refusal of bytes that are not UTF-8; the two numbers are those of the first byte that was being decoded."""
+    data: bytes = error.object
+    line = num_lines + data[: error.start].count(b"\n") + 1
+    hint = "; it looks like UTF-16" if offset_bytes == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+    return UserError(
+        f"{where}: not UTF-8 text: byte 0x{data[error.start]:02x} at offset {offset_bytes + error.start} "
+        f"(line {line}): {error.reason}{hint}"
+    )
+
+
+def _json_blocks(where: str, stream: IO[bytes], text_key: str) -> Iterator[Block]:
+    offset_bytes = number = 0
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise UserError(f"{where}: line {number}: longer than {MAX_LINE_BYTES} bytes: split this document")
+        try:
+            decoded = line.decode()
+        except UnicodeDecodeError as error:
+            raise _not_utf8(where, error, offset_bytes, number - 1) from error
+        if number == 1:
+            decoded = decoded.removeprefix("\ufeff")
+        if decoded.strip():
+            text = _json_text(f"{where}: line {number}", decoded, text_key)
+            for start in range(0, len(text), BLOCK_BYTES):
+                yield Block(text[start : start + BLOCK_BYTES], start + BLOCK_BYTES >= len(text))
+        offset_bytes += len(line)
+
+
+def _json_text(where: str, line: str, text_key: str) -> str:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: a JSON object is needed, found {type(record).__name__}")
+    if text_key not in record:
+        keys = ", ".join(sorted(map(str, record))[:10]) or "none"
+        chat = '; conversations are read by data.task = "sft"' if isinstance(record.get("messages"), list) else ""
+        raise UserError(f'{where}: no key "{text_key}" (data.text_key); its keys: {keys}{chat}')
+    text = record[text_key]
+    if not isinstance(text, str):
+        raise UserError(f'{where}: "{text_key}" is {type(text).__name__}, not text')
+    if not text.isascii() and _SURROGATE.search(text):
+        raise UserError(f'{where}: "{text_key}" holds half of a surrogate pair, which is no character')
+    return text

@@ -1,0 +1,89 @@
+"""In: a tokenizer's path, then texts on standard input. Out: their token ids on standard output, until the input ends.
+Does not import torch, touches no other file, and outlives no parent: a parent's death ends its input."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from codescent.base.errors import UserError
+from codescent.data.tokenizers.tokenizer import encode_segments, load
+
+COUNT = struct.Struct("<Q")
+SEGMENT = struct.Struct("<QB")  # bytes of UTF-8, whether a document ends with them
+ANSWER = struct.Struct("<BQ")  # how it went, bytes that follow (token ids, or what went wrong)
+FAILED, ENCODED, REFUSED = range(3)
+
+
+def write_request(stream: BinaryIO, segments: Sequence[tuple[str, bool]]) -> None:
+    """Send texts to a worker."""
+    texts = [(text.encode(), ends_document) for text, ends_document in segments]
+    heads = (SEGMENT.pack(len(data), ends_document) for data, ends_document in texts)
+    stream.write(b"".join([COUNT.pack(len(texts)), *heads, *(data for data, _ in texts)]))
+    stream.flush()
+
+
+def read_request(stream: BinaryIO) -> list[tuple[str, bool]] | None:
+    """The texts that were sent, or None at the end of the input."""
+    head = stream.read(COUNT.size)
+    if len(head) < COUNT.size:
+        return None
+    (count,) = COUNT.unpack(head)
+    heads = list(SEGMENT.iter_unpack(stream.read(count * SEGMENT.size)))
+    return [(stream.read(size).decode(), bool(ends_document)) for size, ends_document in heads]
+
+
+def read_answer(stream: BinaryIO) -> bytes | None:
+    """The token ids of a request as bytes, or None: the worker is gone.
+
+    Raises:
+        UserError: the tokenizer refused the text.
+        RuntimeError: the worker failed; its traceback.
+    """
+    head = stream.read(ANSWER.size)
+    if len(head) < ANSWER.size:
+        return None
+    outcome, size = ANSWER.unpack(head)
+    data = stream.read(size)
+    if len(data) < size:
+        return None
+    if outcome == REFUSED:
+        raise UserError(data.decode())
+    if outcome == FAILED:
+        raise RuntimeError(f"a tokenizer process failed:\n{data.decode()}")
+    return data
+
+
+def serve(tokenizer_path: Path, separate: bool, requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer requests until there are no more."""
+    tokenizer = load(tokenizer_path)
+    while (segments := read_request(requests)) is not None:
+        try:
+            data, outcome = encode_segments(tokenizer, segments, separate).tobytes(), ENCODED
+        except UserError as error:
+            data, outcome = str(error).encode(), REFUSED
+        except Exception:  # told to the parent, which raises it
+            data, outcome = traceback.format_exc().encode(), FAILED
+        answers.write(ANSWER.pack(outcome, len(data)) + data)
+        answers.flush()
+
+
+def main() -> None:
+    """Serve on the standard streams; what else is printed goes to the standard error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    try:
+        serve(Path(sys.argv[1]), sys.argv[2] == "separate", sys.stdin.buffer, answers)
+    except BrokenPipeError:
+        os._exit(1)  # the parent is gone
+
+
+if __name__ == "__main__":
+    main()

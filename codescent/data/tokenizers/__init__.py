@@ -1,0 +1,2 @@
+"""In: text. Out: tokens, and text again.
+Does not read a corpus."""

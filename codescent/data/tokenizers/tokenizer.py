@@ -1,0 +1,178 @@
+"""In: text. Out: token ids, and text again: characters, bytes, and one shape for every tokenizer.
+Does not do BPE or WordPiece (bpe.py and wordpiece.py do), nor decide which tokenizer a corpus gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from codescent.base.errors import UserError
+from codescent.data.tokenizers.bpe import LibraryTokenizer
+from codescent.data.tokenizers.wordpiece import WordPiece, is_wordpiece
+
+TokenArray = npt.NDArray[Any]  # uint16 or uint32, see token_dtype
+SEPARATOR_TEXT = "<|endoftext|>"
+
+
+class Tokenizer(Protocol):
+    """What every tokenizer is: text to ids and back.
+
+    Attributes:
+        vocab_size: ids lie in [0, vocab_size).
+        separator: the id that ends a document where a corpus has several; None where there is no such id.
+        context_free: the ids of a text are those of its parts, wherever it is cut.
+        chars_per_s: roughly how fast one core encodes, to decide whether worker processes pay.
+    """
+
+    vocab_size: int
+    separator: int | None
+    context_free: bool
+    chars_per_s: float
+
+    def encode(self, text: str) -> TokenArray:
+        """Ids of a text, in the vocabulary's `token_dtype`; text that spells a control token is ordinary text."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ids; bytes that are not UTF-8 become U+FFFD."""
+        ...
+
+    def cut_is_safe(self, left: str, right: str) -> bool:
+        """Whether a text may be cut between these neighbours without changing its ids."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, for `load`."""
+        ...
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Little-endian uint16 for up to 65,536 ids, else uint32."""
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+class CharTokenizer:
+    """One id per character of a fixed alphabet, in the order of code points; optionally one more that ends documents.
+
+    Args:
+        characters: the alphabet, sorted, without doubles.
+        with_separator: the corpus has several documents, so an id for their end is needed (the last one).
+    """
+
+    context_free = True
+    chars_per_s = 1.5e8
+
+    def __init__(self, characters: str, with_separator: bool) -> None:
+        self.characters = characters
+        self.separator: int | None = len(characters) if with_separator else None
+        self.vocab_size = len(characters) + with_separator
+        points = np.frombuffer(characters.encode("utf-32-le"), "<u4")
+        self._ids = np.full(int(points.max(initial=0)) + 1, -1, np.int32)
+        self._ids[points] = np.arange(len(points), dtype=np.int32)
+        self._dtype = token_dtype(self.vocab_size)
+        self._texts = [*characters, *([SEPARATOR_TEXT] if with_separator else [])]
+
+    def encode(self, text: str) -> TokenArray:
+        """Ids of a text. Raises UserError naming the characters that the alphabet lacks."""
+        points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+        ids = self._ids.take(points, mode="clip")
+        if points.max(initial=0) >= len(self._ids) or ids.min(initial=0) < 0:
+            missing = sorted(set(text) - set(self.characters))
+            shown = ", ".join(f"{char!r} (U+{ord(char):04X})" for char in missing[:10])
+            raise UserError(
+                f"the character tokenizer of this corpus does not know {shown}: its alphabet is that of the corpus"
+            )
+        return ids.astype(self._dtype)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ids. Raises ValueError for an id outside the vocabulary."""
+        _check_range(tokens, self.vocab_size)
+        return "".join(self._texts[token] for token in tokens)
+
+    def cut_is_safe(self, left: str, right: str) -> bool:
+        """Anywhere."""
+        return True
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, for `load`."""
+        fields = {"codescent_tokenizer": "char", "characters": self.characters, "separator": self.separator is not None}
+        path.write_text(json.dumps(fields), encoding="utf-8")
+
+
+class ByteTokenizer:
+    """The 256 bytes of UTF-8, and id 256 for the end of a document: the same vocabulary for every corpus."""
+
+    vocab_size = 257
+    separator: int | None = 256
+    context_free = True
+    chars_per_s = 5e8
+
+    def encode(self, text: str) -> TokenArray:
+        """Ids of a text's UTF-8 bytes."""
+        return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8).astype("<u2")
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ids; what is not UTF-8 becomes U+FFFD. Raises ValueError for an id outside the vocabulary."""
+        _check_range(tokens, self.vocab_size)
+        end = SEPARATOR_TEXT.encode()
+        return b"".join(end if token == self.separator else bytes((token,)) for token in tokens).decode(
+            errors="replace"
+        )
+
+    def cut_is_safe(self, left: str, right: str) -> bool:
+        """Anywhere."""
+        return True
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, for `load`."""
+        path.write_text(json.dumps({"codescent_tokenizer": "byte"}), encoding="utf-8")
+
+
+def load(path: Path) -> Tokenizer:
+    """The tokenizer of a file: one that `save` wrote, or a JSON file of the tokenizers library.
+
+    Raises:
+        UserError: no such file, or not a tokenizer.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        fields = json.loads(text)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: not a tokenizer: not JSON ({error})") from error
+    match fields:
+        case {"codescent_tokenizer": "char", "characters": str(characters), "separator": bool(with_separator)}:
+            return CharTokenizer(characters, with_separator)
+        case {"codescent_tokenizer": "byte"}:
+            return ByteTokenizer()
+    kind = WordPiece if is_wordpiece(fields) else LibraryTokenizer
+    return kind.from_json(text, str(path))
+
+
+def encode_segments(tokenizer: Tokenizer, segments: Iterable[tuple[str, bool]], separate: bool) -> TokenArray:
+    """Ids of consecutive texts, one after the other.
+
+    Args:
+        segments: each a text, and whether a document ends with it.
+        separate: put the separator (where the tokenizer has one) after each document.
+    """
+    dtype = token_dtype(tokenizer.vocab_size)
+    end = np.array([] if tokenizer.separator is None or not separate else [tokenizer.separator], dtype)
+    parts: list[TokenArray] = [np.empty(0, dtype)]
+    for text, ends_document in segments:
+        parts.append(tokenizer.encode(text))
+        if ends_document:
+            parts.append(end)
+    return np.concatenate(parts)
+
+
+def _check_range(tokens: Sequence[int], vocab_size: int) -> None:
+    wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise ValueError(f"token {wrong} is outside the vocabulary of {vocab_size}")

@@ -1,0 +1,132 @@
+"""In: BERT's vocabulary, published or the user's. Out: its WordPiece tokenizer: ids, their characters, text again.
+Does not cut texts into windows (windows.py does) and does not hide tokens (masked.py does)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers as library
+
+from codescent.base.errors import UserError
+from codescent.data.text import download
+from codescent.data.tokenizers.bpe import LibraryTokenizer
+
+KINDS = {"bert": download.BERT_UNCASED, "bert-cased": download.BERT_CASED}
+CONTROLS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+CONTINUES = "##"  # begins a piece that is not the first of its word
+MAX_PROBLEMS = 20
+
+
+class Pieces(NamedTuple):
+    """A text's tokens: int64 ids [N], and of each which characters [begin, end) it stands for, int32 [N, 2]."""
+
+    ids: npt.NDArray[np.int64]
+    characters: npt.NDArray[np.int32]
+
+
+class WordPiece(LibraryTokenizer):
+    """BERT's tokenizer: words by white space, punctuation and Chinese characters, each the longest pieces there are.
+
+    Uncased ones lower the text and strip its accents first. What is not in the vocabulary is [UNK].
+
+    Attributes:
+        pad, unknown, begin, end, mask: the ids of [PAD], [UNK], [CLS], [SEP] and [MASK]. Text never becomes one
+            of them but [UNK].
+    """
+
+    def __init__(self, inner: library.Tokenizer) -> None:
+        super().__init__(inner)
+        vocabulary = inner.get_vocab(with_added_tokens=True)
+        self.pad, self.unknown, self.begin, self.end, self.mask = (vocabulary[name] for name in CONTROLS)
+
+    def pieces(self, texts: Sequence[str]) -> list[Pieces]:
+        """Tokens of each text, with their characters in the text as it was given."""
+        encodings = self._inner.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            Pieces(np.array(found.ids, np.int64), np.array(found.offsets, np.int32).reshape(-1, 2))
+            for found in encodings
+        ]
+
+
+def is_wordpiece(fields: Any) -> bool:
+    """Whether the library's JSON is that of BERT's kind: WordPiece, and all five control tokens."""
+    match fields:
+        case {"model": {"type": "WordPiece", "vocab": dict(vocabulary)}}:
+            return all(name in vocabulary for name in CONTROLS)
+    return False
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """(kind, path of a vocab.txt or "") of "bert", "bert-cased", "bert:PATH", "bert-cased:PATH"; None of others."""
+    kind, _, path = name.partition(":")
+    return (kind, path) if kind in KINDS and (path or kind == name) else None
+
+
+def identity(name: str) -> str:
+    """What names it in a dataset's key: the published one, or the sha256 of the user's vocabulary.
+
+    Raises:
+        UserError: the user's vocabulary cannot be read.
+    """
+    kind, path = split_name(name) or (name, "")
+    return f"{kind}:{hashlib.sha256(_read(Path(path).expanduser())).hexdigest()}" if path else kind
+
+
+def bert(name: str) -> WordPiece:
+    """BERT's tokenizer of a name that `split_name` knows.
+
+    "bert" is google-bert/bert-base-uncased's (30,522 ids), "bert-cased" bert-base-cased's (28,996); ":PATH" takes the
+    vocabulary of a vocab.txt instead, a token a line.
+
+    Raises:
+        UserError: the published file is neither here nor can it be downloaded; all that is wrong with the user's.
+    """
+    kind, path = split_name(name) or (name, "")
+    file = Path(path).expanduser() if path else download.obtain(KINDS[kind])
+    return WordPiece(_tokenizer(_vocabulary(file), lowercase=kind == "bert"))
+
+
+def _tokenizer(vocabulary: dict[str, int], lowercase: bool) -> library.Tokenizer:
+    inner = library.Tokenizer(
+        library.models.WordPiece(vocab=vocabulary, unk_token="[UNK]", continuing_subword_prefix=CONTINUES)
+    )
+    inner.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
+    inner.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    inner.decoder = library.decoders.WordPiece(prefix=CONTINUES)
+    inner.add_special_tokens(list(CONTROLS))
+    return inner
+
+
+def _vocabulary(path: Path) -> dict[str, int]:
+    try:
+        lines = _read(path).decode().split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text: byte {error.object[error.start]:#x} at {error.start}") from error
+    tokens = [line.rstrip("\r") for line in lines]
+    if tokens and not tokens[-1]:
+        tokens.pop()
+    first: dict[str, int] = {}
+    problems = []
+    for number, token in enumerate(tokens):
+        if not token:
+            problems.append(f"{path}: line {number + 1}: empty: a vocabulary has a token on each line")
+        elif token in first:
+            problems.append(f"{path}: line {number + 1}: {token!r} is on line {first[token] + 1} already")
+        first.setdefault(token, number)
+    problems += [f"{path}: no token {name}: BERT needs {', '.join(CONTROLS)}" for name in CONTROLS if name not in first]
+    if problems:
+        more = [f"{path}: {len(problems) - MAX_PROBLEMS} more of such"] if len(problems) > MAX_PROBLEMS else []
+        raise UserError(*problems[:MAX_PROBLEMS], *more)
+    return first
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: this vocabulary cannot be read: {error.strerror}") from error

@@ -1,0 +1,151 @@
+"""In: a model's declared parameters; rank, factor and places of adapters. Out: the same with adapters, and what is
+trained. Does not import torch and allocates nothing: `lora` puts adapters into a module."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from codescent.base.errors import UserError
+from codescent.plan.shard import Parameter, Role
+
+A, B = "lora_a", "lora_b"
+_ROLES = {Role.COLUMN: (Role.ADAPTER, Role.ADAPTER_COLUMN), Role.ROW: (Role.ADAPTER_ROW, Role.ADAPTER)}
+_BLOCK = re.compile(r"blocks\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Adapters (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1): beside a matrix W
+    [O, I], which stays as it is, B A with A [rank, I] and B [O, rank]: W x + alpha / rank B A x.
+
+    Attributes:
+        rank: of every adapter.
+        alpha: see above.
+        targets: layers of blocks whose matrix has an adapter, as "attn.qkv"; every one of all blocks.
+        whole: layers, in blocks or not, that are trained as they are.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    whole: tuple[str, ...]
+
+    @property
+    def scale(self) -> float:
+        """What the product of an adapter is multiplied by."""
+        return self.alpha / self.rank
+
+
+def resolve(
+    parameters: Sequence[Parameter], rank: int, alpha: float | None, targets: str | None, whole: str | None
+) -> Lora:
+    """The adapters that are asked for.
+
+    Args:
+        parameters: the model's own.
+        rank: of every adapter.
+        alpha: None: twice the rank.
+        targets: names of layers with commas between; None: every matrix of the blocks that may be divided.
+        whole: the same; None: a head whose outputs are no vocabulary, which is new to each task.
+
+    Raises:
+        UserError: every name that the model has not, and a rank that is not below the sizes of a matrix.
+    """
+    matrices, layers = _matrices(parameters), _layers(parameters)
+    heads = tuple(dict.fromkeys(_layer(p) for p in parameters if p.role is Role.LOGITS))
+    lora = Lora(
+        rank=rank,
+        alpha=2.0 * rank if alpha is None else alpha,
+        targets=tuple(matrices) if targets is None else _names(targets),
+        whole=heads if whole is None else _names(whole),
+    )
+    problems = [*_unknown("lora.targets", lora.targets, matrices)]
+    if whole is not None:
+        problems += _unknown("lora.whole", lora.whole, layers)
+    problems += [
+        f"lora.whole: {name} is in lora.targets, too; one of the two" for name in lora.whole if name in lora.targets
+    ]
+    for name in lora.targets:
+        smallest = min(_sides(matrices[name])) if name in matrices else rank + 1
+        if rank >= smallest:
+            problems.append(
+                f"lora.rank = {rank}: {name} is a matrix of {' x '.join(map(str, _sides(matrices[name])))}, and an "
+                f"adapter is to be smaller; at most {max(1, smallest - 1)}, or other lora.targets"
+            )
+    if problems:
+        raise UserError(*problems)
+    return lora
+
+
+def adapted(parameters: Sequence[Parameter], lora: Lora | None) -> tuple[Parameter, ...]:
+    """The parameters of the model with its adapters, each behind those of its layer; None: there are none.
+
+    A's initial values have the deviation that `peft` gives them, 1 / sqrt(3 I); B's are 0: at first an adapter adds
+    nothing. What is neither an adapter nor in `lora.whole` is not trained.
+    """
+    return tuple(parameters) if lora is None else tuple(_adapted(parameters, lora))
+
+
+def _adapted(parameters: Sequence[Parameter], lora: Lora) -> Iterator[Parameter]:
+    for _, of_layer in itertools.groupby(parameters, key=lambda p: p.name.rpartition(".")[0]):
+        layer = list(of_layer)
+        for parameter in layer:
+            yield dataclasses.replace(parameter, trained=_layer(parameter) in lora.whole)
+        for parameter in layer:
+            if parameter.role in _ROLES and _layer(parameter) in lora.targets:
+                yield from _adapter(parameter, lora.rank)
+
+
+def _adapter(matrix: Parameter, rank: int) -> Iterator[Parameter]:
+    *outputs, inputs = matrix.shape
+    role_a, role_b = _ROLES[matrix.role]
+    name_a, name_b = names(matrix.name)
+    place = dataclasses.replace(matrix, std=0.0)
+    yield dataclasses.replace(place, name=name_a, shape=(rank, inputs), role=role_a, std=1.0 / math.sqrt(3 * inputs))
+    yield dataclasses.replace(place, name=name_b, shape=(*outputs, rank), role=role_b)
+
+
+def is_adapter(parameter: Parameter) -> bool:
+    """Whether it is one of the two matrices of an adapter."""
+    return parameter.name.rpartition(".")[2] in (A, B)
+
+
+def names(matrix: str) -> tuple[str, str]:
+    """Of the two matrices of the adapter beside a matrix of that name."""
+    owner = matrix.rpartition(".")[0]
+    return f"{owner}.{A}", f"{owner}.{B}"
+
+
+def _matrices(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
+    """Those beside which an adapter may be, by the name of their layer."""
+    return {_layer(p): p for p in parameters if p.role in _ROLES and _BLOCK.match(p.name)}
+
+
+def _layers(parameters: Sequence[Parameter]) -> Collection[str]:
+    return dict.fromkeys(_layer(parameter) for parameter in parameters)
+
+
+def _layer(parameter: Parameter) -> str:
+    """Its name without that of the block it is in, and without its own last word."""
+    return _BLOCK.sub("", parameter.name, count=1).rpartition(".")[0]
+
+
+def _sides(matrix: Parameter) -> tuple[int, int]:
+    return math.prod(matrix.shape[:-1]), matrix.shape[-1]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def _unknown(key: str, given: Sequence[str], known: Collection[str]) -> Iterator[str]:
+    if not given:
+        yield f"{key}: names nothing; there are {', '.join(known)}"
+    for name in given:
+        if name not in known:
+            yield f"{key}: there is no {name!r} in this model; there are {', '.join(known)}"

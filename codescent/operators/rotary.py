@@ -1,0 +1,101 @@
+"""In: positions; queries and keys. Out: the same, turned by angles that grow with the position.
+Does not know which positions a rank has: the model says so."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from codescent.models.llama.declare import LlamaShape
+
+# Shapes: T positions (or B x T of them), C = head_dim / 2 pairs of channels, 2 a pair: cosine and sine, or two
+# channels side by side, which are the real and the imaginary part of a number; of attention: B samples, T positions,
+# G groups, R heads of queries of a group, E = R + 2, K head_dim.
+
+
+def frequencies(shape: LlamaShape) -> Tensor:
+    """fp64 [C]: radians per position of each pair of channels.
+
+    theta^(-2c / head_dim) (Su et al. 2021, "RoFormer", equation 15). Stretched as Llama 3.1 does it: by `factor` where
+    the wave is long, not where it is short, and linearly in original_seq_len / wave length between the two.
+    """
+    head_dim, scaling = shape.head_dim, shape.rope_scaling
+    exponents_C = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+    plain_C = shape.rope_theta**-exponents_C
+    if scaling is None:
+        return plain_C
+    waves_C = scaling.original_seq_len * plain_C / (2.0 * math.pi)
+    share_C = (waves_C - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    return torch.lerp(plain_C / scaling.factor, plain_C, share_C.clamp(0.0, 1.0))
+
+
+def turns(shape: LlamaShape, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """[.., C, 2]: cosine and sine of each angle, for activations of this dtype: in at least fp32.
+
+    Angles are made in fp64: at position 100,000 those of fp32 are wrong by 0.004.
+    """
+    angles = positions[..., None] * frequencies(shape).to(positions.device)
+    return torch.stack([angles.cos(), angles.sin()], -1).to(torch.promote_types(dtype, torch.float32))
+
+
+def turn(qkv_BTGEK: Tensor, turns_TC2: Tensor) -> Tensor:
+    """Queries and keys turned, values as they are.
+
+    Channels 2c and 2c + 1 are a pair, as in RoFormer and in Meta's code. (transformers pairs c with c + head_dim / 2:
+    rows of its matrices are in another order.) In at least fp32, rounded once.
+
+    Args:
+        qkv_BTGEK: group by group, of each its queries, then keys, then values.
+        turns_TC2: of their positions; or of each sample's, [B, T, C, 2].
+    """
+    if torch.compiler.is_compiling():
+        qk_BTGRK, v_BTG1K = qkv_BTGEK[..., :-1, :], qkv_BTGEK[..., -1:, :]
+        return torch.cat([_turned_real(qk_BTGRK, turns_TC2), v_BTG1K], -2)
+    turned_BTGEK: Tensor = Turn.apply(qkv_BTGEK, turns_TC2)  # type: ignore[no-untyped-call]
+    return turned_BTGEK
+
+
+class Turn(torch.autograd.Function):
+    """See `turn`. The product of two complex numbers; its gradient is turned back."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv_BTGEK: Tensor, turns_TC2: Tensor) -> Tensor:
+        """See `turn`."""
+        ctx.save_for_backward(turns_TC2)
+        return _turned(qkv_BTGEK, torch.view_as_complex(turns_TC2))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_BTGEK: Tensor) -> tuple[Tensor, None]:
+        """The gradient of qkv."""
+        (turns_TC2,) = ctx.saved_tensors
+        return _turned(d_BTGEK, torch.view_as_complex(turns_TC2).conj()), None
+
+
+def _turned(qkv_BTGEK: Tensor, turns_TC: Tensor) -> Tensor:
+    wide = turns_TC.real.dtype
+    turns_T11C = turns_TC[..., None, None, :]
+    qk_BTGRK, out_BTGEK = qkv_BTGEK[..., :-1, :], torch.empty_like(qkv_BTGEK, memory_format=torch.contiguous_format)
+    out_BTGEK[..., -1, :] = qkv_BTGEK[..., -1, :]
+    if qkv_BTGEK.dtype == wide:
+        torch.mul(_complex(qk_BTGRK), turns_T11C, out=_complex(out_BTGEK[..., :-1, :]))
+    else:
+        product_BTGRC = _complex(qk_BTGRK.to(wide)).mul_(turns_T11C)
+        out_BTGEK[..., :-1, :] = torch.view_as_real(product_BTGRC).flatten(-2)
+    return out_BTGEK
+
+
+def _complex(x_K: Tensor) -> Tensor:
+    return torch.view_as_complex(x_K.view(*x_K.shape[:-1], -1, 2))
+
+
+def _turned_real(x_BTGRK: Tensor, turns_TC2: Tensor) -> Tensor:
+    """The same in real numbers: torch's compiler has no code for complex ones."""
+    cosine_T11C, sine_T11C = turns_TC2[..., None, None, :, :].unbind(-1)
+    a, b = x_BTGRK.to(turns_TC2.dtype).view(*x_BTGRK.shape[:-1], -1, 2).unbind(-1)
+    pairs = torch.stack([a * cosine_T11C - b * sine_T11C, a * sine_T11C + b * cosine_T11C], -1)
+    return pairs.flatten(-2).to(x_BTGRK.dtype)

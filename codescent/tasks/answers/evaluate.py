@@ -1,0 +1,79 @@
+"""In: prepared windows of questions, who gives their logits. Out: an answer to each question, and how good they are.
+Does not load a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codescent.base.errors import UserError
+from codescent.data.samples import Samples
+from codescent.tasks.answers.decode import Candidate, Decoding, Logits, best_spans, candidates
+from codescent.tasks.answers.source import QuestionSource
+from codescent.tasks.answers.squad import Questions
+from codescent.tasks.answers.squad_metrics import Score, score
+from codescent.tasks.answers.windows import Rows
+
+LogitsOf = Callable[[Samples], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+"""The logits of n samples: for each position, that the answer begins there, and that it ends there: [n, max_length]."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model answers.
+
+    Attributes:
+        predictions: the best text of each question, by its id.
+        n_best: the best texts of each, by its id.
+        score: exact match and F1.
+    """
+
+    predictions: dict[str, str]
+    n_best: dict[str, list[Candidate]]
+    score: Score
+
+
+def evaluate_questions(
+    logits_of: LogitsOf,
+    source: QuestionSource,
+    questions: Questions,
+    *,
+    batch_size: int = 32,
+    decoding: Decoding | None = None,
+) -> Evaluation:
+    """Answer every question and score the answers.
+
+    Args:
+        logits_of: the model; is given `batch_size` windows at a time, the last time less.
+        source: a validation split.
+        questions: those that it was made of (`QuestionDataset.questions`).
+        batch_size: windows at a time.
+        decoding: how answers are read off; None: as BERT does.
+
+    Raises:
+        UserError: logits that are not finite.
+    """
+    decoding = decoding or Decoding()
+    n_best: dict[str, list[Candidate]] = {}
+    windows = _windows(logits_of, source, batch_size)
+    for number, rows in groupby(windows, key=lambda window: int(window[0]["question"])):
+        question = questions.questions[number]
+        spans = [best_spans(row, starts, ends, decoding) for row, starts, ends in rows]
+        n_best[question.id] = candidates(question.context, spans, decoding)
+    predictions = {name: found[0].text for name, found in n_best.items()}
+    return Evaluation(predictions, n_best, score(questions.questions, predictions))
+
+
+def _windows(logits_of: LogitsOf, source: QuestionSource, batch_size: int) -> Iterator[tuple[Rows, Logits, Logits]]:
+    """Every window of the split in its order, with its logits."""
+    for first in range(0, source.num_samples, batch_size):
+        numbers = np.arange(first, min(first + batch_size, source.num_samples))
+        starts, ends = (np.asarray(logits, np.float64) for logits in logits_of(source.read(numbers)))
+        if not (np.isfinite(starts).all() and np.isfinite(ends).all()):
+            raise UserError(f"the model's logits of validation windows {first} to {numbers[-1]} are not finite")
+        yield from zip(source.rows[numbers], starts, ends, strict=True)

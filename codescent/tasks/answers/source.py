@@ -1,0 +1,162 @@
+"""In: a folder of prepared question windows. Out: its samples by number, memory-mapped, and the questions themselves.
+Does not prepare them (question_prepare.py does) and does not order them (loader.py does)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from codescent.base.errors import UserError
+from codescent.data.described import described, fingerprint_of, is_described
+from codescent.data.samples import Numbers, Samples, in_range
+from codescent.data.text.request import TOKENIZER
+from codescent.tasks.answers.squad import Questions, read_questions
+from codescent.tasks.answers.windows import Rows, WindowSizes, segments_of
+
+FORMAT = "codescent questions 1"
+QUESTIONS = "validation.json"
+SPLITS = ("train", "validation")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True)  # other fields are there for people
+
+
+class _Tokenizer(_Part):
+    kind: str
+    vocab_size: Annotated[int, Field(ge=1)]
+
+
+class _Split(_Part):
+    questions: int
+    windows: int
+    with_answer: int
+    misplaced: list[str]
+    without_tokens: list[str]
+
+
+class _Splits(_Part):
+    train: _Split
+    validation: _Split
+
+
+class _Description(_Part):
+    format: Literal["codescent questions 1"]
+    request: dict[str, Any]
+    tokenizer: _Tokenizer
+    sizes: dict[str, int]
+    splits: _Splits
+    files: dict[str, str]  # name -> sha256
+
+
+class QuestionSource:
+    """The windows of one split; each has one loss, that of where its answer begins and ends.
+
+    Attributes:
+        rows: the windows as they were made, of the dtype of `WindowSizes.dtype`.
+    """
+
+    def __init__(self, name: str, rows: Rows) -> None:
+        self.name = name
+        self.rows = rows
+        self.num_samples = len(rows)
+        self.losses_per_sample: int | None = 1
+
+    def read(self, numbers: Numbers) -> Samples:
+        """inputs int64 [n, max_length], targets int64 [n, 2], beside them `segments_BT` and `lengths_B`.
+
+        Raises:
+            IndexError: no such sample.
+        """
+        numbers = in_range(numbers, self.num_samples, self.name)
+        rows = self.rows[numbers]
+        beside = {"segments_BT": segments_of(rows), "lengths_B": rows["length"].astype(np.int64)}
+        return Samples(rows["tokens"].astype(np.int64), rows["targets"].astype(np.int64), beside)
+
+    def losses(self, numbers: Numbers) -> Numbers:
+        """One for each."""
+        return np.ones(len(numbers), np.int64)
+
+
+@dataclass(frozen=True)
+class QuestionDataset:
+    """Prepared questions, open.
+
+    Attributes:
+        seq_len: positions of a window.
+        description: what is known of their making: all of description.json.
+        fingerprint: changes with any byte of the windows.
+    """
+
+    path: Path
+    vocab_size: int
+    seq_len: int
+    train: QuestionSource
+    validation: QuestionSource
+    description: dict[str, Any]
+    fingerprint: str
+
+    @property
+    def tokenizer_text(self) -> str:
+        """The tokenizer as a file holds it, to be kept elsewhere."""
+        return (self.path / TOKENIZER).read_text(encoding="utf-8")
+
+    def source(self, split: str, seq_len: int, num_targets: int) -> QuestionSource:
+        """The windows of a split. `num_targets` are not asked for: something is wanted of each window as a whole.
+
+        Raises:
+            UserError: the windows have another length.
+        """
+        if seq_len != self.seq_len:
+            raise UserError(f"{self.path}: its windows have {self.seq_len} positions, data.seq_len is {seq_len}")
+        return self.train if split == "train" else self.validation
+
+    def questions(self) -> Questions:
+        """The questions of the validation split, with contexts and answers: `validation.rows["question"]` counts them.
+
+        Raises:
+            UserError: their file is not as it was made.
+        """
+        return read_questions(self.path / QUESTIONS)
+
+    def summary(self) -> list[str]:
+        """What there is to say of it in a few lines."""
+        sizes, tokenizer = self.description["sizes"], self.description["tokenizer"]
+        lines = [
+            f"{self.path}: {tokenizer['kind']}, vocabulary of {self.vocab_size:,}; windows of {sizes['max_length']} "
+            f"tokens, {sizes['stride']} apart"
+        ]
+        for name in SPLITS:
+            split = self.description["splits"][name]
+            lines.append(
+                f"{name}: {split['questions']:,} questions, {split['windows']:,} windows, "
+                f"{split['with_answer']:,} with the answer"
+            )
+            for reason, ids in (("not where the file says", "misplaced"), ("of no token", "without_tokens")):
+                if found := split[ids]:
+                    shown = f"{', '.join(found[:3])}{', …' * (len(found) > 3)}"
+                    left_out = "left out" if name == "train" else "no target"
+                    lines.append(f"{name}: {len(found):,} questions with an answer {reason}: {left_out}: {shown}")
+        return lines
+
+
+def is_question_folder(path: Path) -> bool:
+    """Whether a folder says that it holds prepared questions."""
+    return is_described(path, FORMAT)
+
+
+def open_questions(path: Path) -> QuestionDataset:
+    """Open prepared questions; every byte of them is compared with its sha256.
+
+    Raises:
+        UserError: no prepared questions there, or all that is damaged.
+    """
+    description = described(path, _Description, "prepared questions")
+    fingerprint = fingerprint_of(path, description["files"])
+    sources = [QuestionSource(name, np.load(path / f"{name}.npy", mmap_mode="r")) for name in SPLITS]
+    vocab_size, sizes = description["tokenizer"]["vocab_size"], WindowSizes(**description["sizes"])
+    return QuestionDataset(path, vocab_size, sizes.max_length, sources[0], sources[1], description, fingerprint)

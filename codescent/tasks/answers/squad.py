@@ -1,0 +1,215 @@
+"""In: a file of SQuAD v1.1's form. Out: its questions, or every place where it is not of that form and what would be.
+Does not tokenise (windows.py does) and does not score (evaluate/ does)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codescent.base.errors import UserError
+
+VERSION = "1.1"
+MAX_PROBLEMS = 20
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A right answer: its text, and the character of the context where it begins."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a context; the first answer is the one that a model is trained on."""
+
+    id: str
+    text: str
+    context: str
+    title: str
+    answers: tuple[Answer, ...]
+
+    def span(self) -> tuple[int, int] | None:
+        """Characters [begin, end) of the first answer, without white space around it; None where it is not there.
+
+        White space may be spelt differently in the answer and in the context, as in BERT's reading of the file.
+        """
+        answer = self.answers[0]
+        found = self.context[answer.start : answer.start + len(answer.text)]
+        if found.split() != answer.text.split():
+            return None
+        begin = answer.start + len(found) - len(found.lstrip())
+        return begin, begin + len(found.strip())
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The questions of a file.
+
+    Attributes:
+        path: the file.
+        sha256: of its bytes.
+        questions: in the file's order.
+    """
+
+    path: Path
+    sha256: str
+    questions: tuple[Question, ...]
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def misplaced(self) -> list[str]:
+        """Ids of questions whose first answer is not where the file says: not trained on, as in BERT's script."""
+        return [question.id for question in self.questions if question.span() is None]
+
+    def first(self, count: int | None) -> Questions:
+        """So many of them; None: all."""
+        return Questions(self.path, self.sha256, self.questions[:count])
+
+
+def read_questions(path: Path) -> Questions:
+    """Read a file of the form {"version": "1.1", "data": [{"title", "paragraphs": [{"context", "qas": [{"id",
+    "question", "answers": [{"text", "answer_start"}]}]}]}]}. Other keys may be there; the version and titles may not.
+
+    Raises:
+        UserError: cannot be read, not JSON, or all (the first twenty) places that are not of this form.
+    """
+    content, data = load_json(path)
+    problems: list[str] = []
+    found = tuple(_questions(data, problems))
+    twice = _doubles(question.id for question in found)
+    problems += [f"id {name!r}: of more than one question: a prediction would be for all of them" for name in twice]
+    if not found and not problems:
+        problems.append("data: no questions")
+    if problems:
+        raise UserError(*told(path, problems))
+    return Questions(path, hashlib.sha256(content).hexdigest(), found)
+
+
+def write_questions(questions: Iterable[Question]) -> str:
+    """The same form again, as text: questions in their order, those about one context together."""
+    articles: list[dict[str, Any]] = []
+    for question in questions:
+        if not articles or articles[-1]["title"] != question.title:
+            articles.append({"title": question.title, "paragraphs": []})
+        paragraphs = articles[-1]["paragraphs"]
+        if not paragraphs or paragraphs[-1]["context"] != question.context:
+            paragraphs.append({"context": question.context, "qas": []})
+        answers = [{"answer_start": answer.start, "text": answer.text} for answer in question.answers]
+        paragraphs[-1]["qas"].append({"answers": answers, "question": question.text, "id": question.id})
+    return json.dumps({"data": articles, "version": VERSION})
+
+
+def load_json(path: Path, pairs: Any = None) -> tuple[bytes, Any]:
+    """A file's bytes, and the JSON value that they are.
+
+    Args:
+        path: the file.
+        pairs: what makes an object of its pairs (json's `object_pairs_hook`).
+
+    Raises:
+        UserError: cannot be read, or where it is not JSON.
+    """
+    try:
+        content = path.read_bytes()
+        return content, json.loads(content.decode("utf-8-sig"), object_pairs_hook=pairs)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text: byte {error.object[error.start]:#x} at {error.start}") from error
+    except json.JSONDecodeError as error:
+        cut = ": cut short?" if error.pos >= len(error.doc.rstrip()) or "Unterminated" in error.msg else ""
+        raise UserError(f"{path}: not JSON: {error}{cut}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; thousands of brackets
+        raise UserError(f"{path}: not JSON that can be read: {error}") from error
+
+
+def told(path: Path, problems: list[str]) -> list[str]:
+    """The first problems of a file with its name, and how many more there are."""
+    more = [f"{len(problems) - MAX_PROBLEMS} more problems"] if len(problems) > MAX_PROBLEMS else []
+    return [f"{path}: {problem}" for problem in problems[:MAX_PROBLEMS] + more]
+
+
+def _questions(data: Any, problems: list[str]) -> Iterator[Question]:
+    """What is of the right form; what is not is added to `problems`."""
+    if not isinstance(data, dict):
+        problems.append(f'a JSON object with the keys "version" and "data" is needed, found {_kind(data)}')
+        return
+    version = data.get("version", VERSION)
+    if str(version) != VERSION:
+        problems.append(f'version: {version!r}: "{VERSION}" is needed (2.0 has questions without an answer)')
+    for article, where in _objects(data, "data", "", problems):
+        title = article.get("title", "")
+        for paragraph, place in _objects(article, "paragraphs", where, problems):
+            context = _string(paragraph, "context", place, problems)
+            for question, here in _objects(paragraph, "qas", place, problems):
+                name = _string(question, "id", here, problems)
+                text = _string(question, "question", here, problems, may_be_empty=True)
+                answers = tuple(_answers(question, here, problems))
+                if context is not None and name is not None and text is not None and answers:
+                    yield Question(name, text, context, str(title), answers)
+
+
+def _answers(question: dict[str, Any], where: str, problems: list[str]) -> Iterator[Answer]:
+    found = False
+    for answer, place in _objects(question, "answers", where, problems):
+        found = True
+        text = _string(answer, "text", place, problems)
+        start = answer.get("answer_start")
+        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
+            what = "missing" if "answer_start" not in answer else f"{start!r:.40}"
+            problems.append(f"{place}.answer_start: {what}: the number of the answer's first character is needed")
+        elif text is not None:
+            yield Answer(text, start)
+    if not found and question.get("answers") == []:
+        problems.append(f"{where}.answers: empty: SQuAD {VERSION} has an answer to every question")
+
+
+def _objects(parent: dict[str, Any], key: str, where: str, problems: list[str]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The objects of the list under a key, each with its place in words."""
+    place = f"{where}.{key}" if where else key
+    if key not in parent:
+        problems.append(f"{place}: missing: a list is needed")
+        return
+    if not isinstance(parent[key], list):
+        problems.append(f"{place}: {_kind(parent[key])}: a list is needed")
+        return
+    for number, child in enumerate(parent[key]):
+        if isinstance(child, dict):
+            yield child, f"{place}[{number}]"
+        else:
+            problems.append(f"{place}[{number}]: {_kind(child)}: an object is needed")
+
+
+def _string(
+    parent: dict[str, Any], key: str, where: str, problems: list[str], *, may_be_empty: bool = False
+) -> str | None:
+    value = parent.get(key)
+    if isinstance(value, str) and (value.strip() or may_be_empty) and not _SURROGATE.search(value):
+        return value
+    if not isinstance(value, str):
+        what = "missing" if key not in parent else _kind(value)
+    else:
+        what = "half of a surrogate pair, which is no character" if value.strip() else "empty"
+    problems.append(f"{where}.{key}: {what}: text is needed")
+    return None
+
+
+def _doubles(names: Iterable[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+    return [name for name, count in seen.items() if count > 1]
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return names.get(type(value), "null")

@@ -1,0 +1,181 @@
+"""In: questions about contexts, WordPiece. Out: windows: [CLS] question [SEP] part of the context [SEP], and targets.
+Does not read or write files (squad.py and question_source.py do)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from codescent.base.errors import UserError
+from codescent.data.tokenizers.wordpiece import Pieces, WordPiece
+from codescent.tasks.answers.squad import Question
+
+Rows = npt.NDArray[Any]  # of the dtype of `WindowSizes.dtype`
+QUESTIONS_AT_ONCE = 512
+CONTROLS = 3  # [CLS], [SEP], [SEP]
+
+
+KEYS = {"max_length": "data.seq_len", "stride": "data.stride", "max_question": "data.question_len"}
+"""What a config calls the sizes."""
+
+
+@dataclass(frozen=True)
+class WindowSizes:
+    """How contexts are cut; the defaults are those of BERT (Devlin et al. 2018, run_squad.py).
+
+    Attributes:
+        max_length: tokens of a window.
+        stride: tokens from the begin of a window to that of the next one of the same context.
+        max_question: a longer question is cut after so many tokens.
+    """
+
+    max_length: int = 384
+    stride: int = 128
+    max_question: int = 64
+
+    def problems(self) -> list[str]:
+        """All that is wrong with them."""
+        found = [f"{KEYS[name]}: {size} is not a number of tokens" for name, size in asdict(self).items() if size < 1]
+        if not found and self.max_length < self.max_question + CONTROLS + 1:
+            found.append(
+                f"data.seq_len: {self.max_length} leaves no room for a context beside a question of "
+                f"data.question_len = {self.max_question} tokens and {CONTROLS} control tokens; nearest that would do: "
+                f"{self.max_question + CONTROLS + 1}"
+            )
+        return found
+
+    def dtype(self, vocab_size: int, *, with_text: bool) -> np.dtype[Any]:
+        """A window as a row.
+
+        tokens [max_length], padded; length: how many are not padding; context: the first that is not question;
+        targets [2]: first and last token of the answer, both 0 ([CLS]) where it is not wholly in the window; question:
+        its number. With text: characters [max_length, 2], which of the context [begin, end) each token stands for; and
+        chosen [max_length]: the token is in its best window (most context on its shorter side).
+        """
+        token = "<u2" if vocab_size <= 1 << 16 else "<u4"
+        fields: list[tuple[Any, ...]] = [("tokens", token, (self.max_length,)), ("length", "<i4"), ("context", "<i4")]
+        fields += [("targets", "<i4", (2,)), ("question", "<i4")]
+        if with_text:
+            fields += [("characters", "<i4", (self.max_length, 2)), ("chosen", "?", (self.max_length,))]
+        return np.dtype(fields)
+
+
+class Cut(NamedTuple):
+    """The windows of some questions, and the ids of those that are not trained on, by the reason."""
+
+    rows: Rows
+    characters: int
+    misplaced: list[str]
+    without_tokens: list[str]
+
+
+def make_windows(
+    questions: Sequence[Question], tokenizer: WordPiece, sizes: WindowSizes, *, training: bool
+) -> Iterator[Cut]:
+    """The windows of questions, some questions at a time; a question's windows follow one another.
+
+    Args:
+        questions: of one file.
+        tokenizer: BERT's.
+        sizes: how contexts are cut.
+        training: leave out questions whose answer is not at the place that the file says, or has no token (they are
+            told), and what only reading an answer off a window needs. Else every question has windows.
+
+    Raises:
+        UserError: sizes that leave no room.
+    """
+    if problems := sizes.problems():
+        raise UserError(*problems)
+    dtype = sizes.dtype(tokenizer.vocab_size, with_text=not training)
+    numbered = enumerate(questions)
+    contexts: dict[str, Pieces] = {}
+    while batch := list(islice(numbered, QUESTIONS_AT_ONCE)):
+        new = list({question.context: None for _, question in batch if question.context not in contexts})
+        wanted = {question.context for _, question in batch}
+        contexts = {text: pieces for text, pieces in contexts.items() if text in wanted}
+        contexts |= dict(zip(new, tokenizer.pieces(new)))
+        asked = tokenizer.pieces([question.text for _, question in batch])
+        made = Cut(np.empty(0, dtype), sum(len(question.context) for _, question in batch), [], [])
+        rows = [made.rows]
+        for (number, question), pieces in zip(batch, asked):
+            context, span = contexts[question.context], question.span()
+            answer = answer_tokens(context, span) if span else None
+            if training and answer is None:
+                (made.without_tokens if span else made.misplaced).append(question.id)
+                continue
+            rows.append(_windows(pieces.ids[: sizes.max_question], context, answer, tokenizer, sizes, dtype))
+            rows[-1]["question"] = number
+        yield made._replace(rows=np.concatenate(rows))
+
+
+def answer_tokens(context: Pieces, span: tuple[int, int]) -> tuple[int, int] | None:
+    """First and last token of the context that have a character of [begin, end); None: none has."""
+    begins, ends = context.characters[:, 0], context.characters[:, 1]
+    touching = np.flatnonzero((begins < span[1]) & (ends > span[0]))
+    return (int(touching[0]), int(touching[-1])) if len(touching) else None
+
+
+def context_spans(num_tokens: int, room: int, stride: int) -> npt.NDArray[np.int64]:
+    """Tokens [begin, end) of the context that each window holds, int64 [windows, 2]; at least one window.
+
+    As BERT cuts: each `stride` tokens (or a window's room, if that is less) after the last, until the end is in one.
+    """
+    step = min(stride, room)
+    count = 1 + max(0, -(-(num_tokens - room) // step))
+    begins = np.arange(count) * step
+    return np.stack([begins, np.minimum(begins + room, num_tokens)], 1)
+
+
+def best_windows(spans: npt.NDArray[np.int64], num_tokens: int) -> npt.NDArray[np.int64]:
+    """Of each token of a context, the window that shows most around it, int64 [num_tokens].
+
+    That is the one in which the shorter of its two sides is longest, then the longest window, then the first
+    (`_check_is_max_context` of BERT's run_squad.py, in its own arithmetic).
+    """
+    place = np.arange(num_tokens)
+    begins, ends = spans[:, :1], spans[:, 1:]
+    sides = np.minimum(place - begins, ends - 1 - place)
+    score = np.where(sides >= 0, sides + 0.01 * (ends - begins), -1.0)
+    best: npt.NDArray[np.int64] = score.argmax(0)
+    return best
+
+
+def segments_of(rows: Rows) -> npt.NDArray[np.int64]:
+    """BERT's segments, int64 [n, max_length]: 1 for the context and the [SEP] behind it, 0 elsewhere."""
+    place = np.arange(rows["tokens"].shape[1])
+    return ((place >= rows["context"][:, None]) & (place < rows["length"][:, None])).astype(np.int64)
+
+
+def _windows(
+    question: npt.NDArray[np.int64],
+    context: Pieces,
+    answer: tuple[int, int] | None,
+    tokenizer: WordPiece,
+    sizes: WindowSizes,
+    dtype: np.dtype[Any],
+) -> Rows:
+    """The windows of one question."""
+    first = len(question) + 2
+    num_tokens = len(context.ids)
+    spans = context_spans(num_tokens, sizes.max_length - first - 1, sizes.stride)
+    best = best_windows(spans, num_tokens) if num_tokens else np.empty(0, np.int64)
+    rows = np.zeros(len(spans), dtype)
+    rows["tokens"] = tokenizer.pad
+    rows["tokens"][:, :first] = [tokenizer.begin, *question, tokenizer.end]
+    rows["context"] = first
+    for number, (begin, end) in enumerate(spans.tolist()):
+        row, behind = rows[number], first + end - begin
+        row["tokens"][first:behind] = context.ids[begin:end]
+        row["tokens"][behind] = tokenizer.end
+        row["length"] = behind + 1
+        if answer and begin <= answer[0] and answer[1] < end:
+            row["targets"] = first + answer[0] - begin, first + answer[1] - begin
+        if "characters" in (dtype.names or ()):
+            row["characters"][first:behind] = context.characters[begin:end]
+            row["chosen"][first:behind] = best[begin:end] == number
+    return rows

@@ -1,0 +1,139 @@
+"""In: a Hugging Face folder, a file of it, or what a run kept. Out: the chat template's text and its special tokens.
+Does not compile or render the template (chat_jinja.py and chat_template.py do)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codescent.base.errors import UserError
+from codescent.tasks.conversations.conversations import HALF, half_a_character
+
+JINJA = "chat_template.jinja"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+SPECIAL_MAP = "special_tokens_map.json"
+DEFAULT = "default"  # which of several templates transformers takes
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+MOST_BYTES, MOST_CHARACTERS = 1 << 26, 1 << 22
+
+
+@dataclass(frozen=True)
+class ChatFiles:
+    """A chat template as files hold it.
+
+    Attributes:
+        name: the file, for messages.
+        text: Jinja.
+        special: of SPECIAL those that files name; None: the model has none such.
+        day: YYYY-MM-DD, what the template takes for today; None: the day on which it is compiled.
+    """
+
+    name: str
+    text: str
+    special: dict[str, str | None]
+    day: str | None = None
+
+    def kept(self) -> dict[str, Any]:
+        """It as JSON data, to be kept with what was made by it."""
+        day = {} if self.day is None else {"day": self.day}
+        return {"template": self.text, "special_tokens": self.special, **day}
+
+    @classmethod
+    def of_kept(cls, name: str, fields: Any) -> ChatFiles:
+        """What `kept` gave. Raises UserError where it did not give that."""
+        match fields:
+            case {"template": str(text), "special_tokens": dict(special)}:
+                return cls(name, text, special, fields.get("day"))
+        raise UserError(f'{name}: damaged: an object with "template" and "special_tokens" is needed')
+
+    def is_same(self, other: ChatFiles) -> bool:
+        """Whether both write the same, on one day."""
+        return (self.text, self.special) == (other.text, other.special)
+
+
+def read_chat_files(path: Path) -> ChatFiles:
+    """The template of a folder, or of a file: JSON that has one under "chat_template", or Jinja.
+
+    In a folder chat_template.jinja comes before tokenizer_config.json, as `transformers` has it. Special tokens are
+    those of the files beside the template, whichever file that is.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    if path.is_dir():
+        found = next((name for name in (JINJA, TOKENIZER_CONFIG) if (path / name).is_file()), None)
+        if found is None:
+            raise UserError(f"data.chat_template: {path}: neither {JINJA} nor {TOKENIZER_CONFIG} is in this folder")
+        path = path / found
+    text, fields = _read(path), _tokens_beside(path.parent)
+    if path.suffix == ".json":
+        own = _fields(path, text)
+        text = _template(path, own.get("chat_template"))
+        fields = fields if path.name == TOKENIZER_CONFIG else fields | own
+    if not text.strip():
+        raise UserError(f"data.chat_template: {path}: empty: a Jinja template is needed")
+    if len(text) > MOST_CHARACTERS:
+        raise UserError(f"data.chat_template: {path}: a template of {len(text):,} characters: 4 million at the most")
+    special = _special(fields)
+    halves = [name for name, it in {"the template": text, **special}.items() if half_a_character(it)]
+    if halves:
+        raise UserError(f"data.chat_template: {path}: {', '.join(halves)}: {HALF}")
+    return ChatFiles(str(path), text, special)
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UserError(f"data.chat_template: {path}: larger than 64 MiB, which no file with a template is")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"data.chat_template: {path}: cannot be read: {error.strerror}: give a folder with {JINJA} or "
+            f"{TOKENIZER_CONFIG}, or one of these files"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"data.chat_template: {path}: not UTF-8 text: byte {error.start}") from error
+
+
+def _fields(path: Path, text: str) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"data.chat_template: {path}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise UserError(f"data.chat_template: {path}: a JSON object is needed, found {type(config).__name__}")
+    return config
+
+
+def _template(path: Path, value: Any) -> str:
+    """The template under "chat_template": a text, or the default one of a list of names and texts."""
+    if isinstance(value, list):
+        named = {it.get("name"): it.get("template") for it in value if isinstance(it, dict)}
+        value = named.get(DEFAULT)
+        if not isinstance(value, str):
+            names = ", ".join(map(str, named)) or "none"
+            raise UserError(
+                f'data.chat_template: {path}: none of its chat templates is called "{DEFAULT}" (there is: {names}); '
+                "write the wanted one into a file of its own"
+            )
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f'data.chat_template: {path}: no template under "chat_template"')
+    return value
+
+
+def _tokens_beside(folder: Path) -> dict[str, Any]:
+    """What the files of a folder say of special tokens; the older of the two is heeded as `transformers` does."""
+    config, older = (
+        _fields(path, _read(path)) if path.is_file() else {}
+        for path in (folder / TOKENIZER_CONFIG, folder / SPECIAL_MAP)
+    )
+    return config if "added_tokens_decoder" in config else config | older
+
+
+def _special(fields: dict[str, Any]) -> dict[str, str | None]:
+    """Special tokens, each a text or an object with its text; null: there is none."""
+    values = {name: fields[name] for name in SPECIAL if name in fields}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
+    return {name: text for name, text in texts.items() if text is None or isinstance(text, str)}

@@ -1,0 +1,138 @@
+"""In: the text of a chat template. Out: it compiled, in a sandbox with the functions that `transformers` gives it.
+Does not read files (chat_files.py does) and knows no conversation (chat_template.py does)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import date, datetime, time
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from codescent.base.errors import UserError
+from codescent.tasks.conversations.chat_files import ChatFiles
+
+TAGS = "{% generation %} … {% endgeneration %}"
+MARKED = "codescent_marks"  # a variable that is set while the marks of TAGS are wanted
+BEGIN, END = "\ufdd0", "\ufdd1"  # such marks: code points that Unicode promises never to make characters
+NOW = "strftime_now"
+MOST_WRITTEN = 1 << 26
+
+
+def compiled(files: ChatFiles) -> tuple[Template, set[str], date | None]:
+    """A template, the names of what it asks to be given, and what it takes for today if it asks that (`ChatFiles.day`).
+
+    A day has no hours: it is midnight, so that the texts of one day do not differ.
+
+    Raises:
+        UserError: it is no Jinja.
+    """
+    where = f"data.chat_template: {files.name}"
+    day = date.today() if files.day is None else date.fromisoformat(files.day)
+    environment = _environment(datetime.combine(day, time()).strftime)
+    try:
+        parsed = environment.parse(files.text)
+        asked = meta.find_undeclared_variables(parsed)
+        is_dated = any(node.name == NOW for node in parsed.find_all(nodes.Name))
+        return environment.from_string(files.text), asked, day if is_dated else None
+    except TemplateSyntaxError as error:
+        raise UserError(f"{where}: line {error.lineno} of the template: {error.message}") from error
+    except Exception as error:  # Jinja computes constants, and what it makes may be nested too deep for Python
+        raise UserError(f"{where}: cannot be compiled: {type(error).__name__}: {error}") from error
+
+
+def written(template: Template, name: str, variables: dict[str, Any]) -> str:
+    """What a template writes. Raises UserError: it refuses, in its own words; or it writes without end."""
+    pieces, length = [], 0
+    try:
+        for piece in template.generate(**variables):
+            pieces.append(piece)
+            length += len(piece)
+            if length > MOST_WRITTEN:
+                raise UserError(f"{name}: writes more than {MOST_WRITTEN:,} characters of one conversation")
+    except UserError:
+        raise
+    except TemplateError as error:
+        raise UserError(f"{name}: {error.message}") from error
+    except Exception as error:  # whatever an expression of the template raises
+        raise UserError(f"{name}: {type(error).__name__}: {error}") from error
+    return "".join(pieces)
+
+
+class _Generation(Extension):
+    """The tag by which templates say themselves what the assistant says, as `transformers` has it."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The block: its text, between marks where these are wanted."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_around", [nodes.Name(MARKED, "load")])
+        return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _around(self, marked: Any, caller: Macro) -> str:
+        text: str = caller()
+        return f"{BEGIN}{text}{END}" if marked else text
+
+
+class _Dict:
+    """What a template calls dict: without the type's methods, by which it could change what it was given."""
+
+    def __call__(self, *args: Any, **fields: Any) -> dict[Any, Any]:
+        return dict(*args, **fields)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        """As that of dict."""
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """What a template calls namespace: no names that mean something to Python."""
+
+    def __init__(*args: Any, **fields: Any) -> None:  # a field may be called self
+        self, *rest = args
+        attributes = dict(*rest, **fields)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a field of a namespace may not begin with an underscore: {name!r}")
+
+
+def _environment(strftime_now: Callable[[str], str]) -> ImmutableSandboxedEnvironment:
+    """Jinja as `transformers` has it: nothing that a template says can reach beyond its text."""
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )  # Jinja's own is for HTML
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals[NOW] = strftime_now
+    environment.globals["dict"] = _Dict()
+    environment.globals["namespace"] = _Namespace
+    return environment

@@ -1,0 +1,186 @@
+"""In: a chat template, a conversation. Out: its text as `transformers` writes it; which characters the assistant says.
+Does not look for the template (chat_files.py does) and does not make tokens (chat_tokens.py does)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from codescent.base.errors import UserError
+from codescent.tasks.conversations.chat_files import SPECIAL, SPECIAL_MAP, TOKENIZER_CONFIG, ChatFiles, read_chat_files
+from codescent.tasks.conversations.chat_jinja import BEGIN, END, MARKED, TAGS, compiled, written
+from codescent.tasks.conversations.conversations import ASSISTANT, HALF, USER, Message, half_a_character, texts_of
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""What a message calls its reasoning: by the first name templates ask for it, but gpt-oss by the second."""
+
+
+class Written(NamedTuple):
+    """A conversation's text, and the characters [begin, end) of each turn that the assistant says."""
+
+    text: str
+    turns: list[tuple[int, int]]
+
+
+class ChatTemplate:
+    """A chat template, compiled.
+
+    Rendered with the options, functions and variables of `transformers`' `apply_chat_template(tokenize=False)`, on one
+    day, so that two renderings of a conversation do not differ by it.
+
+    Args:
+        files: the template and its special tokens.
+
+    Attributes:
+        name: the file, for messages.
+        special: the special tokens that the template asks for, by name, where the model has them.
+        asks_for_end: whether the eos_token is among what it asks for.
+        files: the template as it is kept with what is made by it; with its day if its texts depend on that.
+
+    Raises:
+        UserError: it is no Jinja, or it asks for special tokens that no file tells.
+    """
+
+    def __init__(self, files: ChatFiles) -> None:
+        self.name = files.name
+        self._template, asked, day = compiled(files)
+        self._tagged = MARKED in asked
+        self.asks_for_end = "eos_token" in asked
+        if unknown := [name for name in SPECIAL if name in asked and name not in files.special]:
+            raise UserError(
+                f"data.chat_template: {files.name}: it asks for {', '.join(unknown)}, and neither {TOKENIZER_CONFIG} "
+                f"nor {SPECIAL_MAP} beside it tells that; add it there (null: the model has none), or write the token "
+                "itself"
+            )
+        named = {name: text for name, text in files.special.items() if text is not None}
+        self._variables = {"tools": None, "documents": None, **named}
+        self.special = {name: text for name, text in named.items() if name in asked}
+        self.files = replace(files, day=None if day is None else day.isoformat())
+
+    @classmethod
+    def read(cls, path: Path) -> ChatTemplate:
+        """That of a folder or a file. Raises UserError as `read_chat_files` and the class do."""
+        return cls(read_chat_files(path))
+
+    def render(self, messages: Sequence[Message], *, ask: bool = False, marked: bool = False) -> str:
+        """The text of messages.
+
+        Args:
+            messages: of a conversation, the first ones or all.
+            ask: with the beginning of the assistant's next turn (`add_generation_prompt`).
+            marked: with BEGIN and END around what the template tags as the assistant's.
+
+        Raises:
+            UserError: the template refuses them, in its own words.
+        """
+        marks = {MARKED: True} if marked else {}
+        try:
+            plain = _plain(messages)
+        except RecursionError as error:
+            raise UserError("what is in a message is nested too deep") from error
+        variables = {"messages": plain, "add_generation_prompt": ask, **self._variables, **marks}
+        text = written(self._template, self.name, variables)
+        if half_a_character(text):
+            raise UserError(f"{self.name}: what it writes {HALF}")
+        return text
+
+    def write(self, messages: Sequence[Message], controls: tuple[str, ...]) -> Written:
+        """The text of a conversation, and what of it the assistant says: what the template tags so; without tags of
+        each turn the words and what ends it, which is whatever stands behind the beginning that asks for the turn.
+
+        Args:
+            messages: all of them.
+            controls: texts of the tokenizer's control tokens; white space behind one that ends a turn is not said.
+
+        Raises:
+            UserError: the template refuses the conversation, or the assistant's turns cannot be told from the rest.
+        """
+        text = self.render(messages)
+        if self._tagged:
+            return Written(text, self._tagged_turns(messages, text))
+        turns = []
+        for number, message in enumerate(messages):
+            if message["role"] == ASSISTANT:
+                begin, end = self._turn(messages, number, text)
+                said = text[begin:end].rstrip()
+                turns.append((begin, begin + len(said) if said.endswith(controls) else end))
+        return Written(text, turns)
+
+    def ask(self, prompt: str) -> str:
+        """The text with which a user asks, up to where the assistant begins to answer."""
+        return self.render([{"role": USER, "content": prompt}], ask=True)
+
+    def _tagged_turns(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
+        """Which characters of a conversation's text are within TAGS."""
+        if any(mark in it for it in texts_of(list(messages)) for mark in (BEGIN, END)):
+            raise UserError(f"the conversation has {BEGIN!r} or {END!r} in it, which mark what is in {TAGS}")
+        found = list(_unmarked(self.render(messages, marked=True), text, self.name))
+        if not found:
+            raise UserError(f"{self.name}: of this conversation it writes nothing in {TAGS}")
+        return found
+
+    def _turn(self, messages: Sequence[Message], number: int, text: str) -> tuple[int, int]:
+        """Which characters of a conversation's text belong to one turn of the assistant and follow its beginning."""
+        turn = f"message {number + 1}, the assistant's"
+        try:
+            before, asked = self.render(messages[:number]), self.render(messages[:number], ask=True)
+            told = text if number + 1 == len(messages) else self.render(messages[: number + 1])
+        except UserError as error:
+            raise UserError(
+                f"{turn}: where it begins and ends is found by writing what stands before it alone: {error}: {_tag()}"
+            ) from error
+        if text.startswith(told) and not told.startswith(asked):
+            raise UserError(
+                f"{turn}: {self.name} asks for it with {asked.removeprefix(before)!r}, and writes it without that, so "
+                f"that it cannot be told from the rest: {_tag()}"
+            )
+        if not text.startswith(told):
+            raise UserError(
+                f"{turn}: {self.name} writes the messages up to it otherwise when others follow, so that it cannot be "
+                f"told from the rest: {_tag()}"
+            )
+        if asked == before and not self._needs_no_asking(messages[: number + 1], told, told[len(asked) :]):
+            raise UserError(
+                f"{turn}: {self.name} does not heed add_generation_prompt, so that the turn's words cannot be told "
+                f"from the beginning of one: {_tag()}"
+            )
+        return len(asked), len(told)
+
+    def _needs_no_asking(self, messages: Sequence[Message], told: str, turn: str) -> bool:
+        """Whether a template without add_generation_prompt begins the last turn of messages with its words, and does
+        not end it with the beginning of the next: that would be gone where the user goes on."""
+        goes_on = self.render([*messages, {"role": USER, "content": "?"}])
+        return turn.lstrip().startswith(messages[-1]["content"].strip()) and goes_on.startswith(told)
+
+
+def _plain(messages: Sequence[Message]) -> list[Message]:
+    """Copies of messages as `transformers` hands them over; what a template does to them stays with it."""
+    found = []
+    for message in messages:
+        plain = {key: value for key, value in message.items() if value is not None}
+        thought = next((plain[key] for key in REASONING if key in plain), None)
+        aliases = ({}, {}) if thought is None else ({"thinking": thought}, {"reasoning_content": thought})
+        found.append(deepcopy({**aliases[0], **plain, **aliases[1]}))
+    return found
+
+
+def _unmarked(marked: str, text: str, name: str) -> Iterator[tuple[int, int]]:
+    """Where the parts between marks are in the text without them."""
+    pieces, marks = re.split(f"[{BEGIN}{END}]", marked), re.findall(f"[{BEGIN}{END}]", marked)
+    if "".join(pieces) != text:
+        raise UserError(f"{name}: what it writes in {TAGS} it goes on to change, so that its place is not to be found")
+    if marks != [BEGIN, END] * (len(marks) // 2):
+        raise UserError(f"{name}: {TAGS} within {TAGS}, or cut in two: take the inner ones away")
+    at = 0
+    for number, piece in enumerate(pieces):
+        if number % 2 and piece:
+            yield at, at + len(piece)
+        at += len(piece)
+
+
+def _tag() -> str:
+    return f"put {TAGS} around the assistant's words in a copy of the template"

@@ -1,0 +1,195 @@
+"""In: a file of JSON lines. Out: its conversations, every line checked; a prompt and its response are one of two turns.
+Does not know how a conversation is written as text (chat_template.py and response_prepare.py do)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codescent.base.errors import UserError
+
+USER, ASSISTANT = "user", "assistant"
+ROLES = ("system", USER, ASSISTANT)
+MOST_PROBLEMS = 20
+TURNS, PAIR = "messages", "a prompt and a response"
+HALF = "holds half of a surrogate pair, which is no character"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+Message = dict[str, Any]
+"""A role, a content, and whatever else a template may ask for."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What the parts of a line are called."""
+
+    prompt: str = "prompt"
+    response: str = "response"
+    messages: str = "messages"
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A line's messages, and where it stands: "FILE:LINE"."""
+
+    where: str
+    messages: tuple[Message, ...]
+
+
+def half_a_character(value: Any) -> bool:
+    """Whether a text has half of a surrogate pair; or any text in a JSON value, keys too."""
+    return any(_SURROGATE.search(text) for text in texts_of(value))
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Every text in a JSON value, keys too, however deep."""
+    left = [value]
+    while left:
+        match left.pop():
+            case str() as text:
+                yield text
+            case list() as items:
+                left += items
+            case dict() as fields:
+                left += [*fields, *fields.values()]
+
+
+class Problems:
+    """What is wrong with lines; of very many the first are told.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._found: list[str] = []
+
+    def add(self, *problems: str) -> None:
+        """One more line that is no example."""
+        self._found += problems
+
+    def refuse(self) -> None:
+        """Raise UserError with them, if there are any."""
+        if more := self._found[MOST_PROBLEMS:]:
+            raise UserError(*self._found[:MOST_PROBLEMS], f"{self.path}: {len(more)} more of such")
+        if self._found:
+            raise UserError(*self._found)
+
+
+def read_conversations(path: Path, keys: Keys, *, with_template: bool) -> list[Conversation]:
+    """The conversations of a file: all of messages, or all of a prompt and a response, as its first line is.
+
+    A line that has messages is taken for these, whatever else is in it; but without a template, for its pair.
+
+    Args:
+        path: a JSON object a line; lines of white space are skipped.
+        keys: what is read of it.
+        with_template: a chat template is given, without which messages cannot be written as text.
+
+    Raises:
+        UserError: the lines that are no conversations, or not of the first one's kind; messages without a template.
+    """
+    problems, found = Problems(path), []
+    first_kind = first_where = ""
+    for where, value in _objects(path, problems):
+        kind = _kind(value, keys, with_template=with_template)
+        if not first_kind:
+            first_kind, first_where = kind, where
+        if kind == TURNS and not with_template:
+            raise UserError(
+                f'{where}: "{keys.messages}": data.chat_template says how messages are written as text: the folder of '
+                "the model that is tuned, its tokenizer_config.json or its chat_template.jinja"
+            )
+        if kind != first_kind:
+            problems.add(
+                f"{where}: {kind}, and the first line has {first_kind} ({first_where}): a file has lines of one kind"
+            )
+        elif wrong := list(_wrong_messages(value, keys) if kind == TURNS else _wrong_pair(value, keys)):
+            problems.add(*(f"{where}: {problem}" for problem in wrong))
+        else:
+            found.append(Conversation(where, _messages(value, keys, kind)))
+    problems.refuse()
+    return found
+
+
+def _objects(path: Path, problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each line stands and the object that it is; what is none goes to the problems."""
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            problems.add(f"{where}: not JSON: {error}")
+            continue
+        if isinstance(value, dict):
+            yield where, value
+        else:
+            problems.add(f"{where}: a JSON object is needed, found {type(value).__name__}")
+
+
+def _kind(value: dict[str, Any], keys: Keys, *, with_template: bool) -> str:
+    has_pair = keys.prompt in value and keys.response in value
+    return TURNS if keys.messages in value and (with_template or not has_pair) else PAIR
+
+
+def _messages(value: dict[str, Any], keys: Keys, kind: str) -> tuple[Message, ...]:
+    if kind == TURNS:
+        return tuple(value[keys.messages])
+    prompt, response = value[keys.prompt], value[keys.response]
+    return {"role": USER, "content": prompt}, {"role": ASSISTANT, "content": response}
+
+
+def _wrong_pair(value: dict[str, Any], keys: Keys) -> Iterator[str]:
+    """Why a line is no prompt with a response; the first reason."""
+    for key in (keys.prompt, keys.response):
+        if not isinstance(value.get(key), str):
+            there = ", ".join(map(str, value)) or "nothing"
+            yield (
+                f'no text under "{key}" (there is: {there}); data.prompt_key and data.response_key say what is read, '
+                "or data.messages_key"
+            )
+            return
+        if half_a_character(value[key]):
+            yield f'"{key}" {HALF}'
+            return
+    if not value[keys.response]:
+        yield "the response is empty"
+
+
+def _wrong_messages(value: dict[str, Any], keys: Keys) -> Iterator[str]:
+    """Why a line is no conversation, each reason."""
+    messages = value[keys.messages]
+    if not isinstance(messages, list):
+        yield f'"{keys.messages}": a list of messages is needed, found {type(messages).__name__}'
+    elif not messages:
+        yield f'"{keys.messages}": the list is empty'
+    else:
+        wrong = [f"message {number}: {why}" for number, it in enumerate(messages, 1) for why in _wrong_message(it)]
+        yield from wrong
+        if not wrong and not any(message["role"] == ASSISTANT for message in messages):
+            yield f'no message of the role "{ASSISTANT}": there is nothing to learn from'
+
+
+def _wrong_message(message: Any) -> Iterator[str]:
+    """Why it is no message; the first reason."""
+    if not isinstance(message, dict):
+        yield f"an object with a role and a content is needed, found {type(message).__name__}"
+        return
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        found = f"the role {json.dumps(role)}" if "role" in message else "no role"
+        yield f"{found}: it must be one of {', '.join(ROLES)}"
+    elif not isinstance(content, str):
+        found = f"is {type(content).__name__}, not text" if "content" in message else "is missing"
+        yield f'the "content" of the role "{role}" {found}'
+    elif halves := [key for key, value in message.items() if half_a_character([key, value])]:
+        yield f"its {', '.join(map(json.dumps, halves))} {HALF}"
+    elif role == ASSISTANT and not content:
+        yield "the assistant says nothing"

@@ -1,0 +1,137 @@
+"""In: a split of BERT's tokens, the length of a sample. Out: its samples with some tokens hidden, and which they were.
+Does not order them (loader.py does) and has no state: what is hidden is computed from seed and number."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codescent.base.errors import UserError
+from codescent.data.samples import Numbers, Samples, in_range
+from codescent.data.text.dataset import Dataset
+from codescent.data.text.request import digest
+from codescent.data.text.split import Split
+from codescent.data.tokenizers.wordpiece import CONTROLS, WordPiece
+
+SHARE = 0.15  # of the tokens are chosen, of these
+MASKED = 0.8  # become [MASK],
+RANDOM = 0.1  # any token of the vocabulary; the rest stays as it is (Devlin et al. 2018, section 3.1)
+MASKINGS = 10  # different choices of each training sample, as BERT's own data had (dupe_factor)
+VERSION = 1  # of how a sample is made of (seed, number): whoever changes it counts on
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+class MaskedSource:
+    """A split cut into [CLS], `seq_len` - 2 tokens, [SEP]; of each so many tokens are hidden and to be told.
+
+    They are exactly K = max(1, round(0.15 (seq_len - 2))), the same number for every sample. Which they are is a
+    function of (seed, number of the sample) alone, as everything that a step reads. So that not the same is hidden in
+    every epoch, each piece of text is there as `maskings` samples, numbered masking * pieces + piece: an epoch goes
+    over the text so many times. BERT's own training data was made like that, and no reader has to know the step.
+
+    Documents' ends in the text ([SEP]) are chosen last, where nothing else is left.
+
+    Args:
+        split: the tokens.
+        tokenizer: that made them.
+        seq_len: positions of a sample.
+        seed: any whole number.
+        maskings: how often each piece of text comes in an epoch, each time with other tokens hidden.
+
+    Raises:
+        UserError: samples too short to hide anything.
+    """
+
+    def __init__(self, split: Split, tokenizer: WordPiece, seq_len: int, seed: int, maskings: int) -> None:
+        self.pieces_len = seq_len - 2
+        if self.pieces_len < 1:
+            raise UserError(f"data.seq_len: {seq_len}: [CLS], text and [SEP] need 3 positions or more")
+        self.name = split.name
+        self.num_pieces = split.num_samples(self.pieces_len)
+        self.num_samples = self.num_pieces * maskings
+        self.num_hidden = max(1, round(SHARE * self.pieces_len))
+        self.losses_per_sample: int | None = self.num_hidden
+        self._split, self._tokenizer = split, tokenizer
+        self._key = int.from_bytes(hashlib.blake2b(f"{seed} {split.name}".encode(), digest_size=8).digest(), "little")
+
+    def read(self, numbers: Numbers) -> Samples:
+        """inputs int64 [n, seq_len]; targets int64 [n, seq_len]: the token that is to be told, -1 elsewhere.
+
+        Raises:
+            UserError: a token outside the vocabulary: which file, at which byte.
+            IndexError: no such sample.
+        """
+        numbers = in_range(numbers, self.num_samples, self.name)
+        text = self._split.read(numbers % max(1, self.num_pieces), self.pieces_len)[:, :-1]
+        draws = _draws(self._key, numbers, self.pieces_len + 2 * self.num_hidden)
+        order, kinds, tokens = np.split(draws, [self.pieces_len, self.pieces_len + self.num_hidden], 1)
+        order = np.where(text == self._tokenizer.end, np.uint64(2**64 - 1), order)
+        chosen = np.argsort(order, 1, kind="stable")[:, : self.num_hidden]
+        told = np.take_along_axis(text, chosen, 1)
+        hidden = _hidden(told, kinds, tokens, self._tokenizer)
+
+        inputs = np.empty((len(numbers), self.pieces_len + 2), np.int64)
+        inputs[:, 0], inputs[:, 1:-1], inputs[:, -1] = self._tokenizer.begin, text, self._tokenizer.end
+        targets = np.full_like(inputs, -1)
+        np.put_along_axis(inputs, chosen + 1, hidden, 1)
+        np.put_along_axis(targets, chosen + 1, told, 1)
+        beside = {"segments_BT": np.zeros_like(inputs), "lengths_B": np.full(len(numbers), inputs.shape[1], np.int64)}
+        return Samples(inputs, targets, beside)
+
+    def losses(self, numbers: Numbers) -> Numbers:
+        """The same for each."""
+        return np.full(len(numbers), self.num_hidden, np.int64)
+
+
+class MaskedDataset:
+    """Token shards whose samples are masked. The fingerprint changes with the tokens, the tokenizer, which says what is
+    hidden by what, and with the way of masking.
+
+    Args:
+        dataset: of BERT's tokens.
+        seed: any whole number.
+
+    Raises:
+        UserError: the dataset's tokenizer is not BERT's.
+    """
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        tokenizer = dataset.tokenizer
+        if not isinstance(tokenizer, WordPiece):
+            raise UserError(
+                f"{dataset.path}: masked language modelling needs a tokenizer with {', '.join(CONTROLS)}: "
+                'data.tokenizer = "bert", "bert-cased", or the JSON file of a WordPiece tokenizer'
+            )
+        self.path, self.vocab_size, self.description = dataset.path, dataset.vocab_size, dataset.description
+        self.tokenizer_text = dataset.tokenizer_text
+        made = ["masked", VERSION, SHARE, MASKED, RANDOM, MASKINGS, self.tokenizer_text, dataset.fingerprint]
+        self.fingerprint = digest(made)
+        self._dataset, self._tokenizer, self._seed = dataset, tokenizer, seed
+
+    def source(self, split: str, seq_len: int, num_targets: int) -> MaskedSource:
+        """The samples of a split; of validation each piece of text comes once. `num_targets` are not asked for."""
+        tokens, maskings = (self._dataset.train, MASKINGS) if split == "train" else (self._dataset.validation, 1)
+        return MaskedSource(tokens, self._tokenizer, seq_len, self._seed, maskings)
+
+
+def _hidden(told: Numbers, kinds: npt.NDArray[Any], tokens: npt.NDArray[Any], tokenizer: WordPiece) -> Numbers:
+    """What the model sees in place of the tokens that are to be told."""
+    kind = (kinds >> np.uint64(11)) * 2.0**-53  # uniform in [0, 1)
+    drawn = ((tokens >> np.uint64(32)) * np.uint64(tokenizer.vocab_size)) >> np.uint64(32)
+    hidden = np.where(kind < MASKED + RANDOM, drawn.astype(np.int64), told)
+    return np.where(kind < MASKED, tokenizer.mask, hidden)
+
+
+def _draws(key: int, numbers: Numbers, count: int) -> npt.NDArray[np.uint64]:
+    """uint64 [n, count], each a function of (key, number, place): SplitMix64 (Steele, Lea and Flood, 2014)."""
+    seeds = _mixed(_mixed(numbers.astype(np.uint64)) ^ np.uint64(key))
+    return _mixed(seeds[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GAMMA)
+
+
+def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    mixed = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,279 @@
+"""In: tensors in memory, in a prepared folder or in a user's file. Out: the dataset, open: samples of both splits.
+Does not read files itself (tensor_files.py does) and writes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from codescent.base.errors import UserError
+from codescent.data.described import AGAIN, described
+from codescent.data.samples import Numbers, Samples, in_range
+from codescent.data.text.request import DESCRIPTION
+from codescent.tasks.tensors.files import SUFFIXES, TensorFile
+from codescent.tasks.tensors.synthetic import NAMES, PREFIX, SPLITS, Floats, Sizes, Synthetic
+
+FORMAT = "codescent tensors 1"
+_EDGE_BYTES = 1 << 16
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Readable(Protocol):
+    """What has rows of "source" and "target"."""
+
+    def read(self, name: str, numbers: Numbers, out: Floats) -> None:
+        """Rows into [n, length, width]."""
+
+
+class MadeTensors:
+    """A split of synthetic numbers, made in memory when it is first read."""
+
+    def __init__(self, recipe: Synthetic, split: str) -> None:
+        self._recipe, self._split = recipe, split
+        self._lock = threading.Lock()
+        self._whole: dict[str, Floats] = {}
+
+    def read(self, name: str, numbers: Numbers, out: Floats) -> None:
+        """Rows into [n, length, width]."""
+        with self._lock:
+            if name not in self._whole:
+                self._whole[name] = self._recipe.whole(self._split, name)
+        np.take(self._whole[name], numbers, axis=0, out=out)
+
+
+class TensorSource:
+    """Samples [first, stop) of tensors. What a model reads is a source's vectors and then its target's; what it shall
+    give are the target's, as the script does that this task is of: `output = model(source, targets)`, compared with
+    `targets`."""
+
+    def __init__(self, name: str, tensors: Readable, sizes: Sizes, first: int, stop: int) -> None:
+        self.name = name
+        self.num_samples = stop - first
+        self.losses_per_sample: int | None = sizes.target_len
+        self._tensors, self._sizes, self._first = tensors, sizes, first
+
+    def read(self, numbers: Numbers) -> Samples:
+        """inputs float32 [n, source_len + target_len, width], and the same as targets: of the source's nothing is read.
+
+        Raises:
+            UserError: the file cannot be read.
+            IndexError: no such sample.
+        """
+        numbers = in_range(numbers, self.num_samples, self.name)
+        sizes = self._sizes
+        both = np.empty((len(numbers), sizes.source_len + sizes.target_len, sizes.width), np.float32)
+        self._tensors.read("source", numbers + self._first, both[:, : sizes.source_len])
+        self._tensors.read("target", numbers + self._first, both[:, sizes.source_len :])
+        return Samples(both, both)
+
+    def losses(self, numbers: Numbers) -> Numbers:
+        """One for each vector of the target."""
+        return np.full(len(numbers), self._sizes.target_len, np.int64)
+
+
+@dataclass(frozen=True)
+class TensorDataset:
+    """Tensors, open.
+
+    Attributes:
+        sizes: of a sample.
+        train, validation: the samples.
+        description: format, sizes, and whether they are synthetic.
+        fingerprint: of synthetic ones their recipe's, the same in every format; of a user's file its size, first and
+            last bytes.
+    """
+
+    path: Path
+    sizes: Sizes
+    train: TensorSource
+    validation: TensorSource
+    description: dict[str, Any]
+    fingerprint: str
+    vocab_size: int | None = None
+    tokenizer_text: str | None = None
+
+    def source(self, split: str, seq_len: int, num_targets: int) -> TensorSource:
+        """The samples of a split: see `AnyDataset`.
+
+        Raises:
+            UserError: they have other lengths.
+        """
+        sizes = self.sizes
+        if (seq_len, num_targets) != (sizes.source_len + sizes.target_len, sizes.target_len):
+            raise UserError(f"{self.path}: {sizes}, not {seq_len - num_targets} and {num_targets} vectors")
+        return self.train if split == "train" else self.validation
+
+    def summary(self) -> list[str]:
+        """What there is to say of it in a few lines."""
+        label = "synthetic: random numbers, to measure with" if self.description["synthetic"] else "tensors"
+        lines = [f"{self.path}: {label}; {self.description['storage']}, {self.sizes}"]
+        return lines + [f"{split.name}: {split.num_samples:,} samples" for split in (self.train, self.validation)]
+
+    def verify(self) -> None:
+        """Compare the files with the sha256 that was noted when they were made; of a user's file nothing is noted.
+
+        Raises:
+            UserError: all that changed.
+        """
+        problems = []
+        for name, file in self.description.get("files", {}).items():
+            with (self.path / name).open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
+            if found != file["sha256"]:
+                problems.append(f"{self.path / name}: changed: sha256 {found}, expected {file['sha256']}")
+        if problems:
+            raise UserError(*problems, f"{self.path}: damaged: {AGAIN}")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True)  # other fields are there for people
+
+
+class _Sizes(_Part):
+    source_len: Count
+    target_len: Count
+    width: Count
+
+
+class _Recipe(_Part):
+    train: Count
+    validation: Count
+    sizes: _Sizes
+    seed: int
+
+
+class _File(_Part):
+    bytes: Count
+    sha256: str
+
+
+class _Description(_Part):
+    format: Literal["codescent tensors 1"]
+    storage: Literal["hdf5", "pt", "safetensors"]
+    synthetic: Literal[True]
+    recipe: _Recipe
+    files: Annotated[dict[str, _File], Field(min_length=2, max_length=2)]
+
+
+def is_tensors(corpus: str) -> bool:
+    """Whether a corpus is tensors by its name: synthetic:…, a prepared folder of them, a file."""
+    path = Path(corpus).expanduser()
+    return corpus.startswith(PREFIX) or path.suffix.lower() in SUFFIXES or is_prepared(path)
+
+
+def is_prepared(path: Path) -> bool:
+    """Whether a folder says that it holds tensors of ours."""
+    try:
+        description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError):
+        return False
+    return isinstance(description, dict) and description.get("format") == FORMAT
+
+
+def in_memory(recipe: Synthetic, corpus: str) -> TensorDataset:
+    """Synthetic tensors that are nowhere but in memory, each process making its own."""
+    made = {split: MadeTensors(recipe, split) for split in SPLITS}
+    train, validation = (TensorSource(split, made[split], recipe.sizes, 0, recipe.samples(split)) for split in SPLITS)
+    description = {"format": FORMAT, "storage": "memory", "synthetic": True, "recipe": as_json(recipe)}
+    return TensorDataset(Path(corpus), recipe.sizes, train, validation, description, recipe.fingerprint)
+
+
+def as_json(recipe: Synthetic) -> dict[str, Any]:
+    """As a description has it."""
+    sizes = {"source_len": recipe.sizes.source_len, "target_len": recipe.sizes.target_len, "width": recipe.sizes.width}
+    return {"train": recipe.train, "validation": recipe.validation, "sizes": sizes, "seed": recipe.seed}
+
+
+def open_prepared(path: Path, *, whole: bool = False) -> TensorDataset:
+    """Open a folder that `prepare_synthetic` made.
+
+    Args:
+        path: the folder.
+        whole: read the files into memory, when they are first read.
+
+    Raises:
+        UserError: all that is damaged.
+    """
+    description = read_description(path)
+    recipe = _recipe(description["recipe"])
+    problems = []
+    for name, file in description["files"].items():
+        size_bytes = (path / name).stat().st_size if (path / name).is_file() else -1
+        if size_bytes < 0:
+            problems.append(f"{path / name}: missing")
+        elif size_bytes != file["bytes"]:
+            what = "truncated" if size_bytes < file["bytes"] else "too long"
+            problems.append(f"{path / name}: {what}: ends at byte {size_bytes}, expected {file['bytes']}")
+    if problems:
+        raise UserError(*problems, f"{path}: damaged: {AGAIN}")
+    sources = []
+    for split, name in zip(SPLITS, sorted(description["files"]), strict=True):
+        file = TensorFile(path / name, in_memory=whole)
+        if (file.samples, file.sizes) != (recipe.samples(split), recipe.sizes):
+            raise UserError(f"{path / name}: {file.samples} samples of {file.sizes}: damaged: {AGAIN}")
+        sources.append(TensorSource(split, file, file.sizes, 0, file.samples))
+    return TensorDataset(path, recipe.sizes, sources[0], sources[1], description, recipe.fingerprint)
+
+
+def open_tensors(corpus: str, validation_fraction: float, *, whole: bool = False) -> TensorDataset:
+    """Open a prepared folder or a user's file.
+
+    Raises:
+        UserError: everything that is wrong with it.
+    """
+    path = Path(corpus).expanduser()
+    return open_prepared(path, whole=whole) if is_prepared(path) else open_file(path, validation_fraction, whole=whole)
+
+
+def open_file(path: Path, validation_fraction: float, *, whole: bool = False) -> TensorDataset:
+    """Open a user's file; its last samples are the validation split.
+
+    Args:
+        path: HDF5, .pt or safetensors.
+        validation_fraction: share of the samples.
+        whole: read it into memory, when it is first read.
+
+    Raises:
+        UserError: everything that is wrong with it.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    file = TensorFile(path, in_memory=whole)
+    border = int(file.samples * (1 - validation_fraction))
+    if not 0 < border < file.samples:
+        raise UserError(f"{path}: {file.samples} sample(s) are too few to split into train and validation")
+    train = TensorSource("train", file, file.sizes, 0, border)
+    validation = TensorSource("validation", file, file.sizes, border, file.samples)
+    description = {"format": FORMAT, "storage": file.format, "synthetic": False, "file": str(path)}
+    return TensorDataset(path, file.sizes, train, validation, description, _edges(path, border))
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """What a folder of ours says of itself.
+
+    Raises:
+        UserError: it is damaged, with every field that is wrong.
+    """
+    return described(folder, _Description, "prepared tensors")
+
+
+def _recipe(found: dict[str, Any]) -> Synthetic:
+    return Synthetic(found["train"], found["validation"], Sizes(**found["sizes"]), found["seed"])
+
+
+def _edges(path: Path, border: int) -> str:
+    size_bytes = path.stat().st_size
+    digest = hashlib.sha256(f"{size_bytes} {border} {' '.join(NAMES)}\n".encode())
+    with path.open("rb") as stream:
+        digest.update(stream.read(_EDGE_BYTES))
+        stream.seek(-min(_EDGE_BYTES, size_bytes), 2)
+        digest.update(stream.read(_EDGE_BYTES))
+    return digest.hexdigest()

@@ -1,0 +1,212 @@
+"""In: an HDF5, .pt or safetensors file with "source" [N, S, D] and "target" [N, T, D]. Out: rows of them, read lazily.
+Does not know splits or samples' order, and writes nothing."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pickle
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from codescent.base.errors import UserError
+from codescent.data.samples import Numbers
+from codescent.tasks.tensors.synthetic import NAMES, Floats, Sizes
+
+SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".pt": "pt", ".pth": "pt", ".safetensors": "safetensors"}
+SUFFIX = {"hdf5": ".h5", "pt": ".pt", "safetensors": ".safetensors"}
+"""Of the files that we write."""
+FORMATS = tuple(SUFFIX)
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}  # of safetensors, that numpy has too
+_MAX_HEADER_BYTES = 100_000_000  # as the safetensors library allows
+
+Arrays = Mapping[str, Any]
+"""Of each name something with `shape` and `dtype` whose rows are had by their number: a map of the file, or HDF5's."""
+
+
+class TensorFile:
+    """A file of tensors, opened by each thread of each process that reads it: nothing open goes over a fork, and a
+    dataset can be handed about before anybody has read.
+
+    Args:
+        path: the file.
+        in_memory: read it whole when it is first read.
+    """
+
+    def __init__(self, path: Path, *, in_memory: bool = False) -> None:
+        self.path, self.format, self._in_memory = path, format_of(path), in_memory
+        self._opened = threading.local()
+        self._lock = threading.Lock()
+        self._whole: dict[str, Floats] = {}
+        arrays = self._arrays()
+        self.samples, self.sizes = _check(path, {name: arrays.get(name) for name in NAMES}, list(arrays))
+        self._opened = threading.local()  # what was open to be checked is closed
+
+    def read(self, name: str, numbers: Numbers, out: Floats) -> None:
+        """Rows of "source" or "target" into [n, length, width].
+
+        Raises:
+            UserError: the file cannot be read any more.
+        """
+        try:
+            array = self._in_whole(name) if self._in_memory else self._arrays()[name]
+            for row, number in zip(out, numbers.tolist(), strict=True):
+                row[:] = array[number]
+        except (OSError, RuntimeError) as error:
+            raise UserError(f"{self.path}: cannot be read: {error}") from error
+
+    def _in_whole(self, name: str) -> Floats:
+        """All rows in memory, for all threads."""
+        with self._lock:
+            if name not in self._whole:
+                self._whole[name] = np.array(self._arrays()[name][:], np.float32)
+            return self._whole[name]
+
+    def _arrays(self) -> Arrays:
+        """Open here: in this thread of this process."""
+        if getattr(self._opened, "process", None) != os.getpid():
+            self._opened.arrays = _OPEN[self.format](self.path)
+            self._opened.process = os.getpid()
+        found: Arrays = self._opened.arrays
+        return found
+
+
+def format_of(path: Path) -> str:
+    """The format that a file's name says.
+
+    Raises:
+        UserError: none.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise UserError(f"{path}: not a file of tensors: their names end in {', '.join(SUFFIXES)}")
+    return SUFFIXES[path.suffix.lower()]
+
+
+def h5py() -> ModuleType:
+    """The library that reads and writes HDF5.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module("h5py")
+    except ImportError as error:
+        raise UserError('HDF5 needs h5py, which is not installed: pip install "codescent[hdf5]"') from error
+
+
+def _check(path: Path, arrays: Mapping[str, Any], there: list[object]) -> tuple[int, Sizes]:
+    """Samples and sizes. Raises UserError with all that is wrong."""
+    problems = []
+    for name, array in arrays.items():
+        if array is None:
+            problems.append(
+                f'{path}: has no "{name}"; there is {", ".join(sorted(map(str, there))) or "nothing"} in it'
+            )
+        elif not hasattr(array, "shape"):
+            problems.append(f'{path}: "{name}" is no tensor')
+        elif len(array.shape) != 3 or 0 in array.shape:
+            problems.append(f'{path}: "{name}" is {list(array.shape)}, must be [samples, vectors, numbers of each]')
+        elif array.dtype.kind != "f":
+            problems.append(f'{path}: "{name}" is of {array.dtype}, must be float32, float16 or float64')
+    if not problems:
+        (samples, source_len, width), (others, target_len, other) = (arrays[name].shape for name in NAMES)
+        if samples != others:
+            problems.append(f'{path}: "source" has {samples} samples, "target" {others}')
+        if width != other:
+            problems.append(f'{path}: vectors of "source" have {width} numbers, those of "target" {other}')
+        if not problems:
+            return samples, Sizes(source_len, target_len, width)
+    raise UserError(*problems)
+
+
+def _open_hdf5(path: Path) -> Arrays:
+    library = h5py()
+    try:
+        file = library.File(path, "r", locking=False)
+    except OSError as error:
+        raise UserError(_unreadable(path, error, "HDF5")) from error
+    return {name: item for name, item in file.items() if isinstance(item, library.Dataset)}
+
+
+def _open_pt(path: Path) -> Arrays:
+    import torch  # noqa: PLC0415 - planning reads no tensors
+
+    try:
+        # Nothing but tensors and plain values is unpickled, and the tensors' bytes stay in the file.
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise UserError(_unreadable(path, error, "a .pt file of tensors alone, as torch.save writes it")) from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: holds a {type(found).__name__}, must be a dict of tensors by name")
+    return {name: _of_torch(path, name, value) for name, value in found.items()}
+
+
+def _of_torch(path: Path, name: str, value: Any) -> Any:
+    """The tensor as numpy sees it; as it is where numpy cannot: `_check` says whether it is wanted."""
+    try:
+        return value.detach().numpy()
+    except (AttributeError, TypeError, RuntimeError) as error:
+        if name not in NAMES or not hasattr(value, "shape"):
+            return value
+        raise UserError(
+            f'{path}: "{name}" is of {value.dtype}, must be a plain tensor of float32, float16 or float64'
+        ) from error
+
+
+def _open_safetensors(path: Path) -> Arrays:
+    """The format is a header of JSON and rows as they are: these are mapped."""
+    try:
+        with path.open("rb") as stream:
+            size_bytes = os.fstat(stream.fileno()).st_size
+            header_bytes = int.from_bytes(stream.read(8), "little")
+            if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, size_bytes - 8):
+                raise ValueError(f"a header of {header_bytes} bytes in a file of {size_bytes}")
+            header = json.loads(stream.read(header_bytes))
+            first = 8 + header_bytes
+            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            end = first + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+            if size_bytes != end:
+                raise ValueError(f"ends at byte {size_bytes}, its header says {end}")
+            return {name: _mapped(path, name, entry, first) for name, entry in entries.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(_unreadable(path, error, "safetensors")) from error
+
+
+def _mapped(path: Path, name: str, entry: dict[str, Any], first: int) -> Any:
+    """A map of one tensor; of a dtype that numpy has not, what says so."""
+    dtype, shape, (begin, end) = _DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
+    if not 0 <= begin <= end:
+        raise ValueError(f'"{name}" lies in bytes [{begin}, {end})')
+    if dtype is None or 0 in shape:
+        return _Other(shape, _OtherDtype(entry["dtype"]))
+    if int(np.prod(shape)) * np.dtype(dtype).itemsize != end - begin:
+        raise ValueError(f'"{name}" of {list(shape)} has {end - begin} bytes')
+    # As a plain array: np.memmap is slower to index.
+    return np.asarray(np.memmap(path, dtype, "r", first + begin, shape))
+
+
+class _OtherDtype(str):
+    kind = "?"
+
+
+class _Other:
+    """A tensor that is not read."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: _OtherDtype) -> None:
+        self.shape, self.dtype = shape, dtype
+
+
+def _unreadable(path: Path, error: Exception, what: str) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{path}: cannot be read: {error.strerror}"
+    said = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return f"{path}: not {what}, or cut short: {said[:200]}"
+
+
+_OPEN: Mapping[str, Callable[[Path], Arrays]] = {"hdf5": _open_hdf5, "pt": _open_pt, "safetensors": _open_safetensors}

@@ -1,0 +1,214 @@
+"""In: synthetic tensors to make, a format. Out: the folder of their files: complete or absent.
+Does not read tensors (tensor_files.py does)."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codescent.base.errors import UserError
+from codescent.data.progress import stage
+from codescent.data.text.claim import made_once
+from codescent.data.text.request import DESCRIPTION, digest
+from codescent.data.text.shards import write_json
+from codescent.tasks.tensors.dataset import FORMAT, as_json, open_prepared
+from codescent.tasks.tensors.files import FORMATS, SUFFIX, h5py
+from codescent.tasks.tensors.synthetic import MAX_SEED, NAMES, SPLITS, Sizes, Synthetic, validation_samples
+
+MAX_WIDTH = 1_000_000
+_PT_HEADERS_BYTES = 1 << 16  # more than a .pt file has beside its numbers
+Advance = Callable[[int], None]
+
+
+def make_recipe(samples: int, sizes: Sizes, seed: int, validation_fraction: float) -> Synthetic:
+    """Check what was asked for: so many samples to train on, and a share of them more for validation.
+
+    Raises:
+        UserError: all that is wrong with it.
+    """
+    problems = []
+    if not 0.0 < validation_fraction <= 0.5:
+        problems.append(f"data.validation_fraction: {validation_fraction} is not in (0, 0.5]")
+    if samples < 1:
+        problems.append(f"synthetic: {samples} is not a number of samples: 1 or more")
+    if not 0 <= seed <= MAX_SEED:
+        problems.append(f"seed: {seed} is not a whole number from 0 to {MAX_SEED}")
+    if problems:
+        raise UserError(*problems)
+    return Synthetic(samples, validation_samples(samples, validation_fraction), sizes, seed)
+
+
+def parse_sizes(source: str, target: str) -> Sizes:
+    """Sizes as a command line has them: 1x512 and 20x512.
+
+    Raises:
+        UserError: all that is wrong with them.
+    """
+    problems, found = [], []
+    for flag, text in (("--source", source), ("--target", target)):
+        words = text.lower().split("x")
+        numbers = [int(word) if word.isascii() and word.isdecimal() else 0 for word in words]
+        if len(numbers) != 2 or not 1 <= min(numbers) <= max(numbers) <= MAX_WIDTH:
+            problems.append(f"{flag} {text}: must be VECTORSxNUMBERS, such as 20x512")
+        found.append(numbers)
+    if not problems and found[0][1] != found[1][1]:
+        problems.append(f"--source {source}, --target {target}: a model reads vectors of one width; make both the same")
+    if problems:
+        raise UserError(*problems)
+    return Sizes(found[0][0], found[1][0], found[0][1])
+
+
+def folder_of(recipe: Synthetic, storage: str, root: Path) -> Path:
+    """Where they are once prepared."""
+    sizes = f"{recipe.sizes.source_len}x{recipe.sizes.width}-{recipe.sizes.target_len}x{recipe.sizes.width}"
+    return root / f"synthetic-{recipe.train}-{sizes}-{storage}-{digest([storage, recipe.fingerprint])[:8]}"
+
+
+def prepare_synthetic(recipe: Synthetic, storage: str, root: Path, *, progress: bool = False) -> Path:
+    """Write synthetic tensors; returns their folder, at once where it is there already. It has that name when all of it
+    is on the disk, so nobody reads before it is complete; a second process that wants the same waits.
+
+    Args:
+        recipe: what to write.
+        storage: hdf5, pt or safetensors.
+        root: the folder of datasets; made if need be.
+        progress: show a bar, or lines.
+
+    Raises:
+        UserError: no such format, its library is not installed, the disk, or damage of what is there.
+    """
+    if storage not in FORMATS:
+        raise UserError(f"format {storage}: tensors are written as {', '.join(FORMATS)}")
+    target = folder_of(recipe, storage, root)
+    return made_once(
+        lambda: _existing(target),
+        lambda partial: _write(recipe, storage, partial, progress=progress),
+        root / f".partial-{target.name}",
+        target,
+    )
+
+
+def _existing(target: Path) -> Path | None:
+    if not (target / DESCRIPTION).exists():
+        return None
+    open_prepared(target)
+    return target
+
+
+def _write(recipe: Synthetic, storage: str, folder: Path, *, progress: bool) -> None:
+    for leftover in folder.iterdir():
+        leftover.unlink()
+    shapes = [recipe.shape(split, name) for split in SPLITS for name in NAMES]
+    files = {}
+    with stage("making synthetic tensors", 4 * sum(int(np.prod(shape)) for shape in shapes), progress) as advance:
+        for split in SPLITS:
+            path = folder / f"{split}{SUFFIX[storage]}"
+            _WRITE[storage](recipe, split, path, advance)
+            with path.open("rb+") as stream:
+                os.fsync(stream.fileno())
+                sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256}
+    description = {"format": FORMAT, "storage": storage, "synthetic": True, "recipe": as_json(recipe)}
+    write_json(folder / DESCRIPTION, {**description, "fingerprint": recipe.fingerprint, "files": files})
+
+
+class _Unrefused(io.FileIO):
+    """A file whose disk never refuses, as far as its writer sees: what is written from then on is lost.
+
+    HDF5 cannot close a file that it cannot write: a full disk ended the process with a segmentation fault.
+
+    Attributes:
+        refused: what the disk has said.
+    """
+
+    refused: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """All of it."""
+        left = memoryview(data).cast("B")
+        size_bytes = len(left)
+        try:
+            while len(left) and self.refused is None:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self.refused = error
+        return size_bytes
+
+    def truncate(self, size: int | None = None) -> int:
+        """To that many bytes."""
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.refused = self.refused or error
+            return self.tell() if size is None else size
+
+    def check(self) -> None:
+        """Raise what the disk has said."""
+        if self.refused is not None:
+            raise self.refused
+
+
+def _write_hdf5(recipe: Synthetic, split: str, path: Path, advance: Advance) -> None:
+    library = h5py()
+    with _Unrefused(path, "w+") as stream:
+        try:
+            with library.File(stream, "w") as file:
+                file.attrs["synthetic"] = True
+                for name in NAMES:
+                    dataset, first = file.create_dataset(name, recipe.shape(split, name), "<f4"), 0
+                    for block in recipe.blocks(split, name):
+                        dataset[first : first + len(block)] = block
+                        first += len(block)
+                        stream.check()
+                        advance(block.nbytes)
+        finally:
+            stream.check()  # whatever HDF5 makes of it
+
+
+def _write_safetensors(recipe: Synthetic, split: str, path: Path, advance: Advance) -> None:
+    """The header, then the rows, a block at a time: the library would need all of them in memory."""
+    header: dict[str, object] = {"__metadata__": {"synthetic": "true"}}
+    begin = 0
+    for name in NAMES:
+        shape = recipe.shape(split, name)
+        end = begin + 4 * int(np.prod(shape))
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that numbers lie on multiples of 8 bytes
+    with path.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for name in NAMES:
+            for block in recipe.blocks(split, name):
+                stream.write(block.astype("<f4", copy=False).tobytes())
+                advance(block.nbytes)
+
+
+def _write_pt(recipe: Synthetic, split: str, path: Path, advance: Advance) -> None:
+    """torch.save takes whole tensors: of a split all are in memory."""
+    import torch  # noqa: PLC0415 - planning writes no tensors
+
+    whole = {name: torch.from_numpy(recipe.whole(split, name)) for name in NAMES}
+    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in whole.values())
+    try:
+        torch.save(whole, path)
+    except RuntimeError as error:  # so torch says that it could not write; the disk says why
+        with io.FileIO(path, "w") as stream:
+            os.posix_fallocate(stream.fileno(), 0, size_bytes + _PT_HEADERS_BYTES)
+        raise OSError(errno.EIO, f"torch.save: {next(iter(str(error).splitlines()), 'no reason')}", path) from error
+    advance(size_bytes)
+
+
+_WRITE: Mapping[str, Callable[[Synthetic, str, Path, Advance], None]] = {
+    "hdf5": _write_hdf5,
+    "pt": _write_pt,
+    "safetensors": _write_safetensors,
+}

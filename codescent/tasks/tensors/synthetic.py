@@ -1,0 +1,109 @@
+"""In: how many samples of which sizes, a seed. Out: random numbers, the same wherever and in whatever blocks.
+Does not write files (tensor_prepare.py does)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from codescent.base.errors import UserError
+
+Floats = npt.NDArray[np.float32]
+
+PREFIX = "synthetic:"
+VERSION = 1  # of the numbers: others would need another
+NAMES = ("source", "target")
+SPLITS = ("train", "validation")
+MAX_SEED = 2**63 - 1
+_BLOCK = 256  # samples that are made together
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A sample: `source_len` vectors of `width` numbers, and `target_len` of them."""
+
+    source_len: int
+    target_len: int
+    width: int
+
+    def length(self, name: str) -> int:
+        """Vectors of the source, or of the target."""
+        return self.source_len if name == "source" else self.target_len
+
+    def __str__(self) -> str:
+        return f"source {self.source_len}x{self.width}, target {self.target_len}x{self.width}"
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Random numbers in the place of data, to measure with: uniform in [0, 1), as torch.rand's; nothing can be learned
+    of a source about its target. Each number is a function of (seed, split, name, its place): of no generator's state.
+
+    Attributes:
+        train, validation: samples of each split.
+        sizes: of a sample.
+        seed: any whole number.
+    """
+
+    train: int
+    validation: int
+    sizes: Sizes
+    seed: int = 0
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the numbers, and is the same for all formats."""
+        recipe = {"synthetic": VERSION, **asdict(self)}
+        return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+
+    def samples(self, split: str) -> int:
+        """How many there are."""
+        return self.train if split == "train" else self.validation
+
+    def shape(self, split: str, name: str) -> tuple[int, int, int]:
+        """[samples, vectors, numbers of each]."""
+        return self.samples(split), self.sizes.length(name), self.sizes.width
+
+    def blocks(self, split: str, name: str) -> Iterator[Floats]:
+        """The numbers of a split in the order of its samples, [n, length, width] at a time."""
+        samples, length, width = self.shape(split, name)
+        for block in range(-(-samples // _BLOCK)):
+            count = min(_BLOCK, samples - block * _BLOCK)
+            numbers = count * length * width
+            key = np.array([self.seed, 2 * SPLITS.index(split) + NAMES.index(name)], np.uint64)
+            raw = np.random.Philox(key=key, counter=np.array([0, 0, block, 0], np.uint64)).random_raw(-(-numbers // 2))
+            # 24 bits make an fp32 in [0, 1) without rounding.
+            halves = raw.astype("<u8", copy=False).view("<u4")[:numbers] >> np.uint32(8)
+            yield (halves.astype(np.float32) * np.float32(2**-24)).reshape(count, length, width)
+
+    def whole(self, split: str, name: str) -> Floats:
+        """All of a split, in memory."""
+        out = np.empty(self.shape(split, name), np.float32)
+        first = 0
+        for block in self.blocks(split, name):
+            out[first : first + len(block)] = block
+            first += len(block)
+        return out
+
+
+def validation_samples(train: int, fraction: float) -> int:
+    """Samples that are made beside those for training: that share of them, at least one."""
+    return max(1, round(train * fraction))
+
+
+def parse(corpus: str) -> tuple[int, int]:
+    """Samples and seed of a corpus `synthetic:SAMPLES` or `synthetic:SAMPLES:SEED`.
+
+    Raises:
+        UserError: not of that form.
+    """
+    words = corpus.removeprefix(PREFIX).split(":")
+    numbers = [int(word) if word.isascii() and word.isdecimal() else -1 for word in words]
+    if len(numbers) > 2 or min(numbers) < 0 or numbers[0] < 1 or numbers[-1] > MAX_SEED:
+        raise UserError(f"{corpus}: must be synthetic:SAMPLES or synthetic:SAMPLES:SEED, such as synthetic:2048:0")
+    return numbers[0], numbers[1] if len(numbers) > 1 else 0

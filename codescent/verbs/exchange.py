@@ -1,0 +1,334 @@
+"""In: a run, or a Hugging Face folder. Out: the one made of the other: `codescent export` and `codescent import`.
+Does not know how a kind of model is written there (huggingface/ does); what it makes appears complete or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from codescent import models
+from codescent.base.durable import sync_folder, write_synced
+from codescent.base.errors import UserError
+from codescent.build import build
+from codescent.checkpoint.box import Promise
+from codescent.checkpoint.checkpoints import Checkpoints
+from codescent.config.load import DEFAULT, Resolved, to_toml
+from codescent.config.sections import Config, Data, Model, Run
+from codescent.data.tokenizers.bpe import LibraryTokenizer
+from codescent.datasets import chat_files, task_of
+from codescent.huggingface import KINDS, peft
+from codescent.huggingface.correspond import Part
+from codescent.huggingface.folder import CONFIG, DTYPES, Folder, open_folder, parts_of
+from codescent.huggingface.kind import Kind
+from codescent.huggingface.read import TORCH_DTYPES, box
+from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
+from codescent.huggingface.write import Shard, shards, write_weights
+from codescent.plan import Parameter
+from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
+from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG
+from codescent.tasks.conversations.chat_template import ChatTemplate
+from codescent.verbs.trained import Trained, Values, find
+
+_TORCH_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_OF_RUN = ("run.name", "run.folder")  # told by the path of the run that is made
+_CODES = {name: code for code, name in DTYPES.items()}
+
+
+def export_run(
+    run: Path,
+    folder: Path,
+    *,
+    best: bool = False,
+    step: int | None = None,
+    dtype: str | None = None,
+    max_shard_bytes: int = 5_000_000_000,
+    as_adapters: bool = False,
+) -> list[str]:
+    """Write a trained model as a folder that `transformers` loads, from a checkpoint of any layout, block by block.
+
+    Args:
+        run: the run folder.
+        folder: to make; must not be there.
+        best: the checkpoint with the lowest validation loss, not the newest.
+        step: the checkpoint of this step.
+        dtype: fp64, fp32, bf16 or fp16; None: the run's precision.
+        max_shard_bytes: tensors are divided into files of at most so many bytes; a larger one is a file of its own.
+        as_adapters: write what was trained alone, as a folder that `peft` loads beside the weights it was trained
+            beside; else adapters are merged.
+
+    Returns:
+        What was done, in lines.
+
+    Raises:
+        UserError: no such run or checkpoint, a kind of model that has no such folders, a folder that is there, a full
+            disk.
+    """
+    if os.path.lexists(folder):
+        raise UserError(f"{folder}: is there already; give the name of a new folder")
+    trained = find(run, best=best, step=step)
+    if trained.kind not in KINDS:
+        raise UserError(f'{run}: model.kind = "{trained.kind}": models that are exported are {", ".join(KINDS)}')
+    if as_adapters:
+        return _export_adapters(trained, folder, dtype or trained.config.train.precision)
+    kind, shape = KINDS[trained.kind], trained.shape
+    values = Values(trained)
+    parts = [part for of_one in parts_of(kind, shape).values() for part in of_one]
+    dtype = dtype or trained.config.train.precision
+    files = shards(parts, _CODES[dtype], max_shard_bytes)
+    texts, ends = _texts(trained)
+    texts = {CONFIG: json.dumps(_settings(kind, shape, dtype, ends), indent=2) + "\n", **texts}
+    with _whole(folder, sum(shard.size_bytes for shard in files)) as making:
+        _write(making, files, _CODES[dtype], values, trained)
+        for name, text in texts.items():
+            write_synced(making / name, text)
+    return _exported(folder, trained, files, parts, dtype, texts)
+
+
+def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
+    """Write what was trained as a folder of `peft`."""
+    lora, base, run = trained.lora, trained.config.model.weights, trained.folder.path
+    if lora is None:
+        raise UserError(f"{run}: has no adapters (lora.rank is not set); leave --adapters out")
+    if base is None:
+        raise UserError(
+            f"{run}: --adapters: they stand beside weights that were drawn, which nobody else has; leave it out: "
+            "merged weights are written"
+        )
+    kind, shape = KINDS[trained.kind], trained.shape
+    parts = peft.parts(kind, shape, lora)
+    if problems := [f"{run}: --adapters: {why}; leave it out" for why in peft.refusals(kind, shape, parts)]:
+        raise UserError(*problems)
+    size = sum(math.prod(part.shape) for part in parts) * TORCH_DTYPES[_CODES[dtype]].itemsize
+    values, file = Values(trained), Shard(peft.ADAPTER_WEIGHTS, tuple(parts), size)
+    texts, _ = _texts(trained)
+    texts = {peft.ADAPTER_CONFIG: peft.settings(kind, shape, lora, parts, task_of(trained.config), base), **texts}
+    with _whole(folder, size) as making:
+        write_weights(making, [file], _CODES[dtype], values.held, frozenset())
+        for name, text in texts.items():
+            write_synced(making / name, text)
+    return [
+        f"step {trained.saved.step} of {run}: adapters of rank {lora.rank}: {len(parts)} tensors, {size:,} bytes "
+        f"({dtype})",
+        f"to be loaded beside {base}",
+        str(folder),
+    ]
+
+
+def _write(making: Path, files: list[Shard], dtype: str, values: Values, trained: Trained) -> None:
+    there = {parameter.name for parameter in trained.declared}
+    absent = {part.parameter.name for shard in files for part in shard.parts} - there
+    write_weights(making, files, dtype, values.box, frozenset(absent))
+
+
+def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, int | None]]:
+    """The tokenizer's files, with the chat template if the run has one, and its control tokens."""
+    if trained.tokenizer is None:
+        return {}, {"bos_token_id": None, "eos_token_id": None}
+    texts, ends = tokenizer_files(trained.folder.tokenizer.read_text(encoding="utf-8"), trained.shape.seq_len)
+    if (chat := trained.chat) is not None:
+        files = chat.template.files
+        told = json.loads(texts[TOKENIZER_CONFIG]) | files.special
+        if (end := chat.end()) is not None:
+            ends["eos_token_id"] = end
+            if not chat.template.asks_for_end:  # whose texts would be others
+                told["eos_token"] = chat.text_of(end)
+        texts |= {JINJA: files.text, TOKENIZER_CONFIG: json.dumps(told, indent=2) + "\n"}
+    return texts, ends
+
+
+def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int | None]) -> dict[str, Any]:
+    """config.json."""
+    return {
+        "architectures": [kind.architectures(shape)[0]],
+        "model_type": kind.model_type,
+        **{theirs: getattr(shape, ours) for ours, theirs in kind.sizes.items()},
+        **kind.write(shape),
+        **{key: fixed.value for key, fixed in kind.fixed.items()},
+        **ends,
+        "torch_dtype": _TORCH_NAMES[dtype],
+    }
+
+
+def _exported(
+    folder: Path, trained: Trained, files: list[Shard], parts: list[Part], dtype: str, texts: dict[str, str]
+) -> list[str]:
+    size = sum(shard.size_bytes for shard in files)
+    where = f"{len(files)} files" if len(files) > 1 else files[0].file
+    there = {parameter.name for parameter in trained.declared}
+    zeros = sum(part.parameter.name not in there for part in parts)
+    lines = [
+        f"step {trained.saved.step} of {trained.folder.path}: {len(parts)} tensors, {size:,} bytes ({dtype}), {where}"
+    ]
+    if zeros:
+        lines.append(f"{zeros} biases are zeros: this model has none, a {trained.kind} there always has")
+    if TOKENIZER not in texts:
+        lines.append("no tokenizer: the run kept none")
+    return [*lines, str(folder)]
+
+
+def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
+    """Make a run of a Hugging Face folder: its config, and a checkpoint at step 0 of its weights alone.
+
+    `codescent sample` and `codescent export` use it as any other run; `codescent train RUN/config.toml
+    run.folder=NEW` begins with its weights.
+
+    Args:
+        path: of the folder.
+        run: the run folder to make; must not be there.
+        resolved: the run's config but for [model], run.name, run.folder, data.tokenizer where the folder has one, and
+            data.task where its model has a head that tells it.
+
+    Returns:
+        What was done, in lines.
+
+    Raises:
+        UserError: the folder is not one, or its model is none that ours is: everything that is wrong with it; keys
+            that were given and that the folder tells; a full disk.
+    """
+    if os.path.lexists(run):
+        raise UserError(f"{run}: is there already; give the name of a new run folder")
+    folder, text, problems = _looked_at(path, run, resolved)
+    vocab_size = None if text is None else LibraryTokenizer.from_json(text, str(path)).vocab_size
+    try:
+        config = _config(folder, run, resolved, has_tokenizer=text is not None)
+    except ValidationError as error:  # a name that is none for a run, a number that no model of ours has
+        told = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors(include_url=False)]
+        raise UserError(*problems, *(f"{run}: cannot be a run: {problem}" for problem in told)) from error
+    if vocab_size is not None and vocab_size > folder.shape.vocab_size:
+        problems.append(
+            f"{path}: its tokenizer has {vocab_size} tokens, its model a vocabulary of {folder.shape.vocab_size}"
+        )
+    if problems:
+        raise UserError(*problems)
+    plan = build(config, vocab_size, config.parallel.ranks).to_json()
+    chat = chat_files(config)
+    kept = None if chat is None else ChatTemplate(chat).files.kept()
+    fingerprint = folder.fingerprint()
+    with _whole(run, _checkpoint_bytes(folder, config)) as making:
+        made = RunFolder.create(making, to_toml(config), plan)
+        if text is not None:
+            made.write_tokenizer(text)
+        if kept is not None:
+            made.write_chat(kept)
+        state = {"step": 0, "tokens": 0, "imported": {"folder": str(path.absolute()), "fingerprint": fingerprint}}
+        Checkpoints(making / CHECKPOINTS, 1, keep_best=False).save(0, _promised(folder, config), state)
+        made.event("import", folder=str(path.absolute()), fingerprint=fingerprint)
+    lines = [f"{folder.kind.model_type} of {sum(p.numel for p in _parameters(folder)):,} parameters, read from {path}"]
+    if folder.spare:
+        lines.append(f"left out, since ours has no use for them: {', '.join(sorted(folder.spare))}")
+    if text is None:
+        lines.append(
+            "no tokenizer: the folder has none that the tokenizers library reads; data.tokenizer is the config's"
+        )
+    return [*lines, f"to train: codescent train {run}/config.toml run.folder=NEW", str(run)]
+
+
+def _looked_at(path: Path, run: Path, resolved: Resolved) -> tuple[Folder, str | None, list[str]]:
+    """The folder, its tokenizer's text, and what is wrong with both and with what was given beside them.
+
+    Raises:
+        UserError: the same, where there is no going on.
+    """
+    given = [name for name, origin in resolved.origins.items() if origin == "command line"]
+    problems = [_told(name, path, run) for name in given if name.startswith("model.")]
+    problems += [f"{name}: given on the command line, but {run} tells it" for name in given if name in _OF_RUN]
+    if resolved.config.lora.rank is not None:
+        problems.append(
+            "lora.rank: given, but what is imported has no adapters; give it when training: codescent train "
+            f"{run}/config.toml run.folder=NEW lora.rank={resolved.config.lora.rank}"
+        )
+    try:
+        folder = open_folder(path)
+        if "data.task" in given and folder.sizes.get("head") is not None:
+            problems.append(_told("data.task", path, run))
+        if folder.missing:
+            problems.append(f"{path}: {', '.join(folder.missing)}: missing: it is the folder of a model without a head")
+        text = tokenizer_text(path)
+        if "data.tokenizer" in given and text is not None:
+            problems.append(_told("data.tokenizer", path, run))
+    except UserError as error:
+        raise UserError(*problems, *error.problems) from error
+    return folder, text, problems
+
+
+def _told(name: str, path: Path, run: Path) -> str:
+    return f"{name}: given on the command line, but {path} tells it; change it in {run}/config.toml or when training"
+
+
+def _config(folder: Folder, run: Path, resolved: Resolved, *, has_tokenizer: bool) -> Config:
+    base, path = resolved.config, run.absolute()
+    precision = resolved.config.train.precision
+    if resolved.origins["train.precision"] == DEFAULT and len(folder.dtypes) == 1:
+        precision = "bf16" if "bf16" in folder.dtypes else "fp64" if "fp64" in folder.dtypes else "fp32"
+    given = {name: value for name, value in folder.sizes.items() if value is not None}
+    head = given.pop("head", None)
+    given |= {name: float(given[name]) for name in ("rope_theta", "norm_eps", "dropout") if name in given}
+    data = base.data.model_dump()
+    if has_tokenizer:
+        data["tokenizer"] = str(path / TOKENIZER)
+    if head is not None:  # what it was made for is the task
+        data["task"] = head
+    log = base.log if folder.kind.name in models.GENERATING else base.log.model_copy(update={"sample_tokens": 0})
+    return Config(
+        run=Run(**{**base.run.model_dump(), "name": path.name, "folder": path}),
+        model=Model(**given, weights=folder.path.absolute()),
+        data=Data(**data),
+        train=base.train.model_copy(update={"precision": precision}),
+        optimizer=base.optimizer,
+        parallel=base.parallel,
+        checkpoint=base.checkpoint,
+        log=log,
+    )
+
+
+def _parameters(folder: Folder) -> list[Parameter]:
+    return [parts[0].parameter for parts in folder.parts.values()]
+
+
+def _promised(folder: Folder, config: Config) -> dict[str, Promise]:
+    """The master weights, each made when it is written."""
+    dtype = TORCH_DTYPES["F64" if config.train.precision == "fp64" else "F32"]
+
+    def promise(name: str, shape: tuple[int, ...]) -> Promise:
+        def make(slices: tuple[slice, ...]) -> torch.Tensor:
+            return box(folder, name, slices)
+
+        return Promise.of(shape, dtype, make)
+
+    return {f"model.{one.name}": promise(one.name, one.shape) for one in _parameters(folder)}
+
+
+def _checkpoint_bytes(folder: Folder, config: Config) -> int:
+    return sum(one.numel for one in _parameters(folder)) * (8 if config.train.precision == "fp64" else 4)
+
+
+@contextmanager
+def _whole(path: Path, needed_bytes: int) -> Iterator[Path]:
+    """A hidden folder beside `path` that becomes it when all went well, and else is gone."""
+    making = path.absolute().parent / f".{path.name}.{os.urandom(4).hex()}.partial"
+    try:
+        making.parent.mkdir(parents=True, exist_ok=True)
+        if (free := shutil.disk_usage(making.parent).free) < needed_bytes:
+            raise UserError(f"{path}: no space left: it needs {needed_bytes:,} bytes, {free:,} are free")
+        making.mkdir()
+        yield making
+        sync_folder(making)
+        if os.path.lexists(path):  # another process made it since we looked
+            raise UserError(f"{path}: is there already; give the name of a new folder")
+        making.rename(path)
+        sync_folder(making.parent)
+    except OSError as error:
+        what = "no space left on the disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or error
+        raise UserError(f"{path}: {what}: nothing was kept of it") from error
+    finally:
+        shutil.rmtree(making, ignore_errors=True)

@@ -1,0 +1,410 @@
+"""In: a config, numbers of ranks. Out: a table: how far each layout's losses are from those of a single process.
+Does not train: it starts `codescent train` for every layout and reads the run folders."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from codescent.base.errors import UserError
+from codescent.config.load import load
+from codescent.config.sections import Config, Parallel
+from codescent.plan import AXES
+from codescent.preflight import plan_of
+from codescent.record import RunFolder
+from codescent.strategies import ORDER
+
+TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}
+"""Largest relative difference of a loss or gradient norm at which a layout counts as the same, by precision."""
+
+COLUMNS = ("train_loss", "grad_norm", "val_loss")
+MAX_RANKS = 64
+"""Of one layout: they are all started on this machine."""
+
+STOP_S = 30.0
+"""How long a run that is to stop may take to save and to end its ranks."""
+
+LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Keys of [parallel], the number of ranks that they are for, and the samples of a micro-batch where the config's do
+    not fill a pipeline."""
+
+    keys: tuple[tuple[str, str], ...]
+    ranks: int
+    microbatch_size: int | None = None
+
+    def __str__(self) -> str:
+        words = [f"{key}={value}" for key, value in self.keys] or ["one process"]
+        return " ".join(words + ([] if self.microbatch_size is None else [f"microbatch_size={self.microbatch_size}"]))
+
+    @property
+    def overrides(self) -> list[str]:
+        """As words of a command line."""
+        words = [f"parallel.{key}={value}" for key, value in self.keys] + [f"parallel.ranks={self.ranks}"]
+        return words + ([] if self.microbatch_size is None else [f"train.microbatch_size={self.microbatch_size}"])
+
+    def degree(self, axis: str) -> int:
+        """Ranks along an axis."""
+        given = dict(self.keys).get(axis, "")
+        return int(given) if given.isdecimal() else 1
+
+    def filled(self, config: Config) -> Layout:
+        """The same, in the fewest micro-batches that are a multiple of the pipeline's stages. As it is where the
+        config's are that, where there is no pipeline, or where the batch does not divide so."""
+        stages, train = self.degree("pp"), config.train
+        share, left = divmod(train.global_batch_size, self.degree("dp_replicate") * self.degree("dp_shard"))
+        if stages == 1 or left or share // (train.microbatch_size or share) % stages == 0:
+            return self
+        for size in range(share // stages, 0, -1):
+            if share % (size * stages) == 0:
+                return replace(self, microbatch_size=size)
+        return self
+
+
+ALONE = Layout((), 1)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Of one layout: the largest relative difference in each of COLUMNS, the step of the largest loss difference, or
+    why there is none."""
+
+    layout: str
+    ranks: int
+    differences: Mapping[str, float]
+    worst_step: int = 0
+    refused: str = ""
+    failed: str = ""
+
+    def verdict(self, tolerance: float) -> str:
+        """same, DIFFERS, FAILED or refused."""
+        if self.refused:
+            return "refused"
+        if self.failed:
+            return "FAILED"
+        return "same" if all(value <= tolerance for value in self.differences.values()) else "DIFFERS"
+
+
+def layouts_of(ranks: Sequence[int]) -> Iterator[Layout]:
+    """Every way to divide each number of ranks over the axes that strategies serve: an axis by itself in each of its
+    strategy's variants, several together once. And, on one rank, the variants of strategies that divide nothing."""
+    if 1 in ranks:
+        undivided = (variant for kind in ORDER if not kind.axis for variant in kind.variants)
+        yield from (Layout(_keys(variant), 1) for variant in undivided)
+    variants = {kind.axis: kind.variants for kind in ORDER}
+    served = [axis for axis in AXES if axis in variants]
+    for number in ranks:
+        for degrees in itertools.product(*([d for d in range(1, number + 1) if number % d == 0] for _ in served)):
+            if number == 1 or math.prod(degrees) != number:
+                continue
+            used = {axis: degree for axis, degree in zip(served, degrees, strict=True) if degree > 1}
+            for variant in variants[next(iter(used))] if len(used) == 1 else ({},):
+                yield Layout(_keys({**used, **variant}), number)
+
+
+def _keys(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """As a command line has them."""
+    return tuple((key, str(value).lower() if isinstance(value, bool) else str(value)) for key, value in values.items())
+
+
+def _usual_options() -> list[str]:
+    """The defaults of what variants vary where an axis is used: an option of the config's own layout fits no other."""
+    varied = {key: None for kind in ORDER if kind.axis for variant in kind.variants for key in variant}
+    defaults = _keys({key: Parallel.model_fields[key].default for key in varied})
+    return [f"parallel.{key}={value}" for key, value in defaults]
+
+
+def parse_layouts(text: str) -> list[Layout]:
+    """Layouts as a user writes them: "dp_shard=2,zero_stage=1; dp_replicate=4".
+
+    Raises:
+        UserError: parts that are not key=value, keys that are none of [parallel], more ranks than MAX_RANKS.
+    """
+    found, problems = [], []
+    keys = [key for key in Parallel.model_fields if key != "ranks"]
+    for part in filter(None, (part.strip() for part in text.split(";"))):
+        pairs = [tuple(word.strip() for word in pair.partition("=")) for pair in part.split(",")]
+        problems += [f"--layouts: {key!r} is not key=value" for key, equals, value in pairs if not (equals and value)]
+        problems += [
+            f"--layouts: {key!r} is no key of a layout; they are {', '.join(keys)}"
+            for key, equals, _ in pairs
+            if equals and key not in keys
+        ]
+        given = {key: value for key, _, value in pairs}
+        if len(given) < len(pairs):
+            problems.append(f"--layouts: {part!r} gives a key twice")
+        ranks = math.prod(int(value) for key, value in given.items() if key in AXES and value.isdecimal())
+        if not 1 <= ranks <= MAX_RANKS:
+            problems.append(f"--layouts: {part!r} is {ranks} ranks; from 1 to {MAX_RANKS} can be tried on one machine")
+        found.append(Layout(tuple(given.items()), ranks))
+    if not found:
+        problems.append("--layouts: is empty; write such as dp_shard=2;dp_replicate=2,dp_shard=2")
+    if problems:
+        raise UserError(*problems)
+    return found
+
+
+class Prover:
+    """Runs of one config in several layouts, in a temporary folder.
+
+    Args:
+        config: file or name of a config, as `train` takes it.
+        overrides: section.key=value.
+        steps: how many steps each run takes.
+        precision: "fp64" or "fp32".
+        folder: where the runs go.
+
+    Raises:
+        UserError: the config cannot be used on one process.
+    """
+
+    def __init__(self, config: str, overrides: Sequence[str], steps: int, precision: str, folder: Path) -> None:
+        self.config, self.steps, self.folder = config, steps, folder
+        self.precision, self.tolerance = precision, TOLERANCE[precision]
+        given = load(config, overrides).config
+        self.words = [
+            *_usual_options(),
+            *overrides,
+            f"train.precision={precision}",
+            f"train.eval_every={max(1, steps // 2) if given.train.eval_every else 0}",
+            f"optimizer.decay_steps={given.optimizer.decay_steps or given.train.num_steps}",
+            "checkpoint.every=0",
+            "log.sample_tokens=0",
+            "log.tensorboard=false",
+            "parallel.cut=cost",  # one process is not cut; a layout may say otherwise
+            "parallel.reduce_dtype=auto",  # sent in bf16, gradients would be others
+            *(f"parallel.{axis}={'auto' if axis == 'dp_replicate' else 1}" for axis in AXES),
+        ]
+        self.number = 0
+
+    def check(self, layouts: Sequence[Layout]) -> None:
+        """Refuse what is wrong with the config or with the values of a layout, before anything runs.
+
+        Raises:
+            UserError: all of it.
+        """
+        problems: list[str] = []
+        for layout in (ALONE, *layouts):
+            try:
+                self._config(layout, self.steps)
+            except UserError as error:
+                problems += error.problems
+        if problems:
+            raise UserError(*dict.fromkeys(problems))
+
+    def reference(self) -> list[dict[str, float]]:
+        """Metrics of one process. Raises UserError where it does not run."""
+        rows = self._run(ALONE, self._new_folder(), self.steps)
+        if isinstance(rows, str):
+            raise UserError(f"one process: {rows}")
+        wrong = [
+            row["step"] for row in rows if not (math.isfinite(row["train_loss"]) and math.isfinite(row["grad_norm"]))
+        ]
+        if wrong:
+            raise UserError(f"one process: its loss is not finite at step {wrong[0]}: lower optimizer.learning_rate")
+        return rows
+
+    def try_layout(self, layout: Layout, expected: list[dict[str, float]]) -> Finding:
+        """Run a layout from the first step."""
+        if refused := self._refused(layout):
+            return Finding(str(layout), layout.ranks, {}, refused=refused)
+        folder = self._new_folder()
+        rows = self._run(layout, folder, self.steps)
+        shutil.rmtree(folder, ignore_errors=True)
+        return _finding(str(layout), layout.ranks, rows, expected)
+
+    def try_resume(self, before: Layout, after: Layout, expected: list[dict[str, float]]) -> Finding:
+        """Run half of the steps in one layout, and the rest in another, from the checkpoint of the first."""
+        name, ranks = f"{before} -> {after}", max(before.ranks, after.ranks)
+        if refused := self._refused(before) or self._refused(after):
+            return Finding(name, ranks, {}, refused=refused)
+        folder = self._new_folder()
+        rows = self._run(before, folder, self.steps // 2)
+        if not isinstance(rows, str):
+            rows = self._run(after, folder, self.steps, "--resume")
+        shutil.rmtree(folder, ignore_errors=True)
+        return _finding(name, ranks, rows, expected)
+
+    def _refused(self, layout: Layout) -> str:
+        try:
+            plan_of(self._config(layout, self.steps), layout.ranks)
+        except UserError as error:
+            return "; ".join(error.problems)
+        return ""
+
+    def filled(self, layout: Layout) -> Layout:
+        """The layout with micro-batches that fill its pipeline."""
+        return layout.filled(self._config(ALONE, self.steps))
+
+    def _words(self, layout: Layout, steps: int) -> list[str]:
+        return [*self.words, f"train.num_steps={steps}", *layout.overrides]
+
+    def _config(self, layout: Layout, steps: int) -> Config:
+        return load(self.config, self._words(layout, steps)).config
+
+    def _new_folder(self) -> Path:
+        self.number += 1
+        return self.folder / f"run{self.number}"
+
+    def _run(self, layout: Layout, folder: Path, steps: int, *flags: str) -> list[dict[str, float]] | str:
+        """The metrics of a run, or the end of what it said where it failed."""
+        words = [*self._words(layout, steps), f"run.folder={folder}", *flags]
+        env = {key: value for key, value in os.environ.items() if key not in LAUNCHERS}
+        command = [sys.executable, "-P", "-m", "codescent", "train", self.config, *words]
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+            try:
+                _, said = child.communicate()
+            except BaseException:  # we are to stop: the run stops its ranks itself, and needs time for it
+                _stop(child)
+                raise
+        if child.returncode != 0:
+            return _cause(child.returncode, said)
+        return [dict(row) for row in RunFolder.open(folder).read_metrics()]
+
+
+def _stop(child: subprocess.Popen[str]) -> None:
+    child.terminate()
+    try:
+        child.communicate(timeout=STOP_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def _cause(code: int, said: str) -> str:
+    """Why a run failed, in one line: its own message, else what its launcher says of the first rank that failed."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    for beginning in ("error: ", "codescent: "):
+        for line in lines:
+            if line.startswith(beginning):
+                return line.removeprefix(beginning)
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return lines[-1] if lines else f"exit code {code}"
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind the stack, as Ctrl-C does, so that runs are stopped and folders removed."""
+
+    def leave(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _finding(layout: str, ranks: int, found: list[dict[str, float]] | str, expected: list[dict[str, float]]) -> Finding:
+    if isinstance(found, str):
+        return Finding(layout, ranks, {}, failed=found)
+    if len(found) != len(expected):
+        return Finding(layout, ranks, {}, failed=f"{len(found)} steps instead of {len(expected)}")
+    differences = {column: [_difference(a[column], b[column]) for a, b in zip(found, expected)] for column in COLUMNS}
+    worst = max(range(len(expected)), key=lambda step: differences["train_loss"][step])
+    return Finding(layout, ranks, {column: max(values) for column, values in differences.items()}, worst + 1)
+
+
+def _difference(found: float | None, expected: float | None) -> float:
+    """Relative; infinite where one of the two is missing or no number."""
+    if found is None and expected is None:
+        return 0.0
+    if found is None or expected is None or not (math.isfinite(found) and math.isfinite(expected)):
+        return math.inf
+    return abs(found - expected) / abs(expected) if expected else abs(found)
+
+
+def prove(
+    config: str,
+    overrides: Sequence[str],
+    ranks: Sequence[int],
+    layouts: str | None,
+    steps: int,
+    precision: str,
+    *,
+    resume: bool,
+) -> bool:
+    """Run the layouts, print the table. Returns whether all that were not refused gave the same losses, at least one.
+
+    Args:
+        config: as `train` takes it.
+        overrides: section.key=value.
+        ranks: numbers of ranks whose layouts are tried.
+        layouts: these instead (see `parse_layouts`).
+        steps: of each run, at least 2.
+        precision: "fp64" or "fp32".
+        resume: also continue each layout's checkpoint in the next one.
+
+    Raises:
+        UserError: bad arguments, or a config that does not run on one process.
+    """
+    if steps < 2:
+        raise UserError("--steps: at least 2 are needed")
+    if layouts is None and max(ranks) > MAX_RANKS:
+        raise UserError(f"--ranks: {max(ranks)} ranks; at most {MAX_RANKS} can be tried on one machine")
+    tried = list(layouts_of(list(dict.fromkeys(ranks)))) if layouts is None else parse_layouts(layouts)
+    console = Console(highlight=False)
+    with _stopped_by_signals(), tempfile.TemporaryDirectory(prefix="codescent-prove-") as folder:
+        prover = Prover(config, overrides, steps, precision, Path(folder))
+        prover.check(tried)
+        tried = [prover.filled(layout) for layout in tried]
+        with console.status("one process") as status:
+            expected = prover.reference()
+            findings = []
+            for number, layout in enumerate(tried, 1):
+                status.update(escape(f"{number} of {len(tried)}: {layout}"))
+                findings.append(prover.try_layout(layout, expected))
+            fit = [layout for layout, finding in zip(tried, findings, strict=True) if not finding.refused]
+            for before, after in _handovers(fit) if resume else ():
+                status.update(escape(f"{before} -> {after}"))
+                findings.append(prover.try_resume(before, after, expected))
+    _show(console, findings, prover)
+    return {finding.verdict(prover.tolerance) for finding in findings} - {"refused"} == {"same"}
+
+
+def _handovers(layouts: Sequence[Layout]) -> Iterator[tuple[Layout, Layout]]:
+    """One process to the first, each to the next, the last to one process."""
+    return itertools.pairwise([ALONE, *layouts, ALONE])
+
+
+def _show(console: Console, findings: Sequence[Finding], prover: Prover) -> None:
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("layout", overflow="fold", ratio=1)
+    for heading in ("ranks", "loss", "grad norm", "val loss", "at step"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for finding in findings:
+        numbers = [f"{finding.differences[column]:.1e}" if finding.differences else "" for column in COLUMNS]
+        step = str(finding.worst_step) if finding.worst_step else ""
+        table.add_row(Text(finding.layout), str(finding.ranks), *numbers, step, finding.verdict(prover.tolerance))
+    console.print(f"{prover.steps} steps in {prover.precision}, largest relative differences from one process")
+    console.print(f"same: at most {prover.tolerance:g}")
+    console.print(table)
+    reasons: dict[str, list[str]] = {}
+    for finding in findings:
+        if reason := finding.refused or finding.failed:
+            reasons.setdefault(reason, []).append(finding.layout)
+    for reason, layouts in reasons.items():
+        console.print(f"{'; '.join(layouts)}: {reason}", markup=False, soft_wrap=True)

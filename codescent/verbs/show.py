@@ -1,0 +1,205 @@
+"""In: a plan, a resolved config. Out: tables for a person to read, with units that people use (GiB, millions).
+Does not compute what it shows (cost does) and writes no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from codescent.config.load import Resolved, describe
+from codescent.cost.compute import step_flops
+from codescent.cost.memory import StateBytes, inside_bytes, state_bytes, wire_bytes
+from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, Plan, Traffic, Work
+
+
+def show_plan(plan: Plan) -> None:
+    """The plan: mesh, batch arithmetic, parameters, bytes per rank, traffic and FLOPs of a step."""
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, value in _plan_rows(plan):
+        table.add_row(name, value)
+    Console(highlight=False).print(table)
+
+
+def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
+    work, mesh, state, flops = plan.work, plan.mesh, state_bytes(plan), step_flops(plan)
+    fullest = " on the fullest stage" if mesh.pp > 1 else ""
+    pairs = "channels x pairs of positions" if work.streams else "layers x channels x sequence x tokens"
+    return [
+        (
+            "model",
+            f"{work.kind}: {work.num_layers} layers, {work.num_heads} heads, {work.hidden_dim} channels, vocabulary "
+            f"{work.vocab_size:,}",
+        ),
+        *([("data", "synthetic: random numbers, to measure with; the loss says nothing")] if work.synthetic else []),
+        ("parameters", f"{plan.num_parameters:,}{_trained(plan)}"),
+        ("mesh", " x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES) + f" = {mesh.world_size} rank(s)"),
+        (
+            "batch",
+            f"{work.global_batch_size} samples = {mesh.dp} data-parallel x {work.microbatch_size} per micro-batch x "
+            f"{work.num_microbatches} micro-batch(es)",
+        ),
+        (
+            "target tokens per step" if work.streams else "tokens per step",
+            f"{work.tokens:,} = {work.global_batch_size} samples x {work.positions(-1)}"
+            + (f" (and {work.streams[0]} of the source)" if work.streams else ""),
+        ),
+        *([("stages", "\n".join(_stages(plan)))] if mesh.pp > 1 else []),
+        ("program", "\n".join(_program(plan))),
+        ("precision", _precision(plan)),
+        ("weights, per rank", _bytes(state.weights_bytes) + _where(plan.tensors[0].weights_in)),
+        ("gradients, per rank", _bytes(state.gradients_bytes) + _where(plan.trained[0].gradients_in)),
+        ("optimizer, per rank", _bytes(state.optimizer_bytes) + _where(plan.trained[0].optimizer_in)),
+        ("together, per rank", _together(state, fullest)),
+        ("traffic per step", "\n".join(_traffic(plan)) or "none: one rank"),
+        (
+            "FLOPs per step, 6 N",
+            f"{flops.dense_flops:.4g} (6 x parameters in products x {'positions' if work.streams else 'tokens'}"
+            f"{', 4 x those that are not trained' if len(plan.trained) < len(plan.tensors) else ''})",
+        ),
+        (
+            "FLOPs per step, 6 N + attention",
+            f"{flops.total_flops:.4g} (and 12 x {pairs}; metrics and MFU use this one)",
+        ),
+    ]
+
+
+def _trained(plan: Plan) -> str:
+    """How many of the parameters are, where not all are."""
+    numel = sum(tensor.parameter.numel for tensor in plan.trained)
+    return "" if numel == plan.num_parameters else f", {numel:,} of them trained ({numel / plan.num_parameters:.2%})"
+
+
+def _stages(plan: Plan) -> Iterator[str]:
+    """A line for each pipeline stage: its part of the model, chunk by chunk, and how much of the whole that is."""
+    flops = plan.work.forward_flops
+    for stage in range(plan.mesh.pp):
+        parts = plan.schedule.parts(stage)
+        share = sum(flops[depth] for part in parts for depth in part) / sum(flops)
+        parameters = sum(tensor.parameter.numel for tensor in plan.held_by(stage))
+        held = "; ".join(_depths(part, plan.work) for part in parts)
+        yield f"stage {stage}: {held} ({parameters:,} parameters, {share:.0%} of the FLOPs)"
+
+
+def _depths(part: range, work: Work) -> str:
+    """A part of a model in words."""
+    words = ["embedding"] if 0 in part else []
+    stacks = {
+        "encoder ": range(1, work.encoder_layers + 1),
+        "decoder ": range(work.encoder_layers + 1, work.num_layers + 1),
+    }
+    for name, depths in stacks.items():
+        layers = [depth - 1 for depth in part if depth in depths]
+        stack = name if work.encoder_layers else ""
+        if layers:
+            words.append(
+                f"{stack}layer {layers[0]}" if len(layers) == 1 else f"{stack}layers {layers[0]} to {layers[-1]}"
+            )
+    return ", ".join([*words, *(["head"] if work.num_layers + 1 in part else [])]) or "nothing"
+
+
+def _traffic(plan: Plan) -> Iterator[str]:
+    """A line for each kind of collective on each axis, with what a rank puts on the wire, and the sum of that."""
+    kinds: dict[tuple[str, str], list[Traffic]] = {}
+    for record in plan.traffic:
+        between = "between stages" if record.verb in SENDS else _ranks_of(record, plan.mesh)
+        kinds.setdefault((record.collective, between), []).append(record)
+    for (collective, between), records in kinds.items():
+        by_stage = [[t for t in records if t.stage in (None, stage)] for stage in range(plan.mesh.pp)]
+        sent = [sum(t.times * t.wire_bytes(plan.mesh.degree(t.axis)) for t in mine) for mine in by_stage]
+        whats = {record.what for record in records}
+        what = f" ({whats.pop()})" if len(whats) == 1 else ""
+        most = "at most " if len({number for number in sent if number}) > 1 else ""
+        yield f"{_counts(by_stage)} {collective} {between}{what}: {most}{_bytes(max(sent))}{_hidden(records)}"
+    if any(record.axis for record in plan.traffic):
+        yield f"{'each rank sends' if plan.mesh.pp == 1 else 'the busiest rank sends'} {_bytes(wire_bytes(plan))}"
+    if not all(record.axis for record in plan.traffic):
+        yield f"each rank moves {_bytes(inside_bytes(plan))} between its own memories"
+
+
+def _where(memory: Memory) -> str:
+    return ", in the host's memory" if memory is Memory.HOST else ""
+
+
+def _together(state: StateBytes, fullest: str) -> str:
+    if not state.host_bytes:
+        return f"{_bytes(state.total_bytes)}{fullest}, activations not counted"
+    device, host = _bytes(state.device_bytes), _bytes(state.host_bytes)
+    return f"{device} on the device{fullest}, activations not counted; {host} in the host's memory"
+
+
+def _counts(by_stage: list[list[Traffic]]) -> str:
+    """How often a rank issues them; where that depends on its pipeline stage, by stage."""
+    counts = {stage: sum(record.times for record in records) for stage, records in enumerate(by_stage) if records}
+    if len(set(counts.values())) == 1:
+        return str(next(iter(counts.values())))
+    numbers, stages = ", ".join(map(str, counts.values())), ", ".join(map(str, counts))
+    return f"{numbers} (on stages {stages})"
+
+
+def _hidden(records: list[Traffic]) -> str:
+    total = sum(record.times for record in records)
+    hidden = sum(record.times for record in records if record.during is not None)
+    return f", {'all' if hidden == total else hidden} of them beside forward or backward" if hidden else ""
+
+
+def _ranks_of(record: Traffic, mesh: Mesh) -> str:
+    """An axis of the mesh, several together, or some of the ranks of one, and how many they are; or inside a rank."""
+    axis = record.axis
+    if not axis:
+        where = "device and host" if record.collective is Collective.COPY else f"{record.devices} devices of the rank"
+        return f"between {where}"
+    degree = mesh.degree(axis)
+    name, _, some = axis.partition("[")
+    if name == "pp" and some:
+        return f"between stages {' and '.join(some.rstrip(']').split(','))}"
+    if "*" in axis and degree == mesh.world_size:
+        return f"over all {degree} ranks"
+    return f"over {axis.replace('*', ' x ')} ({degree} ranks)"
+
+
+def _program(plan: Plan) -> Iterator[str]:
+    """The instruction list; of a pipeline that of the first stage and that of the last one."""
+    programs = plan.schedule.programs
+    for stage in sorted({0, len(programs) - 1}):
+        words = [str(instruction) for instruction in programs[stage]]
+        shown = words if len(words) <= 11 else [*words[:6], "...", *words[-3:]]
+        yield (f"stage {stage}: " if len(programs) > 1 else "") + ", ".join(shown)
+
+
+def _precision(plan: Plan) -> str:
+    tensor = plan.trained[0]
+    arithmetic = "" if tensor.weight_dtype == plan.work.precision else f"{plan.work.precision} arithmetic, "
+    master = f", {tensor.master_dtype} master weights" if tensor.master_dtype else ""
+    return (
+        f"{arithmetic}{tensor.weight_dtype} weights, {tensor.gradient_dtype} gradients{master}, "
+        f"{tensor.optimizer_tensors} optimizer tensors in {tensor.optimizer_dtype}"
+    )
+
+
+def _bytes(number: float) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:,.2f} {unit}"
+    return f"{number:,.0f} bytes"
+
+
+def show_config(resolved: Resolved) -> None:
+    """Every key, its value, and where the value comes from."""
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for heading in ("key", "value", "from"):
+        table.add_column(heading, overflow="fold")
+    for section, key, value, origin in describe(resolved):
+        table.add_row(f"{section}.{key}", value, _shortened(origin), style="dim" if origin == "default" else "")
+    Console(highlight=False).print(table, markup=False)
+
+
+def _shortened(origin: str) -> str:
+    """The file of FILE:LINE as seen from here, where it lies below the working folder."""
+    path = Path(origin)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else origin

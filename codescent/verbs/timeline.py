@@ -1,0 +1,226 @@
+"""In: a plan's schedule, relative costs. Out: a picture of one step (PNG), or a trace for ui.perfetto.dev (JSON).
+Does not measure: it draws what cost/simulate says of the lists."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from codescent.base.durable import replace_file
+from codescent.base.errors import UserError
+from codescent.cost.compute import weight_share
+from codescent.cost.simulate import Costs, Seconds, Simulation, Span, simulate
+from codescent.plan import Plan, Schedule, Verb
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.patches import Patch
+
+COLOURS: dict[Verb, str] = {
+    Verb.LOAD: "#999999",
+    Verb.FORWARD: "#0072B2",
+    Verb.BACKWARD: "#009E73",
+    Verb.BACKWARD_INPUT: "#E69F00",
+    Verb.BACKWARD_WEIGHT: "#CC79A7",
+    Verb.SEND_ACTIVATION: "#F0E442",
+    Verb.RECEIVE_ACTIVATION: "#F0E442",
+    Verb.SEND_GRADIENT: "#F0E442",
+    Verb.RECEIVE_GRADIENT: "#F0E442",
+    Verb.REDUCE: "#D55E00",
+    Verb.STEP: "#000000",
+}
+"""Of the palette of Okabe and Ito, which colour-blind readers tell apart."""
+
+WAITING = "#EEEEEE"
+MAX_NAME_BYTES = 200  # file systems end at 255, and what is written first beside it has a longer name
+
+ROW_IN, MARGIN_IN, NARROWEST_IN, WIDEST_IN, UNNUMBERED_IN = 0.4, 0.8, 8.0, 46.0, 24.0
+DIGIT_IN = 0.075  # width of a digit at the size used; a box narrower than two thirds of its number has none
+TRACE_US = 1000.0  # a relative unit in the trace: a millisecond
+
+
+def refusals(path: Path) -> Iterator[str]:
+    """Why no timeline can be written to `path`, before anything is computed; nothing where one can."""
+    suffix = path.suffix.lower()
+    if len(path.name.encode()) > MAX_NAME_BYTES:
+        yield f"--timeline: the file's name has {len(path.name.encode())} bytes; at most {MAX_NAME_BYTES} will do"
+    elif path.is_dir():
+        yield f"--timeline {path}: is a folder; give a file's name"
+    elif suffix not in (".png", ".json"):
+        yield f"--timeline {path}: the name must end in .png (a picture) or .json (a trace for ui.perfetto.dev)"
+    elif not path.parent.is_dir():
+        yield f"--timeline {path}: there is no folder {path.parent}"
+    elif suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
+        yield (
+            f"--timeline {path}: a picture needs matplotlib: pip install 'codescent[figures]'; a .json trace does not"
+        )
+
+
+def draw_plan(plan: Plan, path: Path) -> None:
+    """Draw one step of a plan to `path`, at `Costs()`, where all is trained; else with a smaller weight part.
+
+    Raises:
+        UserError: what `refusals` says, or what the file system does.
+    """
+    stages, microbatches = len(plan.schedule.programs), plan.work.num_microbatches
+    title = f"{plan.work.kind}: pipeline stages {stages}, micro-batches {microbatches}"
+    share = weight_share(plan)
+    usual = Costs()
+    costs = dataclasses.replace(usual, backward_s=1.0 + share, backward_weight_s=share) if share < 1 else usual
+    write_timeline(plan.schedule, title, path, costs)
+
+
+def write_timeline(schedule: Schedule, title: str, path: Path, costs: Costs | None = None) -> None:
+    """Draw one step of `schedule` to `path`, whole or not at all.
+
+    Args:
+        schedule: the lists.
+        title: what is drawn, in a few words.
+        path: NAME.png or NAME.json.
+        costs: relative costs; default: `Costs()`.
+
+    Raises:
+        UserError: what `refusals` says, or what the file system does.
+    """
+    problems = list(refusals(path))
+    if problems:
+        raise UserError(*problems)
+    costs = costs or Costs()
+    simulation = simulate(schedule, costs)
+    if path.suffix.lower() == ".json":
+        content: str | bytes = json.dumps(trace(simulation, title, costs), indent=1) + "\n"
+    else:
+        content = picture(simulation, title, costs)
+    try:
+        replace_file(path, content)
+    except OSError as error:
+        raise UserError(f"--timeline {path}: cannot be written: {error.strerror}") from error
+
+
+def trace(simulation: Simulation, title: str, costs: Costs) -> dict[str, Any]:
+    """The Trace Event Format of Chrome and Perfetto: a track for each stage, a slice for each instruction.
+
+    Instructions that take no time are instants. A relative unit is one millisecond.
+    """
+    events: list[dict[str, Any]] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": title}}]
+    for stage in range(len(simulation.stages)):
+        place = {"ph": "M", "pid": 0, "tid": stage}
+        events.append({**place, "name": "thread_name", "args": {"name": f"stage {stage}"}})
+        events.append({**place, "name": "thread_sort_index", "args": {"sort_index": stage}})
+    events += [_event(span) for span in simulation.timeline]
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"costs": dataclasses.asdict(costs)}}
+
+
+def _event(span: Span) -> dict[str, Any]:
+    at = span.instruction
+    duration = span.end_s - span.start_s
+    kind = {"ph": "X", "dur": duration * TRACE_US} if duration > 0 else {"ph": "i", "s": "t"}
+    arguments = {"microbatch": at.microbatch, "chunk": at.chunk, "last": at.last, "peer": at.peer}
+    event = {"name": str(at), "cat": str(at.verb), "pid": 0, "tid": span.stage, "ts": span.start_s * TRACE_US, **kind}
+    return {**event, "args": {name: value for name, value in arguments.items() if value is not None}}
+
+
+def picture(simulation: Simulation, title: str, costs: Costs) -> bytes:
+    """A PNG: a row for each stage, time to the right, the micro-batch's number in its box where it can be read."""
+    # Optional, and slow to import: only where a picture is drawn.
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    spans = [span for span in simulation.timeline if span.end_s > span.start_s]
+    shortest = min((span.end_s - span.start_s for span in spans), default=1.0)
+    digits = max((len(_number(span)) for span in spans), default=1)
+    wanted = simulation.makespan_s / shortest * (digits * DIGIT_IN + 0.08)
+    numbered = wanted <= 1.5 * WIDEST_IN
+    rows_wide = min(max(wanted, NARROWEST_IN), WIDEST_IN if numbered else UNNUMBERED_IN)
+    rows_high = len(simulation.stages) * ROW_IN
+    width, height = rows_wide + 2 * MARGIN_IN, rows_high + 2.0
+    figure = Figure(figsize=(width, height), dpi=110)
+    axes = figure.add_axes((MARGIN_IN / width, 0.8 / height, rows_wide / width, rows_high / height))
+    _frame(axes, simulation)
+    _boxes(axes, spans, numbered=numbered)
+    axes.legend(
+        handles=_legend(spans), loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=9, frameon=False, fontsize=8,
+        borderaxespad=0.2, borderpad=0.0, handlelength=1.2, handleheight=1.0,
+    )  # fmt: skip
+    left = MARGIN_IN / width
+    figure.text(left, 1 - 0.3 / height, title, fontsize=12, fontweight="bold", va="center")
+    figure.text(left, 1 - 0.6 / height, _measured(simulation), fontsize=9, va="center")
+    figure.text(left, 0.2 / height, _stated(spans, costs, numbered=numbered), fontsize=8, va="center", color="#444444")
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    return content.getvalue()
+
+
+def _frame(axes: Axes, simulation: Simulation) -> None:
+    stages = range(len(simulation.stages))
+    for stage in stages:
+        axes.broken_barh([(0, simulation.makespan_s)], (stage - 0.42, 0.84), color=WAITING)
+    axes.set_xlim(0, max(simulation.makespan_s, 1e-9))
+    axes.set_ylim(len(stages) - 0.5, -0.5)
+    axes.set_yticks(stages, [f"stage {stage}" for stage in stages])
+    axes.tick_params(labelsize=8, length=0)
+    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
+    held = axes.secondary_yaxis("right")
+    held.set_yticks(stages, [f"holds {stage.peak_live}" for stage in simulation.stages])
+    held.tick_params(labelsize=8, length=0)
+    held.spines["right"].set_visible(False)
+
+
+def _boxes(axes: Axes, spans: list[Span], *, numbered: bool) -> None:
+    alike: dict[tuple[int, Verb, bool], list[Span]] = {}
+    for span in spans:
+        alike.setdefault((span.stage, span.instruction.verb, span.instruction.chunk % 2 == 1), []).append(span)
+    for (stage, verb, odd), group in alike.items():
+        boxes = [(span.start_s, span.end_s - span.start_s) for span in group]
+        axes.broken_barh(boxes, (stage - 0.42, 0.84), facecolor=_colour(verb, odd=odd), edgecolor="white", lw=0.6)
+        ink = "black" if odd or verb in (Verb.BACKWARD_INPUT, Verb.BACKWARD_WEIGHT) else "white"
+        for span, (start, duration) in zip(group if numbered else [], boxes):
+            axes.text(start + duration / 2, stage, _number(span), ha="center", va="center", fontsize=8, color=ink)
+
+
+def _legend(spans: list[Span]) -> list[Patch]:
+    from matplotlib.patches import Patch  # noqa: PLC0415
+
+    kinds = {(span.instruction.verb, span.instruction.chunk % 2 == 1) for span in spans}
+    ordered = sorted(kinds, key=lambda kind: (list(COLOURS).index(kind[0]), kind[1]))
+    patches = [
+        Patch(color=_colour(verb, odd=odd), label=verb.replace("_", " ") + (", odd chunks" if odd else ""))
+        for verb, odd in ordered
+    ]
+    return [*patches, Patch(facecolor=WAITING, label="waiting")]
+
+
+def _colour(verb: Verb, *, odd: bool) -> str:
+    """#RRGGBB; paler for the odd chunks of a rank."""
+    parts = [int(COLOURS[verb][i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(part + (255 - part) * (0.55 if odd else 0)):02X}" for part in parts)
+
+
+def _number(span: Span) -> str:
+    return "" if span.instruction.microbatch is None else str(span.instruction.microbatch)
+
+
+def _measured(simulation: Simulation) -> str:
+    chunks = any(span.instruction.chunk for span in simulation.timeline)
+    return (
+        f"makespan {simulation.makespan_s:g}, bubble {simulation.bubble_of_total:.1%} of it; right: of how many "
+        f"micro-batches a stage holds activations at its peak{', counted by chunk' if chunks else ''}"
+    )
+
+
+def _stated(spans: list[Span], costs: Costs, *, numbered: bool) -> str:
+    """What the boxes' widths mean. The cost of a verb that computes has the verb's name."""
+    verbs = sorted({span.instruction.verb for span in spans}, key=list(COLOURS).index)
+    stated = [f"{verb.replace('_', ' ')} {_amount(getattr(costs, f'{verb}_s'))}" for verb in verbs]
+    if costs.latency_s or costs.transfer_s:
+        stated.append(f"message {_amount(costs.latency_s)} + {_amount(costs.transfer_s)}")
+    numbers = " Numbers are micro-batches." if numbered else ""
+    return f"Relative costs: {', '.join(stated)}; nothing else takes time.{numbers}"
+
+
+def _amount(seconds: Seconds) -> str:
+    return "/".join(f"{each:g}" for each in seconds) if isinstance(seconds, tuple) else f"{seconds:g}"
