@@ -22,7 +22,7 @@ __all__ = [
 
 _ROOMS = {
     "Metrics": "own.metrics",
-    "UserError": "errors",
+    "UserError": "base.errors",
     "accumulate": "own.distribute",
     "clip_": "own.distribute",
     "distribute": "own.distribute",

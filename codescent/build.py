@@ -18,10 +18,14 @@ from codescent.plan import (
     SCALARS,
     WIDE,
     Collective,
+    Layout,
+    Lora,
     Mesh,
+    ModelFacts,
     Parameter,
     Placement,
     Plan,
+    TaskFacts,
     TensorPlan,
     Traffic,
     Verb,
@@ -73,7 +77,10 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     schedule = accumulate(num_microbatches, len(work.forward_flops))
     for strategy in strategies:
         schedule = strategy.schedule(schedule, ask)
-    plan = Plan(mesh, work, tensors, schedule, traffic=())
+    model = _model_facts(config, shape, lora, work)
+    task = TaskFacts(work.task, work.beside, work.head_share, work.synthetic)
+    layout = Layout(**{one.name: getattr(config.parallel, one.name) for one in dataclasses.fields(Layout)})
+    plan = Plan(mesh, work, tensors, schedule, (), model, task, layout, config.run.seed)
     traffic = tuple(record for strategy in strategies for record in strategy.traffic(plan))
     return dataclasses.replace(plan, traffic=(*traffic, *_agreements(plan)))
 
@@ -87,9 +94,7 @@ def _without(refused: Mapping[str, str], parallel: Parallel, mesh: Mesh) -> Iter
             yield f"parallel.{key} = {str(value).lower()}: {why}; nearest that would do: parallel.{key} = {near}"
 
 
-def _work(
-    config: Config, shape: models.Shape, lora: lora_shape.Lora | None, microbatch_size: int, num_microbatches: int
-) -> Work:
+def _work(config: Config, shape: models.Shape, lora: Lora | None, microbatch_size: int, num_microbatches: int) -> Work:
     """What a step computes."""
     kind = models.kind_of(config.model.kind, config.model.preset)
     seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
@@ -115,6 +120,26 @@ def _work(
         task=task_of(config),
         head_share=models.head_share(shape),
         synthetic=is_synthetic(config),
+    )
+
+
+def _model_facts(config: Config, shape: models.Shape, lora: Lora | None, work: Work) -> ModelFacts:
+    weights = config.model.weights
+    return ModelFacts(
+        kind=work.kind,
+        num_layers=shape.num_layers,
+        hidden_dim=shape.hidden_dim,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        forward_flops=work.forward_flops,
+        dropout=shape.dropout,
+        encoder_layers=work.encoder_layers,
+        head_chunk_tokens=config.train.head_chunk_tokens,
+        sizes=dataclasses.asdict(shape),
+        lora=lora,
+        weights=None if weights is None else str(weights),
     )
 
 
@@ -187,7 +212,7 @@ def model_shape(config: Config, vocab_size: int | None) -> models.Shape:
     return shape
 
 
-def adapters(config: Config, shape: models.Shape) -> lora_shape.Lora | None:
+def adapters(config: Config, shape: models.Shape) -> Lora | None:
     """The adapters that the config asks for, of a model of this shape; None: none.
 
     Raises:
@@ -201,7 +226,7 @@ def adapters(config: Config, shape: models.Shape) -> lora_shape.Lora | None:
     return lora_shape.resolve(own, lora.rank, lora.alpha, lora.targets, lora.whole)
 
 
-def _lora(config: Config, shape: models.Shape, problems: list[str]) -> lora_shape.Lora | None:
+def _lora(config: Config, shape: models.Shape, problems: list[str]) -> Lora | None:
     try:
         return adapters(config, shape)
     except UserError as error:

@@ -38,8 +38,8 @@ def prepare() -> None:
     for module in ("torch._dynamo", "torch.utils.checkpoint", "numpy.ma"):
         importlib.import_module(module)
     for module in (
-        "models.gpt2",
-        "models.transformer",
+        "models.gpt2.module",
+        "models.transformer.module",
         "strategies.shards",
         "strategies.ring",
         "strategies.vocabulary",

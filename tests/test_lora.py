@@ -28,7 +28,8 @@ from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
 from codescent.config.sections import Config
 from codescent.datasets import task_of
 from codescent.models.initialize import initialize_
-from codescent.models.lora.declare import Lora, is_adapter, names, resolve
+from codescent.models.lora.declare import is_adapter, names, resolve
+from codescent.plan.model import Lora
 from codescent.preflight import plan_of
 from codescent.record import RunFolder
 from codescent.verbs.cli import run

@@ -137,7 +137,7 @@ def describe(resolved: Resolved) -> list[Described]:
 
 def shipped() -> dict[str, Path]:
     """The configs that come with codescent, by name: beside this file in a wheel, beside the package in a checkout."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parent.parent
     folder = next((f for f in (package / "configs", package.parent / "configs") if f.is_dir()), None)
     return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
 

@@ -13,7 +13,8 @@ from codescent import models
 from codescent.huggingface.correspond import Part, Row, Theirs, correspond
 from codescent.huggingface.folder import parts_of
 from codescent.huggingface.kind import Kind
-from codescent.models.lora.declare import A, B, Lora, is_adapter
+from codescent.models.lora.declare import A, B, is_adapter
+from codescent.plan.model import Lora
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

@@ -16,10 +16,10 @@ from codescent.models.gpt2.declare import GPT2Shape
 from codescent.models.llama import declare as llama_shape
 from codescent.models.llama.declare import LlamaShape
 from codescent.models.lora import declare as lora_shape
-from codescent.models.lora.declare import Lora
 from codescent.models.shape import Size
 from codescent.models.transformer import declare as transformer_shape
 from codescent.models.transformer.declare import TransformerShape
+from codescent.plan.model import Lora
 from codescent.plan.shard import Parameter
 
 if TYPE_CHECKING:

@@ -1,10 +1,13 @@
-"""In: nothing. Out: the nouns of a plan (mesh, shard, schedule, traffic, plan), re-exported from their files.
+"""In: nothing. Out: the nouns of a plan, re-exported from their files.
 Does not import anything but the standard library, and holds no rule: rules live in strategies, prices in cost."""
 
+from codescent.plan.layout import Layout
 from codescent.plan.mesh import AXES, DIVIDING, Mesh
+from codescent.plan.model import Lora, ModelFacts, Size
 from codescent.plan.plan import Plan, Work
 from codescent.plan.schedule import RECEIVES, SCALARS, SENDS, Instruction, Schedule, Verb
 from codescent.plan.shard import DTYPE_BYTES, WIDE, Memory, Parameter, Placement, Role, TensorPlan
+from codescent.plan.task import Scalar, TaskFacts
 from codescent.plan.traffic import Collective, Traffic
 
 __all__ = [
@@ -17,13 +20,19 @@ __all__ = [
     "WIDE",
     "Collective",
     "Instruction",
+    "Layout",
+    "Lora",
     "Memory",
     "Mesh",
+    "ModelFacts",
     "Parameter",
     "Placement",
     "Plan",
     "Role",
+    "Scalar",
     "Schedule",
+    "Size",
+    "TaskFacts",
     "TensorPlan",
     "Traffic",
     "Verb",

@@ -8,12 +8,15 @@ import enum
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from codescent.plan.layout import Layout
 from codescent.plan.mesh import Mesh
+from codescent.plan.model import ModelFacts
 from codescent.plan.schedule import Schedule
 from codescent.plan.shard import TensorPlan
+from codescent.plan.task import Scalar, TaskFacts
 from codescent.plan.traffic import Traffic
 
 
@@ -66,13 +69,22 @@ class Work:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is decided before a run starts."""
+    """All that is decided before a run starts.
+
+    `seed` is the run's: of initial values, of the samples' order, of dropout. `update`: the keys of [optimizer] that
+    decide what a step does to the weights, each with its value.
+    """
 
     mesh: Mesh
     work: Work
     tensors: tuple[TensorPlan, ...]
     schedule: Schedule
     traffic: tuple[Traffic, ...]
+    model: ModelFacts = field(default_factory=lambda: ModelFacts("", 0, 0, 0, 0, 0, 0))
+    task: TaskFacts = field(default_factory=lambda: TaskFacts("lm"))
+    layout: Layout = field(default_factory=Layout)
+    seed: int = 0
+    update: Mapping[str, Scalar] = field(default_factory=dict)
 
     @property
     def num_parameters(self) -> int:
@@ -130,6 +142,9 @@ class Plan:
         return plan
 
 
+_SCALARS = {int, float, bool, str, types.NoneType}
+
+
 def _encode(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -158,6 +173,8 @@ def _decode(kind: Any, data: Any) -> Any:
         return tuple(_decode(arguments[0], item) for item in data)
     if origin is Mapping or (isinstance(origin, type) and issubclass(origin, Mapping)):
         return {key: _decode(arguments[1], item) for key, item in data.items()}
+    if origin in (typing.Union, types.UnionType) and set(arguments) <= _SCALARS:
+        return data  # JSON tells strings and numbers apart
     if origin in (typing.Union, types.UnionType):
         return None if data is None else _decode(next(a for a in arguments if a is not type(None)), data)
     return kind(data)

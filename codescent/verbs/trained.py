@@ -22,8 +22,7 @@ from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.data.tokenizers.tokenizer import load as load_tokenizer
 from codescent.datasets import opened, prepare_dataset, task_of
 from codescent.models.lora import declare as lora_shape
-from codescent.models.lora.declare import Lora
-from codescent.plan import WIDE, Parameter, Plan
+from codescent.plan import WIDE, Lora, Parameter, Plan
 from codescent.preflight import kept_chat
 from codescent.record import CONFIG, RunFolder
 from codescent.strategies.buckets import TORCH_DTYPE

@@ -54,7 +54,7 @@ class WorkerPool:
         self._num_workers = num_workers
         self._threads = ThreadPoolExecutor(num_workers)
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-        root = str(Path(__file__).resolve().parents[2])  # so that the workers find codescent where we did
+        root = str(Path(__file__).resolve().parents[3])  # so that the workers find codescent where we did
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),

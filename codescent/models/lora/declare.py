@@ -8,37 +8,14 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 from codescent.base.errors import UserError
+from codescent.plan.model import Lora
 from codescent.plan.shard import Parameter, Role
 
 A, B = "lora_a", "lora_b"
 _ROLES = {Role.COLUMN: (Role.ADAPTER, Role.ADAPTER_COLUMN), Role.ROW: (Role.ADAPTER_ROW, Role.ADAPTER)}
 _BLOCK = re.compile(r"blocks\.\d+\.")
-
-
-@dataclass(frozen=True)
-class Lora:
-    """Adapters (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1): beside a matrix W
-    [O, I], which stays as it is, B A with A [rank, I] and B [O, rank]: W x + alpha / rank B A x.
-
-    Attributes:
-        rank: of every adapter.
-        alpha: see above.
-        targets: layers of blocks whose matrix has an adapter, as "attn.qkv"; every one of all blocks.
-        whole: layers, in blocks or not, that are trained as they are.
-    """
-
-    rank: int
-    alpha: float
-    targets: tuple[str, ...]
-    whole: tuple[str, ...]
-
-    @property
-    def scale(self) -> float:
-        """What the product of an adapter is multiplied by."""
-        return self.alpha / self.rank
 
 
 def resolve(

@@ -1,0 +1,60 @@
+"""In: nothing. Out: the noun for the model of a run: its kind, its sizes, its adapters, and what follows from them.
+Does not know any kind of model: `models` makes these facts, and builds modules from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Size = int | float | bool | str
+"""A size, or an option, of a model as a config gives it."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Adapters (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1): beside a matrix W
+    [O, I], which stays as it is, B A with A [rank, I] and B [O, rank]: W x + alpha / rank B A x.
+
+    Attributes:
+        rank: of every adapter.
+        alpha: see above.
+        targets: layers of blocks whose matrix has an adapter, as "attn.qkv"; every one of all blocks.
+        whole: layers, in blocks or not, that are trained as they are.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    whole: tuple[str, ...]
+
+    @property
+    def scale(self) -> float:
+        """Factor on the product of an adapter."""
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The model of a run, resolved.
+
+    `sizes` are the fields of the shape that the kind of model declares: `models.shape_of_facts` gives that shape back.
+    `forward_flops` are those of a forward pass per token at each depth: embedding, blocks, head. `encoder_layers` in
+    front read the first of a sample's sequences alone. The head makes logits of `head_chunk_tokens` tokens at a time;
+    0: of all. `lora`: its adapters; None: every parameter is trained. `weights`: the folder whose weights training
+    begins with; None: they are drawn.
+    """
+
+    kind: str
+    num_layers: int
+    hidden_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    forward_flops: tuple[float, ...] = ()
+    dropout: float = 0.0
+    encoder_layers: int = 0
+    head_chunk_tokens: int = 0
+    sizes: Mapping[str, Size] = field(default_factory=dict)
+    lora: Lora | None = None
+    weights: str | None = None
