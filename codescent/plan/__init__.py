@@ -4,11 +4,12 @@ Does not import anything but the standard library, and holds no rule: rules live
 from codescent.plan.layout import Layout
 from codescent.plan.mesh import AXES, DIVIDING, Mesh
 from codescent.plan.model import Lora, ModelFacts, Size
-from codescent.plan.plan import Plan, Work
+from codescent.plan.plan import OlderPlan, Plan
 from codescent.plan.schedule import RECEIVES, SCALARS, SENDS, Instruction, Schedule, Verb
 from codescent.plan.shard import DTYPE_BYTES, WIDE, Memory, Parameter, Placement, Role, TensorPlan
 from codescent.plan.task import Scalar, TaskFacts
 from codescent.plan.traffic import Collective, Traffic
+from codescent.plan.work import Work
 
 __all__ = [
     "AXES",
@@ -25,6 +26,7 @@ __all__ = [
     "Memory",
     "Mesh",
     "ModelFacts",
+    "OlderPlan",
     "Parameter",
     "Placement",
     "Plan",

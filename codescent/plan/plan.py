@@ -1,4 +1,4 @@
-"""In: mesh, work, tensors, schedule, traffic. Out: the Plan, frozen data that is read twice, and its JSON form.
+"""In: the nouns of a run. Out: the Plan, frozen data that the simulator and the executor read, and its JSON form.
 Does not compute prices and does not refuse anything: `build` refuses, `cost` prices, `train` executes."""
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from codescent.plan.flops import StepFlops, step_flops
 from codescent.plan.layout import Layout
 from codescent.plan.mesh import Mesh
 from codescent.plan.model import ModelFacts
@@ -18,53 +20,14 @@ from codescent.plan.schedule import Schedule
 from codescent.plan.shard import TensorPlan
 from codescent.plan.task import Scalar, TaskFacts
 from codescent.plan.traffic import Traffic
+from codescent.plan.work import Work
 
 
-@dataclass(frozen=True)
-class Work:
-    """What one step computes: the model's sizes and the batch arithmetic.
+class OlderPlan(ValueError):
+    """The JSON form of a plan that an earlier version wrote, which knew the model and the task by fields of its work.
 
-    global_batch_size = dp * microbatch_size * num_microbatches, in samples of `seq_len` tokens each.
-    `forward_flops` are those of a forward pass per token at each depth: embedding, blocks, head. The head makes logits
-    of `head_chunk_tokens` tokens at a time; 0: of all. `streams` are the lengths of a sample's sequences, one after the
-    other in its `seq_len` positions, where these are several (source and target): the loss is of the last.
-    `encoder_layers` in front read the first of them alone. `beside`: layers at every depth read more of a sample than
-    the activations of those before them, so that every pipeline stage loads it. `task`: what is wanted of a sample.
-    `head_share` is how many of the positions the head reads, where it is not all: what a batch really has differs a
-    little.
-    `synthetic`: samples are random numbers, to measure with.
+    Whoever catches it makes the plan again from the run's config.
     """
-
-    kind: str
-    num_layers: int
-    hidden_dim: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    seq_len: int
-    global_batch_size: int
-    microbatch_size: int
-    num_microbatches: int
-    precision: str
-    forward_flops: tuple[float, ...] = ()
-    dropout: float = 0.0
-    head_chunk_tokens: int = 0
-    streams: tuple[int, ...] = ()
-    encoder_layers: int = 0
-    beside: bool = False
-    task: str = "lm"
-    head_share: float = 1.0
-    synthetic: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one step over all the ranks; of several sequences, those of the last."""
-        return self.global_batch_size * self.positions(-1)
-
-    def positions(self, stream: int | None = None) -> int:
-        """Positions of a sample, or of one of its sequences."""
-        return self.seq_len if stream is None or not self.streams else self.streams[stream]
 
 
 @dataclass(frozen=True)
@@ -76,13 +39,13 @@ class Plan:
     """
 
     mesh: Mesh
+    model: ModelFacts
+    task: TaskFacts
     work: Work
+    layout: Layout
     tensors: tuple[TensorPlan, ...]
     schedule: Schedule
-    traffic: tuple[Traffic, ...]
-    model: ModelFacts = field(default_factory=lambda: ModelFacts("", 0, 0, 0, 0, 0, 0))
-    task: TaskFacts = field(default_factory=lambda: TaskFacts("lm"))
-    layout: Layout = field(default_factory=Layout)
+    traffic: tuple[Traffic, ...] = ()
     seed: int = 0
     update: Mapping[str, Scalar] = field(default_factory=dict)
 
@@ -91,7 +54,7 @@ class Plan:
         """Parameters of the whole model, each counted once."""
         return sum(tensor.parameter.numel for tensor in self.tensors)
 
-    @property
+    @cached_property
     def trained(self) -> tuple[TensorPlan, ...]:
         """The tensors that are updated: some at least."""
         return tuple(tensor for tensor in self.tensors if tensor.parameter.trained)
@@ -103,20 +66,32 @@ class Plan:
 
     def held_by(self, stage: int) -> tuple[TensorPlan, ...]:
         """The tensors of a pipeline stage, each once, chunk by chunk, in the order in which forward reads them."""
-        held: dict[str, TensorPlan] = {}
-        for part in self.schedule.parts(stage):
-            held |= {t.parameter.name: t for t in self.tensors if any(depth in part for depth in t.parameter.depths)}
-        return tuple(held.values())
+        return self._held[stage]
+
+    @cached_property
+    def _held(self) -> tuple[tuple[TensorPlan, ...], ...]:
+        """`held_by` of every stage."""
+        readers: dict[int, list[TensorPlan]] = {}
+        for tensor in self.tensors:
+            for depth in tensor.parameter.depths:
+                readers.setdefault(depth, []).append(tensor)
+        order = {tensor.parameter.name: number for number, tensor in enumerate(self.tensors)}
+        stages = []
+        for stage in range(len(self.schedule.programs)):
+            held: dict[str, TensorPlan] = {}
+            for part in self.schedule.parts(stage):
+                found = {t.parameter.name: t for depth in part for t in readers.get(depth, ())}
+                held |= {name: found[name] for name in sorted(found, key=order.__getitem__)}
+            stages.append(tuple(held.values()))
+        return tuple(stages)
 
     def stages_of(self, tensor: TensorPlan) -> tuple[int, ...]:
         """The pipeline stages that hold a tensor, the one that reads it first in front."""
-        virtual = [
-            number
-            for depth in tensor.parameter.depths
-            for number, (first, stop) in enumerate(self.schedule.depths)
-            if first <= depth < stop
-        ]
-        return tuple(dict.fromkeys(number % len(self.schedule.programs) for number in virtual))
+        return self.schedule.stages_of(tensor.parameter.depths)
+
+    def flops(self) -> StepFlops:
+        """Model FLOPs of one step over all the ranks."""
+        return step_flops(self.model, self.task, self.work, [tensor.parameter for tensor in self.tensors])
 
     def counts_loss(self, rank: int) -> bool:
         """Whether the loss of a rank counts in sums over all of them: along tp all compute the same one."""
@@ -136,7 +111,14 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """Inverse of `to_json`. Raises KeyError, TypeError or ValueError where the data is not a plan."""
+        """Inverse of `to_json`.
+
+        Raises:
+            OlderPlan: an earlier version wrote it.
+            KeyError, TypeError, ValueError: the data is not a plan.
+        """
+        if "work" in data and "model" not in data:
+            raise OlderPlan("an earlier version wrote this plan: its model and its task are not in it")
         plan = _decode(cls, data)
         assert isinstance(plan, cls)
         return plan

@@ -3,8 +3,10 @@ Does not run anything and holds no cost."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 
 class Verb(StrEnum):
@@ -69,16 +71,27 @@ class Schedule:
         """The depths of each chunk of a stage."""
         return [range(first, stop) for first, stop in self.depths[stage :: len(self.programs)]]
 
-    @property
+    def stages_of(self, depths: Iterable[int]) -> tuple[int, ...]:
+        """The stages that compute these depths, each once."""
+        return tuple(dict.fromkeys(self._stage_at[depth] for depth in depths))
+
+    @cached_property
+    def _stage_at(self) -> tuple[int, ...]:
+        """The stage that computes each depth."""
+        parts = (((first, stop), number % len(self.programs)) for number, (first, stop) in enumerate(self.depths))
+        return tuple(stage for (first, stop), stage in parts for _ in range(first, stop))
+
+    @cached_property
     def input_verb(self) -> Verb:
         """The verb that makes the gradients of activations."""
-        return Verb.BACKWARD_INPUT if self._splits_backward() else Verb.BACKWARD
+        return Verb.BACKWARD_INPUT if self._splits_backward else Verb.BACKWARD
 
-    @property
+    @cached_property
     def weight_verb(self) -> Verb:
         """The verb after which the gradients of weights are there."""
-        return Verb.BACKWARD_WEIGHT if self._splits_backward() else Verb.BACKWARD
+        return Verb.BACKWARD_WEIGHT if self._splits_backward else Verb.BACKWARD
 
+    @cached_property
     def _splits_backward(self) -> bool:
         return any(at.verb is Verb.BACKWARD_WEIGHT for program in self.programs for at in program)
 

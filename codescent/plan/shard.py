@@ -134,15 +134,18 @@ class TensorPlan:
     optimizer_in: Memory = Memory.DEVICE
 
     @property
-    def apart(self) -> bool:
-        """Whether a rank updates in the host's memory what it reads in the device's, part for part: the optimizer
-        fetches the gradients and sends the weights back. (What weights are gathered from is read where it is.)"""
+    def updated_on_host(self) -> bool:
+        """Whether the master copy lives in host memory while the device holds a working copy of the same shape.
+
+        The optimizer then fetches the gradients and sends the weights back. False where weights are gathered from the
+        master copies: the gather reads them on the host.
+        """
         return self.optimizer_in is not self.weights_in and self.optimizer == self.weights
 
     @property
     def gathered_from(self) -> Memory:
-        """Where the parts are that the weights are made of before they are read; the weights' own, where none are."""
-        return self.weights_in if self.apart else self.optimizer_in
+        """The memory that holds the shards from which weights are gathered; without a gather that of the weights."""
+        return self.weights_in if self.updated_on_host else self.optimizer_in
 
     def weights_bytes(self, mesh: Mesh) -> int:
         """Bytes of the weights that forward and backward read, on the fullest rank."""

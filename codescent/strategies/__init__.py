@@ -1,40 +1,62 @@
 """In: nothing. Out: ORDER, every strategy in the order in which they are applied, and what a strategy is.
-Does not import torch: planning walks ORDER and must not wait for it; each strategy's `divide` brings its own."""
+Does not import torch: planning walks ORDER and must not wait for it; each strategy's `divide` imports its own."""
 
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codescent.plan import Plan, Traffic
 from codescent.strategies.context_parallel import Context
+from codescent.strategies.ddp import DDP
 from codescent.strategies.offload import Offload
 from codescent.strategies.pipeline import Pipeline
 from codescent.strategies.recompute import Recompute
-from codescent.strategies.replicate import Replicate
-from codescent.strategies.strategy import Ask, Gradients, Here, Strategy
+from codescent.strategies.strategy import Candidate, Gradients, Strategy, ThisRank
 from codescent.strategies.tensor import Tensor
 from codescent.strategies.torch_data_parallel import DataParallel
 from codescent.strategies.zero import Zero
 
-ORDER: tuple[type[Strategy], ...] = (
-    Context,
-    Tensor,
-    Recompute,
-    Zero,
-    Replicate,
-    Pipeline,
-    DataParallel,
-    Offload,
+ORDER: tuple[Strategy, ...] = (
+    Context(),
+    Tensor(),
+    Recompute(),
+    Zero(),
+    DDP(),
+    Pipeline(),
+    DataParallel(),
+    Offload(),
 )
 """Inner to outer: a strategy sees the module, and where its tensors are, as those before it have left them."""
 
+
+def serving(run: Candidate | Plan) -> tuple[Strategy, ...]:
+    """The strategies that a run uses, in their order."""
+    return tuple(strategy for strategy in ORDER if strategy.serves(run))
+
+
+def traffic_of(strategy: Strategy, plan: Plan) -> tuple[Traffic, ...]:
+    """Every collective that a strategy issues in a step, with the pipeline stage whose ranks issue it."""
+    return tuple(
+        replace(record, stage=stage) if plan.mesh.pp > 1 else record
+        for stage in range(plan.mesh.pp)
+        for record in strategy.traffic(plan, stage)
+    )
+
+
 __all__ = [
+    "DDP",
     "ORDER",
-    "Ask",
+    "Candidate",
     "Context",
     "DataParallel",
     "Gradients",
-    "Here",
     "Offload",
     "Pipeline",
     "Recompute",
-    "Replicate",
     "Strategy",
     "Tensor",
+    "ThisRank",
     "Zero",
+    "serving",
+    "traffic_of",
 ]

@@ -15,6 +15,13 @@ all_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gath
 reduce_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 assert_async: Any = torch._assert_async
 
+TORCH_DTYPE: dict[str, torch.dtype] = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def begin_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> Any:
+    """Begin to sum a tensor over the ranks of a group, in place; returns what to wait for."""
+    return dist.all_reduce(tensor, group=group, async_op=True)
+
 
 def at_end_of_backward(scheduled: Container[int], act: Callable[[int], None]) -> int:
     """Have `act` called, with the pass's number, when the backward pass that is running has ended, once.

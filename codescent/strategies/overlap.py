@@ -1,4 +1,4 @@
-"""In: shards to gather, gradients to scatter, from torch's fully_shard. Out: both on their way while others compute.
+"""In: shards to gather, gradients to scatter, from torch's fully_shard. Out: both in flight while others compute.
 Does not decide what is divided. For devices without streams: on CUDA fully_shard has streams for the same."""
 
 from __future__ import annotations
@@ -32,48 +32,56 @@ class GatherAhead:
 
 @dataclass
 class Reduction:
-    """Gradients of one unit on their way: scattered over the shards, then added over the copies, then taken home."""
+    """Gradients of one unit in flight: reduce-scattered over the shards, then all-reduced over the replicas.
+
+    Attributes:
+        parameters: the unit's shards.
+        shard: memory that fully_shard takes for this rank's gradients.
+        wire: the same in the dtype in which it is sent.
+        whole: the gradients that are scattered; kept until they have left.
+        scattering, adding: what to wait for; `adding` is None until the all-reduce has begun.
+    """
 
     parameters: Sequence[nn.Parameter]
-    home: torch.Tensor
+    shard: torch.Tensor
     wire: torch.Tensor
-    kept: torch.Tensor
+    whole: torch.Tensor
     scattering: Any
     adding: Any = None
 
 
-class Road:
-    """What is under way of a chunk's gradients, in one order on every rank, and the sums of what has arrived.
+class GradientsInFlight:
+    """The reductions under way of a chunk, in one order on every rank, and the sums of those that are done.
 
     Args:
-        copies: ranks with the same shards, over which these are added; None: there are none.
+        replicas: ranks with the same shards, over which these are added; None: there are none.
         wire_dtype: in which gradients are sent; fully_shard believes that it is that of the shards.
     """
 
-    def __init__(self, copies: dist.ProcessGroup | None, wire_dtype: torch.dtype) -> None:
-        self.copies, self.wire_dtype = copies, wire_dtype
-        self.under_way: deque[Reduction] = deque()
+    def __init__(self, replicas: dist.ProcessGroup | None, wire_dtype: torch.dtype) -> None:
+        self.replicas, self.wire_dtype = replicas, wire_dtype
+        self.reductions: deque[Reduction] = deque()
         self.sums: dict[nn.Parameter, torch.Tensor] = {}
 
     def advance(self) -> None:
-        """Take home what was on its last leg; what has been scattered begins to be added over the copies."""
-        while self.under_way and (self.copies is None or self.under_way[0].adding is not None):
-            self._take_home(self.under_way.popleft())
-        if self.copies is not None:
-            for reduction in self.under_way:
+        """Finish the reductions that are in their last collective; begin the all-reduce of the others."""
+        while self.reductions and (self.replicas is None or self.reductions[0].adding is not None):
+            self._finish(self.reductions.popleft())
+        if self.replicas is not None:
+            for reduction in self.reductions:
                 reduction.scattering.wait()
-                reduction.adding = dist.all_reduce(reduction.wire, group=self.copies, async_op=True)
+                reduction.adding = dist.all_reduce(reduction.wire, group=self.replicas, async_op=True)
 
     def finish(self) -> None:
-        """Wait for everything that is under way."""
-        while self.under_way:
+        """Wait for every reduction."""
+        while self.reductions:
             self.advance()
 
-    def _take_home(self, reduction: Reduction) -> None:
-        """Its gradients, out of reach of the next backward pass, which would add to them before they are there."""
+    def _finish(self, reduction: Reduction) -> None:
+        """Move finished shards from `.grad` into `sums`: the next backward would add to a buffer still in flight."""
         (reduction.adding or reduction.scattering).wait()
-        if reduction.home is not reduction.wire:
-            reduction.home.copy_(reduction.wire)
+        if reduction.shard is not reduction.wire:
+            reduction.shard.copy_(reduction.wire)
         for parameter in reduction.parameters:
             if parameter.grad is not None:
                 found = local_gradient(parameter)
@@ -82,31 +90,31 @@ class Road:
 
     def close(self) -> None:
         """Let go of the process group."""
-        self.under_way.clear()
-        self.copies = None
+        self.reductions.clear()
+        self.replicas = None
 
 
 class ReduceBehind:
-    """fully_shard's reduce-scatter of one unit, asynchronous: fully_shard goes on with views of memory that the road
-    fills later.
+    """fully_shard's reduce-scatter of one unit, asynchronous: fully_shard goes on with views of memory that is filled
+    later.
 
     Args:
-        road: where the gradients go.
-        last: whether backward comes to this unit last: no other one follows in whose time it could be added over the
-            copies, so that begins at once.
+        in_flight: where the gradients go.
+        last: whether backward comes to this unit last. No other unit's backward could hide its all-reduce over the
+            replicas, so that begins at once.
 
     Attributes:
         parameters: the unit's shards, once they have memory.
     """
 
-    def __init__(self, road: Road, *, last: bool) -> None:
-        self.road, self.last = road, last
+    def __init__(self, in_flight: GradientsInFlight, *, last: bool) -> None:
+        self.in_flight, self.last = in_flight, last
         self.parameters: list[nn.Parameter] = []
         self.allocates_input = True
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for what is scattered, then for what arrives: fully_shard asks for the two in turn."""
-        dtype = self.road.wire_dtype if self.allocates_input else dtype
+        dtype = self.in_flight.wire_dtype if self.allocates_input else dtype
         self.allocates_input = not self.allocates_input
         return torch.empty(size, dtype=dtype, device=device)
 
@@ -118,14 +126,14 @@ class ReduceBehind:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Begin to scatter; the units before it are a leg further."""
+        """Begin to scatter; the units before it go on to their next collective."""
         same = output_tensor.dtype == input_tensor.dtype
         wire = output_tensor if same else torch.empty_like(output_tensor, dtype=input_tensor.dtype)
         work = reduce_scatter_into(wire, input_tensor, op=dist.ReduceOp.SUM, group=group, async_op=True)
-        self.road.advance()
-        self.road.under_way.append(Reduction(self.parameters, output_tensor, wire, input_tensor, work))
-        if self.last and self.road.copies is not None:
-            self.road.advance()
+        self.in_flight.advance()
+        self.in_flight.reductions.append(Reduction(self.parameters, output_tensor, wire, input_tensor, work))
+        if self.last and self.in_flight.replicas is not None:
+            self.in_flight.advance()
 
 
 def local_gradient(parameter: torch.Tensor) -> torch.Tensor:

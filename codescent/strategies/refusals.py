@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from codescent.strategies.strategy import Ask
+    from codescent.strategies.strategy import Candidate
 
 
 def near_multiples(value: int, factor: int) -> str:
@@ -40,29 +40,29 @@ def nearest_divisors(value: int, wanted: float) -> list[int]:
     return [number for number in (below, above) if number is not None]
 
 
-def near_degrees(ask: Ask, axis: str, most: int, fits: Callable[[Ask], bool]) -> str:
+def near_degrees(candidate: Candidate, axis: str, most: int, fits: Callable[[Candidate], bool]) -> str:
     """The degrees of an axis next below and next above the one that is asked for that fit, up to `most`.
 
     Those that the run's ranks can have go before others; with each stands what else it takes: so many copies, or so
     many ranks.
     """
-    degree = ask.mesh.degree(axis)
+    degree = candidate.mesh.degree(axis)
 
     def nearest(degrees: range) -> str:
-        here = (_on_these_ranks(ask, axis, number, fits) for number in degrees if number > 1)
-        elsewhere = (_on_other_ranks(ask, axis, number, fits) for number in degrees)
-        return next(filter(None, itertools.chain(here, elsewhere)), "")
+        with_these = (_on_these_ranks(candidate, axis, number, fits) for number in degrees if number > 1)
+        with_others = (_on_other_ranks(candidate, axis, number, fits) for number in degrees)
+        return next(filter(None, itertools.chain(with_these, with_others)), "")
 
     return ", or ".join(filter(None, (nearest(range(degree - 1, 0, -1)), nearest(range(degree + 1, most + 1)))))
 
 
-def _on_these_ranks(ask: Ask, axis: str, degree: int, fits: Callable[[Ask], bool]) -> str:
-    one = replace(ask.mesh, **{axis: degree, "dp_replicate": 1})
-    copies, rest = divmod(ask.world_size, one.world_size)
-    other = ask.on(replace(one, dp_replicate=copies)) if copies and not rest else None
+def _on_these_ranks(candidate: Candidate, axis: str, degree: int, fits: Callable[[Candidate], bool]) -> str:
+    one = replace(candidate.mesh, **{axis: degree, "dp_replicate": 1})
+    copies, rest = divmod(candidate.world_size, one.world_size)
+    other = candidate.on(replace(one, dp_replicate=copies)) if copies and not rest else None
     return f"{axis} = {degree} with dp_replicate = {copies}" if other is not None and fits(other) else ""
 
 
-def _on_other_ranks(ask: Ask, axis: str, degree: int, fits: Callable[[Ask], bool]) -> str:
-    mesh = replace(ask.mesh, **{axis: degree})
-    return f"{axis} = {degree} on {mesh.world_size} rank(s)" if fits(replace(ask, mesh=mesh)) else ""
+def _on_other_ranks(candidate: Candidate, axis: str, degree: int, fits: Callable[[Candidate], bool]) -> str:
+    mesh = replace(candidate.mesh, **{axis: degree})
+    return f"{axis} = {degree} on {mesh.world_size} rank(s)" if fits(replace(candidate, mesh=mesh)) else ""

@@ -1,13 +1,13 @@
-"""In: nothing. Out: what a strategy is: what it refuses, where it puts tensors, what it does when, how it acts.
+"""In: nothing. Out: the base class of strategies, and what a strategy is given to decide and to act upon.
 Does not name any strategy and does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from codescent.plan import Mesh, Plan, Schedule, TensorPlan, Traffic, Work
+from codescent.plan import Layout, Mesh, ModelFacts, Plan, Schedule, TaskFacts, TensorPlan, Traffic, Work
 
 if TYPE_CHECKING:
     import torch
@@ -15,19 +15,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What a strategy is asked for, before there is a plan: enough to refuse, and to say what would do.
+class Candidate:
+    """A plan before it is made: enough to refuse it, and to find the nearest one that can be made.
 
-    `world_size`: ranks of the run. `microbatch_size`: as the user gave it; None: all of a rank's samples.
+    `world_size` counts the ranks of the run. `microbatch_size` is the user's; None: all of a rank's samples.
     """
 
     mesh: Mesh
+    model: ModelFacts
+    task: TaskFacts
     work: Work
+    layout: Layout
     world_size: int
     microbatch_size: int | None
 
-    def on(self, mesh: Mesh) -> Ask | None:
-        """The same asked of another mesh; None where the batch does not divide among its ranks."""
+    def on(self, mesh: Mesh) -> Candidate | None:
+        """The same on another mesh; None where the batch does not divide among its ranks."""
         share, rest = divmod(self.work.global_batch_size, mesh.dp)
         size = self.microbatch_size or share
         if rest or share % size:
@@ -37,8 +40,8 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Here:
-    """Where a strategy acts: a rank of a plan, and its process group of each axis that the plan's traffic names."""
+class ThisRank:
+    """A rank of a plan, with its process group of each axis that the plan's traffic names."""
 
     plan: Plan
     rank: int
@@ -51,12 +54,12 @@ class Here:
 
     @property
     def tensors(self) -> tuple[TensorPlan, ...]:
-        """Those of this rank's pipeline stage."""
+        """The tensors of this rank's pipeline stage."""
         return self.plan.held_by(self.coordinates["pp"])
 
     @property
     def trained(self) -> tuple[TensorPlan, ...]:
-        """Those of them that are updated; none perhaps, where adapters are on other stages alone."""
+        """The tensors of this stage that are updated; empty where all adapters are on other stages."""
         return tuple(tensor for tensor in self.tensors if tensor.parameter.trained)
 
 
@@ -80,36 +83,48 @@ class Gradients(Protocol):
         """Let go of process groups and parameters, before the process groups are destroyed."""
 
 
-class Strategy(Protocol):
-    """One way of dividing the work of a step over one mesh axis."""
+class Strategy:
+    """One way of dividing the work of a step over one mesh axis.
 
-    axis: str
-    """The mesh axis that it serves; "" where it divides nothing."""
-    Options: type[Any]
-    """Dataclass of its options; the fields are keys of the section [parallel]."""
-    variants: tuple[Mapping[str, Any], ...]
-    """Values of options that change what it does, not only how fast: each is to be proved."""
+    It has no state: it reads its keys from `candidate.layout` before there is a plan, and from `plan.layout` after. The
+    methods here are those of a strategy that changes nothing.
 
-    def __init__(self, options: Any) -> None: ...
+    Attributes:
+        axis: the mesh axis that it serves; "" where it divides nothing.
+        variants: values of layout keys that change what it does, not only how fast: `prove` tries each.
+    """
 
-    def refuse(self, ask: Ask) -> Iterator[str]:
-        """Why it cannot serve `ask`, in the user's words, each with the nearest values that would do."""
+    axis: ClassVar[str] = ""
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
 
-    def place(self, tensor: TensorPlan, ask: Ask) -> TensorPlan:
+    def serves(self, run: Candidate | Plan) -> bool:
+        """Whether the run uses it. Where it does not, `place`, `schedule`, `traffic` and `divide` are not called."""
+        return run.mesh.degree(self.axis) > 1
+
+    def refuse(self, candidate: Candidate) -> Iterator[str]:
+        """Why it cannot serve `candidate`, in the user's words, each with the nearest values that would do."""
+        yield from ()
+
+    def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
         """The tensor with the placements and dtypes of its weights, gradients and optimizer state."""
+        return tensor
 
-    def schedule(self, schedule: Schedule, ask: Ask) -> Schedule:
-        """The instruction lists, as those before it in ORDER have left them, with what it does differently."""
+    def schedule(self, schedule: Schedule, candidate: Candidate) -> Schedule:
+        """The instruction lists that those before it in ORDER made, with what it does differently."""
+        return schedule
 
-    def traffic(self, plan: Plan) -> Iterator[Traffic]:
-        """Every collective that it issues in a step of `plan` (whose own traffic is not yet complete)."""
+    def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
+        """Every collective that a rank of a pipeline stage issues in a step of `plan`, whose own traffic is not yet
+        complete. The caller fills in `Traffic.stage`."""
+        yield from ()
 
-    def divide(self, part: torch.nn.Module, here: Here) -> None:
+    def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Change one chunk of the model, while its parameters are on the meta device and take no memory, into what this
-        rank holds of it. This and `gradients` are what needs torch."""
+        rank holds of it. This and `gradients` need torch."""
 
-    def gradients(self, parts: Sequence[torch.nn.Module], here: Here) -> Gradients | None:
-        """Who looks after the gradients of the chunks, whose parameters now have memory; None: another strategy.
+    def gradients(self, parts: Sequence[torch.nn.Module], this_rank: ThisRank) -> Gradients | None:
+        """The owner of the chunks' gradients, whose parameters now have memory; None: another strategy.
 
-        In every layout exactly one does.
+        In every layout exactly one strategy owns them.
         """
+        return None

@@ -1,5 +1,5 @@
-"""In: gradients that another one looks after, ranks that each know a part of some of them. Out: these, summed.
-Does not decide which (the strategies do)."""
+"""In: a strategy's gradients, some of them partial sums on each rank of a group. Out: those all-reduced.
+Does not decide which ones are partial: `TensorPlan.partial` says."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch.distributed as dist
 from codescent.strategies.strategy import Gradients
 
 
-class SummedGradients:
-    """Gradients of parameters that the ranks of a group hold alike and of which each knows a part: one all-reduce.
+class PartialGradients:
+    """Gradients of which every rank of a group has a partial sum; one all-reduce adds them.
 
     Args:
-        before: who looks after the gradients until then.
-        indices: which of `before.collect()` are added.
-        group: over these ranks.
+        before: the owner of the gradients until then.
+        indices: which of `before.collect()` are partial.
+        group: the ranks to sum over.
     """
 
     def __init__(self, before: Gradients, indices: Sequence[int], group: dist.ProcessGroup) -> None:
@@ -32,7 +32,7 @@ class SummedGradients:
     def reduce(self) -> None:
         """See Gradients."""
         self.before.reduce()
-        # Kept: a parameter that took no part in the loss has zeros that are made anew each time.
+        # Kept: `collect` makes new zeros each time for a parameter that took no part in the loss.
         self.collected = self.before.collect()
         parts = [self.collected[index] for index in self.indices]
         if len(parts) == 1 and parts[0].is_contiguous():

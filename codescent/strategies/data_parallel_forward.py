@@ -1,5 +1,5 @@
 """In: a chunk of a model, a number of devices. Out: its forward pass on all of them, by torch.nn.DataParallel.
-Does not decide whether that can be done (data_parallel does) and holds no copy from one micro-batch to the next."""
+Does not decide whether that can be done (torch_data_parallel does) and holds no copy from one micro-batch to the next."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Samples = tuple[int, int, torch.Tensor]
 """Seed, step, and the number of each sample, as `set_dropout_context` takes them."""
 
 
-def scatter_(part: nn.Module, num_devices: int) -> None:
+def forward_on_devices_(part: nn.Module, num_devices: int) -> None:
     """Every call of the module is scattered over the first devices of this process, and its losses are added up.
 
     The module itself stays what it was, with its parameters and their names: only what a call does is another thing.
     """
-    scattered = Scattered(part, num_devices)
+    parallel = DataParallelForward(part, num_devices)
     changed = cast(Any, part)
-    changed.forward = scattered.forward
-    changed.set_dropout_context = scattered.set_dropout_context
+    changed.forward = parallel.forward
+    changed.set_dropout_context = parallel.set_dropout_context
 
 
-class Scattered:
+class DataParallelForward:
     """What stands in for a module's own forward pass.
 
     Attributes:

@@ -1,0 +1,77 @@
+"""In: the model, the task and the batch of a plan. Out: the floating-point operations of one step, by named formulas.
+Does not estimate seconds and does not measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from codescent.plan.model import ModelFacts
+from codescent.plan.shard import Parameter, Role
+from codescent.plan.task import TaskFacts
+from codescent.plan.work import Work
+
+
+@dataclass(frozen=True)
+class StepFlops:
+    """Model FLOPs of one step over all the ranks.
+
+    N counts every parameter once, except an embedding matrix that no head multiplies with.
+
+    Attributes:
+        dense_flops: 6 N per token (Kaplan et al. 2020, section 2.1: forward 2 N, backward 4 N; attention left out).
+            A parameter that is not trained has no weight gradient: 4 N.
+        attention_flops: 12 L h s per token (Chowdhery et al. 2022, "PaLM", appendix B: full attention, not its half).
+        weight_share: FLOPs of the weight part of a backward pass, by those of the forward pass, attention left out: 1
+            where every matrix is trained.
+
+    In a model of several sequences a parameter counts the positions of its own sequence, and a head those of the
+    target. A decoder layer of t positions has t^2 + t s pairs of positions in place of s^2.
+    """
+
+    dense_flops: float
+    attention_flops: float
+    weight_share: float
+
+    @property
+    def total_flops(self) -> float:
+        """6 N + 12 L h s per token: the figure behind flops_per_s and mfu."""
+        return self.dense_flops + self.attention_flops
+
+
+def step_flops(model: ModelFacts, task: TaskFacts, work: Work, parameters: Iterable[Parameter]) -> StepFlops:
+    """FLOPs of one step: all micro-batches on all ranks."""
+
+    def macs(some: Iterable[Parameter]) -> float:
+        """Multiplications of a sample's forward pass with these parameters."""
+        return sum(parameter.numel * _positions(task, work, parameter) for parameter in some)
+
+    read = [p for p in parameters if p.role is not Role.VOCAB or p.depths != (0,)]
+    trained = [p for p in read if p.trained]
+    products, trained_products = ([p for p in some if _is_product(p)] for some in (read, trained))
+    width = model.num_heads * model.head_dim
+    return StepFlops(
+        dense_flops=(4.0 * macs(read) + 2.0 * macs(trained)) * work.global_batch_size,
+        attention_flops=12.0 * _pairs(model, work) * width * work.global_batch_size,
+        weight_share=macs(trained_products) / (macs(products) or 1.0),
+    )
+
+
+def _is_product(parameter: Parameter) -> bool:
+    return len(parameter.shape) > 1 and parameter.role is not Role.POSITION
+
+
+def _positions(task: TaskFacts, work: Work, parameter: Parameter) -> float:
+    """Positions of a sample that a parameter is applied to."""
+    if parameter.role in (Role.VOCAB, Role.WHOLE):
+        return work.positions(-1) * task.head_share
+    return work.positions(parameter.stream)
+
+
+def _pairs(model: ModelFacts, work: Work) -> int:
+    """Pairs of a query's and a key's position in a sample, over all layers."""
+    if not work.streams:
+        return model.num_layers * work.seq_len**2
+    source, target = work.streams
+    decoder_layers = model.num_layers - model.encoder_layers
+    return model.encoder_layers * source**2 + decoder_layers * target * (target + source)
