@@ -32,7 +32,7 @@ from codescent.plan import (
     Work,
 )
 from codescent.plan.schedule import accumulate
-from codescent.strategies import ORDER, Ask, Strategy
+from codescent.strategies import ORDER, Candidate, serving, traffic_of
 from codescent.strategies.refusals import near_divisors, near_multiples, nearest_divisors
 
 if TYPE_CHECKING:
@@ -64,24 +64,31 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     lora = None if shape is None else _lora(config, shape, problems)
     if shape is None:
         raise UserError(*problems)
-    work = _work(config, shape, lora, microbatch_size, num_microbatches)
+    work = _work(config, shape, microbatch_size, num_microbatches)
+    model, task = _model_facts(config, shape, lora, work.seq_len), _task_facts(config, shape)
+    layout = Layout(**{one.name: getattr(config.parallel, one.name) for one in dataclasses.fields(Layout)})
     problems += [*_too_long(shape, work), *_not_for(config, shape, mesh)]
-    strategies, ask = chosen(config.parallel), Ask(mesh, work, world_size, config.train.microbatch_size)
-    problems += [problem for strategy in strategies for problem in strategy.refuse(ask)]
+    candidate = Candidate(mesh, model, task, work, layout, world_size, config.train.microbatch_size)
+    problems += [problem for strategy in ORDER for problem in strategy.refuse(candidate)]
     if problems:
         raise UserError(*problems)
-    tensors = tuple(
-        _placed(_tensor(parameter, config, num_microbatches), strategies, ask)
-        for parameter in models.parameters_of(work.kind, shape, lora)
+    parameters = models.parameters_of(model.kind, shape, lora)
+    tensors = tuple(_tensor(parameter, config, num_microbatches) for parameter in parameters)
+    schedule = accumulate(num_microbatches, len(model.forward_flops))
+    for strategy in serving(candidate):
+        tensors = tuple(strategy.place(tensor, candidate) for tensor in tensors)
+        schedule = strategy.schedule(schedule, candidate)
+    plan = Plan(
+        mesh=mesh,
+        model=model,
+        task=task,
+        work=work,
+        layout=layout,
+        tensors=tensors,
+        schedule=schedule,
+        seed=config.run.seed,
     )
-    schedule = accumulate(num_microbatches, len(work.forward_flops))
-    for strategy in strategies:
-        schedule = strategy.schedule(schedule, ask)
-    model = _model_facts(config, shape, lora, work)
-    task = TaskFacts(work.task, work.beside, work.head_share, work.synthetic)
-    layout = Layout(**{one.name: getattr(config.parallel, one.name) for one in dataclasses.fields(Layout)})
-    plan = Plan(mesh, work, tensors, schedule, (), model, task, layout, config.run.seed)
-    traffic = tuple(record for strategy in strategies for record in strategy.traffic(plan))
+    traffic = tuple(record for strategy in serving(plan) for record in traffic_of(strategy, plan))
     return dataclasses.replace(plan, traffic=(*traffic, *_agreements(plan)))
 
 
@@ -94,11 +101,29 @@ def _without(refused: Mapping[str, str], parallel: Parallel, mesh: Mesh) -> Iter
             yield f"parallel.{key} = {str(value).lower()}: {why}; nearest that would do: parallel.{key} = {near}"
 
 
-def _work(config: Config, shape: models.Shape, lora: Lora | None, microbatch_size: int, num_microbatches: int) -> Work:
-    """What a step computes."""
-    kind = models.kind_of(config.model.kind, config.model.preset)
-    seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
+def _work(config: Config, shape: models.Shape, microbatch_size: int, num_microbatches: int) -> Work:
     return Work(
+        seq_len=shape.seq_len if config.data.seq_len is None else config.data.seq_len,
+        global_batch_size=config.train.global_batch_size,
+        microbatch_size=microbatch_size,
+        num_microbatches=num_microbatches,
+        precision=config.train.precision,
+        streams=models.streams_of(shape),
+    )
+
+
+def _task_facts(config: Config, shape: models.Shape) -> TaskFacts:
+    return TaskFacts(
+        name=task_of(config),
+        extras=models.reads_beside(shape) or task_of(config) in PADDED,
+        head_share=models.head_share(shape),
+        synthetic=is_synthetic(config),
+    )
+
+
+def _model_facts(config: Config, shape: models.Shape, lora: Lora | None, seq_len: int) -> ModelFacts:
+    kind, weights = models.kind_of(config.model.kind, config.model.preset), config.model.weights
+    return ModelFacts(
         kind=kind,
         num_layers=shape.num_layers,
         hidden_dim=shape.hidden_dim,
@@ -106,36 +131,9 @@ def _work(config: Config, shape: models.Shape, lora: Lora | None, microbatch_siz
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         vocab_size=shape.vocab_size,
-        seq_len=seq_len,
-        global_batch_size=config.train.global_batch_size,
-        microbatch_size=microbatch_size,
-        num_microbatches=num_microbatches,
-        precision=config.train.precision,
         forward_flops=models.forward_flops(kind, shape, seq_len, lora),
         dropout=shape.dropout,
-        head_chunk_tokens=config.train.head_chunk_tokens,
-        streams=models.streams_of(shape),
         encoder_layers=models.encoder_layers(shape),
-        beside=models.reads_beside(shape) or task_of(config) in PADDED,
-        task=task_of(config),
-        head_share=models.head_share(shape),
-        synthetic=is_synthetic(config),
-    )
-
-
-def _model_facts(config: Config, shape: models.Shape, lora: Lora | None, work: Work) -> ModelFacts:
-    weights = config.model.weights
-    return ModelFacts(
-        kind=work.kind,
-        num_layers=shape.num_layers,
-        hidden_dim=shape.hidden_dim,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab_size,
-        forward_flops=work.forward_flops,
-        dropout=shape.dropout,
-        encoder_layers=work.encoder_layers,
         head_chunk_tokens=config.train.head_chunk_tokens,
         sizes=dataclasses.asdict(shape),
         lora=lora,
@@ -232,14 +230,6 @@ def _lora(config: Config, shape: models.Shape, problems: list[str]) -> Lora | No
     except UserError as error:
         problems += error.problems
         return None
-
-
-def chosen(parallel: Parallel) -> list[Strategy]:
-    """Every strategy of ORDER with its options from the section [parallel]; a degree of one is not a special case."""
-    return [
-        kind(kind.Options(**{f.name: getattr(parallel, f.name) for f in dataclasses.fields(kind.Options)}))
-        for kind in ORDER
-    ]
 
 
 def _shape(config: Config, vocab_size: int | None, problems: list[str]) -> models.Shape | None:
@@ -370,9 +360,3 @@ def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> Tens
         gradients=Placement(),
         optimizer=Placement(),
     )
-
-
-def _placed(tensor: TensorPlan, strategies: list[Strategy], ask: Ask) -> TensorPlan:
-    for strategy in strategies:
-        tensor = strategy.place(tensor, ask)
-    return tensor

@@ -19,7 +19,7 @@ from codescent.data.text.request import KINDS
 from codescent.data.tokenizers.tokenizer import ByteTokenizer
 from codescent.data.tokenizers.wordpiece import split_name
 from codescent.models.shape import Size
-from codescent.plan import Work
+from codescent.plan import Plan
 from codescent.tasks.answers.prepare import SQUAD, QuestionRequest, locate_questions, prepare_questions
 from codescent.tasks.answers.source import is_question_folder, open_questions
 from codescent.tasks.answers.windows import WindowSizes
@@ -216,15 +216,15 @@ def unfit(config: Config) -> Iterator[str]:
         yield f'data.task = "{task}": data.corpus = "{corpus}" is tensors, no text; leave data.task out'
 
 
-def misfits(config: Config, dataset: AnyDataset, work: Work) -> Iterator[str]:
+def misfits(dataset: AnyDataset, plan: Plan) -> Iterator[str]:
     """Why the model cannot read the samples of an open dataset."""
     if not isinstance(dataset, TensorDataset):
         return
     sizes = dataset.sizes
     for key, wanted, found, what in (
-        ("model.source_len", work.positions(0), sizes.source_len, "vectors of the source"),
-        ("model.target_len", work.positions(-1), sizes.target_len, "vectors of the target"),
-        ("model.hidden_dim", work.hidden_dim, sizes.width, "numbers of a vector"),
+        ("model.source_len", plan.work.positions(0), sizes.source_len, "vectors of the source"),
+        ("model.target_len", plan.work.positions(-1), sizes.target_len, "vectors of the target"),
+        ("model.hidden_dim", plan.model.hidden_dim, sizes.width, "numbers of a vector"),
     ):
         if wanted != found:
             yield f"{key} = {wanted}: a sample of {dataset.path} has {found} {what}; give {key} = {found}"

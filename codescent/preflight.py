@@ -61,7 +61,7 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
         UserError: whatever stands in the way of the run, and splits that are too short for it.
     """
     plan = build(config, dataset.vocab_size, world_size)
-    if problems := list(misfits(config, dataset, plan.work)):
+    if problems := list(misfits(dataset, plan)):
         raise UserError(*problems)
     work, size = plan.work, config.train.global_batch_size
     train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))
@@ -196,14 +196,14 @@ def _deciding(config: Config, plan: Plan) -> dict[str, object]:
 
 def _derived(config: Config, plan: Plan) -> dict[str, object]:
     """Keys whose default is another key's value: compared as what they come to."""
-    optimizer, lora = config.optimizer, adapters(config, model_shape(config, plan.work.vocab_size))
+    optimizer, lora = config.optimizer, adapters(config, model_shape(config, plan.model.vocab_size))
     decay_steps = config.train.num_steps if optimizer.decay_steps is None else optimizer.decay_steps
     workers = 1 if optimizer.scale_learning_rate == "none" else plan.mesh.dp
     return {
-        "model.kind": plan.work.kind,
-        "data.task": plan.work.task,
+        "model.kind": plan.model.kind,
+        "data.task": plan.task.name,
         **{
-            f"data.{name}": getattr(config.data, name) if plan.work.task == task else None
+            f"data.{name}": getattr(config.data, name) if plan.task.name == task else None
             for task, names in OF_TASK.items()
             for name in names
         },

@@ -1,5 +1,5 @@
 """In: parameters that every rank holds whole. Out: their gradients, averaged over the ranks while backward runs.
-Does not choose the parameters and does not send anything itself: `strategies/buckets.py` does."""
+Does not choose the parameters and does not send anything itself: `strategies/ddp.py` does."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from codescent.base.errors import UserError
-from codescent.strategies.buckets import TORCH_DTYPE, BucketedGradients
-from codescent.strategies.collectives import at_end_of_backward, in_backward
-from codescent.strategies.replicate import buckets
+from codescent.strategies.collectives import TORCH_DTYPE, at_end_of_backward, in_backward
+from codescent.strategies.ddp import BucketedGradients, buckets
 
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 
@@ -107,13 +106,13 @@ class _OneDtype:
         group = group or dist.group.WORLD
         assert group is not None
         self.world_size = group.size()
-        name = DTYPE_NAMES[parameters[0].dtype]
+        dtype = parameters[0].dtype
         self.used: set[int] = set()
         self.index_of: dict[torch.Tensor, int] = {p: index for index, p in enumerate(parameters)}
-        self.marks = nn.Parameter(torch.zeros(len(parameters), dtype=parameters[0].dtype, device=parameters[0].device))
-        filled = buckets([parameter.numel() for parameter in parameters], bucket_bytes, name)
+        self.marks = nn.Parameter(torch.zeros(len(parameters), dtype=dtype, device=parameters[0].device))
+        filled = buckets([parameter.numel() for parameter in parameters], bucket_bytes, DTYPE_NAMES[dtype])
         travelling = [*parameters, self.marks]
-        self.gradients = BucketedGradients(travelling, [*filled, [len(parameters)]], name, name, group)
+        self.gradients = BucketedGradients(travelling, [*filled, [len(parameters)]], dtype, dtype, group)
         self.gradients.before_backward(last=True)
 
     def arrived(self, parameter: torch.Tensor) -> bool:

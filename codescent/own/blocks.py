@@ -20,7 +20,7 @@ def choose_blocks(module: nn.Module) -> list[nn.Module]:
     """
     blocks: list[nn.Module] = []
     _find(module, blocks)
-    return _apart(module, blocks)
+    return _unshared(module, blocks)
 
 
 def check_blocks(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
@@ -42,11 +42,11 @@ def check_blocks(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Modu
         elif outer := [other for other in blocks if other is not block and block in set(other.modules())]:
             problems.append(f"blocks[{number}] ({names[block]}): is inside {names.get(outer[0], 'another')}: give one")
     if not problems:
-        apart = set(_apart(module, blocks))
+        unshared = set(_unshared(module, blocks))
         problems = [
             f"blocks: {names[block]} shares a parameter with what is outside it: leave it out"
             for block in blocks
-            if block not in apart
+            if block not in unshared
         ]
     if problems:
         raise UserError(*(f"codescent.distribute: {problem}" for problem in problems))
@@ -56,12 +56,6 @@ def check_blocks(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Modu
 def only_holds(module: nn.Module) -> bool:
     """Whether it has no forward: a list, a dict, a class whose parts are called instead."""
     return type(module).forward in (nn.Module.forward, nn.ModuleList.forward, nn.ModuleDict.forward)
-
-
-def own_parameters(module: nn.Module, without: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """Parameters of the module that are in none of these parts."""
-    inside = {parameter for part in without for parameter in part.parameters()}
-    return [parameter for parameter in module.parameters() if parameter not in inside]
 
 
 def _find(module: nn.Module, blocks: list[nn.Module]) -> None:
@@ -74,16 +68,16 @@ def _find(module: nn.Module, blocks: list[nn.Module]) -> None:
             _find(child, blocks)
 
 
-def _apart(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Those whose parameters nobody else has: a tied one is gathered with the whole module."""
-    holders: Counter[nn.Parameter] = Counter()
-    for part in module.modules():
-        holders.update(dict.fromkeys(part.parameters(recurse=False), 1))
-    kept = []
-    for block in dict.fromkeys(blocks):
-        inside: Counter[nn.Parameter] = Counter()
-        for part in block.modules():
-            inside.update(dict.fromkeys(part.parameters(recurse=False), 1))
-        if all(holders[parameter] == count for parameter, count in inside.items()):
-            kept.append(block)
-    return kept
+def _unshared(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """The blocks whose parameters no other part has: a tied one is gathered with the whole module."""
+    holders = _holders(module)
+    return [
+        block
+        for block in dict.fromkeys(blocks)
+        if all(holders[parameter] == count for parameter, count in _holders(block).items())
+    ]
+
+
+def _holders(module: nn.Module) -> Counter[nn.Parameter]:
+    """How many parts of a module hold each of its parameters."""
+    return Counter(parameter for part in module.modules() for parameter in set(part.parameters(recurse=False)))

@@ -21,12 +21,13 @@ from codescent.base.errors import UserError
 from codescent.own.average import DTYPE_NAMES, AveragedGradients
 from codescent.own.blocks import check_blocks, choose_blocks, only_holds
 from codescent.own.buffers import AveragedBuffers
-from codescent.own.divide import DividedGradients, free_gathered, hand_over
+from codescent.own.divide import DividedGradients, hand_over
 from codescent.own.session import Ranks, everywhere, joined
+from codescent.strategies.fully_shard import free_gathered
 from codescent.train.optimize import gradient_norm
 
 STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
-"""The strategies: what they divide is what ZeRO's stage of that number does."""
+"""Strategy name to ZeRO stage; 0 is plain data parallelism."""
 
 WHOLE = ("Adafactor", "LBFGS", "Muon", "Rprop", "SparseAdam")
 """torch's optimizers that do more than arithmetic on each element: on divided parameters they raise, or are wrong."""

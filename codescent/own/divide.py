@@ -1,21 +1,20 @@
-"""In: a module, its optimizer, a mesh. Out: weights, gradients, optimizer state, divided by torch's fully_shard.
+"""In: a module, its optimizer, a mesh. Out: weights, gradients and optimizer state, sharded by torch's fully_shard.
 Does not choose blocks and does not average what stays whole (`blocks` and `average` do)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 from weakref import ref
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import distribute_tensor as distribute
 
-from codescent.own.blocks import own_parameters
+from codescent.strategies.fully_shard import own_parameters, set_last_backward, shard_units_
 
 
 class DividedGradients:
@@ -33,30 +32,18 @@ class DividedGradients:
 
     def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], stage: int, mesh: DeviceMesh) -> None:
         self.stage = stage
-        self.whole = [p for unit in (module, *blocks) for p in _undivided(own_parameters(unit, _inside(unit, blocks)))]
+        self.whole = [p for unit in (module, *blocks) for p in _undivided(own_parameters(unit, blocks))]
         for parameter in module.parameters():
             parameter.data = parameter.data.contiguous()  # fully_shard takes no other, such as channels_last
-        for unit in (*blocks, module):
-            fully_shard(unit, mesh=mesh, reshard_after_forward=stage == 3, ignored_params=set(self.whole))
-        for part in sharded_parts(module):
-            # Sums, which every backend can do, then one division: NCCL's mean is not there on CPUs.
-            part.set_gradient_divide_factor(float(mesh.size()))
-            part.set_force_sum_reduction_for_comms(True)
+        freed = [*blocks, module] if stage == 3 else []
+        shard_units_(module, blocks, mesh, freed=freed, whole=self.whole, divisor=float(mesh.size()))
         self.module = ref(module)
-        module.register_forward_hook(_free_without_backward)
 
     def accumulate(self, on: bool) -> None:
         """Whether more backward passes follow before the gradients are used."""
-        module = cast(FSDPModule, self.module())
-        module.set_is_last_backward(not on)
-        if self.stage == 1:
-            module.set_requires_gradient_sync(not on)
-        if self.stage < 3:
-            module.set_reshard_after_backward(not on)
-
-
-def _inside(unit: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    return [block for block in blocks if block is not unit and block in set(unit.modules())]
+        module = self.module()
+        assert module is not None
+        set_last_backward(module, self.stage, last=not on)
 
 
 def _undivided(parameters: Sequence[nn.Parameter]) -> Iterator[nn.Parameter]:
@@ -69,23 +56,6 @@ def _undivided(parameters: Sequence[nn.Parameter]) -> Iterator[nn.Parameter]:
     for parameter in parameters:
         if not parameter.dim() or (parameter.requires_grad and parameter.dtype != most):
             yield parameter
-
-
-def sharded_parts(module: nn.Module) -> Iterator[FSDPModule]:
-    """The units of fully_shard; none where nothing is divided."""
-    return (part for part in module.modules() if isinstance(part, FSDPModule))
-
-
-def free_gathered(module: nn.Module) -> None:
-    """Free gathered weights: from here on the module's parameters are the divided ones, which optimizers update."""
-    for part in sharded_parts(module):
-        part.reshard()
-
-
-def _free_without_backward(module: nn.Module, _inputs: object, _output: object) -> None:
-    """What is kept gathered until backward is over would stay so after a forward pass that has none."""
-    if not torch.is_grad_enabled():
-        free_gathered(module)
 
 
 def hand_over(optimizer: torch.optim.Optimizer, new: Mapping[torch.Tensor, nn.Parameter]) -> None:

@@ -19,7 +19,8 @@ from codescent.base.errors import UserError
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, read_tensors
 from codescent.checkpoint.manifest import StoredTensor, read_manifest
 from codescent.checkpoint.storage import CODE_DTYPES, DTYPE_CODES
-from codescent.own.divide import free_gathered, state_like
+from codescent.own.divide import state_like
+from codescent.strategies.fully_shard import free_gathered
 
 Names = Mapping[torch.Tensor, str]
 States = dict[torch.Tensor, dict[str, torch.Tensor]]

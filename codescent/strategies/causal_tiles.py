@@ -1,5 +1,5 @@
 """In: a sequence cut over the ranks of a group. Out: the positions of a rank, and its queries' attention to another's.
-Does not send anything: `ring` brings the keys and values here and takes their gradients home."""
+Does not send anything: `ring` exchanges the keys and values, and their gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from codescent.operators.dropout import dropped_at
 BLOCK_QUERIES = 128  # of one head at a time: no more than [P, R * 128, T] probabilities are ever there
 
 
-def zigzag_positions(seq_len: int, degree: int, index: int, device: torch.device | None = None) -> Tensor:
+def balanced_positions(seq_len: int, degree: int, index: int, device: torch.device | None = None) -> Tensor:
     """int64 [seq_len / degree]: the positions of rank `index`, in the order in which it has them, which is ascending.
 
     The sequence is cut in 2 * degree parts, and rank i has parts i and 2 * degree - 1 - i. One early and one late part
@@ -47,8 +47,8 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Zigzag:
-    """What rank `index` of `degree` computes with its own queries and the keys and values of each `source`.
+class CausalTiles:
+    """Attention of the queries of rank `index`, of `degree`, to the keys and values of each `source`, tile by tile.
 
     Attributes:
         degree: ranks of the group.
@@ -162,8 +162,8 @@ class Zigzag:
         """One device's mask: its row is head * seq_len + position of the query, its column the position of the key."""
         seq_len = self.degree * self.length
         num_heads = len(p_PNS) // len(keys_B) * p_PNS.shape[1] // (tile.queries.stop - tile.queries.start)
-        queries_T = zigzag_positions(seq_len, self.degree, self.index, keys_B.device)
-        keys_T = zigzag_positions(seq_len, self.degree, source, keys_B.device)
+        queries_T = balanced_positions(seq_len, self.degree, self.index, keys_B.device)
+        keys_T = balanced_positions(seq_len, self.degree, source, keys_B.device)
         heads_H = torch.arange(self.first_head, self.first_head + num_heads, device=keys_B.device)
         rows_HQ = heads_H[:, None] * seq_len + queries_T[tile.queries]
         return dropped_at(keys_B, rows_HQ.flatten(), keys_T[tile.keys], self.dropout).view_as(p_PNS)

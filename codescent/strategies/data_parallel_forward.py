@@ -1,5 +1,5 @@
 """In: a chunk of a model, a number of devices. Out: its forward pass on all of them, by torch.nn.DataParallel.
-Does not decide whether that can be done (torch_data_parallel does) and holds no copy from one micro-batch to the next."""
+Does not decide whether that can be done (torch_data_parallel does) and keeps no replica after a micro-batch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Samples = tuple[int, int, torch.Tensor]
 
 
 def forward_on_devices_(part: nn.Module, num_devices: int) -> None:
-    """Every call of the module is scattered over the first devices of this process, and its losses are added up.
+    """Scatter every call of the module over the first devices of this process, and add up its losses.
 
-    The module itself stays what it was, with its parameters and their names: only what a call does is another thing.
+    The module keeps its parameters and their names; only what a call does changes.
     """
     parallel = DataParallelForward(part, num_devices)
     changed = cast(Any, part)
@@ -24,7 +24,7 @@ def forward_on_devices_(part: nn.Module, num_devices: int) -> None:
 
 
 class DataParallelForward:
-    """What stands in for a module's own forward pass.
+    """Replaces a module's own forward pass.
 
     Attributes:
         parallel: torch's DataParallel, which copies the module for each micro-batch. Where there is no CUDA device it
@@ -37,7 +37,7 @@ class DataParallelForward:
         self.samples: Samples | None = None
 
     def set_dropout_context(self, seed: int, step: int, sample_ids_B: torch.Tensor) -> None:
-        """Kept for the next forward pass, where each copy is told of its own samples."""
+        """Kept for the next forward pass, which gives each replica its own samples."""
         self.samples = (seed, step, sample_ids_B)
 
     def forward(
@@ -51,7 +51,7 @@ class DataParallelForward:
 
 
 class _OnOneDevice(nn.Module):
-    """What DataParallel copies: around the module, for its class's own forward pass, which a call no longer is."""
+    """What DataParallel copies: it calls the forward pass of the module's class, which `forward` has replaced."""
 
     def __init__(self, part: nn.Module) -> None:
         super().__init__()

@@ -90,7 +90,7 @@ class DDP(Strategy):
             buckets(_numels(this_rank.trained, plan.mesh), plan.layout.bucket_bytes, wire_dtype),
             TORCH_DTYPE[wire_dtype],
             TORCH_DTYPE[plan.trained[0].gradient_dtype],
-            this_rank.groups.get(replicas(plan.mesh)),
+            this_rank.groups[replicas(plan.mesh)] if self.serves(plan) else None,
         )
 
 
@@ -116,7 +116,7 @@ class BucketedGradients:
         wire_dtype: dtype of the buckets.
         kept_dtype: dtype in which the micro-batches' gradients are added. Where it is not the parameters' own (bf16
             weights, several micro-batches), the sums are here and not in `.grad`: in the buckets where these have it.
-        group: ranks to sum over; with one rank, or None, nothing is copied and nothing is sent.
+        group: ranks to sum over; with one rank nothing is copied and nothing is sent. None: this rank alone.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class BucketedGradients:
         self.hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(self.parameters)
-            if not self.alone or parameter.dtype != kept_dtype  # else `.grad` has the sum, and `reduce` takes it
+            if group is not None or parameter.dtype != kept_dtype  # else `.grad` has the sum, and `reduce` takes it
         ]
 
     def _allocate(self) -> None:
@@ -156,7 +156,7 @@ class BucketedGradients:
             sizes = [self.parameters[index].numel() for index in bucket]
             buffer = self.parameters[bucket[0]].detach().new_empty(sum(sizes), dtype=self.wire_dtype)
             self.buffers.append(buffer)
-            for index, part in zip(bucket, buffer.split(sizes), strict=True):
+            for index, part in zip(bucket, buffer.split_with_sizes(sizes), strict=True):
                 views[index] = part.view_as(self.parameters[index])
         self.views = [views[index] for index in range(len(self.parameters))]
 

@@ -35,10 +35,10 @@ def shard_units_(
     """
     for unit in (*blocks, module):
         fully_shard(unit, mesh=mesh, reshard_after_forward=unit in freed, ignored_params=set(whole), **policies)
-    for unit in units(module):
+    for sharded in units(module):
         # Sums, which every backend can do, then one division: NCCL's mean is not there on CPUs.
-        unit.set_gradient_divide_factor(divisor)
-        unit.set_force_sum_reduction_for_comms(True)
+        sharded.set_gradient_divide_factor(divisor)
+        sharded.set_force_sum_reduction_for_comms(True)
     module.register_forward_hook(_free_without_backward)
 
 

@@ -24,10 +24,10 @@ class Offload(Strategy):
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Weights in host memory that are not gathered before they are read."""
-        mesh, layout = candidate.mesh, candidate.layout
-        if layout.offload == "all" and (mesh.dp_shard == 1 or layout.zero_stage < 3):
+        degree, stage = candidate.mesh.dp_shard, candidate.layout.zero_stage
+        if candidate.layout.offload == "all" and (degree == 1 or stage < 3):
             yield (
-                f'parallel.offload = "all" with dp_shard = {mesh.dp_shard} and zero_stage = {layout.zero_stage}: weights '
+                f'parallel.offload = "all" with dp_shard = {degree} and zero_stage = {stage}: weights '
                 "that are in the host's memory are gathered block by block, which is what zero_stage = 3 with dp_shard "
                 '>= 2 does; take these, or offload = "optimizer"'
             )

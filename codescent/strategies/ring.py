@@ -1,5 +1,5 @@
 """In: queries, keys and values of this rank's part of a sequence. Out: exact causal attention over all of the sequence.
-Does not know which positions a rank has, nor how a tile is computed: `zigzag` does."""
+Does not know which positions a rank has, nor how a tile is computed: `causal_tiles` does."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from codescent.strategies.causal_tiles import CausalTiles
 from codescent.strategies.collectives import all_gather_into, reduce_scatter_into
-from codescent.strategies.zigzag import Zigzag
 
 # Shapes: B samples, H query heads, G key-value heads, T positions of this rank, K head_dim; 2 are keys and values;
-# inside P = B * G and R = H / G, as in `zigzag`.
+# inside P = B * G and R = H / G, as in `causal_tiles`.
 _KEYS_VALUES, _GRADIENTS = 0, 1  # tags of messages: both may be under way between the same two ranks
 
 
@@ -33,7 +33,7 @@ def ring_attention(
     """softmax(q k^T / sqrt(K)) v over the positions up to each one, keys and values going round a ring: [B, H, T, K].
 
     Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers". Each of the `degree` ranks holds the
-    positions of `zigzag.zigzag_positions`. The messages are those of `ring_traffic.ring_traffic`.
+    positions of `causal_tiles.balanced_positions`. The messages are those of `ring_traffic.ring_traffic`.
 
     Args:
         q_BHTK: queries; head h reads key-value head h // (H / G).
@@ -76,8 +76,8 @@ def _attention(
     first_head: int,
 ) -> Tensor:
     group = exchange.group
-    zigzag = Zigzag(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head)
-    y_BHTK: Tensor = SplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, zigzag)  # type: ignore[no-untyped-call]
+    tiles = CausalTiles(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head)
+    y_BHTK: Tensor = SplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, tiles)  # type: ignore[no-untyped-call]
     return y_BHTK
 
 
@@ -89,7 +89,7 @@ AddGradient = Callable[[int, Tensor, Tensor], None]
 
 
 class Exchange(Protocol):
-    """How keys and values get to every rank's queries, and their gradients home."""
+    """How keys and values get to every rank's queries, and their gradients back."""
 
     group: dist.ProcessGroup
 
@@ -116,20 +116,20 @@ class Ring:
         yield (index + 1) % degree, kv_2BGTK
 
     def gradient(self, kv_2BGTK: Tensor, add: AddGradient) -> Tensor:
-        """See Exchange. A sum follows its kv from rank to rank, and goes home from the last; the own part stays."""
-        home: Tensor | None = None
+        """See Exchange. A sum follows its kv from rank to rank, and returns from the last; the own part stays."""
+        own: Tensor | None = None
         travelling: _HandOn | None = None
         for source, visitor_2BGTK in self.visits(kv_2BGTK):
             d_kv_2BGTK = torch.zeros_like(visitor_2BGTK, dtype=_wide(visitor_2BGTK))
             add(source, visitor_2BGTK, d_kv_2BGTK)
-            if home is None:
-                home = d_kv_2BGTK
+            if own is None:
+                own = d_kv_2BGTK
                 continue
             if travelling is not None:
                 d_kv_2BGTK += travelling.arrived()
             travelling = _HandOn(d_kv_2BGTK, self.group, _GRADIENTS)
-        assert home is not None
-        return home if travelling is None else home.add_(travelling.arrived())
+        assert own is not None
+        return own if travelling is None else own.add_(travelling.arrived())
 
 
 class _HandOn:
@@ -190,17 +190,19 @@ class SplitAttention(torch.autograd.Function):
     """See `ring_attention`. Keeps for the backward pass q, k, v and y of this rank, and a number per query and head."""
 
     @staticmethod
-    def forward(ctx: Any, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, exchange: Exchange, zigzag: Zigzag) -> Tensor:
+    def forward(
+        ctx: Any, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, exchange: Exchange, tiles: CausalTiles
+    ) -> Tensor:
         """See `ring_attention`."""
         kv_2BGTK = torch.stack([k_BGTK, v_BGTK])
         q_PRTK = _by_pairs(q_BHTK, kv_2BGTK, 1.0 / math.sqrt(q_BHTK.shape[-1]))
         wide_PRTK = torch.zeros_like(q_PRTK, dtype=_wide(q_PRTK))
         lse_PRT = wide_PRTK.new_full(wide_PRTK.shape[:-1], -math.inf)
         for source, visitor_2BGTK in exchange.visits(kv_2BGTK):
-            zigzag.attend_(source, q_PRTK, visitor_2BGTK.flatten(1, 2), wide_PRTK, lse_PRT)
-        y_BHTK = wide_PRTK.mul_(zigzag.kept_scale).to(q_BHTK.dtype).view(q_BHTK.shape)
+            tiles.attend_(source, q_PRTK, visitor_2BGTK.flatten(1, 2), wide_PRTK, lse_PRT)
+        y_BHTK = wide_PRTK.mul_(tiles.kept_scale).to(q_BHTK.dtype).view(q_BHTK.shape)
         ctx.save_for_backward(q_PRTK, kv_2BGTK, y_BHTK, lse_PRT)
-        ctx.exchange, ctx.zigzag = exchange, zigzag
+        ctx.exchange, ctx.tiles = exchange, tiles
         return y_BHTK
 
     @staticmethod
@@ -208,14 +210,14 @@ class SplitAttention(torch.autograd.Function):
     def backward(ctx: Any, d_y_BHTK: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         """The gradients of q, k and v."""
         q_PRTK, kv_2BGTK, y_BHTK, lse_PRT = ctx.saved_tensors
-        zigzag: Zigzag = ctx.zigzag
+        tiles: CausalTiles = ctx.tiles
         delta_PRT = (d_y_BHTK.to(lse_PRT.dtype) * y_BHTK).sum(-1).view(lse_PRT.shape)
-        d_y_PRTK = _by_pairs(d_y_BHTK, kv_2BGTK, zigzag.kept_scale)
+        d_y_PRTK = _by_pairs(d_y_BHTK, kv_2BGTK, tiles.kept_scale)
         d_q_PRTK = torch.zeros_like(q_PRTK, dtype=lse_PRT.dtype)
 
         def add(source: int, visitor_2BGTK: Tensor, d_kv_2BGTK: Tensor) -> None:
             kv_2PTK, d_kv_2PTK = visitor_2BGTK.flatten(1, 2), d_kv_2BGTK.flatten(1, 2)
-            zigzag.attend_backward_(source, q_PRTK, kv_2PTK, lse_PRT, d_y_PRTK, delta_PRT, d_q_PRTK, d_kv_2PTK)
+            tiles.attend_backward_(source, q_PRTK, kv_2PTK, lse_PRT, d_y_PRTK, delta_PRT, d_q_PRTK, d_kv_2PTK)
 
         d_k_BGTK, d_v_BGTK = ctx.exchange.gradient(kv_2BGTK, add).to(kv_2BGTK.dtype)
         d_q_BHTK = d_q_PRTK.mul_(1.0 / math.sqrt(q_PRTK.shape[-1])).to(q_PRTK.dtype).view(y_BHTK.shape)

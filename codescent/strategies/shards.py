@@ -87,7 +87,7 @@ def _has_streams() -> bool:
 
 
 def _prefetch(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
-    """While a unit computes, gather the weights of the next one: in forward the block after, in backward the one before.
+    """Gather the weights of the next unit while one computes: in forward the block after, in backward the one before.
 
     By default fully_shard goes, in backward, by the order of the forward passes so far. Where a pipeline has several
     under way, it would take the last unit of the pass before to follow the first block, and gather its weights in vain.

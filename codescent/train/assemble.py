@@ -12,13 +12,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from codescent import models
-from codescent.build import adapters, chosen, model_shape
+from codescent.build import adapters, model_shape
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
 from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan, Verb
-from codescent.strategies import Gradients, Here, Strategy
-from codescent.strategies.buckets import TORCH_DTYPE
-from codescent.strategies.summed import SummedGradients
+from codescent.strategies import ORDER, Gradients, ThisRank, serving
+from codescent.strategies.collectives import TORCH_DTYPE
+from codescent.strategies.partial_gradients import PartialGradients
 from codescent.train.execute import Executor
 from codescent.train.initial import begin_
 from codescent.train.optimize import Optimizer, Weight
@@ -54,16 +54,16 @@ def assemble(
     """
     shape = model_shape(config, dataset.vocab_size)
     lora = adapters(config, shape)
-    strategies, here = chosen(config.parallel), Here(plan, world.place.rank, world.groups)
+    this_rank = ThisRank(plan, world.place.rank, world.groups)
     parts = []
     for depths in plan.schedule.parts(world.stage):
-        part = models.construct(plan.work.kind, shape, config.train.head_chunk_tokens, "meta", depths, lora)
+        part = models.construct(plan.model.kind, shape, config.train.head_chunk_tokens, "meta", depths, lora)
         _widen(part, config.train.precision)
-        for strategy in strategies:
-            strategy.divide(part, here)
-        parts.append(_with_memory(part, here.tensors[0], world.device))
-    weights = _initialise(parts, config, here, replaced=first_step > 0)
-    gradients = _gradients(parts, strategies, here)
+        for strategy in serving(plan):
+            strategy.divide(part, this_rank)
+        parts.append(_with_memory(part, this_rank.tensors[0], world.device))
+    weights = _initialise(parts, config, this_rank, replaced=first_step > 0)
+    gradients = _gradients(parts, this_rank)
     for part in parts:
         _compile(part, config.train.compile)
     parted = plan.mesh.joint(*DIVIDING)
@@ -84,10 +84,9 @@ def _widen(part: nn.Module, precision: str) -> None:
 def _with_memory(part: nn.Module, like: TensorPlan, device: torch.device) -> nn.Module:
     """Memory for the parameters, on the device or, where the plan has what is gathered there, on the host.
 
-    Weights whose master copy is apart are there in their own dtype alone from the beginning: the device may have no
-    room for a wide one.
+    Weights that are updated on the host are made in their own dtype: the device may have no room for a wide one.
     """
-    if like.apart:
+    if like.updated_on_host:
         part.to(TORCH_DTYPE[like.weight_dtype])
     for name in ("tokens_T", "rows_T"):  # which positions a divided model reads: no parameters, yet on the device
         if isinstance(positions_T := getattr(part, name), torch.Tensor):
@@ -95,25 +94,27 @@ def _with_memory(part: nn.Module, like: TensorPlan, device: torch.device) -> nn.
     return part.to_empty(device=device if like.gathered_from is Memory.DEVICE else "cpu")
 
 
-def _initialise(parts: list[nn.Module], config: Config, here: Here, *, replaced: bool) -> list[Weight]:
+def _initialise(parts: list[nn.Module], config: Config, this_rank: ThisRank, *, replaced: bool) -> list[Weight]:
     """Initial values, and the master copies of bf16 weights, which keep the values that rounding takes from them.
 
     Where a strategy has made DTensors of the parameters, these are the masters: it makes what forward reads itself.
-    Masters that are apart from the weights are made here, in the host's memory.
+    Master copies of weights that are updated on the host are made here.
     """
     parameters = {name: _local(tensor) for part in parts for name, tensor in part.named_parameters()}
-    assert list(parameters) == [tensor.parameter.name for tensor in here.tensors], "other parameters than the plan's"
-    weights = {t.parameter.name: _weight(t, parameters[t.parameter.name], here) for t in here.trained}
+    assert list(parameters) == [tensor.parameter.name for tensor in this_rank.tensors], (
+        "other parameters than the plan's"
+    )
+    weights = {t.parameter.name: _weight(t, parameters[t.parameter.name], this_rank) for t in this_rank.trained}
     masters = {name: weight.master for name, weight in weights.items()}
     read = parameters | masters
-    held = [(t.parameter, read[t.parameter.name], _slices(t, here)) for t in here.tensors]
+    held = [(t.parameter, read[t.parameter.name], _slices(t, this_rank)) for t in this_rank.tensors]
     begin_(config, held, replaced=replaced)
     for weight in weights.values():
-        if weight.apart:
+        if weight.updated_on_host:
             weight.tensor.copy_(weight.master)
     for part in parts:
         narrowed = not any(isinstance(tensor, DTensor) for tensor in part.parameters())
-        if narrowed and not here.tensors[0].apart:
+        if narrowed and not this_rank.tensors[0].updated_on_host:
             part.to(TORCH_DTYPE[config.train.precision])
             for name, tensor in part.named_parameters():
                 if name not in masters:
@@ -131,32 +132,34 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor.data
 
 
-def _slices(tensor: TensorPlan, here: Here) -> tuple[slice, ...]:
-    box = tensor.optimizer.box(tensor.parameter.shape, here.plan.mesh, here.rank)
+def _slices(tensor: TensorPlan, this_rank: ThisRank) -> tuple[slice, ...]:
+    box = tensor.optimizer.box(tensor.parameter.shape, this_rank.plan.mesh, this_rank.rank)
     return tuple(slice(start, stop) for start, stop in box)
 
 
-def _weight(tensor: TensorPlan, held: torch.Tensor, here: Here) -> Weight:
+def _weight(tensor: TensorPlan, held: torch.Tensor, this_rank: ThisRank) -> Weight:
     """What the optimizer and checkpoints know of a tensor; of the ranks with the same part the first counts it."""
-    divided = tensor.optimizer.axes(here.plan.mesh)
-    starts = tuple(part.start for part in _slices(tensor, here))
-    counts = here.plan.stages_of(tensor)[0] == here.coordinates["pp"] and all(
-        here.coordinates[axis] == 0 for axis in DIVIDING if axis not in ("pp", *divided)
+    divided = tensor.optimizer.axes(this_rank.plan.mesh)
+    starts = tuple(part.start for part in _slices(tensor, this_rank))
+    counts = this_rank.plan.stages_of(tensor)[0] == this_rank.coordinates["pp"] and all(
+        this_rank.coordinates[axis] == 0 for axis in DIVIDING if axis not in ("pp", *divided)
     )
     parameter = tensor.parameter
     offsets = starts if divided else None
     master = held
-    if tensor.apart:
+    if tensor.updated_on_host:
         master = torch.empty(held.shape, dtype=TORCH_DTYPE[tensor.master_dtype], device="cpu")
-    return Weight(parameter.name, held, master, parameter.decay, parameter.shape, offsets, counts, tensor.apart)
+    return Weight(
+        parameter.name, held, master, parameter.decay, parameter.shape, offsets, counts, tensor.updated_on_host
+    )
 
 
-def _gradients(parts: list[nn.Module], strategies: list[Strategy], here: Here) -> Gradients:
+def _gradients(parts: list[nn.Module], this_rank: ThisRank) -> Gradients:
     """The one strategy that looks after gradients in this layout; where ranks know parts of them, with their sums."""
-    (owner,) = (found for strategy in strategies if (found := strategy.gradients(parts, here)) is not None)
-    for axis in dict.fromkeys(axis for tensor in here.trained for axis in tensor.partial):
-        indices = [number for number, tensor in enumerate(here.trained) if axis in tensor.partial]
-        owner = SummedGradients(owner, indices, here.groups[axis])
+    (owner,) = (found for strategy in ORDER if (found := strategy.gradients(parts, this_rank)) is not None)
+    for axis in dict.fromkeys(axis for tensor in this_rank.trained for axis in tensor.partial):
+        indices = [number for number, tensor in enumerate(this_rank.trained) if axis in tensor.partial]
+        owner = PartialGradients(owner, indices, this_rank.groups[axis])
     return owner
 
 
@@ -178,7 +181,7 @@ def _loader(config: Config, plan: Plan, world: World, dataset: AnyDataset, first
     return Loader(
         source,
         sampler,
-        work.seq_len * (1 if work.vocab_size else work.hidden_dim),
+        work.seq_len * (1 if plan.model.vocab_size else plan.model.hidden_dim),
         [(samples.start, samples.stop) for samples in mine],
         first_step,
         config.data.prefetch,

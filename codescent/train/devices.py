@@ -1,5 +1,5 @@
 """In: the device that is wanted, what this process sees. Out: this rank's device; why the ranks cannot have theirs.
-Does not know what a plan needs of devices (machine does), and asks no other rank (standing does)."""
+Does not know what a plan needs of devices (machine does), and asks no other rank (rendezvous does)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def choose_device(wanted: str, place: Place) -> torch.device:
     """The device of this rank. "auto" takes CUDA where the machine has it, one device for each local rank.
 
     A process that sees one device takes it, whatever its local rank: srun with --gpus-per-task, and scripts around
-    mpiexec, show each rank its own alone. Where it is everyone's, `refusal` finds out.
+    mpiexec, show each rank its own alone. `refusal` finds out whether all of them see the same one.
 
     Raises:
         UserError: there are fewer devices than local ranks, or none and CUDA is asked for.
@@ -46,9 +46,9 @@ def name_of(device: torch.device) -> str:
 
 
 def refusal(names: Sequence[str], wanted: str) -> str:
-    """Why the ranks cannot have these devices, by their names, rank by rank; "" where they can.
+    """Why the ranks cannot have these devices, named rank by rank; "" where they can.
 
-    Two may not have the same one, and not some of them none.
+    Two ranks may not share one, and either all have one or none has.
     """
     if CPU in names:
         without = [str(rank) for rank, name in enumerate(names) if name == CPU]

@@ -15,7 +15,7 @@ from codescent.data.loader import Batch, Loader, Portion
 from codescent.operators.linear import Later
 from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
-from codescent.strategies.buckets import TORCH_DTYPE
+from codescent.strategies.collectives import TORCH_DTYPE
 from codescent.train.messages import Message
 from codescent.train.optimize import Optimizer
 from codescent.train.world import World
@@ -270,7 +270,7 @@ class Executor:
             inputs = self.batch.inputs
         else:
             inputs = chunk.inputs[number].requires_grad_()
-        beside = self.batch.beside if self.plan.work.beside and self.batch is not None else {}
+        beside = self.batch.beside if self.plan.task.extras and self.batch is not None else {}
         if chunk.part.ends:
             assert self.batch is not None
             loss = chunk.part(inputs, self.batch.targets, loss_scale=1.0 / self.portion.losses, **beside)
@@ -359,8 +359,8 @@ class Chunk:
 def message_shape(plan: Plan) -> tuple[int, int]:
     """[T, D] of a sample's activations as one stage sends them to the next; T is as many positions as a rank has."""
     work, sent = plan.work, [t.payload_bytes for t in plan.traffic if t.verb is Verb.SEND_ACTIVATION]
-    position_bytes = work.microbatch_size * work.hidden_dim * DTYPE_BYTES[work.precision]
-    return (sent[0] // position_bytes if sent else work.seq_len), work.hidden_dim
+    position_bytes = work.microbatch_size * plan.model.hidden_dim * DTYPE_BYTES[work.precision]
+    return (sent[0] // position_bytes if sent else work.seq_len), plan.model.hidden_dim
 
 
 def _microbatch(instruction: Instruction) -> int:

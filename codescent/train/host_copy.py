@@ -1,5 +1,5 @@
 """In: weights on a device, their master copies on the host. Out: gradients on the host; updated weights on the device.
-Does not update anything (optimize does): it moves a unit of tensors at a time, while the host works on another."""
+Does not update anything (optimize does): it copies one unit of tensors while the host updates another."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Protocol
 
 import torch
 
-PLACES = 2
-"""Page-locked places each way: one is filled while the other is read."""
+SLOTS = 2
+"""Page-locked buffers each way: one is filled while the other is read."""
 
 
 class Copied(Protocol):
-    """What is known of a weight: see `optimize.Weight`."""
+    """A weight and its master copy: see `optimize.Weight`."""
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -25,16 +25,16 @@ class Copied(Protocol):
         """On the host."""
 
 
-class Exchange:
+class HostCopy:
     """Gradients to the host and weights to the device, a unit at a time, each way on a stream of its own.
 
-    While the host updates a unit, the next one's gradients come in and the last one's weights leave (Ren et al. 2021,
-    "ZeRO-Offload", section 5). Only what travels is page-locked, in places that all units share: torch rounds
-    page-locked memory up to a power of two, which for masters and moments would be up to twice their size.
+    While the host updates a unit, the gradients of the next one are copied in and the weights of the last one out (Ren
+    et al. 2021, "ZeRO-Offload", section 5). Only the buffers of the copies are page-locked, and all units share them:
+    torch rounds page-locked memory up to a power of two, so master copies and moments could take twice their size.
 
     Args:
         weights: all of them, on one device.
-        units: indices of those that travel together, in the order in which they do.
+        units: indices of those that are copied together, in the order in which they are.
     """
 
     def __init__(self, weights: Sequence[Copied], units: Sequence[Sequence[int]]) -> None:
@@ -43,67 +43,67 @@ class Exchange:
         self.cuda = self.device.type == "cuda"
         self.numels = [sum(weights[index].master.numel() for index in unit) for unit in units]
         most = max(self.numels)
-        self.incoming = [self._place(most) for _ in range(PLACES)]
-        self.outgoing = [self._place(most) for _ in range(PLACES)]
+        self.incoming = [self._slot(most) for _ in range(SLOTS)]
+        self.outgoing = [self._slot(most) for _ in range(SLOTS)]
         self.wide: torch.Tensor | None = None
         self.down, self.up = (_stream(self.device) for _ in range(2))
-        self.arrived, self.left = ([_event(self.device) for _ in range(PLACES)] for _ in range(2))
+        self.arrived, self.left = ([_event(self.device) for _ in range(SLOTS)] for _ in range(2))
         self.sent = 0
 
-    def _place(self, numel: int) -> torch.Tensor:
-        """Bytes for so many elements of the widest dtype that travels."""
+    def _slot(self, numel: int) -> torch.Tensor:
+        """Bytes for so many elements of the widest dtype."""
         return torch.empty(numel * self.wide_dtype.itemsize, dtype=torch.uint8, pin_memory=self.cuda)
 
     def fetch(self, gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-        """Each unit's gradients on the host, in the dtype of the masters; the caller's until it asks for the next."""
+        """Each unit's gradients on the host, in the dtype of the master copies; valid until the next is asked for."""
         self._follow_device()
-        self._call(0, gradients)
+        self._begin(0, gradients)
         for number, unit in enumerate(self.units):
             if number + 1 < len(self.units):
-                self._call(number + 1, gradients)
-            self._wait(self.arrived[number % PLACES])
-            flat = self._flat(self.incoming[number % PLACES], number, gradients[unit[0]].dtype)
+                self._begin(number + 1, gradients)
+            self._wait(self.arrived[number % SLOTS])
+            flat = self._flat(self.incoming[number % SLOTS], number, gradients[unit[0]].dtype)
             yield self._views(self._widened(flat), unit)
 
     def send(self, unit: Sequence[int]) -> None:
-        """A unit's masters leave for the device, rounded to the weights' dtype here, where that makes them smaller."""
-        place = self.sent % PLACES
-        self._wait(self.left[place])  # what lay there before
+        """Copy a unit's master copies to the device, rounded to the weights' dtype on the host: fewer bytes travel."""
+        slot = self.sent % SLOTS
+        self._wait(self.left[slot])  # the copy before from the same slot
         dtype = self.weights[unit[0]].tensor.dtype
         numel = sum(self.weights[index].master.numel() for index in unit)
-        flat = self.outgoing[place][: numel * dtype.itemsize].view(dtype)
+        flat = self.outgoing[slot][: numel * dtype.itemsize].view(dtype)
         for index, view in zip(unit, self._views(flat, unit), strict=True):
             view.copy_(self.weights[index].master)
             with self._on(self.up):
                 self.weights[index].tensor.copy_(view, non_blocking=True)
-        self._mark(self.left[place], self.up)
+        self._mark(self.left[slot], self.up)
         self.sent += 1
 
     def finish(self) -> None:
-        """What is computed from now on waits for the weights."""
+        """Let the device's next computation wait for the weights."""
         if self.up is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.up)
 
     def _follow_device(self) -> None:
-        """The streams begin after what the device has been given so far: gradients complete, weights no longer read."""
+        """Let the streams wait for the device: then gradients are complete, and weights no longer read."""
         for stream in (self.down, self.up):
             if stream is not None:
                 stream.wait_stream(torch.cuda.current_stream(self.device))
 
-    def _call(self, number: int, gradients: Sequence[torch.Tensor]) -> None:
-        """Have the gradients of unit `number` come."""
-        unit, place = self.units[number], number % PLACES
-        flat = self._flat(self.incoming[place], number, gradients[unit[0]].dtype)
+    def _begin(self, number: int, gradients: Sequence[torch.Tensor]) -> None:
+        """Begin to copy the gradients of unit `number` to the host."""
+        unit, slot = self.units[number], number % SLOTS
+        flat = self._flat(self.incoming[slot], number, gradients[unit[0]].dtype)
         with self._on(self.down):
             for index, view in zip(unit, self._views(flat, unit), strict=True):
                 view.copy_(gradients[index], non_blocking=True)
-        self._mark(self.arrived[place], self.down)
+        self._mark(self.arrived[slot], self.down)
 
-    def _flat(self, place: torch.Tensor, number: int, dtype: torch.dtype) -> torch.Tensor:
-        return place[: self.numels[number] * dtype.itemsize].view(dtype)
+    def _flat(self, slot: torch.Tensor, number: int, dtype: torch.dtype) -> torch.Tensor:
+        return slot[: self.numels[number] * dtype.itemsize].view(dtype)
 
     def _widened(self, flat: torch.Tensor) -> torch.Tensor:
-        """In the dtype of the masters; the same, where it has that already."""
+        """Cast to the dtype of the master copies, if need be."""
         if flat.dtype == self.wide_dtype:
             return flat
         if self.wide is None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,13 +47,12 @@ class Outcome:
     exit_code: int
 
 
-def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, resume: bool) -> Outcome:
+def train(config: Config, place: Place, *, resume: bool) -> Outcome:
     """Train, as one of the ranks of `place`.
 
     Args:
         config: the resolved config.
         place: where this process stands among the ranks.
-        flops_of: FLOPs of one step of a plan, for flops_per_s and mfu: what a step costs is not known on this floor.
         resume: continue the run of that name.
 
     Raises:
@@ -73,7 +71,7 @@ def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, re
         world.divide(plan)
         world.from_first(lambda: machine.refuse_too_large(plan, world.device, place.local_world_size))
         with StopRequest(alone=place.world_size == 1) as stop:
-            return _Run(config, plan, world, dataset, stop, flops_of(plan), resume=resume).run()
+            return _Run(config, plan, world, dataset, stop, resume=resume).run()
     finally:
         world.close()
 
@@ -117,13 +115,12 @@ class _Run:
         world: World,
         dataset: AnyDataset,
         stop: StopRequest,
-        flops: float,
         *,
         resume: bool,
     ) -> None:
         self.config, self.plan, self.world, self.dataset, self.stop = config, plan, world, dataset, stop
         self.path = run_folder(config)
-        self.flops = flops
+        self.flops = plan.flops().total_flops
         self.skipped = 0
         self.folder: RunFolder | None = None
         opened: dict[str, Any] = world.from_first(lambda: self._open(resume))
@@ -216,7 +213,7 @@ class _Run:
                 self.folder.write_tokenizer(self.dataset.tokenizer_text)
             if (chat := prepared_with(self.dataset)) is not None:
                 self.folder.write_chat(chat.kept())
-        if self.plan.work.synthetic:
+        if self.plan.task.synthetic:
             self._event("synthetic_data", **self.dataset.description)
             self.display.say("synthetic data: random numbers, to measure with; the loss says nothing")
         if self.machine["warning"]:

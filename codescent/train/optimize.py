@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from codescent.checkpoint.box import Piece
-from codescent.train.host_copy import Exchange
+from codescent.train.host_copy import HostCopy
 
 if TYPE_CHECKING:
     from codescent.config.sections import Optimizer as OptimizerConfig
@@ -53,7 +53,7 @@ class Weight:
 
     Where it is divided over ranks, `shape` is that of the whole and `offsets` say where in it this part begins.
     `counted`: whether this rank counts it in the norm; of ranks that hold the same part, one does.
-    `apart`: the master copy is in the host's memory, away from the weight.
+    `updated_on_host`: the master copy is in host memory, the weight on the device.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Weight:
     shape: tuple[int, ...] = ()
     offsets: tuple[int, ...] | None = None
     counted: bool = True
-    apart: bool = False
+    updated_on_host: bool = False
 
     def named(self, value: torch.Tensor) -> torch.Tensor | Piece:
         """A tensor of the master's shape (the master, its moments) as a checkpoint knows it: a Piece if divided."""
@@ -99,8 +99,8 @@ class Optimizer:
     """One of torch's optimizers over fp32 (fp64) master weights, with global-norm clipping.
 
     Where the weights are bf16 the master copies are kept here, and each unit of gradients is cast to fp32 just before
-    its update: the full set of fp32 gradients never exists. Where they are apart, in the host's memory, each unit's
-    gradients come there to be used and its weights go back. State is allocated at once, so that memory is known before
+    its update: the full set of fp32 gradients never exists. Where they are in host memory, each unit's
+    gradients are copied there and its weights back. State is allocated at once, so that memory is known before
     the first step.
 
     Args:
@@ -122,7 +122,7 @@ class Optimizer:
         self.masters = [weight.master for weight in self.weights]
         self.narrow = any(weight.master is not weight.tensor for weight in self.weights)
         self.units = self._make_units()
-        self.exchange = Exchange(self.weights, [unit.indices for unit in self.units]) if self._apart() else None
+        self.host_copy = HostCopy(self.weights, [unit.indices for unit in self.units]) if self._on_host() else None
         decayed = [m for w, m in zip(self.weights, self.masters, strict=True) if w.decay]
         plain = [m for w, m in zip(self.weights, self.masters, strict=True) if not w.decay]
         groups: list[dict[str, object]] = [
@@ -133,15 +133,15 @@ class Optimizer:
         self.torch = _torch_optimizer(groups, config)
         self._allocate_state()
 
-    def _apart(self) -> bool:
-        return any(weight.apart for weight in self.weights)
+    def _on_host(self) -> bool:
+        return any(weight.updated_on_host for weight in self.weights)
 
     def _make_units(self) -> list[Unit]:
         sizes = [master.numel() for master in self.masters]
         if not self.narrow:
             return [Unit(list(range(len(sizes))), None)]
         groups = list(_units(sizes, UNIT_NUMEL))
-        if self._apart():
+        if self._on_host():
             return [Unit(indices, None) for indices in groups]
         numels = [sum(sizes[index] for index in indices) for indices in groups]
         wide = self.masters[0].new_empty(max((numel for numel in numels if numel <= UNIT_NUMEL), default=0))
@@ -195,11 +195,11 @@ class Optimizer:
         if not math.isfinite(norm):
             return norm
         self._set_learning_rate(rate)
-        if self.exchange is not None:
-            for unit, fetched in zip(self.units, self.exchange.fetch(gradients), strict=True):
+        if self.host_copy is not None:
+            for unit, fetched in zip(self.units, self.host_copy.fetch(gradients), strict=True):
                 self._update(unit, fetched, norm)
-                self.exchange.send(unit.indices)
-            self.exchange.finish()
+                self.host_copy.send(unit.indices)
+            self.host_copy.finish()
             return norm
         for unit in self.units:
             if unit.wide is not None and not once:

@@ -1,4 +1,4 @@
-"""In: a rank's environment, the mesh. Out: this rank's device and process groups, and what ranks tell each other.
+"""In: a rank's environment, the mesh. Out: this rank's device and process groups, and what ranks send each other.
 Does not start processes (launch does) and moves no gradient or activation (strategies do)."""
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from codescent.base.errors import UserError
 from codescent.base.rank import Place
 from codescent.plan import AXES, Mesh, Plan
 from codescent.train.devices import choose_device, name_of
-from codescent.train.meet import meet
 from codescent.train.messages import Messages
-from codescent.train.standing import Standing, compare
+from codescent.train.rendezvous import Neighbours, compare, meet
 
 DATASET_WAIT = timedelta(days=2)
 """Preparing a large corpus takes hours; ranks wait for it at the store, where no collective can time out."""
 
 
 class World:
-    """The ranks of a run as one of them sees it: device, store, and a process group for each axis of the mesh.
+    """The ranks of a run as one of them sees them: device, store, and a process group for each axis of the mesh.
 
     Raises:
         UserError: the device that is asked for is not there, or the ranks do not find each other.
@@ -39,9 +38,9 @@ class World:
         self.device = choose_device(device, place)
         self.timeout = timedelta(seconds=timeout_s)
         self.store = meet(place, self.timeout)
-        standing = compare(self.store, place, device, name_of(self.device))
-        self.leaders = standing.leaders
-        self.num_threads = num_threads or _threads(standing)
+        neighbours = compare(self.store, place, device, name_of(self.device))
+        self.leaders = neighbours.leaders
+        self.num_threads = num_threads or _threads(neighbours)
         torch.set_num_threads(self.num_threads)
         _name_interface(place)
         dist.init_process_group(
@@ -59,18 +58,18 @@ class World:
         """Lay the mesh over the ranks: from here on there is a process group for each axis that the plan sends over."""
         world = dist.group.WORLD
         assert world is not None
-        self.mesh, here = plan.mesh, self.place.rank
+        self.mesh, this_rank = plan.mesh, self.place.rank
         made = {tuple(range(self.mesh.world_size)): world}
         axes = dict.fromkeys([*AXES, *(record.axis for record in plan.traffic if record.axis)])
         # Every rank makes as many groups as every other, or torch would name the same group differently on two ranks.
         for axis in axes:
-            ranks = self.mesh.group(axis, here)
+            ranks = self.mesh.group(axis, this_rank)
             if "[" not in axis:
                 self.groups[axis] = self._group(ranks, made)
-            elif here in ranks:
+            elif this_rank in ranks:
                 self.groups[axis] = self._new_group(ranks)
             else:
-                self._new_group((here,))
+                self._new_group((this_rank,))
 
     def messages(self, dtype: torch.dtype, shape: tuple[int, int]) -> Messages:
         """The mail of this rank's pipeline stage."""
@@ -191,9 +190,9 @@ def _name_interface(place: Place) -> None:
         )
 
 
-def _threads(standing: Standing) -> int:
+def _threads(neighbours: Neighbours) -> int:
     """Threads of this rank: OMP_NUM_THREADS where it is set, else its share of the cores."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
         return int(wanted)
-    return threads_per_rank(available_cores(), standing.sharing)
+    return threads_per_rank(available_cores(), neighbours.sharing)

@@ -93,12 +93,11 @@ def _train_on_ranks(arguments: argparse.Namespace, ranks: int) -> int:
 
 
 def _train_here(arguments: argparse.Namespace, place: Place) -> int:
-    from codescent.cost.compute import step_flops
     from codescent.models import GENERATING, kind_of
     from codescent.train.loop import train
 
     config = _load(arguments).config
-    outcome = train(config, place, lambda plan: step_flops(plan).total_flops, resume=arguments.resume)
+    outcome = train(config, place, resume=arguments.resume)
     if place.rank == 0 and outcome.exit_code == 0:
         writes = kind_of(config.model.kind, config.model.preset) in GENERATING
         _finish(outcome.folder, config.log.sample_tokens, config.run.seed, writes=writes)

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from codescent.config.load import Resolved, describe
-from codescent.cost.compute import step_flops
 from codescent.cost.memory import StateBytes, inside_bytes, state_bytes, wire_bytes
-from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, Plan, Traffic, Work
+from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
+
+SYNTHETIC = "synthetic: random numbers, to measure with; the loss says nothing"
 
 
 def show_plan(plan: Plan) -> None:
@@ -27,16 +28,20 @@ def show_plan(plan: Plan) -> None:
 
 
 def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
-    work, mesh, state, flops = plan.work, plan.mesh, state_bytes(plan), step_flops(plan)
+    model, work, mesh, state, flops = plan.model, plan.work, plan.mesh, state_bytes(plan), plan.flops()
     fullest = " on the fullest stage" if mesh.pp > 1 else ""
     pairs = "channels x pairs of positions" if work.streams else "layers x channels x sequence x tokens"
     return [
         (
             "model",
-            f"{work.kind}: {work.num_layers} layers, {work.num_heads} heads, {work.hidden_dim} channels, vocabulary "
-            f"{work.vocab_size:,}",
+            f"{model.kind}: {model.num_layers} layers, {model.num_heads} heads, {model.hidden_dim} channels, "
+            f"vocabulary {model.vocab_size:,}",
         ),
-        *([("data", "synthetic: random numbers, to measure with; the loss says nothing")] if work.synthetic else []),
+        *(
+            [("data", "synthetic: random numbers, to measure with; the loss says nothing")]
+            if plan.task.synthetic
+            else []
+        ),
         ("parameters", f"{plan.num_parameters:,}{_trained(plan)}"),
         ("mesh", " x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES) + f" = {mesh.world_size} rank(s)"),
         (
@@ -77,30 +82,30 @@ def _trained(plan: Plan) -> str:
 
 def _stages(plan: Plan) -> Iterator[str]:
     """A line for each pipeline stage: its part of the model, chunk by chunk, and how much of the whole that is."""
-    flops = plan.work.forward_flops
+    flops = plan.model.forward_flops
     for stage in range(plan.mesh.pp):
         parts = plan.schedule.parts(stage)
         share = sum(flops[depth] for part in parts for depth in part) / sum(flops)
         parameters = sum(tensor.parameter.numel for tensor in plan.held_by(stage))
-        held = "; ".join(_depths(part, plan.work) for part in parts)
+        held = "; ".join(_depths(part, plan.model) for part in parts)
         yield f"stage {stage}: {held} ({parameters:,} parameters, {share:.0%} of the FLOPs)"
 
 
-def _depths(part: range, work: Work) -> str:
+def _depths(part: range, model: ModelFacts) -> str:
     """A part of a model in words."""
     words = ["embedding"] if 0 in part else []
     stacks = {
-        "encoder ": range(1, work.encoder_layers + 1),
-        "decoder ": range(work.encoder_layers + 1, work.num_layers + 1),
+        "encoder ": range(1, model.encoder_layers + 1),
+        "decoder ": range(model.encoder_layers + 1, model.num_layers + 1),
     }
     for name, depths in stacks.items():
         layers = [depth - 1 for depth in part if depth in depths]
-        stack = name if work.encoder_layers else ""
+        stack = name if model.encoder_layers else ""
         if layers:
             words.append(
                 f"{stack}layer {layers[0]}" if len(layers) == 1 else f"{stack}layers {layers[0]} to {layers[-1]}"
             )
-    return ", ".join([*words, *(["head"] if work.num_layers + 1 in part else [])]) or "nothing"
+    return ", ".join([*words, *(["head"] if model.num_layers + 1 in part else [])]) or "nothing"
 
 
 def _traffic(plan: Plan) -> Iterator[str]:

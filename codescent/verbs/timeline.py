@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
-from codescent.cost.compute import weight_share
 from codescent.cost.simulate import Costs, Seconds, Simulation, Span, simulate
 from codescent.plan import Plan, Schedule, Verb
 
@@ -68,8 +67,8 @@ def draw_plan(plan: Plan, path: Path) -> None:
         UserError: what `refusals` says, or what the file system does.
     """
     stages, microbatches = len(plan.schedule.programs), plan.work.num_microbatches
-    title = f"{plan.work.kind}: pipeline stages {stages}, micro-batches {microbatches}"
-    share = weight_share(plan)
+    title = f"{plan.model.kind}: pipeline stages {stages}, micro-batches {microbatches}"
+    share = plan.flops().weight_share
     usual = Costs()
     costs = dataclasses.replace(usual, backward_s=1.0 + share, backward_weight_s=share) if share < 1 else usual
     write_timeline(plan.schedule, title, path, costs)

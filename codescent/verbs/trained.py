@@ -25,7 +25,7 @@ from codescent.models.lora import declare as lora_shape
 from codescent.plan import WIDE, Lora, Parameter, Plan
 from codescent.preflight import kept_chat
 from codescent.record import CONFIG, RunFolder
-from codescent.strategies.buckets import TORCH_DTYPE
+from codescent.strategies.collectives import TORCH_DTYPE
 from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.tasks.conversations.chat_template import ChatTemplate
 from codescent.tasks.conversations.chat_tokens import ChatTokens
@@ -80,7 +80,7 @@ class Trained:
     @cached_property
     def shape(self) -> models.Shape:
         """Sizes of the model; the vocabulary is the plan's where the config does not tell it."""
-        return model_shape(self.config, Plan.from_json(self.folder.plan).work.vocab_size)
+        return model_shape(self.config, Plan.from_json(self.folder.plan).model.vocab_size)
 
     @cached_property
     def declared(self) -> tuple[Parameter, ...]:

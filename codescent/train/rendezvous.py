@@ -1,10 +1,14 @@
-"""In: a rank's place. Out: the store at which all ranks meet; where they do not, what is wrong and what would be right.
-Does not make process groups (world does)."""
+"""In: a rank's place. Out: the store at which all ranks meet, and what they learn there of each other.
+Does not make process groups (world does) and chooses no device (devices does)."""
 
 from __future__ import annotations
 
 import errno
+import json
+import os
 import socket
+import sys
+from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed import (  # type: ignore[attr-defined]
@@ -18,6 +22,20 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Place
+from codescent.train.devices import refusal
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The other ranks, as this one sees them.
+
+    Attributes:
+        leaders: the first rank of each machine; not every launcher numbers a machine's ranks consecutively.
+        sharing: how many ranks, this one among them, may use the same cores. Some launchers bind each rank to its own.
+    """
+
+    leaders: list[int]
+    sharing: int
 
 
 def meet(place: Place, timeout: timedelta) -> Store:
@@ -61,6 +79,51 @@ def _listening(place: Place) -> int | None:
         if error.errno == errno.EADDRINUSE:
             raise _taken(place, error) from error
         raise
+
+
+def compare(store: Store, place: Place, wanted: str, device: str) -> Neighbours:
+    """Rank 0 compares the devices and cores of all ranks. Collective; each rank asks the store a few times.
+
+    Args:
+        store: fresh.
+        place: of this rank.
+        wanted: train.device.
+        device: the name of this rank's, by `devices.name_of`.
+
+    Raises:
+        UserError: on every rank: two have the same device, some have none, or a rank does not come.
+    """
+    mine = {"device": device, "local_rank": place.local_rank, "cores": _cores()}
+    store.set(f"rank{place.rank}", json.dumps(mine))
+    try:
+        if place.rank == 0:
+            found = store.multi_get([f"rank{rank}" for rank in range(place.world_size)])
+            store.set("ranks", json.dumps(_compared([json.loads(one) for one in found], wanted)))
+        compared = json.loads(store.get("ranks"))
+    except (DistStoreError, DistNetworkError) as error:
+        raise UserError(
+            f"rank {place.rank} of {place.world_size} on {socket.gethostname()}: not every rank that came to "
+            f"{place.master_addr}:{place.master_port} said who it is ({error}); one has ended, and says why, or "
+            "another job is at this port: set MASTER_PORT to a free one, for every rank"
+        ) from error
+    if compared["refusal"]:
+        raise UserError(compared["refusal"])
+    return Neighbours(compared["leaders"], compared["sharing"][place.rank])
+
+
+def _compared(ranks: list[dict[str, object]], wanted: str) -> dict[str, object]:
+    cores = [rank["cores"] for rank in ranks]
+    return {
+        "refusal": refusal([str(rank["device"]) for rank in ranks], wanted),
+        "leaders": [number for number, rank in enumerate(ranks) if rank["local_rank"] == 0],
+        "sharing": [cores.count(mine) for mine in cores],
+    }
+
+
+def _cores() -> str:
+    """The cores of this machine that this process may use."""
+    mask = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+    return f"{socket.gethostname()} {','.join(map(str, mask))}"
 
 
 def _who(place: Place) -> str:
