@@ -25,7 +25,7 @@ from codescent.launch.environment import read
 from codescent.models.gpt2.module import GPT2
 from codescent.plan import Instruction
 from codescent.train.assemble import Trainer, assemble
-from codescent.train.execute import PART, Executor, Stopwatch, Trainable
+from codescent.train.execute import COLUMN, Executor, Stopwatch, Trainable
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
 
@@ -170,7 +170,8 @@ class Laps(Stopwatch):
         if not self.laps:
             self.begin_s, self.held = time.perf_counter(), []
         else:
-            self.held.append(sum(len(chunk.outputs.keys() | chunk.put_off.keys()) for chunk in self.chunks))
+            flying = (one for chunk in self.chunks for one in chunk.in_flight.values())
+            self.held.append(sum(one.outputs is not None or one.deferred is not None for one in flying))
         super().lap(part)
 
     def read(self) -> dict[str, float]:
@@ -210,10 +211,10 @@ class Case:
         for at in self.program:
             part, begin_s, end_s, held = next(laps)
             wait_s = 0.0
-            if part != PART[at.verb]:
+            if part != COLUMN[at.verb]:
                 wait_s = end_s - begin_s
                 part, begin_s, end_s, held = next(laps)
-            assert part == PART[at.verb]
+            assert part == COLUMN[at.verb]
             place = {"verb": str(at.verb), "microbatch": at.microbatch, "chunk": at.chunk}
             spans.append({**place, "wait_s": wait_s, "begin_s": begin_s, "end_s": end_s, "held": held})
         return spans

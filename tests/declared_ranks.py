@@ -76,18 +76,18 @@ class FixedLoader:
     """Random tokens, in place of a corpus; of a BERT with segments, padding, and as many wanted as its plan says."""
 
     def __init__(self, plan: Plan) -> None:
-        self.work = plan.work
+        self.plan, self.work = plan, plan.work
 
     def next(self) -> Portion:
         """A step's micro-batches."""
         sizes = (self.work.num_microbatches, self.work.microbatch_size, self.work.seq_len + 1)
         batches = [Batch(row[:, :-1], row[:, 1:]) for row in torch.randint(0, VOCAB, sizes)]
-        if self.work.kind == "bert":
+        if self.plan.model.kind == "bert":
             batches = [self._of_bert(batch) for batch in batches]
         return Portion(batches, self.work.tokens)
 
     def _of_bert(self, batch: Batch) -> Batch:
-        length, share = self.work.seq_len, self.work.head_share
+        length, share = self.work.seq_len, self.plan.task.head_share
         beside = {
             "segments_BT": (torch.arange(length) >= length // 3).long().expand_as(batch.inputs),
             "lengths_B": torch.arange(len(batch.inputs)) % 2 + length - 1,

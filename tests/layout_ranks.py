@@ -75,7 +75,7 @@ def work(rank: int, ranks: int, words: list[str], resume: bool, fault: str, list
     if fault and rank == ranks - 1:
         FAULTS[fault]()
     config = load("run.toml", [*words, f"parallel.ranks={ranks}"]).config
-    return train(config, place, lambda _: 1.0, resume=resume).exit_code
+    return train(config, place, resume=resume).exit_code
 
 
 def fork(act: Callable[[], int], said: Path) -> int:

@@ -55,7 +55,12 @@ def observed(executor: Executor) -> dict[str, Any]:
                 act(instruction)
             ran.append(str(instruction))
             held = {place for place, kept in live.items() if kept}
-            held |= {(number, mb) for number, chunk in enumerate(executor.chunks) for mb in chunk.put_off}
+            held |= {
+                (number, mb)
+                for number, chunk in enumerate(executor.chunks)
+                for mb, one in chunk.in_flight.items()
+                if one.deferred
+            }
             peak = max(peak, len(held))
 
         return arm

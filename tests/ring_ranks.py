@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from codescent.models.gpt2.blocks import Attention
 from codescent.operators.dropout import sample_keys
 from codescent.plan import Verb
-from codescent.strategies import zigzag
+from codescent.strategies import causal_tiles
 from codescent.strategies.ring import gathered_attention, ring_attention
 
 BATCH, HEAD_DIM, SEQ_LEN, LONG = 2, 8, 48, 384
@@ -85,7 +85,7 @@ def relative(mine: list[Tensor], reference: list[Tensor]) -> list[float]:
 
 def case(spec: dict[str, Any], group: Any) -> dict[str, Any]:
     """Each method's relative errors of y, d_q, d_k, d_v here; what it issued; whether both y are one to the bit."""
-    zigzag.BLOCK_QUERIES = spec["queries"]
+    causal_tiles.BLOCK_QUERIES = spec["queries"]
     dtype, heads, kv_heads, dropout = (spec[key] for key in ("precision", "heads", "kv_heads", "dropout"))
     dtype = DTYPES[dtype]
     inputs = [values(number, seed, dtype) for seed, number in enumerate((heads, kv_heads, kv_heads))]
@@ -93,7 +93,7 @@ def case(spec: dict[str, Any], group: Any) -> dict[str, Any]:
     exact = [tensor.double().requires_grad_() for tensor in inputs]
     y = one_device(*exact, dropout)
     reference = [y.detach(), *torch.autograd.grad(y, exact, upstream.double())]
-    here = zigzag.zigzag_positions(SEQ_LEN, group.size(), group.rank())
+    here = causal_tiles.balanced_positions(SEQ_LEN, group.size(), group.rank())
     answer: dict[str, Any] = {"spec": spec, "errors": {}, "issued": {}, "dtypes": []}
     outputs = []
     for name, method in METHODS.items():
@@ -114,7 +114,7 @@ def case(spec: dict[str, Any], group: Any) -> dict[str, Any]:
 def some_heads(group: Any) -> list[float]:
     """Errors of y where this rank has only the heads from the second on, as tensor parallelism will leave them."""
     q, k, v = (values(4, seed, torch.float64) for seed in range(3))
-    here = zigzag.zigzag_positions(SEQ_LEN, group.size(), group.rank())
+    here = causal_tiles.balanced_positions(SEQ_LEN, group.size(), group.rank())
     y = one_device(q, k, v, 0.3)[:, 1:, here]
     local = [tensor[:, 1:, here] for tensor in (q, k, v)]
     found = [method(*local, group, BATCH_KEYS, 0.3, first_head=1) for method in METHODS.values()]
@@ -124,7 +124,7 @@ def some_heads(group: Any) -> list[float]:
 def layers(group: Any) -> list[float]:
     """Errors of the gradient of three layers of each method, one upon the other, in two backward passes."""
     x = values(2, 1, torch.float64)
-    here = zigzag.zigzag_positions(SEQ_LEN, group.size(), group.rank())
+    here = causal_tiles.balanced_positions(SEQ_LEN, group.size(), group.rank())
     exact, local = x.clone().requires_grad_(), x[:, :, here].requires_grad_()
     y, mine = exact, local
     for _ in range(3):
@@ -137,7 +137,7 @@ def layers(group: Any) -> list[float]:
 
 def compiled(group: Any) -> list[float]:
     """Errors of y and d_q of each method in the middle of what torch.compile is given, with dropout."""
-    here = zigzag.zigzag_positions(SEQ_LEN, group.size(), group.rank())
+    here = causal_tiles.balanced_positions(SEQ_LEN, group.size(), group.rank())
     whole = [values(2, seed, torch.float64) for seed in range(3)]
     exact = whole[0].clone().requires_grad_()
     y = one_device(exact * 2, *whole[1:], 0.3) * 3
@@ -157,8 +157,8 @@ def compiled(group: Any) -> list[float]:
 
 def largest(group: Any) -> dict[str, int]:
     """Elements of the largest tensor that an operator makes, with blocks of 16 queries of LONG positions."""
-    zigzag.BLOCK_QUERIES = 16
-    here = zigzag.zigzag_positions(LONG, group.size(), group.rank())
+    causal_tiles.BLOCK_QUERIES = 16
+    here = causal_tiles.balanced_positions(LONG, group.size(), group.rank())
     found = {}
     for name, method in METHODS.items():
         local = [values(2, seed, torch.float32, LONG)[:, :, here].requires_grad_() for seed in range(3)]

@@ -11,10 +11,9 @@ from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.config.load import load, shipped
 from codescent.config.sections import Config
-from codescent.cost.compute import step_flops
 from codescent.cost.memory import state_bytes, wire_bytes
 from codescent.plan import Plan, Verb
-from codescent.strategies.replicate import buckets
+from codescent.strategies.ddp import buckets
 
 OPENAI = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
 SMALL = {"num_layers": 2, "num_heads": 2, "hidden_dim": 8, "seq_len": 16}
@@ -64,7 +63,7 @@ def test_wire_dtype_is_a_choice() -> None:
 
 def test_flops_by_both_formulas() -> None:
     train = {"global_batch_size": 4}
-    flops = step_flops(build(config(model={"preset": "gpt2"}, data={"seq_len": 256}, train=train), None, 1))
+    flops = build(config(model={"preset": "gpt2"}, data={"seq_len": 256}, train=train), None, 1).flops()
     assert flops.dense_flops == 6 * OPENAI["gpt2"] * 1024
     assert flops.total_flops - flops.dense_flops == 12 * 12 * 768 * 256 * 1024
 

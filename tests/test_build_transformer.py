@@ -14,7 +14,6 @@ from rich.console import Console
 from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.config.sections import Config
-from codescent.cost.compute import step_flops
 from codescent.plan import Plan
 from codescent.plan.pipeline import cut, cut_at
 from codescent.verbs import show
@@ -32,22 +31,23 @@ def plan_of(model: dict[str, object] | None = None, ranks: int = 1, **sections: 
 
 
 def test_the_work_has_both_sequences() -> None:
-    work = plan_of().work
-    assert (work.streams, work.seq_len, work.num_layers, work.encoder_layers) == ((12, 6), 18, 6, 2)
+    plan = plan_of()
+    work, model = plan.work, plan.model
+    assert (work.streams, work.seq_len, model.num_layers, model.encoder_layers) == ((12, 6), 18, 6, 2)
     assert work.tokens == 16 * 6
 
 
 @pytest.mark.parametrize("preset", ["transformer-base", "transformer-big"])
 def test_presets_are_of_this_kind(preset: str) -> None:
-    assert plan_of({"preset": preset}).work.kind == "transformer"
+    assert plan_of({"preset": preset}).model.kind == "transformer"
 
 
 def test_flops_of_a_step_are_three_forward_passes() -> None:
     """All but norms and biases, which 6 N counts and products do not."""
     plan = plan_of(MODEL | {"bias": False, "embedding": "untied"})
     norms = sum(t.parameter.numel for t in plan.tensors if t.parameter.role == "norm")
-    forward = 16 * plan.work.seq_len * sum(plan.work.forward_flops)
-    assert step_flops(plan).total_flops == pytest.approx(3 * forward + 6 * norms * 16 * plan.work.seq_len, rel=1e-12)
+    forward = 16 * plan.work.seq_len * sum(plan.model.forward_flops)
+    assert plan.flops().total_flops == pytest.approx(3 * forward + 6 * norms * 16 * plan.work.seq_len, rel=1e-12)
 
 
 @pytest.mark.parametrize(("pp", "depths"), [(2, ((0, 3), (3, 8))), (3, ((0, 3), (3, 5), (5, 8)))])

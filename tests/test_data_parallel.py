@@ -20,9 +20,8 @@ from codescent.config.sections import Config
 from codescent.cost.memory import inside_bytes, wire_bytes
 from codescent.models.initialize import initialize_
 from codescent.plan import Collective, Plan
-from codescent.strategies.scattered import Scattered
-from codescent.strategies.strategy import Here
-from codescent.strategies.torch_data_parallel import DataParallel, DataParallelOptions
+from codescent.strategies import DataParallel, ThisRank
+from codescent.strategies.data_parallel_forward import DataParallelForward
 from codescent.train import machine
 
 replicate = importlib.import_module("torch.nn.parallel.replicate")  # torch has a function of the same name
@@ -44,8 +43,9 @@ def model(devices: int, dropout: float = 0.0, recompute: str = "none") -> Any:
     sizes = {name: SIZES.get(name) for name in models.SIZES} | {"vocab_size": VOCAB}
     shape = models.shape_of("gpt2", sizes, dropout=dropout)  # type: ignore[arg-type]
     module = models.construct("gpt2", shape, device="meta").to(torch.float64)
-    strategy = DataParallel(DataParallelOptions(devices, recompute))
-    strategy.divide(module, Here(planned(devices), 0, {}))
+    plan = planned(devices, recompute=recompute)
+    if DataParallel().serves(plan):
+        DataParallel().divide(module, ThisRank(plan, 0, {}))
     module.to_empty(device="cpu")
     initialize_(module, 1, models.parameters_of("gpt2", shape))
     return module
@@ -87,9 +87,9 @@ def on_cpus(parallel: torch.nn.DataParallel[Any], num_devices: int, monkeypatch:
     return seen
 
 
-def scattered(module: Any) -> Scattered:
+def scattered(module: Any) -> DataParallelForward:
     found = module.forward.__self__
-    assert isinstance(found, Scattered)
+    assert isinstance(found, DataParallelForward)
     return found
 
 

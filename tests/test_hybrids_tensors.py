@@ -80,8 +80,8 @@ def test_the_run_says_that_it_is_synthetic(runs: Runs) -> None:
         "sizes": {"source_len": 2, "target_len": 5, "width": 12},
         "seed": 0,
     }
-    assert Plan.from_json(runs.of_one().plan).work.synthetic
-    assert Plan.from_json(runs.of_one().plan).work.task == "tensors"
+    assert Plan.from_json(runs.of_one().plan).task.synthetic
+    assert Plan.from_json(runs.of_one().plan).task.name == "tensors"
     said = codescent(runs.project, "plan", "synthetic_transformer")
     assert "synthetic: random numbers" in said.stdout
 

@@ -4,6 +4,7 @@ Does not divide it over ranks (test_models_bert_divided does); dropout is compar
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from codescent.config.sections import Config
 from codescent.models.bert.declare import PRESETS, BertShape, forward_flops, parameters
 from codescent.models.bert.module import Bert
 from codescent.models.initialize import initialize_
-from codescent.strategies.recompute import Recompute, RecomputeOptions
+from codescent.plan import Layout
+from codescent.strategies import Recompute
 
 SIZES: dict[str, Any] = {"num_layers": 2, "num_heads": 3, "hidden_dim": 24, "ffn_dim": 40, "vocab_size": 61}
 SIZES |= {"seq_len": 20}
@@ -323,8 +325,9 @@ def test_made_again_it_is_the_same_bitwise(what: str, dropout: float) -> None:
     for recompute in ("none", what):
         shape = small(dropout=dropout)
         module = build(shape, torch.float32)
-        here: Any = None
-        Recompute(RecomputeOptions(recompute)).divide(module, here)
+        this_rank: Any = SimpleNamespace(plan=SimpleNamespace(layout=Layout(recompute=recompute)))
+        if recompute != "none":
+            Recompute().divide(module, this_rank)
         module.train()
         module.set_dropout_context(1, 2, torch.arange(BATCH))
         tokens_BT, targets, mine, _ = batch(shape, padded=True)
@@ -386,5 +389,5 @@ def test_what_a_plan_refuses(sections: dict[str, Any], ranks: int, words: str) -
 
 
 def test_a_plan_knows_what_is_read_beside_tokens_and_how_much_the_head_reads() -> None:
-    work = plan_of(Config.model_validate({"model": SIZES | {"kind": "bert"}}), 61, 1).work
-    assert (work.kind, work.beside, work.head_share) == ("bert", True, 0.15)
+    plan = plan_of(Config.model_validate({"model": SIZES | {"kind": "bert"}}), 61, 1)
+    assert (plan.model.kind, plan.task.extras, plan.task.head_share) == ("bert", True, 0.15)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import transformer_ranks
 
-from codescent.strategies import Ask
-from codescent.strategies.tensor import Tensor, TensorOptions
+from codescent.plan import Layout
+from codescent.strategies import Tensor
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +55,9 @@ def test_what_it_sends_is_what_the_plan_declares(answers: list[list[dict[str, An
 
 
 def test_sequences_that_do_not_divide_are_refused() -> None:
-    plan = transformer_ranks.plan_of(transformer_ranks.CASES[0])
-    ask = Ask(plan.mesh, dataclasses.replace(plan.work, streams=(6, 5), seq_len=11), plan.mesh.world_size, None)
-    (problem,) = Tensor(TensorOptions(True, "none")).refuse(ask)
+    candidate = transformer_ranks.candidate_of(transformer_ranks.CASES[0])
+    odd = dataclasses.replace(candidate, work=dataclasses.replace(candidate.work, streams=(6, 5), seq_len=11))
+    (problem,) = Tensor().refuse(odd)
     assert "5 positions" in problem
     assert "4 or 6" in problem
-    assert not list(Tensor(TensorOptions(False, "none")).refuse(ask))
+    assert not list(Tensor().refuse(dataclasses.replace(odd, layout=Layout(sequence_parallel=False))))

@@ -271,8 +271,8 @@ def test_cuda_updates_on_the_host(dtype: torch.dtype, rtol: float, unit_numel: N
     masters = tensors(0, wide)
     reference = Optimizer(weights(expected, expected, apart=False), config)
     optimizer = Optimizer(weights(there, masters, apart=True), config)
-    assert optimizer.exchange is not None
-    assert all(place.is_pinned() for place in (*optimizer.exchange.incoming, *optimizer.exchange.outgoing))
+    assert optimizer.host_copy is not None
+    assert all(place.is_pinned() for place in (*optimizer.host_copy.incoming, *optimizer.host_copy.outgoing))
     for step in range(20):
         gradients = tensors(step, dtype, "cuda")
         reference.step([gradient.cpu().to(wide) for gradient in gradients], 1e-2)

@@ -11,7 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codescent.plan import AXES, Collective, Mesh, Parameter, Placement, Plan, Role, TensorPlan, Traffic, Verb, Work
+from codescent.plan import (
+    AXES,
+    Collective,
+    Layout,
+    Mesh,
+    ModelFacts,
+    OlderPlan,
+    Parameter,
+    Placement,
+    Plan,
+    Role,
+    TaskFacts,
+    TensorPlan,
+    Traffic,
+    Verb,
+    Work,
+)
 from codescent.plan.schedule import accumulate
 
 meshes = st.builds(Mesh, **{axis: st.integers(1, 4) for axis in AXES})
@@ -82,13 +98,21 @@ def test_json_round_trip_is_equal() -> None:
     tensor = TensorPlan(
         Parameter("w", (3, 2), Role.VOCAB, 0.02), "bf16", "fp32", "fp32", "fp32", 2, weights=Placement({"tp": 1})
     )
-    work = Work("gpt2", 2, 8, 2, 2, 4, 11, 16, 8, 2, 2, "bf16", (0.0, 1.5, 1.5, 2.0))
+    model = ModelFacts("gpt2", 2, 8, 2, 2, 4, 11, (0.0, 1.5, 1.5, 2.0))
+    work = Work(16, 8, 2, 2, "bf16")
     traffic = (
         Traffic(Collective.ALL_REDUCE, "dp_replicate", 12, "bf16", Verb.REDUCE, Verb.BACKWARD, "gradients"),
         Traffic(Collective.ALL_REDUCE, "dp_replicate", 16, "fp64", Verb.REDUCE, None, "loss"),
     )
-    plan = Plan(Mesh(dp_replicate=2), work, (tensor,), accumulate(2), traffic)
+    mesh, task = Mesh(dp_replicate=2), TaskFacts("lm")
+    plan = Plan(mesh, model, task, work, Layout(), (tensor,), accumulate(2), traffic)
+    assert plan.trained == plan.held_by(0) == (tensor,)  # facts that are kept are no part of its value
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    data = plan.to_json()
+    data["work"] |= {"kind": "gpt2", "task": "lm"}
+    del data["model"], data["task"], data["layout"]
+    with pytest.raises(OlderPlan):
+        Plan.from_json(data)
 
 
 def test_the_nouns_import_nothing_heavy() -> None:

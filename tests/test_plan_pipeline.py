@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codescent.plan import RECEIVES, SENDS, Instruction, Mesh, Plan, Verb, Work
+from codescent.plan import RECEIVES, SENDS, Instruction, Layout, Mesh, ModelFacts, Plan, TaskFacts, Verb, Work
 from codescent.plan.pipeline import SCHEDULES, pipeline, refusals
 from codescent.plan.schedule import accumulate
 
@@ -205,10 +205,10 @@ def test_interleaved_names_the_nearest_numbers_of_micro_batches(p: int, m: int, 
 
 
 def test_a_plan_with_stages_round_trips_and_one_of_before_them_still_loads() -> None:
-    work = Work("gpt2", 2, 8, 2, 2, 4, 11, 16, 8, 2, 4, "fp32")
-    plan = Plan(Mesh(pp=2), work, (), pipeline("interleaved", 2, 4, 2), ())
+    model, task, work = ModelFacts("gpt2", 2, 8, 2, 2, 4, 11), TaskFacts("lm"), Work(16, 8, 2, 4, "fp32")
+    plan = Plan(Mesh(pp=2), model, task, work, Layout(), (), pipeline("interleaved", 2, 4, 2))
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-    before = Plan(Mesh(), work, (), accumulate(2), ())
+    before = Plan(Mesh(), model, task, work, Layout(), (), accumulate(2))
     data = before.to_json()
     for at in data["schedule"]["programs"][0]:
         del at["chunk"], at["peer"]

@@ -14,8 +14,7 @@ from codescent import models
 from codescent.build import build
 from codescent.config.sections import Config
 from codescent.models.initialize import initialize_
-from codescent.strategies import Here
-from codescent.strategies.recompute import Recompute, RecomputeOptions
+from codescent.strategies import Recompute, ThisRank
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
@@ -25,12 +24,14 @@ def kept_and_gradients(what: str, precision: str, dropout: float = 0.0) -> tuple
     values = {
         "model": {"num_layers": 3, "num_heads": 2, "hidden_dim": 32, "seq_len": 24, "dropout": dropout},
         "train": {"precision": precision, "global_batch_size": 2},
+        "parallel": {"recompute": what},
     }
     plan = build(Config.model_validate(values), 50, 1)
     sizes = {name: values["model"].get(name) for name in models.SIZES} | {"vocab_size": 50}
     shape = models.shape_of("gpt2", sizes, dropout=dropout)  # type: ignore[arg-type]
     module = models.construct("gpt2", shape)
-    Recompute(RecomputeOptions(what)).divide(module, Here(plan, 0, {}))
+    if Recompute().serves(plan):
+        Recompute().divide(module, ThisRank(plan, 0, {}))
     module.to_empty(device="cpu")
     initialize_(module, 1, models.parameters_of("gpt2", shape))
     module.to(DTYPES[precision])

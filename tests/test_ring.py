@@ -16,8 +16,8 @@ import ring_ranks
 import torch
 
 from codescent.plan import Collective, Traffic, Verb
+from codescent.strategies.causal_tiles import CausalTiles, balanced_positions
 from codescent.strategies.ring_traffic import SplitSizes, gather_traffic, ring_traffic
-from codescent.strategies.zigzag import Zigzag, zigzag_positions
 
 TOLERANCE = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 3e-2}
 DTYPE = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
@@ -103,7 +103,7 @@ def test_probabilities_are_never_all_there(answers: list[dict[str, Any]]) -> Non
 @pytest.mark.parametrize("part", [1, 3])
 def test_positions_are_divided(degree: int, part: int) -> None:
     seq_len = 2 * degree * part
-    each = [zigzag_positions(seq_len, degree, index) for index in range(degree)]
+    each = [balanced_positions(seq_len, degree, index) for index in range(degree)]
     assert torch.equal(torch.cat(each).sort().values, torch.arange(seq_len))
     for index, mine in enumerate(each):
         assert mine.dtype == torch.int64
@@ -114,9 +114,9 @@ def test_positions_are_divided(degree: int, part: int) -> None:
 
 def test_positions_that_cannot_be_divided_are_refused() -> None:
     with pytest.raises(ValueError, match=r"2 \* 3 equal parts"):
-        zigzag_positions(20, 3, 0)
+        balanced_positions(20, 3, 0)
     with pytest.raises(ValueError, match="equally long"):
-        Zigzag(1, 0, 7)
+        CausalTiles(1, 0, 7)
 
 
 @pytest.mark.parametrize("degree", [1, 2, 5])
@@ -124,12 +124,12 @@ def test_tiles_are_what_a_causal_mask_lets_be_seen(degree: int) -> None:
     """Every pair of a query and a key that it may see once; every rank computes the same, and half of what there is."""
     length, work = 300, set()
     for index in range(degree):
-        mine = zigzag_positions(degree * length, degree, index)
+        mine = balanced_positions(degree * length, degree, index)
         elements = 0
         for source in range(degree):
-            keys = zigzag_positions(degree * length, degree, source)
+            keys = balanced_positions(degree * length, degree, source)
             seen = torch.zeros(length, length, dtype=torch.int64)
-            for tile in Zigzag(degree, index, length).tiles(source):
+            for tile in CausalTiles(degree, index, length).tiles(source):
                 ones = torch.ones(tile.queries.stop - tile.queries.start, tile.keys.stop, dtype=torch.int64)
                 seen[tile.queries, tile.keys] += ones.tril_(tile.queries.start) if tile.causal else ones
                 elements += ones.numel() if source != index else 0

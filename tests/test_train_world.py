@@ -15,8 +15,7 @@ from torch.distributed import HashStore
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Place
 from codescent.train.devices import choose_device, name_of, refusal
-from codescent.train.meet import meet
-from codescent.train.standing import Standing, _compared, compare
+from codescent.train.rendezvous import Neighbours, _compared, compare, meet
 from codescent.train.world import _name_interface
 
 SECOND = timedelta(seconds=1)
@@ -78,7 +77,7 @@ def test_ranks_are_compared_by_the_first_and_told_to_all() -> None:
         if refused:
             assert all("see one and the same CUDA device" in str(error) for error in errors)
         else:
-            assert [task.result() for task in tasks] == [Standing([0, 1], 4)] * 4
+            assert [task.result() for task in tasks] == [Neighbours([0, 1], 4)] * 4
 
 
 def test_bound_ranks_share_their_cores_with_nobody() -> None:

@@ -3,6 +3,7 @@ Does not assert anything: test_models_transformer_divided does. Ranks are forked
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from functools import partial
@@ -19,12 +20,10 @@ from codescent import models
 from codescent.models.initialize import draw_
 from codescent.models.transformer.declare import TransformerShape
 from codescent.models.transformer.module import Transformer
-from codescent.plan import Mesh, Plan, TensorPlan, Work
+from codescent.plan import Layout, Mesh, ModelFacts, Plan, TaskFacts, TensorPlan, Work
 from codescent.plan.schedule import accumulate
-from codescent.strategies import Ask, Here
-from codescent.strategies.recompute import Recompute, RecomputeOptions
-from codescent.strategies.tensor import Tensor as TensorParallel
-from codescent.strategies.tensor import TensorOptions
+from codescent.strategies import Candidate, ThisRank, serving, traffic_of
+from codescent.strategies import Tensor as TensorParallel
 
 DEGREE, BATCH, CHUNK = 2, 3, 4
 SIZES = {"num_encoder_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "hidden_dim": 16, "ffn_dim": 24}
@@ -55,10 +54,10 @@ def shape_of(case: dict[str, Any]) -> TransformerShape:
     return shape
 
 
-def plan_of(case: dict[str, Any]) -> Plan:
+def candidate_of(case: dict[str, Any]) -> Candidate:
     """As build makes it, of one micro-batch."""
-    shape, mesh = shape_of(case), Mesh(tp=DEGREE)
-    work = Work(
+    shape = shape_of(case)
+    model = ModelFacts(
         kind="transformer",
         num_layers=shape.num_layers,
         hidden_dim=shape.hidden_dim,
@@ -66,25 +65,41 @@ def plan_of(case: dict[str, Any]) -> Plan:
         num_kv_heads=shape.num_heads,
         head_dim=shape.head_dim,
         vocab_size=shape.vocab_size,
+        forward_flops=models.forward_flops("transformer", shape, shape.seq_len),
+        dropout=shape.dropout,
+        encoder_layers=shape.num_encoder_layers,
+        head_chunk_tokens=CHUNK,
+    )
+    work = Work(
         seq_len=shape.seq_len,
         global_batch_size=BATCH,
         microbatch_size=BATCH,
         num_microbatches=1,
         precision="fp64",
-        forward_flops=models.forward_flops("transformer", shape, shape.seq_len),
-        dropout=shape.dropout,
-        head_chunk_tokens=CHUNK,
         streams=shape.streams,
-        encoder_layers=shape.num_encoder_layers,
     )
-    strategy, ask = TensorParallel(TensorOptions(case["splits"], case["recompute"])), Ask(mesh, work, DEGREE, None)
-    assert not list(strategy.refuse(ask))
+    layout = Layout(sequence_parallel=case["splits"], recompute=case["recompute"])
+    return Candidate(Mesh(tp=DEGREE), model, TaskFacts("seq2seq"), work, layout, DEGREE, None)
+
+
+def plan_of(case: dict[str, Any]) -> Plan:
+    """The plan of a candidate with tensor parallelism alone."""
+    candidate, strategy = candidate_of(case), TensorParallel()
+    assert not list(strategy.refuse(candidate))
     tensors = tuple(
-        strategy.place(TensorPlan(parameter, "fp64", "fp64", "fp64", "", 2), ask)
-        for parameter in models.parameters_of("transformer", shape)
+        strategy.place(TensorPlan(parameter, "fp64", "fp64", "fp64", "", 2), candidate)
+        for parameter in models.parameters_of("transformer", shape_of(case))
     )
-    plan = Plan(mesh, work, tensors, accumulate(1, len(work.forward_flops)), ())
-    return Plan(mesh, work, tensors, plan.schedule, tuple(strategy.traffic(plan)))
+    plan = Plan(
+        mesh=candidate.mesh,
+        model=candidate.model,
+        task=candidate.task,
+        work=candidate.work,
+        layout=candidate.layout,
+        tensors=tensors,
+        schedule=accumulate(1, len(candidate.model.forward_flops)),
+    )
+    return dataclasses.replace(plan, traffic=traffic_of(strategy, plan))
 
 
 class Watch(TorchDispatchMode):
@@ -127,12 +142,8 @@ def slices(tensor: TensorPlan, plan: Plan, rank: int) -> tuple[slice, ...]:
 def run(case: dict[str, Any], group: Any) -> dict[str, Any]:
     shape, plan, rank = shape_of(case), plan_of(case), group.rank()
     whole, divided = (Transformer(shape, CHUNK, "meta").double() for _ in range(2))
-    here = Here(plan, rank, {"tp": group})
-    for strategy in (
-        TensorParallel(TensorOptions(case["splits"], case["recompute"])),
-        Recompute(RecomputeOptions(case["recompute"])),
-    ):
-        strategy.divide(divided, here)
+    for strategy in serving(plan):
+        strategy.divide(divided, ThisRank(plan, rank, {"tp": group}))
     whole.to_empty(device="cpu")
     divided.to_empty(device="cpu")
     draw_(3, [(t.parameter, whole.get_parameter(t.parameter.name), None) for t in plan.tensors])

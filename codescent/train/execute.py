@@ -4,6 +4,7 @@ Does not decide what a step consists of (the plan does) and knows no strategy by
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from codescent.train.messages import Message
 from codescent.train.optimize import Optimizer
 from codescent.train.world import World
 
-PART: dict[Verb, str] = {
+COLUMN: dict[Verb, str] = {
     Verb.LOAD: "data_s",
     Verb.FORWARD: "compute_s",
     Verb.BACKWARD: "compute_s",
@@ -33,20 +34,17 @@ PART: dict[Verb, str] = {
     Verb.REDUCE: "exposed_comm_s",
     Verb.STEP: "optimizer_s",
 }
-"""Which column of the metrics the time of a verb counts towards."""
+"""Metrics column charged with the time of each verb."""
 
-READS = (Verb.FORWARD, Verb.BACKWARD, Verb.BACKWARD_INPUT)
-"""Verbs that read what another stage has sent, where there is one before or behind."""
-
-WAITING = "exposed_comm_s"
-"""That of waiting for a message, which is done by the computation that reads it."""
+WAIT_COLUMN = "exposed_comm_s"
+"""Metrics column charged with waiting for another stage's activation or gradient."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave: the mean loss over the global batch, the gradient norm before clipping, seconds by part.
+    """The mean loss over the global batch, the gradient norm before clipping, seconds by metrics column.
 
-    `stop` says that some rank was asked to stop: every rank sees it after the same step.
+    `stop`: some rank was asked to stop; every rank sees it after the same step.
     """
 
     train_loss: float
@@ -56,12 +54,12 @@ class StepResult:
 
 
 class Trainable(Protocol):
-    """What the executor asks of a part of a model.
+    """A chunk of a model, as the executor calls it.
 
     Attributes:
-        embeds: whether it begins with the embedding: it reads tokens; else activations.
-        ends: whether it ends with the head: it gives the sum of the token losses; else activations.
-        later: what its backward passes have put off, where they do.
+        embeds: it begins with the embedding and reads tokens; else activations.
+        ends: it ends with the head and returns the sum of the token losses; else activations.
+        later: weight gradients that its backward passes have put off, each as its weight and a function.
     """
 
     embeds: bool
@@ -73,7 +71,7 @@ class Trainable(Protocol):
         """Switch dropout on or off."""
 
     def set_dropout_context(self, seed: int, step: int, sample_ids_B: torch.Tensor) -> None:
-        """Says which samples the next forward pass reads."""
+        """Name the samples that the next forward pass reads."""
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """The weights."""
@@ -120,6 +118,35 @@ class Stopwatch:
         return seconds
 
 
+@dataclass
+class InFlight:
+    """A micro-batch of one chunk, from the receive of its inputs to the end of its backward pass.
+
+    Attributes:
+        coming: the message that the next computation reads.
+        inputs: activations of the stage before.
+        outputs: activations, or the loss, with their graph.
+        output_gradient: of the stage after.
+        input_gradient: for the stage before.
+        deferred: what BACKWARD_WEIGHT adds: gradients that are made, and functions that make the others.
+    """
+
+    coming: Message | None = None
+    inputs: torch.Tensor | None = None
+    outputs: torch.Tensor | None = None
+    output_gradient: torch.Tensor | None = None
+    input_gradient: torch.Tensor | None = None
+    deferred: tuple[list[tuple[torch.Tensor, torch.Tensor]], Later] | None = None
+
+
+class Chunk:
+    """A chunk of the model on this rank, and its micro-batches in flight, by number."""
+
+    def __init__(self, part: torch.nn.Module) -> None:
+        self.part = cast(Trainable, part)
+        self.in_flight: defaultdict[int, InFlight] = defaultdict(InFlight)
+
+
 class Executor:
     """Walks one pipeline stage's instruction list, step after step.
 
@@ -127,7 +154,7 @@ class Executor:
         plan: the plan.
         world: this rank, its stage and its process groups.
         parts: the chunks of this stage, as the strategies have left them.
-        gradients: who looks after their gradients.
+        gradients: owner of their gradients.
         optimizer: owner of the weights.
         loader: owner of this rank's batches.
         seed: the run's seed, for dropout masks.
@@ -156,6 +183,13 @@ class Executor:
         self.dtype = TORCH_DTYPE[plan.work.precision]
         self.seed = seed
         self.wish_to_stop = wish_to_stop
+        self.everyone = plan.mesh.joint(*AXES)
+        self.alone = plan.mesh.world_size == 1
+        self.counts_loss = plan.counts_loss(world.place.rank)
+        first, last = (plan.samples(world.place.rank, number) for number in (0, plan.work.num_microbatches - 1))
+        samples = torch.arange(first.start, last.stop, device=self.device)
+        self.sample_ids = torch.split(samples, plan.work.microbatch_size)
+        self.pipelined = plan.mesh.pp > 1
         self.messages = world.messages(self.dtype, message_shape(plan))
         self.watch = Stopwatch(self.device)
         self.arms: dict[Verb, Callable[[Instruction], None]] = {
@@ -165,9 +199,9 @@ class Executor:
             Verb.BACKWARD_INPUT: self._backward_input,
             Verb.BACKWARD_WEIGHT: self._backward_weight,
             Verb.SEND_ACTIVATION: self._send_activation,
-            Verb.RECEIVE_ACTIVATION: self._receive_activation,
+            Verb.RECEIVE_ACTIVATION: self._receive,
             Verb.SEND_GRADIENT: self._send_gradient,
-            Verb.RECEIVE_GRADIENT: self._receive_gradient,
+            Verb.RECEIVE_GRADIENT: self._receive,
             Verb.REDUCE: self._reduce,
             Verb.STEP: self._step,
         }
@@ -185,13 +219,14 @@ class Executor:
         self.loss_sum.zero_()
         self.watch.lap("begin")
         self.portion = self.loader.next()
-        self.watch.lap(PART[Verb.LOAD])
-        self.messages.begin(self.program, self.plan.work.microbatch_size)
+        self.watch.lap(COLUMN[Verb.LOAD])
+        if self.pipelined:
+            self.messages.begin(self.program, self.plan.work.microbatch_size)
         for instruction in self.program:
-            if self._read(instruction):
-                self.watch.lap(WAITING)
+            if self._wait(instruction):
+                self.watch.lap(WAIT_COLUMN)
             self.arms[instruction.verb](instruction)
-            self.watch.lap(PART[instruction.verb])
+            self.watch.lap(COLUMN[instruction.verb])
         loss, stops = self.sums.tolist()
         return StepResult(loss / self.portion.losses, self.grad_norm, stops > 0, self.watch.read())
 
@@ -232,85 +267,88 @@ class Executor:
 
     def sum_of_losses(self, loss: torch.Tensor) -> torch.Tensor:
         """Over all the ranks, in place; of ranks that have computed the same loss one counts."""
-        if not self.plan.counts_loss(self.world.place.rank):
+        if not self.counts_loss:
             loss.zero_()
-        return self.world.sum_over(loss, self.plan.mesh.joint(*AXES))
+        return self.world.sum_over(loss, self.everyone)
 
     def close(self) -> None:
         """Let go of process groups."""
         self.gradients.close()
         self.messages.close()
 
-    def _read(self, instruction: Instruction) -> bool:
+    def _at(self, instruction: Instruction) -> tuple[Chunk, InFlight]:
+        """The chunk and the micro-batch of an instruction."""
+        assert instruction.microbatch is not None
+        chunk = self.chunks[instruction.chunk]
+        return chunk, chunk.in_flight[instruction.microbatch]
+
+    def _wait(self, instruction: Instruction) -> bool:
         """Wait for the message that a computation reads; False where it reads none."""
-        if instruction.verb not in READS:
+        if not self.pipelined or instruction.verb not in (Verb.FORWARD, Verb.BACKWARD, Verb.BACKWARD_INPUT):
             return False
-        chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
-        coming, arrived = (
-            (chunk.coming_inputs, chunk.inputs)
-            if instruction.verb is Verb.FORWARD
-            else (chunk.coming_gradients, chunk.output_gradients)
-        )
-        if number not in coming:
+        _, one = self._at(instruction)
+        if one.coming is None:
             return False
-        arrived[number] = coming.pop(number).wait()
+        arrived, one.coming = one.coming.wait(), None
+        if instruction.verb is Verb.FORWARD:
+            one.inputs = arrived
+        else:
+            one.output_gradient = arrived
         return True
 
     def _load(self, instruction: Instruction) -> None:
-        self.batch = self.portion.batches[_microbatch(instruction)].to(self.device, self.dtype)
+        assert instruction.microbatch is not None
+        self.batch = self.portion.batches[instruction.microbatch].to(self.device, self.dtype)
 
     def _forward(self, instruction: Instruction) -> None:
-        chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
-        samples = self.plan.samples(self.world.place.rank, number)
-        chunk.part.set_dropout_context(
-            self.seed, self.number, torch.arange(samples.start, samples.stop, device=self.device)
-        )
-        if chunk.part.embeds:
-            assert self.batch is not None
-            inputs = self.batch.inputs
-        else:
-            inputs = chunk.inputs[number].requires_grad_()
-        beside = self.batch.beside if self.plan.task.extras and self.batch is not None else {}
+        chunk, one = self._at(instruction)
+        assert instruction.microbatch is not None
+        chunk.part.set_dropout_context(self.seed, self.number, self.sample_ids[instruction.microbatch])
+        batch = self.batch
+        inputs = batch.inputs if chunk.part.embeds and batch is not None else one.inputs
+        assert inputs is not None
+        if inputs is one.inputs:
+            inputs.requires_grad_()
+        extras = batch.beside if batch is not None and self.plan.task.extras else {}
         if chunk.part.ends:
-            assert self.batch is not None
-            loss = chunk.part(inputs, self.batch.targets, loss_scale=1.0 / self.portion.losses, **beside)
-            chunk.outputs[number] = loss
-            self.loss_sum += loss.detach()
+            assert batch is not None
+            one.outputs = chunk.part(inputs, batch.targets, loss_scale=1.0 / self.portion.losses, **extras)
+            self.loss_sum += one.outputs.detach()
         else:
-            chunk.outputs[number] = chunk.part(inputs, **beside)
+            one.outputs = chunk.part(inputs, **extras)
 
     def _backward(self, instruction: Instruction) -> None:
-        chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
+        _, one = self._at(instruction)
         self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk)
-        torch.autograd.backward(chunk.outputs.pop(number), chunk.output_gradients.pop(number, None))
-        if not chunk.part.embeds:
-            chunk.input_gradients[number] = _gradient(chunk.inputs.pop(number))
+        outputs, gradient, inputs = _taken(one)
+        torch.autograd.backward(outputs, gradient)
+        if inputs is not None:
+            one.input_gradient = inputs.grad
 
     def _backward_input(self, instruction: Instruction) -> None:
-        """The chain of activations' gradients; the products of the linear layers' weights put themselves off."""
-        chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
-        weights = [weight for weight in chunk.part.parameters() if weight.requires_grad]
-        wanted = weights if chunk.part.embeds else [chunk.inputs.pop(number), *weights]
-        outputs, gradients = chunk.outputs.pop(number), chunk.output_gradients.pop(number, None)
+        """The chain of activations' gradients; linear layers put off the gradients of their weights."""
+        chunk, one = self._at(instruction)
+        weights: list[torch.Tensor] = [weight for weight in chunk.part.parameters() if weight.requires_grad]
+        outputs, gradient, inputs = _taken(one)
+        wanted = weights if inputs is None else [inputs, *weights]
         if wanted:
-            found = list(torch.autograd.grad(outputs, wanted, gradients, allow_unused=True))
+            found = list(torch.autograd.grad(outputs, wanted, gradient, allow_unused=True))
         else:  # a stage with nothing to train: what it sends on the way is sent all the same
-            torch.autograd.backward(outputs, gradients)
+            torch.autograd.backward(outputs, gradient)
             found = []
-        if not chunk.part.embeds:
-            chunk.input_gradients[number] = found.pop(0)
-        made: list[tuple[torch.Tensor, torch.Tensor]] = [
-            (weight, gradient) for weight, gradient in zip(weights, found, strict=True) if gradient is not None
-        ]
+        if inputs is not None:
+            one.input_gradient = found.pop(0)
+        made = [(weight, gradient) for weight, gradient in zip(weights, found, strict=True) if gradient is not None]
         later = list(chunk.part.later)
         assert all(isinstance(weight, torch.nn.Parameter) for weight, _ in later), "a gradient that nobody would add"
-        chunk.put_off[number] = made, later
+        one.deferred = made, later
         chunk.part.later.clear()
 
     def _backward_weight(self, instruction: Instruction) -> None:
         """What was put off; all of the chunk's gradients arrive now, as in one backward pass."""
-        chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
-        made, later = chunk.put_off.pop(number)
+        _, one = self._at(instruction)
+        assert one.deferred is not None
+        (made, later), one.deferred = one.deferred, None
         self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk)
         if made:
             torch.autograd.backward([weight for weight, _ in made], [gradient for _, gradient in made])
@@ -318,42 +356,32 @@ class Executor:
             torch.autograd.backward([weight], [make()])
 
     def _send_activation(self, instruction: Instruction) -> None:
-        self.messages.send(instruction, self.chunks[instruction.chunk].outputs[_microbatch(instruction)])
-
-    def _receive_activation(self, instruction: Instruction) -> None:
-        self.chunks[instruction.chunk].coming_inputs[_microbatch(instruction)] = self.messages.receive(instruction)
+        _, one = self._at(instruction)
+        assert one.outputs is not None
+        self.messages.send(instruction, one.outputs)
 
     def _send_gradient(self, instruction: Instruction) -> None:
-        self.messages.send(instruction, self.chunks[instruction.chunk].input_gradients.pop(_microbatch(instruction)))
+        _, one = self._at(instruction)
+        assert one.input_gradient is not None
+        self.messages.send(instruction, one.input_gradient)
+        one.input_gradient = None
 
-    def _receive_gradient(self, instruction: Instruction) -> None:
-        self.chunks[instruction.chunk].coming_gradients[_microbatch(instruction)] = self.messages.receive(instruction)
+    def _receive(self, instruction: Instruction) -> None:
+        _, one = self._at(instruction)
+        one.coming = self.messages.receive(instruction)
 
     def _reduce(self, instruction: Instruction) -> None:
         """The gradients, and the sums that every rank makes: of the losses, and of the wishes to stop."""
-        self.messages.end()
+        if self.pipelined:
+            self.messages.end()
         self.gradients.reduce()
-        loss = self.loss_sum if self.plan.counts_loss(self.world.place.rank) else torch.zeros_like(self.loss_sum)
+        loss = self.loss_sum if self.counts_loss else torch.zeros_like(self.loss_sum)
         scalars = torch.stack((loss, torch.full_like(loss, float(self.wish_to_stop()))))
-        self.sums = self.world.sum_over(scalars, self.plan.mesh.joint(*AXES)).cpu()
+        self.sums = (scalars if self.alone else self.world.sum_over(scalars, self.everyone)).cpu()
 
     def _step(self, instruction: Instruction) -> None:
         self.grad_norm = self.optimizer.step(self.gradients.collect(), self.rate)
         self.gradients.release()
-
-
-class Chunk:
-    """A chunk of the model on this rank, and what of each micro-batch is between its forward and backward pass."""
-
-    def __init__(self, part: torch.nn.Module) -> None:
-        self.part = cast(Trainable, part)
-        self.coming_inputs: dict[int, Message] = {}
-        self.coming_gradients: dict[int, Message] = {}
-        self.inputs: dict[int, torch.Tensor] = {}
-        self.outputs: dict[int, torch.Tensor] = {}
-        self.output_gradients: dict[int, torch.Tensor] = {}
-        self.input_gradients: dict[int, torch.Tensor] = {}
-        self.put_off: dict[int, tuple[list[tuple[torch.Tensor, torch.Tensor]], Later]] = {}
 
 
 def message_shape(plan: Plan) -> tuple[int, int]:
@@ -363,11 +391,9 @@ def message_shape(plan: Plan) -> tuple[int, int]:
     return (sent[0] // position_bytes if sent else work.seq_len), plan.model.hidden_dim
 
 
-def _microbatch(instruction: Instruction) -> int:
-    assert instruction.microbatch is not None
-    return instruction.microbatch
-
-
-def _gradient(tensor: torch.Tensor) -> torch.Tensor:
-    assert tensor.grad is not None
-    return tensor.grad
+def _taken(one: InFlight) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Outputs, their gradient and inputs of a micro-batch, which the executor holds no longer."""
+    assert one.outputs is not None
+    taken = one.outputs, one.output_gradient, one.inputs
+    one.outputs = one.output_gradient = one.inputs = None
+    return taken
