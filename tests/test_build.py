@@ -3,6 +3,8 @@ Does not run a plan: test_trajectory and test_declared do."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -146,5 +148,8 @@ def test_every_shipped_config_has_a_plan(name: str) -> None:
     vocab_size = None if config.model.preset or config.model.embedding == "none" else 65
     plan = build(config, vocab_size, 1)
     assert plan.num_parameters == PARAMETERS.get(name, plan.num_parameters)
+    again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert again == plan
+    assert (again.trained, again.flops(), again.held_by(0)) == (plan.trained, plan.flops(), plan.held_by(0))
     for ranks in (2, 4) if name in PARAMETERS else ():
         build(load(name, [f"parallel.dp_shard={ranks}"]).config, None, ranks)

@@ -34,9 +34,11 @@ def tensors(seed: int, dtype: torch.dtype, device: str = "cpu") -> list[torch.Te
     return [value.to(dtype).to(device) for value in values]
 
 
-def weights(device: list[torch.Tensor], masters: list[torch.Tensor], apart: bool) -> list[Weight]:
+def weights(device: list[torch.Tensor], masters: list[torch.Tensor], updated_on_host: bool) -> list[Weight]:
     named = zip(SHAPES, device, masters, strict=True)
-    return [Weight(name, value, master, value.ndim > 1, apart=apart) for name, value, master in named]
+    return [
+        Weight(name, value, master, value.ndim > 1, updated_on_host=updated_on_host) for name, value, master in named
+    ]
 
 
 @pytest.fixture(params=[10**6, 40, 1], ids=["one unit", "some units", "a unit each"])
@@ -49,8 +51,8 @@ def unit_numel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def test_updates_are_bitwise_those_without(kind: str, dtype: torch.dtype, unit_numel: None) -> None:
     config = OptimizerConfig.model_validate({"kind": kind, "max_grad_norm": 5.0})
     together, there, masters = tensors(0, dtype), tensors(0, dtype), tensors(0, dtype)
-    reference = Optimizer(weights(together, together, apart=False), config)
-    optimizer = Optimizer(weights(there, masters, apart=True), config)
+    reference = Optimizer(weights(together, together, updated_on_host=False), config)
+    optimizer = Optimizer(weights(there, masters, updated_on_host=True), config)
     for step in range(5):
         gradients = tensors(100 + step, dtype)
         before = [gradient.clone() for gradient in gradients]
@@ -65,8 +67,8 @@ def test_bf16_weights_are_rounded_masters(gradient_dtype: torch.dtype, unit_nume
     config = OptimizerConfig.model_validate({"max_grad_norm": 0.0})
     exact, masters = tensors(0, torch.float32), tensors(0, torch.float32)
     there = [master.bfloat16() for master in masters]
-    reference = Optimizer(weights(exact, exact, apart=False), config)
-    optimizer = Optimizer(weights(there, masters, apart=True), config)
+    reference = Optimizer(weights(exact, exact, updated_on_host=False), config)
+    optimizer = Optimizer(weights(there, masters, updated_on_host=True), config)
     for step in range(5):
         gradients = tensors(step, gradient_dtype)
         reference.step([gradient.float() for gradient in gradients], 1e-3)
@@ -78,7 +80,7 @@ def test_bf16_weights_are_rounded_masters(gradient_dtype: torch.dtype, unit_nume
 
 def test_not_finite_updates_nothing_and_a_checkpoint_reaches_the_weights() -> None:
     there, masters = tensors(0, torch.float32), tensors(0, torch.float32)
-    optimizer = Optimizer(weights(there, masters, apart=True), OptimizerConfig())
+    optimizer = Optimizer(weights(there, masters, updated_on_host=True), OptimizerConfig())
     gradients = tensors(1, torch.float32)
     gradients[2][0, 0] = float("inf")
     assert optimizer.step(gradients, 1e-2) == float("inf")
@@ -269,8 +271,8 @@ def test_cuda_updates_on_the_host(dtype: torch.dtype, rtol: float, unit_numel: N
     config = OptimizerConfig()
     expected, there = tensors(0, wide), tensors(0, dtype, "cuda")
     masters = tensors(0, wide)
-    reference = Optimizer(weights(expected, expected, apart=False), config)
-    optimizer = Optimizer(weights(there, masters, apart=True), config)
+    reference = Optimizer(weights(expected, expected, updated_on_host=False), config)
+    optimizer = Optimizer(weights(there, masters, updated_on_host=True), config)
     assert optimizer.host_copy is not None
     assert all(place.is_pinned() for place in (*optimizer.host_copy.incoming, *optimizer.host_copy.outgoing))
     for step in range(20):

@@ -15,9 +15,8 @@ import pytest
 import ring_ranks
 import torch
 
-from codescent.plan import Collective, Traffic, Verb
 from codescent.strategies.causal_tiles import CausalTiles, balanced_positions
-from codescent.strategies.ring_traffic import SplitSizes, gather_traffic, ring_traffic
+from codescent.strategies.context_parallel import SplitSizes, gather_traffic, ring_traffic
 
 TOLERANCE = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 3e-2}
 DTYPE = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
@@ -68,8 +67,8 @@ def test_what_is_sent_is_what_is_declared(answers: list[dict[str, Any]]) -> None
         )
         for name, traffic in (("ring", ring_traffic(sizes)), ("gather", gather_traffic(sizes))):
             declared: Counter[tuple[object, ...]] = Counter()
-            for message in traffic:
-                declared[message.kind, message.verb, message.payload_bytes, DTYPE[message.dtype]] += message.times
+            for record in traffic:
+                declared[record.collective, record.verb, record.payload_bytes, DTYPE[record.dtype]] += record.times
             issued = Counter(tuple(sent) for sent in case["issued"][name])
             assert issued == declared
             assert bool(issued) == (degree > 1)
@@ -143,7 +142,4 @@ def test_a_rank_sends_as_much_in_either_way() -> None:
     sends, gathers = ring_traffic(sizes), gather_traffic(sizes)
     assert [(m.payload_bytes, m.times) for m in sends] == [(3072, 3), (3072, 3), (6144, 3)]
     for send, collective in zip(sends, gathers, strict=True):
-        traffic = Traffic(
-            Collective(collective.kind), "cp", collective.payload_bytes, collective.dtype, Verb.FORWARD, None, ""
-        )
-        assert traffic.wire_bytes(4) == send.payload_bytes * send.times
+        assert collective.wire_bytes(4) == send.payload_bytes * send.times

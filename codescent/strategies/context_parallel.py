@@ -5,17 +5,71 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from codescent.plan import Collective, Plan, Traffic, Verb
+from codescent.plan import DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
 from codescent.strategies.refusals import near_degrees, near_lengths
-from codescent.strategies.ring_traffic import SplitSizes, gather_traffic, ring_traffic
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True)
+class SplitSizes:
+    """Of keys and values: `batch` samples of a micro-batch, `length` positions and `kv_heads` heads of one rank."""
+
+    degree: int
+    batch: int
+    kv_heads: int
+    length: int
+    head_dim: int
+    precision: str
+
+    def kv_bytes(self, dtype: str) -> int:
+        """Bytes of keys and values of one rank, stacked."""
+        return 2 * self.batch * self.kv_heads * self.length * self.head_dim * DTYPE_BYTES[dtype]
+
+
+def ring_traffic(sizes: SplitSizes) -> tuple[Traffic, ...]:
+    """Of `ring.ring_attention` in one layer and micro-batch: n - 1 hops in forward, and twice as many in backward.
+
+    A rank's keys and values reach all others in n - 1 hops. The sum of their gradients begins at the next rank and is
+    back after as many. All but the last hop of the gradients can hide behind the computation.
+    """
+    hops = sizes.degree - 1
+    return _records(sizes, Collective.SEND, Collective.SEND, 1, hops) if hops else ()
+
+
+def gather_traffic(sizes: SplitSizes) -> tuple[Traffic, ...]:
+    """Of `ring.gathered_attention` in one layer and micro-batch: an all-gather in forward, another in backward, and one
+    reduce-scatter.
+
+    Whatever the algorithm, a rank sends n - 1 times its own part (`Traffic.wire_bytes`): as much as in the ring. The
+    ranks wait for all of it.
+    """
+    if sizes.degree == 1:
+        return ()
+    return _records(sizes, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, sizes.degree, 1)
+
+
+def _records(
+    sizes: SplitSizes, there: Collective, back: Collective, parts: int, times: int
+) -> tuple[Traffic, Traffic, Traffic]:
+    """Keys and values in forward, the same in backward, and their gradients, which are wide."""
+    dtype, what = sizes.precision, "keys and values"
+
+    def record(collective: Collective, verb: Verb, dtype: str, what: str) -> Traffic:
+        during = verb if collective is Collective.SEND else None
+        return Traffic(collective, "cp", parts * sizes.kv_bytes(dtype), dtype, verb, during, what, times)
+
+    return (
+        record(there, Verb.FORWARD, dtype, what),
+        record(there, Verb.BACKWARD, dtype, what),
+        record(back, Verb.BACKWARD, WIDE[dtype], f"gradients of {what}"),
+    )
 
 
 class Context(Strategy):
@@ -41,34 +95,17 @@ class Context(Strategy):
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
         """In every layer and micro-batch, forward and backward; with recompute = "full" forward's once more."""
-        mesh, work, model, layout = plan.mesh, plan.work, plan.model, plan.layout
+        mesh, work, model = plan.mesh, plan.work, plan.model
         layers = sum(1 <= depth <= model.num_layers for part in plan.schedule.parts(stage) for depth in part)
-        sizes = SplitSizes(
-            mesh.cp,
-            work.microbatch_size,
-            model.num_kv_heads // mesh.tp,
-            work.seq_len // mesh.cp,
-            model.head_dim,
-            work.precision,
-        )
-        messages = ring_traffic(sizes) if layout.context == "ring" else gather_traffic(sizes)
-        for message in messages if layers else ():
-            forward = message.verb is Verb.FORWARD
-            kind, verb = Collective(message.kind), Verb.FORWARD if forward else plan.schedule.input_verb
-            record = Traffic(
-                kind,
-                self.axis,
-                message.payload_bytes,
-                message.dtype,
-                verb,
-                verb if kind is Collective.SEND else None,
-                message.what,
-                message.times * layers * work.num_microbatches,
-            )
-            yield record
-            if forward and layout.recompute == "full":
-                again = plan.schedule.input_verb
-                yield replace(record, verb=again, during=again if kind is Collective.SEND else None)
+        kv_heads, length = model.num_kv_heads // mesh.tp, work.seq_len // mesh.cp
+        sizes = SplitSizes(mesh.cp, work.microbatch_size, kv_heads, length, model.head_dim, work.precision)
+        records = ring_traffic(sizes) if plan.layout.context == "ring" else gather_traffic(sizes)
+        for record in records if layers else ():
+            forward, backward = record.verb is Verb.FORWARD, plan.schedule.input_verb
+            again = forward and plan.layout.recompute == "full"
+            for verb in (Verb.FORWARD, backward) if again else (Verb.FORWARD if forward else backward,):
+                during = None if record.during is None else verb
+                yield replace(record, verb=verb, during=during, times=record.times * layers * work.num_microbatches)
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """The chunk reads this rank's positions of every sequence; attention exchanges keys and values."""

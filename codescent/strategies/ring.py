@@ -33,7 +33,7 @@ def ring_attention(
     """softmax(q k^T / sqrt(K)) v over the positions up to each one, keys and values going round a ring: [B, H, T, K].
 
     Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers". Each of the `degree` ranks holds the
-    positions of `causal_tiles.balanced_positions`. The messages are those of `ring_traffic.ring_traffic`.
+    positions of `causal_tiles.balanced_positions`. The messages are those of `context_parallel.ring_traffic`.
 
     Args:
         q_BHTK: queries; head h reads key-value head h // (H / G).
@@ -61,7 +61,7 @@ def gathered_attention(
 
     Llama team 2024, "The Llama 3 Herd of Models", section 3.3.2. Two collectives instead of many messages, but nothing
     hides them, and keys and values of the whole sequence are there for a while; they are gathered again in the
-    backward pass, so that no layer keeps them. The collectives are those of `ring_traffic.gather_traffic`.
+    backward pass, so that no layer keeps them. The collectives are those of `context_parallel.gather_traffic`.
     """
     return _uncompiled(q_BHTK, k_BGTK, v_BGTK, Gather(group), keys_B, dropout, first_head)
 

@@ -3,6 +3,7 @@ Does not compute anything of a layer: these are the points of a tensor-parallel 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,28 +38,55 @@ from codescent.strategies.collectives import all_gather_into, reduce_scatter_int
 
 def gather_sequence(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """x_BTD: every rank's positions, in the order of the ranks; backward sums its gradients and gives each its part."""
-    return x_BtD if group.size() == 1 else _apply(GatherSequence, x_BtD, group)
+    return _Conjugates.of(x_BtD, group, _gathered, _summed_part)
 
 
 def gather_alike(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """x_BTD: every rank's positions, in the order of the ranks, of which each rank computes the same: its gradient is
     the same too, and backward takes this rank's part of it."""
-    return x_BtD if group.size() == 1 else _apply(GatherAlike, x_BtD, group)
+    return _Conjugates.of(x_BtD, group, _gathered, _own_part)
 
 
 def scatter_sum(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """x_BtD: this rank's positions of the sum of every rank's x_BTD (T a multiple of the degree); backward gathers."""
-    return x_BTD if group.size() == 1 else _apply(ScatterSum, x_BTD, group)
+    return _Conjugates.of(x_BTD, group, _summed_part, _gathered)
 
 
 def enter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """x, the same on every rank; backward sums the gradients of what each rank makes of it."""
-    return x if group.size() == 1 else _apply(Enter, x, group)
+    return _Conjugates.of(x, group, _same, _summed)
 
 
 def leave(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum of every rank's x; its gradient is that of each x."""
-    return x if group.size() == 1 else _apply(Leave, x, group)
+    return _Conjugates.of(x, group, _summed, _gradient_as_it_is)
+
+
+Act = Callable[[Tensor, dist.ProcessGroup], Tensor]
+
+
+class _Conjugates(torch.autograd.Function):
+    """One act forward, and its conjugate on the gradient."""
+
+    @staticmethod
+    def of(x: Tensor, group: dist.ProcessGroup, forward: Act, backward: Act) -> Tensor:
+        """x itself in a group of one rank."""
+        if group.size() == 1:
+            return x
+        out: Tensor = _Conjugates.apply(x, group, forward, backward)  # type: ignore[no-untyped-call]
+        return out
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, forward: Act, backward: Act) -> Tensor:
+        """The act on x."""
+        ctx.group, ctx.conjugate = group, backward
+        return forward(x, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_x: Tensor) -> tuple[Tensor, None, None, None]:
+        """The conjugate on the gradient."""
+        return ctx.conjugate(d_x, ctx.group), None, None, None
 
 
 def _stacked(x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -67,11 +95,6 @@ def _stacked(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     stacked = x.new_empty(group.size(), *x.shape)
     all_gather_into(stacked.flatten(0, 1), x, group=group)  # gloo wants rank after rank in one outer dim
     return stacked
-
-
-def _apply(function: type[torch.autograd.Function], x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    out: Tensor = function.apply(x, group)  # type: ignore[no-untyped-call]
-    return out
 
 
 def _parts(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -99,81 +122,14 @@ def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return total
 
 
-class GatherSequence(torch.autograd.Function):
-    """See `gather_sequence`."""
-
-    @staticmethod
-    def forward(ctx: Any, x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """See `gather_sequence`."""
-        ctx.group = group
-        return _gathered(x_BtD, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_x_BTD: Tensor) -> tuple[Tensor, None]:
-        """The gradient of this rank's positions, summed over ranks."""
-        return _summed_part(d_x_BTD, ctx.group), None
+def _own_part(d_x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return d_x_BTD.chunk(group.size(), dim=1)[group.rank()]
 
 
-class GatherAlike(torch.autograd.Function):
-    """See `gather_alike`."""
-
-    @staticmethod
-    def forward(ctx: Any, x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """See `gather_alike`."""
-        ctx.group = group
-        return _gathered(x_BtD, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_x_BTD: Tensor) -> tuple[Tensor, None]:
-        """The gradient of this rank's positions."""
-        return d_x_BTD.chunk(ctx.group.size(), dim=1)[ctx.group.rank()], None
+def _same(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """torch 2.13 returns a compiled graph's output that is a view of its input as just that: without our backward."""
+    return x.clone() if torch.compiler.is_compiling() else x.view_as(x)
 
 
-class ScatterSum(torch.autograd.Function):
-    """See `scatter_sum`."""
-
-    @staticmethod
-    def forward(ctx: Any, x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """See `scatter_sum`."""
-        ctx.group = group
-        return _summed_part(x_BTD, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_x_BtD: Tensor) -> tuple[Tensor, None]:
-        """The gradients of all positions."""
-        return _gathered(d_x_BtD, ctx.group), None
-
-
-class Enter(torch.autograd.Function):
-    """See `enter`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """See `enter`."""
-        ctx.group = group
-        # torch 2.13 hands out a compiled graph's output that is a view of its input as just that: without our backward.
-        return x.clone() if torch.compiler.is_compiling() else x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_x: Tensor) -> tuple[Tensor, None]:
-        """The gradient, summed over ranks."""
-        return _summed(d_x, ctx.group), None
-
-
-class Leave(torch.autograd.Function):
-    """See `leave`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """See `leave`."""
-        return _summed(x, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_x: Tensor) -> tuple[Tensor, None]:
-        """The gradient as it comes."""
-        return d_x, None
+def _gradient_as_it_is(d_x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return d_x
