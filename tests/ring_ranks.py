@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,13 +21,19 @@ from codescent.models.gpt2.blocks import Attention
 from codescent.operators.dropout import sample_keys
 from codescent.plan import Verb
 from codescent.strategies import causal_tiles
-from codescent.strategies.ring import gathered_attention, ring_attention
+from codescent.strategies.ring import Gather, Ring, split_attention
 
 BATCH, HEAD_DIM, SEQ_LEN, LONG = 2, 8, 48, 384
 BATCH_KEYS = sample_keys(3, 5, torch.arange(BATCH))
 GROUPS = ([3], [1, 0], [2, 0, 1], [3, 2, 1, 0])  # a rank of the group is another of the world
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
-METHODS = {"ring": ring_attention, "gather": gathered_attention}
+
+
+def by(exchange: type[Ring | Gather]) -> Callable[..., Tensor]:
+    return lambda q, k, v, group, *rest, **options: split_attention(q, k, v, exchange(group), *rest, **options)
+
+
+METHODS = {"ring": by(Ring), "gather": by(Gather)}
 KINDS = {"send": "send", "_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter"}
 CASES: list[dict[str, Any]] = [
     {"precision": precision, "heads": heads, "kv_heads": kv_heads, "dropout": dropout, "queries": queries}

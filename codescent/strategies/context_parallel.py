@@ -34,7 +34,7 @@ class SplitSizes:
 
 
 def ring_traffic(sizes: SplitSizes) -> tuple[Traffic, ...]:
-    """Of `ring.ring_attention` in one layer and micro-batch: n - 1 hops in forward, and twice as many in backward.
+    """Of `ring.Ring` in one layer and micro-batch: n - 1 hops in forward, and twice as many in backward.
 
     A rank's keys and values reach all others in n - 1 hops. The sum of their gradients begins at the next rank and is
     back after as many. All but the last hop of the gradients can hide behind the computation.
@@ -44,7 +44,7 @@ def ring_traffic(sizes: SplitSizes) -> tuple[Traffic, ...]:
 
 
 def gather_traffic(sizes: SplitSizes) -> tuple[Traffic, ...]:
-    """Of `ring.gathered_attention` in one layer and micro-batch: an all-gather in forward, another in backward, and one
+    """Of `ring.Gather` in one layer and micro-batch: an all-gather in forward, another in backward, and one
     reduce-scatter.
 
     Whatever the algorithm, a rank sends n - 1 times its own part (`Traffic.wire_bytes`): as much as in the ring. The
@@ -110,12 +110,12 @@ class Context(Strategy):
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """The chunk reads this rank's positions of every sequence; attention exchanges keys and values."""
         from codescent.strategies.causal_tiles import balanced_positions  # noqa: PLC0415 - keeps torch out of planning
-        from codescent.strategies.ring import gathered_attention, ring_attention  # noqa: PLC0415
+        from codescent.strategies.ring import Gather, Ring, split_attention  # noqa: PLC0415
 
         plan, index = this_rank.plan, this_rank.coordinates[self.axis]
         reading = cast(Any, part)
         reading.tokens_T = reading.rows_T = balanced_positions(plan.work.seq_len, plan.mesh.cp, index)
-        attend = ring_attention if plan.layout.context == "ring" else gathered_attention
+        exchange = (Ring if plan.layout.context == "ring" else Gather)(this_rank.groups[self.axis])
         for layer in part.modules():
             if hasattr(layer, "core"):
-                cast(Any, layer).core = partial(attend, group=this_rank.groups[self.axis])
+                cast(Any, layer).core = partial(split_attention, exchange=exchange)

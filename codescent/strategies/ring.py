@@ -20,70 +20,6 @@ from codescent.strategies.collectives import all_gather_into, reduce_scatter_int
 _KEYS_VALUES, _GRADIENTS = 0, 1  # tags of messages: both may be under way between the same two ranks
 
 
-def ring_attention(
-    q_BHTK: Tensor,
-    k_BGTK: Tensor,
-    v_BGTK: Tensor,
-    group: dist.ProcessGroup,
-    keys_B: Tensor | None = None,
-    dropout: float = 0.0,
-    *,
-    first_head: int = 0,
-) -> Tensor:
-    """softmax(q k^T / sqrt(K)) v over the positions up to each one, keys and values going round a ring: [B, H, T, K].
-
-    Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers". Each of the `degree` ranks holds the
-    positions of `causal_tiles.balanced_positions`. The messages are those of `context_parallel.ring_traffic`.
-
-    Args:
-        q_BHTK: queries; head h reads key-value head h // (H / G).
-        k_BGTK: keys.
-        v_BGTK: values.
-        group: the ranks that share the sequence, in its order; of one rank nothing is sent.
-        keys_B: keys of the dropout of the probabilities, the same on every rank; None drops nothing.
-        dropout: probability of being dropped.
-        first_head: number of the first query head that is here, in the whole layer: where dropout begins.
-    """
-    return _uncompiled(q_BHTK, k_BGTK, v_BGTK, Ring(group), keys_B, dropout, first_head)
-
-
-def gathered_attention(
-    q_BHTK: Tensor,
-    k_BGTK: Tensor,
-    v_BGTK: Tensor,
-    group: dist.ProcessGroup,
-    keys_B: Tensor | None = None,
-    dropout: float = 0.0,
-    *,
-    first_head: int = 0,
-) -> Tensor:
-    """The same as `ring_attention`, to the bit, with every rank's keys and values gathered at once: [B, H, T, K].
-
-    Llama team 2024, "The Llama 3 Herd of Models", section 3.3.2. Two collectives instead of many messages, but nothing
-    hides them, and keys and values of the whole sequence are there for a while; they are gathered again in the
-    backward pass, so that no layer keeps them. The collectives are those of `context_parallel.gather_traffic`.
-    """
-    return _uncompiled(q_BHTK, k_BGTK, v_BGTK, Gather(group), keys_B, dropout, first_head)
-
-
-def _attention(
-    q_BHTK: Tensor,
-    k_BGTK: Tensor,
-    v_BGTK: Tensor,
-    exchange: Exchange,
-    keys_B: Tensor | None,
-    dropout: float,
-    first_head: int,
-) -> Tensor:
-    group = exchange.group
-    tiles = CausalTiles(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head)
-    y_BHTK: Tensor = SplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, tiles)  # type: ignore[no-untyped-call]
-    return y_BHTK
-
-
-# Compiled code stops before it and goes on after it: messages leave in the order of this file, on every rank.
-_uncompiled: Callable[..., Tensor] = torch.compiler.disable(_attention)  # type: ignore[no-untyped-call]
-
 AddGradient = Callable[[int, Tensor, Tensor], None]
 """(source, its kv, d_kv): adds to d_kv what this rank's queries make of the source's keys and values."""
 
@@ -101,7 +37,10 @@ class Exchange(Protocol):
 
 
 class Ring:
-    """Each rank hands on to the next what it has from the one before, while it computes. See Exchange."""
+    """Each rank hands on to the next what it has from the one before, while it computes. See Exchange.
+
+    Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers".
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -156,7 +95,12 @@ class _HandOn:
 
 
 class Gather:
-    """One all-gather there, one reduce-scatter back. See Exchange."""
+    """One all-gather there, one reduce-scatter back. See Exchange.
+
+    Llama team 2024, "The Llama 3 Herd of Models", section 3.3.2. Two collectives instead of many messages, but nothing
+    hides them, and keys and values of the whole sequence are in memory for a while. Backward gathers them again, so
+    that no layer keeps them.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -186,14 +130,46 @@ class Gather:
         return d_kv_2BGTK
 
 
+# Compiled code stops before it and goes on after it: messages leave in the order of this file, on every rank.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def split_attention(
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    exchange: Exchange,
+    keys_B: Tensor | None = None,
+    dropout: float = 0.0,
+    *,
+    first_head: int = 0,
+) -> Tensor:
+    """softmax(q k^T / sqrt(K)) v over the positions up to each one, of a sequence split over ranks: [B, H, T, K].
+
+    Each rank holds the positions of `causal_tiles.balanced_positions`. Every exchange gives the same, to the bit; what
+    it sends is `context_parallel.ring_traffic` or `gather_traffic`.
+
+    Args:
+        q_BHTK: queries; head h reads key-value head h // (H / G).
+        k_BGTK: keys.
+        v_BGTK: values.
+        exchange: among the ranks that share the sequence, in its order; of one rank nothing is sent.
+        keys_B: keys of the dropout of the probabilities, the same on every rank; None drops nothing.
+        dropout: probability of being dropped.
+        first_head: number of the first query head that is here, in the whole layer: where dropout begins.
+    """
+    group = exchange.group
+    tiles = CausalTiles(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head)
+    y_BHTK: Tensor = SplitAttention.apply(q_BHTK, k_BGTK, v_BGTK, exchange, tiles)  # type: ignore[no-untyped-call]
+    return y_BHTK
+
+
 class SplitAttention(torch.autograd.Function):
-    """See `ring_attention`. Keeps for the backward pass q, k, v and y of this rank, and a number per query and head."""
+    """See `split_attention`. Backward keeps q, k, v and y of this rank, and a number per query and head."""
 
     @staticmethod
     def forward(
         ctx: Any, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, exchange: Exchange, tiles: CausalTiles
     ) -> Tensor:
-        """See `ring_attention`."""
+        """See `split_attention`."""
         kv_2BGTK = torch.stack([k_BGTK, v_BGTK])
         q_PRTK = _by_pairs(q_BHTK, kv_2BGTK, 1.0 / math.sqrt(q_BHTK.shape[-1]))
         wide_PRTK = torch.zeros_like(q_PRTK, dtype=_wide(q_PRTK))

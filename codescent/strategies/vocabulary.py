@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from codescent.operators.head import head_loss, softmax_in_pieces_, tied_embedding
+from codescent.operators.head import SoftmaxGradient, head_loss, softmax_in_pieces_, tied_embedding
 from codescent.strategies.collectives import assert_async
 from codescent.strategies.sequence import enter, gather_alike, gather_sequence, leave, scatter_sum
 
@@ -115,9 +115,8 @@ class SplitVocabulary:
             some: targets may be negative, where nothing is wanted. What is sent is the same.
         """
         x_BTD = (gather_sequence if self.sequence_parallel else enter)(x, self.group)
-        softmax = None if self.group.size() == 1 else self._softmax_gradient_
         x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
-        return head_loss(x_ND, weight_vD, targets_N, chunk_tokens, loss_scale, port_vD, softmax, some=some)
+        return head_loss(x_ND, weight_vD, targets_N, chunk_tokens, loss_scale, port_vD, self._softmax, some=some)
 
     def every_row(self, x: Tensor) -> Tensor:
         """The rows [B, T, D] of all positions of x, [B, t, D] or [B, T, D]; some of them go to `loss_of_rows`."""
@@ -140,8 +139,12 @@ class SplitVocabulary:
     ) -> Tensor:
         """The same as `loss`, of some rows of what `every_row` gave, and with a bias, this rank's rows of it."""
         x_MD = x_MD if self.sequence_parallel else enter(x_MD, self.group)
-        softmax = None if self.group.size() == 1 else self._softmax_gradient_
-        return head_loss(x_MD, weight_vD, targets_M, chunk_tokens, loss_scale, port_vD, softmax, bias_v)
+        return head_loss(x_MD, weight_vD, targets_M, chunk_tokens, loss_scale, port_vD, self._softmax, bias_v)
+
+    @property
+    def _softmax(self) -> SoftmaxGradient | None:
+        """What `head_loss` takes; None in a group of one rank: its own."""
+        return None if self.group.size() == 1 else self._softmax_gradient_
 
     def _local(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens as rows of this rank's part, and which are not: these are given the nearest row.
