@@ -19,8 +19,8 @@ DIVIDING: tuple[str, ...] = ("pp", "dp_shard", "tp")
 class Mesh:
     """An array of ranks with one dimension per axis of AXES, rank 0 first, row-major.
 
-    Where an axis is asked for by name, several can be named as one ("dp_replicate*cp": the ranks that differ on these
-    two alone), and some of the ranks along one ("pp[0,3]": the first and the fourth). "" is a rank alone.
+    The name of an axis may join several ("dp_replicate*cp": the ranks that differ on these two alone), or select ranks
+    along one ("pp[0,3]": the first and the fourth). "" is a rank alone.
     """
 
     pp: int = 1
@@ -34,7 +34,7 @@ class Mesh:
         return math.prod(len(indices) for indices in self._indices(axis).values())
 
     def joint(self, *axes: str) -> str:
-        """The name of several axes as one: of those that have more than one rank, or else the first."""
+        """One name for several axes: those with more than one rank, or else the first."""
         used = [axis for axis in axes if self.degree(axis) > 1]
         return "*".join(used) if used else axes[0]
 

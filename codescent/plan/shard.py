@@ -23,7 +23,7 @@ class Memory(StrEnum):
 
 
 class Role(StrEnum):
-    """What a parameter does in its model: all that a strategy may know of it."""
+    """What a parameter does in its model. Strategies decide by it, and never by a name."""
 
     COLUMN = "column"  # the output dim of a matrix may be split (attn.qkv, mlp.up, mlp.gate_up)
     ROW = "row"  # the input dim of a matrix may be split (attn.out, mlp.down)
@@ -34,9 +34,9 @@ class Role(StrEnum):
     BIAS_ROW = "bias_row"  # bias of a ROW matrix, added once, after the sum; or of one that is whole
     WHOLE = "whole"  # a matrix that no rank has a part of (head.dense)
     LOGITS = "logits"  # a head of few outputs, whole on every rank: those of all positions are wanted together
-    ADAPTER = "adapter"  # of an adapter's two matrices the one that is whole: each rank makes a part of its gradient
-    ADAPTER_COLUMN = "adapter_column"  # the one behind, beside a COLUMN matrix: split with its outputs
-    ADAPTER_ROW = "adapter_row"  # the one in front, beside a ROW matrix: split with its inputs
+    ADAPTER = "adapter"  # the matrix of an adapter that stays whole; its gradient is partial on each rank
+    ADAPTER_COLUMN = "adapter_column"  # the matrix B of an adapter of a COLUMN matrix: split with its outputs
+    ADAPTER_ROW = "adapter_row"  # the matrix A of an adapter of a ROW matrix: split with its inputs
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Parameter:
 
     `std` is the standard deviation of its initial values; `mean` their mean (a constant where std is 0).
     `depths` are the places of the forward pass that read it: 0 the embedding, 1 to L the blocks, L + 1 the head.
-    `stream`: of which of a sample's sequences (`Work.streams`) it reads the positions; None: of all.
-    `trained`: whether it is updated; of one that is not there is no gradient, no optimizer state and no master copy.
+    `stream` numbers the sequence of a sample (`Work.streams`) whose positions it reads; None: all.
+    `trained`: it is updated. A parameter that is not has no gradient, no optimizer state and no master copy.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a tensor lives: `shards[axis] = dim` splits that dim over the axis; the others replicate it."""
+    """Where a tensor lives: `shards[axis] = dim` splits that dim over the axis; other axes replicate it."""
 
     shards: Mapping[str, int] = field(default_factory=dict)
 
@@ -86,8 +86,8 @@ class Placement:
     def box(self, shape: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[tuple[int, int], ...]:
         """First and end of what `rank` holds, in each dim.
 
-        One axis after the other cuts what the one before has left, into parts as torch.chunk cuts them: rounded up,
-        the last ones smaller or empty.
+        Each axis cuts what the axis before has left, as torch.chunk does: sizes are rounded up, and the last parts may
+        be smaller or empty.
         """
         bounds, place = [(0, size) for size in shape], mesh.coordinates(rank)
         for axis, dim in self.shards.items():
@@ -110,10 +110,10 @@ class Placement:
 class TensorPlan:
     """One parameter with its gradient and optimizer state: dtypes, placements, and the number of state tensors.
 
-    `optimizer` counts the per-element state tensors of the optimizer (Adam: 2), in `optimizer_dtype`;
-    `master_dtype` is that of the master copy, or "" where the weights themselves are updated; `bucket_dtype` that of a
-    second copy of the gradient, in which it travels, or "" where it travels as it is kept.
-    `partial` are axes over whose ranks the tensor is alike, and each knows a part of its gradient: REDUCE adds them.
+    `optimizer_tensors` counts the per-element state tensors of the optimizer (Adam: 2), in `optimizer_dtype`.
+    `master_dtype` is that of the master copy; "": the weights themselves are updated.
+    `bucket_dtype` is that of a second copy of the gradient, which is sent; "": the gradient itself is sent.
+    `partial` names axes whose ranks hold the same tensor and a partial sum of its gradient each: REDUCE adds them.
     `weights_in`, `gradients_in`, `optimizer_in`: the memory that they are in when nothing uses them. The master copy is
     where the optimizer's state is, and there the update is made.
     """
@@ -168,11 +168,11 @@ class TensorPlan:
         return self.optimizer.numel(self.parameter.shape, mesh) * per_element
 
     def state_bytes(self, mesh: Mesh) -> int:
-        """All that a rank holds of it from step to step, on the fullest rank."""
+        """Weights, gradients and optimizer state, on the fullest rank."""
         return self.weights_bytes(mesh) + self.gradients_bytes(mesh) + self.optimizer_bytes(mesh)
 
     def host_bytes(self, mesh: Mesh) -> int:
-        """What of `state_bytes` is not in the device's memory but in the host's."""
+        """The part of `state_bytes` that is in host memory."""
         found = (
             (self.weights_in, self.weights_bytes(mesh)),
             (self.gradients_in, self.gradients_bytes(mesh)),

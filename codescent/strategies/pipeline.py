@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from codescent.plan import DTYPE_BYTES, SENDS, Collective, Layout, Plan, Schedule, TensorPlan, Traffic, Verb
 from codescent.plan.pipeline import cut, cut_at, pipeline, refusals
@@ -15,12 +15,6 @@ from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:
     import torch
-
-
-class PuttingOff(Protocol):
-    """What can put off making the gradient of its weight, as models have it."""
-
-    later: list[Any] | None
 
 
 class Pipeline(Strategy):
@@ -120,7 +114,7 @@ class Pipeline(Strategy):
             later: list[Any] = []
             for layer in part.modules():
                 if hasattr(layer, "later") and getattr(getattr(layer, "weight", None), "requires_grad", True):
-                    cast(PuttingOff, layer).later = later
+                    cast(Any, layer).later = later
 
 
 def _batch_keys(candidate: Candidate) -> str:

@@ -5,19 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from codescent.plan import Plan
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:
     import torch
-
-
-class Recomputing(Protocol):
-    """A part of a block that can recompute activations, as models have them."""
-
-    recompute: bool
 
 
 class Recompute(Strategy):
@@ -49,4 +43,4 @@ class Recompute(Strategy):
                 continue
             for layer in block.modules():
                 if hasattr(layer, "recompute"):
-                    cast(Recomputing, layer).recompute = True
+                    cast(Any, layer).recompute = True

@@ -20,7 +20,7 @@ def near_multiples(value: int, factor: int) -> str:
 
 
 def near_lengths(value: int, factor: int) -> str:
-    """The same of positions of a sequence: for more of them the model has to have as many."""
+    """`near_multiples` of the positions of a sequence; for more of them the model needs as many."""
     below, above = value // factor * factor, -(-value // factor) * factor
     longer = f"{above} positions (model.seq_len at least that)"
     return f"{below} positions (data.seq_len), or {longer}" if below else longer
@@ -41,10 +41,9 @@ def nearest_divisors(value: int, wanted: float) -> list[int]:
 
 
 def near_degrees(candidate: Candidate, axis: str, most: int, fits: Callable[[Candidate], bool]) -> str:
-    """The degrees of an axis next below and next above the one that is asked for that fit, up to `most`.
+    """The nearest degrees of an axis that fit, one below and one above the candidate's, up to `most`, in words.
 
-    Those that the run's ranks can have go before others; with each stands what else it takes: so many copies, or so
-    many ranks.
+    Degrees that the run's ranks can have go before others. Each names what else it takes: replicas, or ranks.
     """
     degree = candidate.mesh.degree(axis)
 
@@ -58,9 +57,9 @@ def near_degrees(candidate: Candidate, axis: str, most: int, fits: Callable[[Can
 
 def _on_these_ranks(candidate: Candidate, axis: str, degree: int, fits: Callable[[Candidate], bool]) -> str:
     one = replace(candidate.mesh, **{axis: degree, "dp_replicate": 1})
-    copies, rest = divmod(candidate.world_size, one.world_size)
-    other = candidate.on(replace(one, dp_replicate=copies)) if copies and not rest else None
-    return f"{axis} = {degree} with dp_replicate = {copies}" if other is not None and fits(other) else ""
+    replicas, rest = divmod(candidate.world_size, one.world_size)
+    other = candidate.on(replace(one, dp_replicate=replicas)) if replicas and not rest else None
+    return f"{axis} = {degree} with dp_replicate = {replicas}" if other is not None and fits(other) else ""
 
 
 def _on_other_ranks(candidate: Candidate, axis: str, degree: int, fits: Callable[[Candidate], bool]) -> str:

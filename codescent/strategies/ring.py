@@ -72,7 +72,7 @@ class Ring:
 
 
 class _HandOn:
-    """A tensor on its way to the next rank of the ring, and its like on the way here from the rank before.
+    """A tensor sent to the next rank of the ring, and one like it received from the rank before.
 
     Both are posted together, so that no rank waits for another to begin, whatever the backend.
     """

@@ -22,27 +22,28 @@ class Message:
     memory: torch.Tensor
 
     def wait(self) -> torch.Tensor:
-        """What it brings, when it has arrived."""
+        """Its tensor, when it has arrived."""
         self.work.wait()
         return self.memory
 
 
 MOST_SENT = 2
-"""Messages to one stage that may be on their way: gloo keeps what was sent until somebody waits for it. The lists do
-not deadlock even if every send waits for its receive (plan/pipeline), so waiting for older ones is safe."""
+"""Sends to one stage that may be in flight: gloo keeps what was sent until somebody waits for it. The lists do not
+deadlock even if every send waits for its receive (plan/pipeline), so waiting for older ones is safe."""
 
 
 class Messages:
-    """The mail of one stage. For a message waits only who reads it, for a send only who has sent MOST_SENT more: on a
-    CPU a receive is posted when the list has reached the one before it, so that a message travels while its receiver
-    still computes. On CUDA it is posted in its place: a receive that waits on the device must not come before the work
-    that its sender waits for.
+    """The point-to-point messages of one stage.
 
-    A channel leads from one stage to one other and has a process group of its own: what is sent through it arrives in
-    the order of both lists, and on NCCL a receive that waits holds up no send.
+    A receive is waited for by the computation that reads it, a send only after MOST_SENT more. On a CPU a receive is
+    posted when the list reaches the receive before it, so that a message travels while its receiver computes. On CUDA
+    it is posted in its place: a receive that waits on the device must not come before the work its sender waits for.
+
+    A channel leads from one stage to another, on a process group of its own: messages arrive in the order of both
+    lists, and on NCCL a receive that waits holds up no send.
 
     Args:
-        stage: whose mail it is.
+        stage: this one.
         groups: by "pp[from,to]".
         ranks: global rank of each stage, next to this one on the pp axis.
         dtype, device, shape: of every message; [T, D] of one sample.
@@ -77,7 +78,7 @@ class Messages:
             self._post(peer)
 
     def send(self, instruction: Instruction, message: torch.Tensor) -> None:
-        """Send it on its way; it is kept until it is known to have left."""
+        """Begin to send; the tensor is kept until it has left."""
         assert instruction.verb in SENDS
         assert instruction.peer is not None
         sent = self.sent.setdefault(instruction.peer, deque())

@@ -72,7 +72,7 @@ class World:
                 self._new_group((this_rank,))
 
     def messages(self, dtype: torch.dtype, shape: tuple[int, int]) -> Messages:
-        """The mail of this rank's pipeline stage."""
+        """Point-to-point messages of this rank's pipeline stage."""
         return Messages(self.stage, self.groups, self.mesh.group("pp", self.place.rank), dtype, self.device, shape)
 
     @property
