@@ -48,11 +48,11 @@ def learning_rate(config: OptimizerConfig, num_steps: int, num_workers: int, ste
 
 @dataclass(frozen=True)
 class Weight:
-    """A trainable tensor on this rank: its name, the tensor that forward reads, the master copy that the optimizer
-    updates (the same tensor, unless weights are bf16), and whether weight decay applies.
+    """A trainable tensor on this rank.
 
-    Where it is divided over ranks, `shape` is that of the whole and `offsets` say where in it this part begins.
-    `counted`: whether this rank counts it in the norm; of ranks that hold the same part, one does.
+    `tensor` is what forward reads; `master` is what the optimizer updates: the same tensor, unless weights are bf16.
+    `decay`: weight decay applies. Where it is sharded, `shape` is that of the whole and `offsets` are where this part
+    begins. `counted`: this rank counts it in the norm; of the ranks that hold the same part, one does.
     `updated_on_host`: the master copy is in host memory, the weight on the device.
     """
 
@@ -98,10 +98,9 @@ class Unit:
 class Optimizer:
     """One of torch's optimizers over fp32 (fp64) master weights, with global-norm clipping.
 
-    Where the weights are bf16 the master copies are kept here, and each unit of gradients is cast to fp32 just before
-    its update: the full set of fp32 gradients never exists. Where they are in host memory, each unit's
-    gradients are copied there and its weights back. State is allocated at once, so that memory is known before
-    the first step.
+    Where the weights are bf16 the master copies are here, and each unit of gradients is cast to fp32 just before its
+    update: the full set of fp32 gradients never exists. Where they are in host memory, each unit's gradients are copied
+    there and its weights back. State is allocated at once, so that memory is known before the first step.
 
     Args:
         weights: every trainable tensor that this rank has a part of, in the plan's order.
