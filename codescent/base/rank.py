@@ -10,7 +10,7 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class Place:
+class Rank:
     """This process among the others, as its launcher numbered it; one process alone is rank 0 of 1."""
 
     rank: int = 0

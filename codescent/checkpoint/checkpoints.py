@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from codescent.base.agreement import alone, explained, rank, shortened, together, world_size
 from codescent.base.durable import sync_folder
-from codescent.checkpoint.box import Piece
+from codescent.checkpoint.box import Box
 from codescent.checkpoint.manifest import (
     MANIFEST,
     CheckpointError,
@@ -84,7 +84,7 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        tensors: Mapping[str, torch.Tensor | Piece],
+        tensors: Mapping[str, torch.Tensor | Box],
         state: Mapping[str, Any],
         validation_loss: float | None = None,
     ) -> Path:
@@ -174,7 +174,7 @@ class Checkpoints:
         for path in self.incomplete():
             _remove(path)
 
-    def load(self, saved: Saved, tensors: Mapping[str, torch.Tensor | Piece]) -> dict[str, Any]:
+    def load(self, saved: Saved, tensors: Mapping[str, torch.Tensor | Box]) -> dict[str, Any]:
         """Load every tensor in place, in whatever layout it has now. No tensor changes before all files are verified.
 
         Args:
@@ -366,7 +366,7 @@ def _manifest_of(step: int, path: Path) -> Manifest:
     return manifest
 
 
-def _misfits(manifest: Manifest, tensors: Mapping[str, torch.Tensor | Piece], wanted: set[str]) -> list[str]:
+def _misfits(manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box], wanted: set[str]) -> list[str]:
     """Where the checkpoint is not of these tensors: missing ones, other shapes and dtypes, then extra ones."""
     problems = []
     for name, tensor in sorted(tensors.items()):
@@ -403,7 +403,7 @@ def _share_of(files: Mapping[str, StoredFile]) -> list[str]:
     return mine
 
 
-def _read(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor | Piece], no_dist: bool) -> None:
+def _read(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box], no_dist: bool) -> None:
     planner = PieceLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         with _dcp_quiet(), torch.no_grad():

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from codescent.checkpoint.box import Piece
+from codescent.checkpoint.box import Box
 from codescent.checkpoint.manifest import (
     THREADS,
     CheckpointError,

@@ -140,7 +140,7 @@ class Batch:
     @classmethod
     def of(cls, samples: Samples) -> Batch:
         """The same memory as tensors."""
-        beside = {name: torch.from_numpy(array) for name, array in samples.beside.items()}
+        beside = {name: torch.from_numpy(array) for name, array in samples.extras.items()}
         return cls(torch.from_numpy(samples.inputs), torch.from_numpy(samples.targets), beside)
 
     def __getitem__(self, rows: slice) -> Batch:

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from codescent.base.errors import UserError
-from codescent.strategies.collectives import TORCH_DTYPE, at_end_of_backward, in_backward
+from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.strategies.collectives import at_end_of_backward, in_backward
 from codescent.strategies.ddp import BucketedGradients, buckets
 
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPE.items()}

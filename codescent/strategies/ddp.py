@@ -82,7 +82,7 @@ class DDP(Strategy):
         plan = this_rank.plan
         if plan.mesh.dp_shard > 1:
             return None
-        from codescent.strategies.collectives import TORCH_DTYPE  # noqa: PLC0415 - keeps torch out of planning
+        from codescent.base.torch_dtypes import TORCH_DTYPE  # noqa: PLC0415 - keeps torch out of planning
 
         wire_dtype = _wire_dtype(plan.layout, plan.work.precision)
         return BucketedGradients(

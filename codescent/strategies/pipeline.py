@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from codescent.plan import DTYPE_BYTES, SENDS, Collective, Layout, Plan, Schedule, TensorPlan, Traffic, Verb
 from codescent.plan.pipeline import cut, cut_at, pipeline, refusals
-from codescent.strategies.refusals import near_degrees, near_multiples
+from codescent.base.nearest import near_multiples
+from codescent.strategies.refusals import near_degrees
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:
@@ -111,10 +112,10 @@ class Pipeline(Strategy):
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Models are built of a stage's depths alone. With zero-bubble, layers put their weights' gradients off."""
         if this_rank.plan.layout.schedule == "zero-bubble":
-            later: list[Any] = []
+            deferred: list[Any] = []
             for layer in part.modules():
-                if hasattr(layer, "later") and getattr(getattr(layer, "weight", None), "requires_grad", True):
-                    cast(Any, layer).later = later
+                if hasattr(layer, "deferred") and getattr(getattr(layer, "weight", None), "requires_grad", True):
+                    cast(Any, layer).deferred = deferred
 
 
 def _batch_keys(candidate: Candidate) -> str:

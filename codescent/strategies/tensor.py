@@ -23,7 +23,8 @@ from codescent.plan import (
     Verb,
     Work,
 )
-from codescent.strategies.refusals import near_degrees, near_lengths, near_multiples
+from codescent.base.nearest import near_multiples
+from codescent.strategies.refusals import near_degrees, near_lengths
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:

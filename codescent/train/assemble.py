@@ -17,7 +17,7 @@ from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
 from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import ORDER, Gradients, ThisRank, serving
-from codescent.strategies.collectives import TORCH_DTYPE
+from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.strategies.partial_gradients import PartialGradients
 from codescent.train.execute import Executor
 from codescent.train.initial import begin_

@@ -13,10 +13,10 @@ from typing import Any, Protocol, cast
 import torch
 
 from codescent.data.loader import Batch, Loader, Portion
-from codescent.operators.linear import Later
+from codescent.operators.linear import Deferred
 from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
-from codescent.strategies.collectives import TORCH_DTYPE
+from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.train.messages import Message
 from codescent.train.optimize import Optimizer
 from codescent.train.world import World
@@ -59,12 +59,12 @@ class Trainable(Protocol):
     Attributes:
         embeds: it begins with the embedding and reads tokens; else activations.
         ends: it ends with the head and returns the sum of the token losses; else activations.
-        later: weight gradients that its backward passes have put off, each as its weight and a function.
+        deferred: weight gradients that its backward passes have put off, each as its weight and a function.
     """
 
     embeds: bool
     ends: bool
-    later: Later
+    deferred: Deferred
     training: bool
 
     def train(self, mode: bool = True) -> object:
@@ -259,10 +259,10 @@ class Executor:
         for number, chunk in enumerate(self.chunks):
             inputs = batch.inputs if chunk.part.embeds else self.messages.receive(receives.pop(0)).wait()
             if chunk.part.ends:
-                loss += chunk.part(inputs, batch.targets, **batch.beside)
+                loss += chunk.part(inputs, batch.targets, **batch.extras)
             else:
                 to = Instruction(Verb.SEND_ACTIVATION, 0, chunk=number, peer=(stage + 1) % degree)
-                self.messages.send(to, chunk.part(inputs, **batch.beside))
+                self.messages.send(to, chunk.part(inputs, **batch.extras))
         return loss
 
     def sum_of_losses(self, loss: torch.Tensor) -> torch.Tensor:
@@ -309,7 +309,7 @@ class Executor:
         assert inputs is not None
         if inputs is one.inputs:
             inputs.requires_grad_()
-        extras = batch.beside if batch is not None and self.plan.task.extras else {}
+        extras = batch.extras if batch is not None and self.plan.task.extras else {}
         if chunk.part.ends:
             assert batch is not None
             one.outputs = chunk.part(inputs, batch.targets, loss_scale=1.0 / self.portion.losses, **extras)
@@ -339,20 +339,20 @@ class Executor:
         if inputs is not None:
             one.input_gradient = found.pop(0)
         made = [(weight, gradient) for weight, gradient in zip(weights, found, strict=True) if gradient is not None]
-        later = list(chunk.part.later)
-        assert all(isinstance(weight, torch.nn.Parameter) for weight, _ in later), "a gradient that nobody would add"
-        one.deferred = made, later
-        chunk.part.later.clear()
+        deferred = list(chunk.part.deferred)
+        assert all(isinstance(weight, torch.nn.Parameter) for weight, _ in deferred), "a gradient that nobody would add"
+        one.deferred = made, deferred
+        chunk.part.deferred.clear()
 
     def _backward_weight(self, instruction: Instruction) -> None:
         """What was put off; all of the chunk's gradients arrive now, as in one backward pass."""
         _, one = self._at(instruction)
         assert one.deferred is not None
-        (made, later), one.deferred = one.deferred, None
+        (made, deferred), one.deferred = one.deferred, None
         self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk)
         if made:
             torch.autograd.backward([weight for weight, _ in made], [gradient for _, gradient in made])
-        for weight, make in later:  # one after the other: what is complete leaves while the next is made
+        for weight, make in deferred:  # one after the other: what is complete leaves while the next is made
             torch.autograd.backward([weight], [make()])
 
     def _send_activation(self, instruction: Instruction) -> None:

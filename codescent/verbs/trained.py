@@ -25,7 +25,7 @@ from codescent.models.lora import declare as lora_shape
 from codescent.plan import WIDE, Lora, Parameter, Plan
 from codescent.preflight import kept_chat
 from codescent.record import CONFIG, RunFolder
-from codescent.strategies.collectives import TORCH_DTYPE
+from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.tasks.conversations.chat_template import ChatTemplate
 from codescent.tasks.conversations.chat_tokens import ChatTokens
