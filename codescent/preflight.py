@@ -3,35 +3,28 @@ Does not import torch or start anything: `codescent plan` and the parent of loca
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from codescent import models
+from codescent import models, tasks
 from codescent.base.errors import UserError
-from codescent.build import adapters, build, model_shape
+from codescent.build import adapters, ask_of, build, model_shape, task_of
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset
-from codescent.datasets import chat_files, known_vocab_size, misfits, opened, prepare_dataset, prepared_with, task_of
 from codescent.huggingface import fit
 from codescent.plan import Plan
 from codescent.record import RunFolder
-from codescent.tasks.conversations.chat_files import ChatFiles
 
 DECIDING: dict[str, tuple[str, ...]] = {
     "run": ("seed",),
-    "data": ("corpus", "tokenizer", "validation_fraction", "text_key"),
     "train": ("global_batch_size", "precision"),
 }
 """Keys that decide the losses of a run's steps; of [model] and [optimizer] all but FREE do."""
-
-OF_TASK: dict[str, tuple[str, ...]] = {
-    "qa": ("stride", "question_len", "train_questions"),
-    "seq2seq": ("pairs",),
-    "sft": ("template", "chat_template", "prompt_key", "response_key", "messages_key"),
-}
-"""Keys of [data] that decide them for some tasks."""
 
 FREE: dict[str, tuple[str, ...]] = {"model": (), "optimizer": ("fused", "decay_steps")}
 
@@ -47,10 +40,10 @@ def plan_of(config: Config, world_size: int) -> Plan:
     Raises:
         UserError: whatever stands in the way of the run.
     """
-    vocab_size = known_vocab_size(config)
-    named = config.model.vocab_size is not None or config.model.preset is not None or task_of(config) == "tensors"
-    if vocab_size is None and not named:
-        vocab_size = opened(config, prepare_dataset(config, progress=True)).vocab_size
+    task, ask = task_of(config), ask_of(config)
+    vocab_size = task.vocab_size(ask)
+    if vocab_size is None and config.model.vocab_size is None and config.model.preset is None and not task.vectors:
+        vocab_size = tasks.opened(ask, progress=True).vocab_size
     return build(config, vocab_size, world_size)
 
 
@@ -61,7 +54,7 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
         UserError: whatever stands in the way of the run, and splits that are too short for it.
     """
     plan = build(config, dataset.vocab_size, world_size)
-    if problems := list(misfits(config, dataset, plan.work)):
+    if problems := list(task_of(config).misfits(dataset, plan.work)):
         raise UserError(*problems)
     work, size = plan.work, config.train.global_batch_size
     train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))
@@ -91,42 +84,43 @@ def check(config: Config, world_size: int, *, resume: bool) -> None:
     folder = RunFolder.open(path) if resume else None
     if folder is None:
         RunFolder.refuse_taken(path)
-    chat = chat_of(config, resume=resume)
-    dataset = opened(config, prepare_dataset(config, progress=True, chat=chat))
+    dataset = tasks.opened(pinned(config, pin(config, resume=resume)), progress=True)
     plan = plan_with(config, dataset, world_size)
     check_weights(config, dataset, resume=resume)
     if folder is not None:
         check_same_trajectory(folder, config, plan)
-        check_same_chat(folder, dataset)
+        check_same_files(folder, config, dataset)
 
 
-def chat_of(config: Config, *, resume: bool) -> ChatFiles | None:
-    """The chat template by which the data of a run is to be prepared: see `chat_files`.
-
-    Raises:
-        UserError: it cannot be read, or is not the one with which the run to be continued began.
-    """
-    return chat_files(config, kept_chat(RunFolder.open(run_folder(config))) if resume else None)
+def ask_kept(config: Config, folder: RunFolder) -> tasks.Ask:
+    """What a run that has a folder asks of its task: with the files that it keeps."""
+    kept = folder.read_kept(task_of(config).files)
+    return dataclasses.replace(ask_of(config), run=folder.path, kept=kept)
 
 
-def kept_chat(folder: RunFolder) -> ChatFiles | None:
-    """The chat template that a run has kept; None: it has none. Raises UserError: it is damaged."""
-    fields = folder.read_chat()
-    return None if fields is None else ChatFiles.of_kept(str(folder.chat), fields)
-
-
-def check_same_chat(folder: RunFolder, dataset: AnyDataset) -> None:
-    """Refuse to continue a run on data that was prepared by another chat template than it has kept.
+def pin(config: Config, *, resume: bool) -> Mapping[str, Any]:
+    """What rank 0 decides for all ranks before the data is prepared: see `Task.pin`.
 
     Raises:
-        UserError: it is another one.
+        UserError: it cannot be read, or is not that with which the run to be continued began.
     """
-    before, now = kept_chat(folder), prepared_with(dataset)
-    if before is not None and (now is None or now.kept() != before.kept()):
-        raise UserError(
-            f"{dataset.path}: prepared by another chat template than the run in {folder.path} began with, which is in "
-            f"{folder.chat}; begin a new run, or give data.corpus as it was"
-        )
+    ask = ask_kept(config, RunFolder.open(run_folder(config))) if resume else ask_of(config)
+    return task_of(config).pin(ask)
+
+
+def pinned(config: Config, pin: Mapping[str, Any]) -> tasks.Ask:
+    """What a run asks of its task after rank 0 has decided."""
+    return dataclasses.replace(ask_of(config), pinned=pin)
+
+
+def check_same_files(folder: RunFolder, config: Config, dataset: AnyDataset) -> None:
+    """Refuse to continue a run on data that does not go with the files that it keeps.
+
+    Raises:
+        UserError: why not.
+    """
+    if problems := list(task_of(config).refuse_resume(ask_kept(config, folder), dataset)):
+        raise UserError(*problems)
 
 
 def check_weights(config: Config, dataset: AnyDataset, *, resume: bool) -> None:
@@ -202,11 +196,7 @@ def _derived(config: Config, plan: Plan) -> dict[str, object]:
     return {
         "model.kind": plan.work.kind,
         "data.task": plan.work.task,
-        **{
-            f"data.{name}": getattr(config.data, name) if plan.work.task == task else None
-            for task, names in OF_TASK.items()
-            for name in names
-        },
+        **{f"data.{name}": getattr(config.data, name) for name in tasks.named(plan.work.task).keys},
         "lora.rank": None if lora is None else lora.rank,
         "lora.alpha": None if lora is None else lora.alpha,
         "lora.targets": None if lora is None else ", ".join(sorted(lora.targets)),

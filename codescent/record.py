@@ -11,7 +11,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,13 +48,12 @@ METRICS_JSONL = "metrics.jsonl"
 EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
 TOKENIZER = "tokenizer.json"
-CHAT = "chat.json"
 LOCK = ".writer"
 
 
 class RunFolder:
     """One run on disk: `config.toml plan.json environment.json metrics.csv metrics.jsonl events.jsonl checkpoints/`,
-    and of its data `tokenizer.json chat.json`, where it has these.
+    and the files of its data that its task keeps, such as `tokenizer.json`.
 
     Every method that writes raises UserError where the disk is full or may not be written to, naming the path.
     Rows are appended in one write each, straight to the kernel: a kill -9 loses no row that was written before it.
@@ -147,11 +146,6 @@ class RunFolder:
         return self._path / TOKENIZER
 
     @property
-    def chat(self) -> Path:
-        """The chat template of the run's data; there is none where the data has none."""
-        return self._path / CHAT
-
-    @property
     def config_text(self) -> str:
         """The resolved config with which the run started, as TOML."""
         return self._config_text
@@ -185,19 +179,23 @@ class RunFolder:
             os.close(self._lock)
             self._lock = None
 
-    def write_tokenizer(self, text: str) -> None:
-        """Keep the tokenizer of the run's data, atomically."""
-        with _told(self.tokenizer):
-            replace_file(self.tokenizer, text)
+    def write_kept(self, files: Mapping[str, str]) -> None:
+        """Keep files of the run's data, each text under its name, each atomically."""
+        for name, text in files.items():
+            with _told(self._path / name):
+                replace_file(self._path / name, text)
 
-    def write_chat(self, fields: Mapping[str, Any]) -> None:
-        """Keep the chat template of the run's data, atomically."""
-        with _told(self.chat):
-            replace_file(self.chat, json.dumps(fields, indent=1) + "\n")
-
-    def read_chat(self) -> dict[str, Any] | None:
-        """What `write_chat` wrote; None: nothing. Raises UserError: unreadable."""
-        return _read_object(self.chat) if self.chat.is_file() else None
+    def read_kept(self, names: Iterable[str]) -> dict[str, str]:
+        """The texts of those of these files that are there. Raises UserError: unreadable."""
+        found = {}
+        for name in names:
+            if (path := self._path / name).is_file():
+                try:
+                    with _told(path):
+                        found[name] = path.read_text("utf-8")
+                except UnicodeDecodeError as error:
+                    raise UserError(f"{path}: not UTF-8 text ({error})") from error
+        return found
 
     def write_config(self, config_toml: str, plan: Mapping[str, Any]) -> None:
         """Replace config.toml and plan.json, each atomically: a resumed run may have another layout."""

@@ -23,10 +23,9 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertForQues
 
 from codescent import models
 from codescent.base.errors import UserError
-from codescent.build import build
+from codescent.build import build, task_of
 from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
 from codescent.config.sections import Config
-from codescent.datasets import task_of
 from codescent.models.initialize import initialize_
 from codescent.models.lora.declare import is_adapter, names, resolve
 from codescent.plan.model import Lora

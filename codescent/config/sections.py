@@ -197,7 +197,7 @@ class Data(Section):
         "JSONL file or a folder of token shards; of questions a file of SQuAD's form; of tensors a file (.h5, .pt, "
         ".safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
     )
-    task: Literal["lm", "sft", "mlm", "qa", "tensors", "seq2seq"] | None = Field(
+    task: Text | None = Field(
         None,
         description="what is wanted of a sample: lm: each next token (gpt2, llama, transformer); sft: those of a "
         "response to its prompt, or of the assistant in a conversation (gpt2, llama); mlm: the tokens that were "

@@ -20,7 +20,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _RANK = "R"  # no axis of a table has this name
-_TASKS = {"lm": "CAUSAL_LM", "sft": "CAUSAL_LM", "qa": "QUESTION_ANS"}
 
 
 def parts(kind: Kind, shape: models.Shape, lora: Lora) -> list[Part]:
@@ -95,7 +94,9 @@ def _words(dims: str) -> list[str]:
     return re.findall(r"\([^)]*\)|\S+", dims)
 
 
-def settings(kind: Kind, shape: models.Shape, lora: Lora, found: Sequence[Part], task: str, base: Path) -> str:
+def settings(
+    kind: Kind, shape: models.Shape, lora: Lora, found: Sequence[Part], task_type: str | None, base: Path
+) -> str:
     """adapter_config.json, as `peft` reads it.
 
     Args:
@@ -103,7 +104,7 @@ def settings(kind: Kind, shape: models.Shape, lora: Lora, found: Sequence[Part],
         shape: of the model.
         lora: its adapters.
         found: from `parts`.
-        task: the run's data.task.
+        task_type: what `peft` calls the task; None: it has no name for it.
         base: the folder of the weights that the adapters are beside.
     """
     names = [part.tensor.removeprefix(_PREFIX) for part in found if is_adapter(part.parameter)]
@@ -112,7 +113,7 @@ def settings(kind: Kind, shape: models.Shape, lora: Lora, found: Sequence[Part],
     modules = _modules(kind, shape)
     values = {
         "peft_type": "LORA",
-        "task_type": _TASKS.get(task),
+        "task_type": task_type,
         "base_model_name_or_path": str(base),
         "r": lora.rank,
         "lora_alpha": lora.alpha,

@@ -48,15 +48,6 @@ UNCOMPILED: Mapping[str, str] = {
     "bert": "has been compiled in one process alone so far, and divided over tp nobody has seen it come to an end",
 }
 """Kinds that are not known to give the same losses when they are compiled, and why."""
-TASKS: dict[str, tuple[str, ...]] = {
-    "gpt2": ("lm", "sft"),
-    "llama": ("lm", "sft"),
-    "transformer": ("lm", "tensors", "seq2seq"),
-    "bert": ("mlm", "qa"),
-}
-"""What models of each kind can be trained for, the usual in front."""
-HEADS = bert_shape.HEADS
-"""Tasks for which a model has a head of its own: the size `head`."""
 SIZES = tuple(dict.fromkeys(size for module in _SHAPES.values() for size in module.SIZES))
 """Of all kinds together; a kind refuses those that it has not."""
 

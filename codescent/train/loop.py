@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from codescent import tasks
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
 from codescent.base.rank import Place
@@ -18,13 +19,19 @@ from codescent.checkpoint.checkpoints import Checkpoints, Saved
 from codescent.config.load import to_toml
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset
-from codescent.datasets import opened, prepare_dataset, prepared_with
 from codescent.huggingface.folder import open_folder
 from codescent.models.lora.declare import is_adapter
 from codescent.plan import Plan
-from codescent.preflight import chat_of, check_same_chat, check_same_trajectory, check_weights, plan_with, run_folder
+from codescent.preflight import (
+    check_same_files,
+    check_same_trajectory,
+    check_weights,
+    pin,
+    pinned,
+    plan_with,
+    run_folder,
+)
 from codescent.record import RunFolder
-from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.train import machine
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.board import Board
@@ -63,9 +70,9 @@ def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, re
     """
     world = World(place, config.train.device, config.train.num_threads, config.parallel.timeout_s)
     try:
-        chat = _chat(config, world, resume=resume)
-        world.in_turn(lambda: prepare_dataset(config, progress=world.is_first, chat=chat))
-        dataset = opened(config, prepare_dataset(config, progress=False, chat=chat))
+        ask = pinned(config, world.from_first(lambda: pin(config, resume=resume)))
+        world.in_turn(lambda: tasks.prepared(ask, progress=world.is_first))
+        dataset = tasks.opened(ask, progress=False)
         check_alike(dataset, world)
         plan = plan_with(config, dataset, place.world_size)
         check_weights(config, dataset, resume=resume)
@@ -76,17 +83,6 @@ def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, re
             return _Run(config, plan, world, dataset, stop, flops_of(plan), resume=resume).run()
     finally:
         world.close()
-
-
-def _chat(config: Config, world: World, *, resume: bool) -> ChatFiles | None:
-    """The chat template as rank 0 reads it: the ranks must not disagree on it, nor on what day it is."""
-
-    def read() -> dict[str, Any] | None:
-        files = chat_of(config, resume=resume)
-        return None if files is None else dataclasses.asdict(files)
-
-    found = world.from_first(read)
-    return None if found is None else ChatFiles(**found)
 
 
 def check_alike(dataset: AnyDataset, world: World) -> None:
@@ -150,7 +146,7 @@ class _Run:
         self.folder = RunFolder.open(self.path)
         self.folder.hold()
         check_same_trajectory(self.folder, self.config, self.plan)
-        check_same_chat(self.folder, self.dataset)
+        check_same_files(self.folder, self.config, self.dataset)
         return {"environment": self.folder.read_environment()}
 
     def _latest(self) -> Saved | None:
@@ -212,10 +208,7 @@ class _Run:
     def _begin(self) -> None:
         if self.folder is not None:
             self.folder.write_environment(self.machine)
-            if self.dataset.tokenizer_text is not None:
-                self.folder.write_tokenizer(self.dataset.tokenizer_text)
-            if (chat := prepared_with(self.dataset)) is not None:
-                self.folder.write_chat(chat.kept())
+            self.folder.write_kept(tasks.named(self.plan.task.name).carry(self.dataset))
         if self.plan.work.synthetic:
             self._event("synthetic_data", **self.dataset.description)
             self.display.say("synthetic data: random numbers, to measure with; the loss says nothing")

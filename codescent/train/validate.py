@@ -10,10 +10,8 @@ import torch
 
 from codescent.data.loader import Batch
 from codescent.data.samples import Source
+from codescent.tasks.score import at_once
 from codescent.train.execute import Executor
-
-TOKENS_AT_ONCE = 8192
-"""Tokens of a forward pass without gradients, where a micro-batch is smaller: fewer, larger calls are faster."""
 
 
 def validation_loss(executor: Executor, source: Source, most_samples: int | None) -> float:
@@ -30,7 +28,7 @@ def validation_loss(executor: Executor, source: Source, most_samples: int | None
     num_samples = min(source.num_samples, most_samples or source.num_samples)
     part, parts = plan.mesh.dp_index(executor.world.place.rank), plan.mesh.dp
     mine = np.arange(part * num_samples // parts, (part + 1) * num_samples // parts)
-    batch = max(plan.work.microbatch_size, TOKENS_AT_ONCE // plan.work.seq_len)
+    batch = max(plan.work.microbatch_size, at_once(plan.work.seq_len))
     # As many on every rank, and some of them on nothing: where weights are gathered, all ranks take part.
     passes = math.ceil(math.ceil(num_samples / parts) / batch)
     total = torch.zeros(1, dtype=torch.float64, device=executor.device)

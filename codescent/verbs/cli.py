@@ -52,7 +52,19 @@ def _load(arguments: argparse.Namespace) -> Resolved:
     overrides = list(arguments.overrides)
     if getattr(arguments, "ranks", None) is not None:
         overrides.append(f"parallel.ranks={arguments.ranks}")
-    return load(arguments.config, overrides)
+    resolved = load(arguments.config, overrides)
+    if resolved.config.data.task is not None:
+        _check_task(resolved.config.data.task, resolved.origins["data.task"])
+    return resolved
+
+
+def _check_task(name: str, origin: str) -> None:
+    from codescent.tasks import named
+
+    try:
+        named(name)
+    except UserError as error:
+        raise UserError(*(f"{origin}: {problem}" for problem in error.problems)) from error
 
 
 def _train(arguments: argparse.Namespace) -> int:

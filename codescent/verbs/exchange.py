@@ -19,13 +19,12 @@ from pydantic import ValidationError
 from codescent import models
 from codescent.base.durable import sync_folder, write_synced
 from codescent.base.errors import UserError
-from codescent.build import build
+from codescent.build import ask_of, build, task_of
 from codescent.checkpoint.box import Promise
 from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.config.load import DEFAULT, Resolved, to_toml
 from codescent.config.sections import Config, Data, Model, Run
 from codescent.data.tokenizers.bpe import LibraryTokenizer
-from codescent.datasets import chat_files, task_of
 from codescent.huggingface import KINDS, peft
 from codescent.huggingface.correspond import Part
 from codescent.huggingface.folder import CONFIG, DTYPES, Folder, open_folder, parts_of
@@ -35,8 +34,7 @@ from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
 from codescent.huggingface.write import Shard, shards, write_weights
 from codescent.plan import Parameter
 from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
-from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG
-from codescent.tasks.conversations.chat_template import ChatTemplate
+from codescent.tasks import TASKS
 from codescent.verbs.trained import Trained, Values, find
 
 _TORCH_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -111,7 +109,7 @@ def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
     size = sum(math.prod(part.shape) for part in parts) * TORCH_DTYPES[_CODES[dtype]].itemsize
     values, file = Values(trained), Shard(peft.ADAPTER_WEIGHTS, tuple(parts), size)
     texts, _ = _texts(trained)
-    texts = {peft.ADAPTER_CONFIG: peft.settings(kind, shape, lora, parts, task_of(trained.config), base), **texts}
+    texts = {peft.ADAPTER_CONFIG: peft.settings(kind, shape, lora, parts, trained.task.peft_task_type, base), **texts}
     with _whole(folder, size) as making:
         write_weights(making, [file], _CODES[dtype], values.held, frozenset())
         for name, text in texts.items():
@@ -131,19 +129,11 @@ def _write(making: Path, files: list[Shard], dtype: str, values: Values, trained
 
 
 def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, int | None]]:
-    """The tokenizer's files, with the chat template if the run has one, and its control tokens."""
+    """The tokenizer's files, with what the task adds, and its control tokens."""
     if trained.tokenizer is None:
         return {}, {"bos_token_id": None, "eos_token_id": None}
     texts, ends = tokenizer_files(trained.folder.tokenizer.read_text(encoding="utf-8"), trained.shape.seq_len)
-    if (chat := trained.chat) is not None:
-        files = chat.template.files
-        told = json.loads(texts[TOKENIZER_CONFIG]) | files.special
-        if (end := chat.end()) is not None:
-            ends["eos_token_id"] = end
-            if not chat.template.asks_for_end:  # whose texts would be others
-                told["eos_token"] = chat.text_of(end)
-        texts |= {JINJA: files.text, TOKENIZER_CONFIG: json.dumps(told, indent=2) + "\n"}
-    return texts, ends
+    return trained.task.export(trained.ask, trained.tokenizer, texts, ends)
 
 
 def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int | None]) -> dict[str, Any]:
@@ -211,15 +201,13 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
     if problems:
         raise UserError(*problems)
     plan = build(config, vocab_size, config.parallel.ranks).to_json()
-    chat = chat_files(config)
-    kept = None if chat is None else ChatTemplate(chat).files.kept()
+    kept = dict(task_of(config).carry_unprepared(ask_of(config)))
+    if text is not None:
+        kept[TOKENIZER] = text
     fingerprint = folder.fingerprint()
     with _whole(run, _checkpoint_bytes(folder, config)) as making:
         made = RunFolder.create(making, to_toml(config), plan)
-        if text is not None:
-            made.write_tokenizer(text)
-        if kept is not None:
-            made.write_chat(kept)
+        made.write_kept(kept)
         state = {"step": 0, "tokens": 0, "imported": {"folder": str(path.absolute()), "fingerprint": fingerprint}}
         Checkpoints(making / CHECKPOINTS, 1, keep_best=False).save(0, _promised(folder, config), state)
         made.event("import", folder=str(path.absolute()), fingerprint=fingerprint)
@@ -277,7 +265,7 @@ def _config(folder: Folder, run: Path, resolved: Resolved, *, has_tokenizer: boo
     if has_tokenizer:
         data["tokenizer"] = str(path / TOKENIZER)
     if head is not None:  # what it was made for is the task
-        data["task"] = head
+        data["task"] = next(task.name for task in TASKS if task.head == head)
     log = base.log if folder.kind.name in models.GENERATING else base.log.model_copy(update={"sample_tokens": 0})
     return Config(
         run=Run(**{**base.run.model_dump(), "name": path.name, "folder": path}),

@@ -11,24 +11,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from codescent import models
+from codescent import models, tasks
 from codescent.base.errors import UserError
-from codescent.build import adapters, model_shape
+from codescent.build import adapters, model_shape, task_of
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, TensorReader, read_tensors
 from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.data.tokenizers.tokenizer import load as load_tokenizer
-from codescent.datasets import opened, prepare_dataset, task_of
 from codescent.models.lora import declare as lora_shape
 from codescent.plan import WIDE, Lora, Parameter, Plan
-from codescent.preflight import kept_chat
+from codescent.preflight import ask_kept
 from codescent.record import CONFIG, RunFolder
 from codescent.strategies.buckets import TORCH_DTYPE
-from codescent.tasks.conversations.chat_files import ChatFiles
-from codescent.tasks.conversations.chat_template import ChatTemplate
-from codescent.tasks.conversations.chat_tokens import ChatTokens
 from codescent.train.initial import Beginning
 
 Slices = tuple[slice, ...]
@@ -53,29 +49,14 @@ class Trained:
         return load_tokenizer(self.folder.tokenizer) if self.folder.tokenizer.is_file() else None
 
     @cached_property
-    def chat(self) -> ChatTokens | None:
-        """How a user asks a model that was tuned with a chat template: by the copy that the run kept; None: it was not.
+    def task(self) -> tasks.Task:
+        """What it was trained for."""
+        return task_of(self.config)
 
-        Raises:
-            UserError: the copy is damaged, or the run has none.
-        """
-        if (files := self._chat_files()) is None:
-            return None
-        if self.tokenizer is None:
-            raise UserError(f"{self.folder.tokenizer}: the run kept no tokenizer, which its chat template is for")
-        return ChatTokens(ChatTemplate(files), self.tokenizer)
-
-    def _chat_files(self) -> ChatFiles | None:
-        named = self.config.data.chat_template
-        if task_of(self.config) != "sft":
-            return None
-        found = kept_chat(self.folder)
-        if found is None and named is not None:
-            raise UserError(
-                f"{self.folder.chat}: is not there: an earlier version, which kept no chat template, made this run; "
-                f"`codescent train {self.folder.path}/config.toml --resume` puts it there while {named} is as it was"
-            )
-        return found
+    @cached_property
+    def ask(self) -> tasks.Ask:
+        """What the run asks of its task, with the files that it keeps."""
+        return ask_kept(self.config, self.folder)
 
     @cached_property
     def shape(self) -> models.Shape:
@@ -220,8 +201,7 @@ def dataset_of(trained: Trained) -> AnyDataset:
     Raises:
         UserError: it cannot be had, or is not what the model was trained on.
     """
-    chat = kept_chat(trained.folder)
-    dataset = opened(trained.config, prepare_dataset(trained.config, progress=True, chat=chat))
+    dataset = tasks.opened(trained.ask, progress=True)
     before = trained.saved.state.get("dataset")
     if before not in (None, dataset.fingerprint):
         raise UserError(f"{dataset.path}: not what the run in {trained.folder.path} was trained on ({before})")

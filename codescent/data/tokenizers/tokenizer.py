@@ -17,6 +17,7 @@ from codescent.data.tokenizers.wordpiece import WordPiece, is_wordpiece
 
 TokenArray = npt.NDArray[Any]  # uint16 or uint32, see token_dtype
 SEPARATOR_TEXT = "<|endoftext|>"
+REPLACEMENT = "\ufffd"  # what decoders write for bytes that are not UTF-8 (yet)
 
 
 class Tokenizer(Protocol):

@@ -16,14 +16,13 @@ from torch import nn
 from codescent.base.errors import UserError
 from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset
+from codescent.data.text.request import TOKENIZER
 from codescent.data.text.sources import read_blocks
-from codescent.data.tokenizers.tokenizer import Tokenizer
-from codescent.plan import Plan
-from codescent.verbs.trained import Trained, dataset_of
+from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
+from codescent.tasks.score import at_once
+from codescent.tasks.task import Trial
 
-TOKENS_AT_ONCE = 8192  # of a forward pass without gradients
 DECODED_AT_ONCE = 1 << 16
-REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not whole UTF-8
 LARGEST_LOSS = 700.0  # whose e is still a number
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 Tokens = npt.NDArray[np.int64]
@@ -50,30 +49,24 @@ class TextScore:
         return f"loss {loss:.4f}, perplexity {math.exp(min(loss, LARGEST_LOSS)):.4g}{bits}"
 
 
-def text_lines(trained: Trained, module: nn.Module, device: torch.device, data: Path | None) -> list[str]:
+def text_lines(trial: Trial) -> list[str]:
     """Score a text, or the run's validation split.
 
-    Args:
-        trained: the run.
-        module: its model, not training.
-        device: where that is.
-        data: a text file, folder, glob or JSON lines; None: the validation split.
-
     Raises:
-        UserError: the text cannot be read, or has no token that could be foretold.
+        UserError: the text cannot be read, or has no token that could be predicted.
     """
-    seq_len = Plan.from_json(trained.folder.plan).work.seq_len
-    if data is None:
-        dataset = dataset_of(trained)
+    seq_len, module = trial.work.seq_len, trial.make_module()
+    if trial.data is None:
+        dataset = trial.open_dataset()
         assert isinstance(dataset, Dataset)
         split, tokenizer = dataset.validation, dataset.tokenizer
         name, tokens = f"{dataset.path}, validation split", split.span(0, split.num_tokens)
         num_bytes = 0 if tokenizer is None else sum(_bytes_of(tokens[1:], tokenizer))
     else:
-        name, (tokens, num_bytes) = str(data), _encoded(data, trained)
+        name, (tokens, num_bytes) = str(trial.data), _encoded(trial.data, trial)
     if len(tokens) < 2:
         raise UserError(f"{name}: {len(tokens)} tokens: there is nothing to foretell")
-    score = TextScore(_nats(module, tokens, seq_len, device), len(tokens) - 1, num_bytes)
+    score = TextScore(_nats(module, tokens, seq_len, trial.device), len(tokens) - 1, num_bytes)
     return [f"{name}: {score.num_tokens:,} tokens, {score.num_bytes:,} bytes, in windows of {seq_len}", score.line()]
 
 
@@ -81,8 +74,8 @@ def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device)
     """The sum of the losses of all tokens but the first, in windows of `seq_len`, one after the other."""
     whole = (len(tokens) - 1) // seq_len
     windows = np.lib.stride_tricks.sliding_window_view(tokens, seq_len + 1)[::seq_len] if whole else tokens[None][:0]
-    at_once = max(1, TOKENS_AT_ONCE // seq_len)
-    pieces = [windows[first : first + at_once] for first in range(0, whole, at_once)]
+    step = at_once(seq_len)
+    pieces = [windows[first : first + step] for first in range(0, whole, step)]
     if whole * seq_len + 1 < len(tokens):
         pieces.append(tokens[None, whole * seq_len :])
     nats = 0.0
@@ -93,13 +86,13 @@ def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device)
     return nats
 
 
-def _encoded(data: Path, trained: Trained) -> tuple[Tokens, int]:
+def _encoded(data: Path, trial: Trial) -> tuple[Tokens, int]:
     """The tokens of a text, every one of which can be foretold where there is a token that ends documents: it is put in
     front; and how many bytes they stand for."""
-    tokenizer = trained.tokenizer
+    tokenizer = trial.tokenizer
     if tokenizer is None:
-        raise UserError(f"{trained.folder.tokenizer}: the run kept no tokenizer, so it cannot read {data}")
-    texts = list(_documents(data, trained.config.data.text_key))
+        raise UserError(f"{trial.ask.run / TOKENIZER}: the run kept no tokenizer, so it cannot read {data}")
+    texts = list(_documents(data, trial.ask.data.text_key))
     end = [] if tokenizer.separator is None else [tokenizer.separator]
     parts = [np.array(end, np.int64)]
     for number, text in enumerate(texts):
