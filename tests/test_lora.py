@@ -386,7 +386,7 @@ def test_a_trained_model_is_the_same_for_us_in_transformers_and_in_peft(
     assert run(["export", str(path), str(tmp_path / "adapters"), "--adapters"]) == 0
     mine = ours(path)
     kinds: dict[str, Any] = {"qa": BertForQuestionAnswering, "mlm": AutoModelForMaskedLM}
-    kind = kinds.get(task_of(find(path).config), AutoModelForCausalLM)
+    kind = kinds.get(task_of(find(path).config).name, AutoModelForCausalLM)
     base = kind.from_pretrained(bases / name)
     merged = kind.from_pretrained(tmp_path / "merged").eval()
     with_adapters = PeftModel.from_pretrained(base, tmp_path / "adapters").eval()

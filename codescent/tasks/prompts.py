@@ -1,4 +1,4 @@
-"""In: a tokenizer, what a user asks a trained model. Out: the tokens that the model continues, and which one ends a text.
+"""In: a tokenizer, a prompt. Out: the tokens that a trained model continues, and the token that ends a text.
 Does not generate tokens (models/generate.py does)."""
 
 from __future__ import annotations
