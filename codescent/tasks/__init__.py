@@ -14,10 +14,24 @@ from codescent.tasks.conversations import Conversations
 from codescent.tasks.language_model import LanguageModel
 from codescent.tasks.masked_tokens import MaskedTokens
 from codescent.tasks.pairs import Pairs
-from codescent.tasks.task import Ask, Task, Trial
+from codescent.tasks.task import Ask, Corpus, Task, Trial
 from codescent.tasks.tensors import Tensors
 
-__all__ = ["TASKS", "Ask", "Task", "Trial", "chosen", "named", "opened", "prepared", "refusals"]
+__all__ = [
+    "TASKS", "Ask", "Corpus", "Task", "Trial", "chosen", "named", "open_corpus", "opened", "prepared", "refusals"
+]
+    "TASKS",
+    "Ask",
+    "Corpus",
+    "Task",
+    "Trial",
+    "chosen",
+    "named",
+    "open_corpus",
+    "opened",
+    "prepared",
+    "refusals",
+]
 
 TASKS: tuple[Task, ...] = (LanguageModel(), MaskedTokens(), Tensors(), Answers(), Conversations(), Pairs())
 """Every task; of those for a kind of model the first is its default."""
@@ -85,3 +99,13 @@ def opened(ask: Ask, *, progress: bool) -> AnyDataset:
         UserError: see `prepared`; or it is damaged.
     """
     return chosen(ask).open(ask, prepared(ask, progress=progress))
+
+
+def open_corpus(corpus: str, validation_fraction: float) -> Corpus | None:
+    """A corpus that needs no preparation for the task that it is made for, open; None: it is a text.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    found = (task.open_corpus(corpus, validation_fraction) for task in TASKS)
+    return next((dataset for dataset in found if dataset is not None), None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from codescent import models
 from codescent.base.errors import UserError
@@ -100,6 +100,20 @@ class Trial:
         return dataset.path, source
 
 
+class Corpus(AnyDataset, Protocol):
+    """A dataset that `codescent data` shows."""
+
+    def summary(self) -> list[str]:
+        """What there is to say of it, in lines."""
+
+    def verify(self) -> None:
+        """Compare its files with what was noted when they were made.
+
+        Raises:
+            UserError: all that changed.
+        """
+
+
 class Task:
     """What is wanted of a sample, with the defaults that most tasks share.
 
@@ -178,7 +192,7 @@ class Task:
         """
         raise NotImplementedError
 
-    def open_corpus(self, corpus: str, validation_fraction: float) -> AnyDataset | None:
+    def open_corpus(self, corpus: str, validation_fraction: float) -> Corpus | None:
         """A corpus that needs no preparation, open; None: it needs some, or belongs to another task."""
         return None
 

@@ -1,14 +1,47 @@
-"""In: a text, a tokenizer. Out: its tokens, prepared and open: the base of the tasks that read a text.
+"""In: a text, a tokenizer. Out: its tokens, prepared and open: the bases of the tasks and datasets that read a text.
 Does not make samples: the source of each task does."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from codescent.data.samples import AnyDataset
-from codescent.data.text.dataset import locate, open_dataset
+from codescent.data.text.dataset import Dataset, locate, open_dataset
 from codescent.data.text.prepare import prepare
 from codescent.tasks.task import VOCAB_SIZES, Ask, Task
+
+
+@dataclass(frozen=True)
+class TextDataset:
+    """A prepared text whose samples are made by a task; `source` and `fingerprint` are the task's to add.
+
+    Attributes:
+        text: as it was prepared.
+    """
+
+    text: Dataset
+
+    @property
+    def path(self) -> Path:
+        """Where the text is."""
+        return self.text.path
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokenizer's."""
+        return self.text.vocab_size
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What is known of the making of the text."""
+        return self.text.description
+
+    @property
+    def tokenizer_text(self) -> str | None:
+        """The tokenizer as a file holds it."""
+        return self.text.tokenizer_text
 
 
 class TextTask(Task):

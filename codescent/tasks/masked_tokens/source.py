@@ -4,6 +4,8 @@ Does not order them (loader.py does) and has no state: what is hidden is compute
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,10 @@ import numpy.typing as npt
 
 from codescent.base.errors import UserError
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.data.text.dataset import Dataset
 from codescent.data.text.request import digest
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.wordpiece import CONTROLS, WordPiece
+from codescent.tasks.text import TextDataset
 
 SHARE = 0.15  # of the tokens are chosen, of these
 MASKED = 0.8  # become [MASK],
@@ -86,35 +88,36 @@ class MaskedSource:
         return np.full(len(numbers), self.num_hidden, np.int64)
 
 
-class MaskedDataset:
-    """Token shards whose samples are masked. The fingerprint changes with the tokens, the tokenizer, which says what is
-    hidden by what, and with the way of masking.
+@dataclass(frozen=True)
+class MaskedDataset(TextDataset):
+    """A prepared text of BERT's tokens whose samples are masked.
 
-    Args:
-        dataset: of BERT's tokens.
+    Attributes:
         seed: any whole number.
 
     Raises:
-        UserError: the dataset's tokenizer is not BERT's.
+        UserError: the tokenizer is not BERT's.
     """
 
-    def __init__(self, dataset: Dataset, seed: int) -> None:
-        tokenizer = dataset.tokenizer
-        if not isinstance(tokenizer, WordPiece):
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text.tokenizer, WordPiece):
             raise UserError(
-                f"{dataset.path}: masked language modelling needs a tokenizer with {', '.join(CONTROLS)}: "
+                f"{self.path}: masked language modelling needs a tokenizer with {', '.join(CONTROLS)}: "
                 'data.tokenizer = "bert", "bert-cased", or the JSON file of a WordPiece tokenizer'
             )
-        self.path, self.vocab_size, self.description = dataset.path, dataset.vocab_size, dataset.description
-        self.tokenizer_text = dataset.tokenizer_text
-        made = ["masked", VERSION, SHARE, MASKED, RANDOM, MASKINGS, self.tokenizer_text, dataset.fingerprint]
-        self.fingerprint = digest(made)
-        self._dataset, self._tokenizer, self._seed = dataset, tokenizer, seed
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with the tokens, the tokenizer, which decides what replaces a token, and the way of masking."""
+        return digest(["masked", VERSION, SHARE, MASKED, RANDOM, MASKINGS, self.tokenizer_text, self.text.fingerprint])
 
     def source(self, split: str, seq_len: int, num_targets: int) -> MaskedSource:
-        """The samples of a split; of validation each piece of text comes once. `num_targets` are not asked for."""
-        tokens, maskings = (self._dataset.train, MASKINGS) if split == "train" else (self._dataset.validation, 1)
-        return MaskedSource(tokens, self._tokenizer, seq_len, self._seed, maskings)
+        """The samples of a split; each piece of validation text comes once. `num_targets` is not used."""
+        tokens, maskings = (self.text.train, MASKINGS) if split == "train" else (self.text.validation, 1)
+        assert isinstance(self.text.tokenizer, WordPiece)
+        return MaskedSource(tokens, self.text.tokenizer, seq_len, self.seed, maskings)
 
 
 def _hidden(told: Numbers, kinds: npt.NDArray[Any], tokens: npt.NDArray[Any], tokenizer: WordPiece) -> Numbers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,10 @@ import numpy.typing as npt
 
 from codescent.base.errors import UserError
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.data.text.dataset import Dataset
 from codescent.data.text.request import digest
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer
+from codescent.tasks.text import TextDataset
 
 MARKS = 2
 """Tokens beside the tokenizer's: the first, vocab_size - 2, begins a target, the other one ends it."""
@@ -87,24 +86,17 @@ class LineSource:
 
 
 @dataclass(frozen=True)
-class LineDataset:
-    """A prepared text, whose samples are its lines.
+class LineDataset(TextDataset):
+    """A prepared text whose samples are its lines.
 
     Attributes:
-        text: as it was prepared.
         pairs: "reverse" or "copy".
     """
 
-    text: Dataset
     pairs: str
     _sources: dict[tuple[str, int, int], LineSource] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-
-    @property
-    def path(self) -> Path:
-        """Where the text lies."""
-        return self.text.path
 
     @property
     def vocab_size(self) -> int:
@@ -120,11 +112,6 @@ class LineDataset:
     def fingerprint(self) -> str:
         """Changes with the tokens, the tokenizer, which says where lines end, and with what is made of them."""
         return digest(["lines", VERSION, self.pairs, self.tokenizer_text, self.text.fingerprint])
-
-    @property
-    def tokenizer_text(self) -> str | None:
-        """The text's tokenizer; it does not know the marks."""
-        return self.text.tokenizer_text
 
     def source(self, split: str, seq_len: int, num_targets: int) -> LineSource:
         """The lines of a split: see `AnyDataset`. They are looked for once.
