@@ -18,8 +18,6 @@ from codescent.tasks.task import Ask, Corpus, Task, Trial
 from codescent.tasks.tensors import Tensors
 
 __all__ = [
-    "TASKS", "Ask", "Corpus", "Task", "Trial", "chosen", "named", "open_corpus", "opened", "prepared", "refusals"
-]
     "TASKS",
     "Ask",
     "Corpus",
