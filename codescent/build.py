@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codescent import models
 from codescent.base.errors import UserError
-from codescent.datasets import PADDED, is_synthetic, sizes_of, task_of, unfit
+from codescent.datasets import OF_TASK, PADDED, is_synthetic, sizes_of, task_of, unfit
 from codescent.models.lora import declare as lora_shape
 from codescent.plan import (
     AXES,
@@ -25,6 +27,7 @@ from codescent.plan import (
     Parameter,
     Placement,
     Plan,
+    Scalar,
     TaskFacts,
     TensorPlan,
     Traffic,
@@ -46,43 +49,111 @@ MAX_MICROBATCHES = 100_000
 """Of one step and rank: a plan lists every one of them."""
 
 
+@dataclass(frozen=True)
+class Resolved:
+    """What a config says of model and task, resolved.
+
+    Attributes:
+        kind: of the model, one of models.KINDS.
+        shape: its sizes.
+        lora: its adapters; None: all parameters are trained.
+        weights: the folder whose weights training begins with; None: they are drawn.
+        task: what is wanted of a sample.
+        seq_len: positions of a sample.
+    """
+
+    kind: str
+    shape: models.Shape
+    lora: Lora | None
+    weights: Path | None
+    task: TaskFacts
+    seq_len: int
+
+
+def resolve(config: Config, vocab_size: int | None) -> Resolved:
+    """The model and the task of a config: nothing below reads these sections again.
+
+    Args:
+        config: of a run.
+        vocab_size: the tokenizer's, or None where the data is not prepared yet and the model names its own.
+
+    Raises:
+        UserError: sizes that are missing or do not fit each other or the tokenizer, a task that the model is not for,
+            adapters of layers that it has not: all of it at once.
+    """
+    problems: list[str] = []
+    resolved = _resolve(config, vocab_size, problems)
+    if problems or resolved is None:
+        raise UserError(*problems)
+    return resolved
+
+
 def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     """The plan of a run.
 
     Args:
-        config: the resolved config.
-        vocab_size: the tokenizer's, or None where the data is not prepared yet and the model names its own.
+        config: of the run.
+        vocab_size: see `resolve`.
         world_size: number of ranks.
 
     Raises:
         UserError: everything that stands in the way, at once.
     """
     problems: list[str] = []
-    shape = _shape(config, vocab_size, problems)
+    resolved = _resolve(config, vocab_size, problems)
     mesh = _mesh(config, world_size, problems)
     microbatch_size, num_microbatches = _batch(config, mesh, problems)
-    lora = None if shape is None else _lora(config, shape, problems)
-    if shape is None:
+    if resolved is None:
         raise UserError(*problems)
-    work = _work(config, shape, lora, microbatch_size, num_microbatches)
-    problems += [*_too_long(shape, work), *_not_for(config, shape, mesh)]
+    model, task, layout = _model_facts(config, resolved), resolved.task, _layout(config)
+    work = _work(config, resolved, microbatch_size, num_microbatches)
+    problems += [*_too_long(resolved.shape, work), *_not_for(config, resolved, mesh)]
     strategies, ask = chosen(config.parallel), Ask(mesh, work, world_size, config.train.microbatch_size)
     problems += [problem for strategy in strategies for problem in strategy.refuse(ask)]
     if problems:
         raise UserError(*problems)
     tensors = tuple(
         _placed(_tensor(parameter, config, num_microbatches), strategies, ask)
-        for parameter in models.parameters_of(work.kind, shape, lora)
+        for parameter in models.parameters_of(resolved.kind, resolved.shape, resolved.lora)
     )
-    schedule = accumulate(num_microbatches, len(work.forward_flops))
+    schedule = accumulate(num_microbatches, len(model.forward_flops))
     for strategy in strategies:
         schedule = strategy.schedule(schedule, ask)
-    model = _model_facts(config, shape, lora, work)
-    task = TaskFacts(work.task, work.beside, work.head_share, work.synthetic)
-    layout = Layout(**{one.name: getattr(config.parallel, one.name) for one in dataclasses.fields(Layout)})
-    plan = Plan(mesh, work, tensors, schedule, (), model, task, layout, config.run.seed)
+    plan = Plan(mesh, work, tensors, schedule, (), model, task, layout, config.run.seed, _update(config, mesh))
     traffic = tuple(record for strategy in strategies for record in strategy.traffic(plan))
     return dataclasses.replace(plan, traffic=(*traffic, *_agreements(plan)))
+
+
+def _resolve(config: Config, vocab_size: int | None, problems: list[str]) -> Resolved | None:
+    """See `resolve`; what is wrong is added to `problems`. None: there is no shape to go on with."""
+    shape = _shape(config, vocab_size, problems)
+    if shape is None:
+        return None
+    kind = models.kind_of(config.model.kind, config.model.preset)
+    lora, asked = None, config.lora
+    if asked.rank is not None:
+        try:
+            own = models.parameters_of(kind, shape)
+            lora = lora_shape.resolve(own, asked.rank, asked.alpha, asked.targets, asked.whole)
+        except UserError as error:
+            problems += error.problems
+    seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
+    return Resolved(kind, shape, lora, config.model.weights, _task_facts(config, shape), seq_len)
+
+
+def _layout(config: Config) -> Layout:
+    return Layout(**{field.name: getattr(config.parallel, field.name) for field in dataclasses.fields(Layout)})
+
+
+def _update(config: Config, mesh: Mesh) -> dict[str, Scalar]:
+    """The keys of [optimizer] that decide the weights after a step, each as it comes out for this mesh."""
+    optimizer = config.optimizer
+    steps = config.train.num_steps if optimizer.decay_steps is None else optimizer.decay_steps
+    return {
+        **optimizer.model_dump(exclude={"fused"}),
+        "decay_steps": None if optimizer.schedule == "constant" else steps,
+        "num_workers": 1 if optimizer.scale_learning_rate == "none" else mesh.dp,
+    }
 
 
 def _without(refused: Mapping[str, str], parallel: Parallel, mesh: Mesh) -> Iterator[str]:
@@ -94,51 +165,63 @@ def _without(refused: Mapping[str, str], parallel: Parallel, mesh: Mesh) -> Iter
             yield f"parallel.{key} = {str(value).lower()}: {why}; nearest that would do: parallel.{key} = {near}"
 
 
-def _work(config: Config, shape: models.Shape, lora: Lora | None, microbatch_size: int, num_microbatches: int) -> Work:
+def _task_facts(config: Config, shape: models.Shape) -> TaskFacts:
+    task = task_of(config)
+    keys = ("corpus", "tokenizer", "validation_fraction", "text_key", *OF_TASK.get(task, ()))
+    values = {key: getattr(config.data, key) for key in keys}
+    return TaskFacts(
+        name=task,
+        extras=models.reads_beside(shape) or task in PADDED,
+        head_share=models.head_share(shape),
+        synthetic=is_synthetic(config),
+        identity={key: str(value) if isinstance(value, Path) else value for key, value in values.items()},
+    )
+
+
+def _work(config: Config, resolved: Resolved, microbatch_size: int, num_microbatches: int) -> Work:
     """What a step computes."""
-    kind = models.kind_of(config.model.kind, config.model.preset)
-    seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
+    shape, task = resolved.shape, resolved.task
     return Work(
-        kind=kind,
+        kind=resolved.kind,
         num_layers=shape.num_layers,
         hidden_dim=shape.hidden_dim,
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         vocab_size=shape.vocab_size,
-        seq_len=seq_len,
+        seq_len=resolved.seq_len,
         global_batch_size=config.train.global_batch_size,
         microbatch_size=microbatch_size,
         num_microbatches=num_microbatches,
         precision=config.train.precision,
-        forward_flops=models.forward_flops(kind, shape, seq_len, lora),
+        forward_flops=models.forward_flops(resolved.kind, shape, resolved.seq_len, resolved.lora),
         dropout=shape.dropout,
         head_chunk_tokens=config.train.head_chunk_tokens,
         streams=models.streams_of(shape),
         encoder_layers=models.encoder_layers(shape),
-        beside=models.reads_beside(shape) or task_of(config) in PADDED,
-        task=task_of(config),
-        head_share=models.head_share(shape),
-        synthetic=is_synthetic(config),
+        beside=task.extras,
+        task=task.name,
+        head_share=task.head_share,
+        synthetic=task.synthetic,
     )
 
 
-def _model_facts(config: Config, shape: models.Shape, lora: Lora | None, work: Work) -> ModelFacts:
-    weights = config.model.weights
+def _model_facts(config: Config, resolved: Resolved) -> ModelFacts:
+    shape, weights = resolved.shape, resolved.weights
     return ModelFacts(
-        kind=work.kind,
+        kind=resolved.kind,
         num_layers=shape.num_layers,
         hidden_dim=shape.hidden_dim,
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         vocab_size=shape.vocab_size,
-        forward_flops=work.forward_flops,
+        forward_flops=models.forward_flops(resolved.kind, shape, resolved.seq_len, resolved.lora),
         dropout=shape.dropout,
-        encoder_layers=work.encoder_layers,
+        encoder_layers=models.encoder_layers(shape),
         head_chunk_tokens=config.train.head_chunk_tokens,
         sizes=dataclasses.asdict(shape),
-        lora=lora,
+        lora=resolved.lora,
         weights=None if weights is None else str(weights),
     )
 
@@ -158,12 +241,12 @@ def _too_long(shape: models.Shape, work: Work) -> Iterator[str]:
         )
 
 
-def _not_for(config: Config, shape: models.Shape, mesh: Mesh) -> Iterator[str]:
-    """What the model does not bear: layouts, generating text, being compiled."""
-    kind = models.kind_of(config.model.kind, config.model.preset)
-    yield from _without(models.refused(shape), config.parallel, mesh)
+def _not_for(config: Config, resolved: Resolved, mesh: Mesh) -> Iterator[str]:
+    """What model and task do not go with: layouts, generating text, being compiled."""
+    kind = resolved.kind
+    yield from _without(models.refused(resolved.shape), config.parallel, mesh)
     yield from unfit(config)
-    if task_of(config) == "sft" and config.train.compile == "model":
+    if resolved.task.name == "sft" and config.train.compile == "model":
         yield (
             'train.compile = "model": data.task = "sft" has tokens of which nothing is wanted, and the compiled head '
             'does not know them; take train.compile = "blocks"'
@@ -197,41 +280,6 @@ def _agreements(plan: Plan) -> Iterator[Traffic]:
         yield Traffic(Collective.ALL_REDUCE, everyone, SCALARS * 8, "fp64", Verb.REDUCE, None, "loss and wish to stop")
     if mesh.degree(parts_of) > 1:
         yield Traffic(Collective.ALL_REDUCE, parts_of, 8, "fp64", Verb.STEP, None, "square of the gradient norm")
-
-
-def model_shape(config: Config, vocab_size: int | None) -> models.Shape:
-    """The sizes of the config's model, the vocabulary taken from the tokenizer where the config names none.
-
-    Raises:
-        UserError: sizes that are missing or do not fit each other, a vocabulary smaller than the tokenizer's.
-    """
-    problems: list[str] = []
-    shape = _shape(config, vocab_size, problems)
-    if problems or shape is None:
-        raise UserError(*problems)
-    return shape
-
-
-def adapters(config: Config, shape: models.Shape) -> Lora | None:
-    """The adapters that the config asks for, of a model of this shape; None: none.
-
-    Raises:
-        UserError: layers that it has not, a rank that is too large.
-    """
-    lora = config.lora
-    if lora.rank is None:
-        return None
-    kind = models.kind_of(config.model.kind, config.model.preset)
-    own = models.parameters_of(kind, shape)
-    return lora_shape.resolve(own, lora.rank, lora.alpha, lora.targets, lora.whole)
-
-
-def _lora(config: Config, shape: models.Shape, problems: list[str]) -> Lora | None:
-    try:
-        return adapters(config, shape)
-    except UserError as error:
-        problems += error.problems
-        return None
 
 
 def chosen(parallel: Parallel) -> list[Strategy]:

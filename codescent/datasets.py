@@ -41,6 +41,14 @@ PADDED = ("sft", "seq2seq")
 """Tasks whose samples have lengths beside tokens, whatever the model (see `Samples.beside`)."""
 
 
+OF_TASK: dict[str, tuple[str, ...]] = {
+    "qa": ("stride", "question_len", "train_questions"),
+    "seq2seq": ("pairs",),
+    "sft": ("template", "chat_template", "prompt_key", "response_key", "messages_key"),
+}
+"""Keys of [data] that decide the losses of some tasks."""
+
+
 def task_of(config: Config) -> str:
     """What is made of the corpus: data.task, or what the corpus is for, or the first that the model's kind is for.
 
