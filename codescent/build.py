@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codescent import models, tasks
 from codescent.base.errors import UserError
 from codescent.models.lora import declare as lora_shape
-from codescent.models.shape import Size
 from codescent.plan import (
     AXES,
     DIVIDING,
@@ -25,6 +26,8 @@ from codescent.plan import (
     Parameter,
     Placement,
     Plan,
+    Scalar,
+    TaskFacts,
     TensorPlan,
     Traffic,
     Verb,
@@ -45,43 +48,118 @@ MAX_MICROBATCHES = 100_000
 """Of one step and rank: a plan lists every one of them."""
 
 
+@dataclass(frozen=True)
+class Resolved:
+    """What a config says of model and task, resolved.
+
+    Attributes:
+        kind: of the model, one of models.KINDS.
+        shape: its sizes.
+        lora: its adapters; None: all parameters are trained.
+        weights: the folder whose weights training begins with; None: they are drawn.
+        task: what is wanted of a sample.
+        seq_len: positions of a sample.
+        ask: what the run asks of its task, from which `task` is.
+    """
+
+    kind: str
+    shape: models.Shape
+    lora: Lora | None
+    weights: Path | None
+    task: TaskFacts
+    seq_len: int
+    ask: tasks.Ask
+
+
+def resolve(config: Config, vocab_size: int | None) -> Resolved:
+    """The model and the task of a config: nothing below reads these sections again.
+
+    Args:
+        config: of a run.
+        vocab_size: the tokenizer's, or None where the data is not prepared yet and the model names its own.
+
+    Raises:
+        UserError: sizes that are missing or do not fit each other or the tokenizer, a task that the model is not for,
+            adapters of layers that it has not: all of it at once.
+    """
+    problems: list[str] = []
+    resolved = _resolve(config, vocab_size, problems)
+    if problems or resolved is None:
+        raise UserError(*problems)
+    return resolved
+
+
 def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     """The plan of a run.
 
     Args:
-        config: the resolved config.
-        vocab_size: the tokenizer's, or None where the data is not prepared yet and the model names its own.
+        config: of the run.
+        vocab_size: see `resolve`.
         world_size: number of ranks.
 
     Raises:
         UserError: everything that stands in the way, at once.
     """
     problems: list[str] = []
-    shape = _shape(config, vocab_size, problems)
+    resolved = _resolve(config, vocab_size, problems)
     mesh = _mesh(config, world_size, problems)
     microbatch_size, num_microbatches = _batch(config, mesh, problems)
-    lora = None if shape is None else _lora(config, shape, problems)
-    if shape is None:
+    if resolved is None:
         raise UserError(*problems)
-    work = _work(config, shape, lora, microbatch_size, num_microbatches)
-    problems += [*_too_long(shape, work), *_not_for(config, shape, mesh)]
+    model, task, layout = _model_facts(config, resolved), resolved.task, _layout(config)
+    work = _work(config, resolved, microbatch_size, num_microbatches)
+    problems += [*_too_long(resolved.shape, work), *_not_for(config, resolved, mesh)]
     strategies, ask = chosen(config.parallel), Ask(mesh, work, world_size, config.train.microbatch_size)
     problems += [problem for strategy in strategies for problem in strategy.refuse(ask)]
     if problems:
         raise UserError(*problems)
     tensors = tuple(
         _placed(_tensor(parameter, config, num_microbatches), strategies, ask)
-        for parameter in models.parameters_of(work.kind, shape, lora)
+        for parameter in models.parameters_of(resolved.kind, resolved.shape, resolved.lora)
     )
-    schedule = accumulate(num_microbatches, len(work.forward_flops))
+    schedule = accumulate(num_microbatches, len(model.forward_flops))
     for strategy in strategies:
         schedule = strategy.schedule(schedule, ask)
-    model = _model_facts(config, shape, lora, work)
-    task = task_of(config).facts(ask_of(config), shape)
-    layout = Layout(**{one.name: getattr(config.parallel, one.name) for one in dataclasses.fields(Layout)})
-    plan = Plan(mesh, work, tensors, schedule, (), model, task, layout, config.run.seed)
+    plan = Plan(mesh, work, tensors, schedule, (), model, task, layout, config.run.seed, _update(config, mesh))
     traffic = tuple(record for strategy in strategies for record in strategy.traffic(plan))
     return dataclasses.replace(plan, traffic=(*traffic, *_agreements(plan)))
+
+
+def _resolve(config: Config, vocab_size: int | None, problems: list[str]) -> Resolved | None:
+    """See `resolve`; what is wrong is added to `problems`. None: there is no shape to go on with."""
+    try:
+        ask = ask_of(config)
+    except UserError as error:
+        problems += error.problems
+        return None
+    shape = _shape(config, ask, vocab_size, problems)
+    if shape is None:
+        return None
+    kind, task = ask.kind, tasks.chosen(ask).facts(ask, shape)
+    lora, asked = None, config.lora
+    if asked.rank is not None:
+        try:
+            own = models.parameters_of(kind, shape)
+            lora = lora_shape.resolve(own, asked.rank, asked.alpha, asked.targets, asked.whole)
+        except UserError as error:
+            problems += error.problems
+    seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
+    return Resolved(kind, shape, lora, config.model.weights, task, seq_len, ask)
+
+
+def _layout(config: Config) -> Layout:
+    return Layout(**{field.name: getattr(config.parallel, field.name) for field in dataclasses.fields(Layout)})
+
+
+def _update(config: Config, mesh: Mesh) -> dict[str, Scalar]:
+    """The keys of [optimizer] that decide the weights after a step, each as it comes out for this mesh."""
+    optimizer = config.optimizer
+    steps = config.train.num_steps if optimizer.decay_steps is None else optimizer.decay_steps
+    return {
+        **optimizer.model_dump(exclude={"fused"}),
+        "decay_steps": None if optimizer.schedule == "constant" else steps,
+        "num_workers": 1 if optimizer.scale_learning_rate == "none" else mesh.dp,
+    }
 
 
 def _without(refused: Mapping[str, str], parallel: Parallel, mesh: Mesh) -> Iterator[str]:
@@ -93,25 +171,23 @@ def _without(refused: Mapping[str, str], parallel: Parallel, mesh: Mesh) -> Iter
             yield f"parallel.{key} = {str(value).lower()}: {why}; nearest that would do: parallel.{key} = {near}"
 
 
-def _work(config: Config, shape: models.Shape, lora: Lora | None, microbatch_size: int, num_microbatches: int) -> Work:
+def _work(config: Config, resolved: Resolved, microbatch_size: int, num_microbatches: int) -> Work:
     """What a step computes."""
-    kind = models.kind_of(config.model.kind, config.model.preset)
-    seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
-    task = task_of(config).facts(ask_of(config), shape)
+    shape, task = resolved.shape, resolved.task
     return Work(
-        kind=kind,
+        kind=resolved.kind,
         num_layers=shape.num_layers,
         hidden_dim=shape.hidden_dim,
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         vocab_size=shape.vocab_size,
-        seq_len=seq_len,
+        seq_len=resolved.seq_len,
         global_batch_size=config.train.global_batch_size,
         microbatch_size=microbatch_size,
         num_microbatches=num_microbatches,
         precision=config.train.precision,
-        forward_flops=models.forward_flops(kind, shape, seq_len, lora),
+        forward_flops=models.forward_flops(resolved.kind, shape, resolved.seq_len, resolved.lora),
         dropout=shape.dropout,
         head_chunk_tokens=config.train.head_chunk_tokens,
         streams=models.streams_of(shape),
@@ -123,22 +199,22 @@ def _work(config: Config, shape: models.Shape, lora: Lora | None, microbatch_siz
     )
 
 
-def _model_facts(config: Config, shape: models.Shape, lora: Lora | None, work: Work) -> ModelFacts:
-    weights = config.model.weights
+def _model_facts(config: Config, resolved: Resolved) -> ModelFacts:
+    shape, weights = resolved.shape, resolved.weights
     return ModelFacts(
-        kind=work.kind,
+        kind=resolved.kind,
         num_layers=shape.num_layers,
         hidden_dim=shape.hidden_dim,
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         vocab_size=shape.vocab_size,
-        forward_flops=work.forward_flops,
+        forward_flops=models.forward_flops(resolved.kind, shape, resolved.seq_len, resolved.lora),
         dropout=shape.dropout,
-        encoder_layers=work.encoder_layers,
+        encoder_layers=models.encoder_layers(shape),
         head_chunk_tokens=config.train.head_chunk_tokens,
         sizes=dataclasses.asdict(shape),
-        lora=lora,
+        lora=resolved.lora,
         weights=None if weights is None else str(weights),
     )
 
@@ -158,11 +234,11 @@ def _too_long(shape: models.Shape, work: Work) -> Iterator[str]:
         )
 
 
-def _not_for(config: Config, shape: models.Shape, mesh: Mesh) -> Iterator[str]:
-    """What the model does not bear: layouts, generating text, being compiled."""
-    kind = models.kind_of(config.model.kind, config.model.preset)
-    yield from _without(models.refused(shape), config.parallel, mesh)
-    yield from tasks.refusals(ask_of(config))
+def _not_for(config: Config, resolved: Resolved, mesh: Mesh) -> Iterator[str]:
+    """What model and task do not go with: layouts, generating text, being compiled."""
+    kind = resolved.kind
+    yield from _without(models.refused(resolved.shape), config.parallel, mesh)
+    yield from tasks.refusals(resolved.ask)
     if config.log.sample_tokens and kind not in models.GENERATING:
         yield (
             f"log.sample_tokens = {config.log.sample_tokens}: text is generated by {' and '.join(models.GENERATING)} "
@@ -194,62 +270,6 @@ def _agreements(plan: Plan) -> Iterator[Traffic]:
         yield Traffic(Collective.ALL_REDUCE, parts_of, 8, "fp64", Verb.STEP, None, "square of the gradient norm")
 
 
-def ask_of(config: Config) -> tasks.Ask:
-    """What a run asks of its task; nothing is kept or pinned yet."""
-    return tasks.Ask(config.data, config.model, config.run.seed, config.train.compile)
-
-
-def task_of(config: Config) -> tasks.Task:
-    """The task of a run.
-
-    Raises:
-        UserError: there is no such task, or the model's kind is not for it.
-    """
-    return tasks.chosen(ask_of(config))
-
-
-def _sizes(config: Config) -> dict[str, Size | None]:
-    """The sizes of the model as the config gives them; its head is that of the task."""
-    sizes = {name: getattr(config.model, name) for name in models.SIZES if name != "head"}
-    head = task_of(config).head
-    return sizes if head is None else {**sizes, "head": head}
-
-
-def model_shape(config: Config, vocab_size: int | None) -> models.Shape:
-    """The sizes of the config's model, the vocabulary taken from the tokenizer where the config names none.
-
-    Raises:
-        UserError: sizes that are missing or do not fit each other, a vocabulary smaller than the tokenizer's.
-    """
-    problems: list[str] = []
-    shape = _shape(config, vocab_size, problems)
-    if problems or shape is None:
-        raise UserError(*problems)
-    return shape
-
-
-def adapters(config: Config, shape: models.Shape) -> Lora | None:
-    """The adapters that the config asks for, of a model of this shape; None: none.
-
-    Raises:
-        UserError: layers that it has not, a rank that is too large.
-    """
-    lora = config.lora
-    if lora.rank is None:
-        return None
-    kind = models.kind_of(config.model.kind, config.model.preset)
-    own = models.parameters_of(kind, shape)
-    return lora_shape.resolve(own, lora.rank, lora.alpha, lora.targets, lora.whole)
-
-
-def _lora(config: Config, shape: models.Shape, problems: list[str]) -> Lora | None:
-    try:
-        return adapters(config, shape)
-    except UserError as error:
-        problems += error.problems
-        return None
-
-
 def chosen(parallel: Parallel) -> list[Strategy]:
     """Every strategy of ORDER with its options from the section [parallel]; a degree of one is not a special case."""
     return [
@@ -258,14 +278,21 @@ def chosen(parallel: Parallel) -> list[Strategy]:
     ]
 
 
-def _shape(config: Config, vocab_size: int | None, problems: list[str]) -> models.Shape | None:
+def ask_of(config: Config) -> tasks.Ask:
+    """What a run asks of its task; nothing is kept or pinned yet.
+
+    Raises:
+        UserError: there is no such task, or the model's kind is not for it.
+    """
+    return tasks.asked(config.data, config.model, config.run.seed, config.train.compile)
+
+
+def _shape(config: Config, ask: tasks.Ask, vocab_size: int | None, problems: list[str]) -> models.Shape | None:
     model = config.model
-    try:
-        sizes = _sizes(config)
-    except UserError as error:
-        problems += error.problems
-        return None
-    if vocab_size is None and (wrong := list(tasks.refusals(ask_of(config)))):
+    sizes = {name: getattr(model, name) for name in models.SIZES if name != "head"}
+    if (head := tasks.chosen(ask).head) is not None:
+        sizes["head"] = head
+    if vocab_size is None and (wrong := list(tasks.refusals(ask))):
         problems += wrong
         return None
     if model.preset is None and model.vocab_size is None and model.embedding != "none":
@@ -277,8 +304,7 @@ def _shape(config: Config, vocab_size: int | None, problems: list[str]) -> model
             return None
         sizes["vocab_size"] = vocab_size
     try:
-        kind = models.kind_of(model.kind, model.preset)
-        shape = models.shape_of(kind, sizes, model.preset, bias=model.bias, dropout=model.dropout)
+        shape = models.shape_of(ask.kind, sizes, model.preset, bias=model.bias, dropout=model.dropout)
     except UserError as error:
         problems += error.problems
         return None

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertForQues
 
 from codescent import models
 from codescent.base.errors import UserError
-from codescent.build import build, task_of
+from codescent.build import build
 from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
 from codescent.config.sections import Config
 from codescent.models.initialize import initialize_
@@ -386,7 +386,7 @@ def test_a_trained_model_is_the_same_for_us_in_transformers_and_in_peft(
     assert run(["export", str(path), str(tmp_path / "adapters"), "--adapters"]) == 0
     mine = ours(path)
     kinds: dict[str, Any] = {"qa": BertForQuestionAnswering, "mlm": AutoModelForMaskedLM}
-    kind = kinds.get(task_of(find(path).config).name, AutoModelForCausalLM)
+    kind = kinds.get(find(path).task.name, AutoModelForCausalLM)
     base = kind.from_pretrained(bases / name)
     merged = kind.from_pretrained(tmp_path / "merged").eval()
     with_adapters = PeftModel.from_pretrained(base, tmp_path / "adapters").eval()

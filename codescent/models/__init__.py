@@ -19,7 +19,7 @@ from codescent.models.lora import declare as lora_shape
 from codescent.models.shape import Size
 from codescent.models.transformer import declare as transformer_shape
 from codescent.models.transformer.declare import TransformerShape
-from codescent.plan.model import Lora
+from codescent.plan.model import Lora, ModelFacts
 from codescent.plan.shard import Parameter
 
 if TYPE_CHECKING:
@@ -91,6 +91,12 @@ def shape_of(
     if _known(kind) != other:
         raise UserError(f'{where}.preset: {preset!r} is a preset of {where}.kind = "{other}", not of "{kind}"')
     shape: Shape = _SHAPES[kind].resolve(sizes, preset, bias=bias, dropout=dropout, where=where)
+    return shape
+
+
+def shape_of_facts(facts: ModelFacts) -> Shape:
+    """The shape that the facts of a plan were made of."""
+    shape: Shape = _SHAPES[_known(facts.kind)].SHAPE(**facts.sizes)
     return shape
 
 

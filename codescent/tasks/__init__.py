@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from codescent.base.errors import UserError
 from codescent.data.samples import AnyDataset
@@ -17,12 +19,16 @@ from codescent.tasks.pairs import Pairs
 from codescent.tasks.task import Ask, Corpus, Task, Trial
 from codescent.tasks.tensors import Tensors
 
+if TYPE_CHECKING:
+    from codescent.config.sections import Data, Model
+
 __all__ = [
     "TASKS",
     "Ask",
     "Corpus",
     "Task",
     "Trial",
+    "asked",
     "chosen",
     "named",
     "open_corpus",
@@ -68,6 +74,16 @@ def chosen(ask: Ask) -> Task:
             f"{' or '.join(one.name for one in fitting)}; take that, or model.kind = {' or '.join(task.kinds)}"
         )
     return task
+
+
+def asked(data: Data, model: Model, seed: int, compile_what: str) -> Ask:
+    """What a run asks of its task, which `data.task` of it names from then on.
+
+    Raises:
+        UserError: see `chosen`.
+    """
+    ask = Ask(data, model, seed, compile_what)
+    return replace(ask, data=data.model_copy(update={"task": chosen(ask).name}))
 
 
 def refusals(ask: Ask) -> Iterator[str]:

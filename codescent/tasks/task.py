@@ -123,7 +123,6 @@ class Task:
         keys: the keys of [data] that decide its samples, and thus its losses.
         head: the head that a model needs for it, of a kind whose models have several; None: the only one.
         padded: samples have lengths, or the like, beside tokens, whatever the model.
-        vectors: samples are vectors, and there is no vocabulary.
         files: names of the files that a run keeps of its data.
         unit: what one loss belongs to, in words.
         peft_task_type: `peft`'s name of the task; None: it has none.
@@ -135,7 +134,6 @@ class Task:
     keys: tuple[str, ...] = ("corpus", "tokenizer", "validation_fraction", "text_key")
     head: str | None = None
     padded = False
-    vectors = False
     files: tuple[str, ...] = (TOKENIZER,)
     unit = "tokens"
     peft_task_type: str | None = None

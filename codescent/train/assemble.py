@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from codescent import models
-from codescent.build import adapters, chosen, model_shape
+from codescent.build import chosen
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
 from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan, Verb
@@ -52,17 +52,15 @@ def assemble(
     Raises:
         UserError: the corpus is too short for a batch, or a lever that is asked for is not available.
     """
-    shape = model_shape(config, dataset.vocab_size)
-    lora = adapters(config, shape)
     strategies, here = chosen(config.parallel), Here(plan, world.place.rank, world.groups)
-    parts = []
+    shape, parts = models.shape_of_facts(plan.model), []
     for depths in plan.schedule.parts(world.stage):
-        part = models.construct(plan.work.kind, shape, config.train.head_chunk_tokens, "meta", depths, lora)
-        _widen(part, config.train.precision)
+        part = models.construct(plan.model.kind, shape, plan.model.head_chunk_tokens, "meta", depths, plan.model.lora)
+        _widen(part, plan.work.precision)
         for strategy in strategies:
             strategy.divide(part, here)
         parts.append(_with_memory(part, here.tensors[0], world.device))
-    weights = _initialise(parts, config, here, replaced=first_step > 0)
+    weights = _initialise(parts, here, replaced=first_step > 0)
     gradients = _gradients(parts, strategies, here)
     for part in parts:
         _compile(part, config.train.compile)
@@ -70,7 +68,7 @@ def assemble(
     divided = plan.mesh.degree(parted) > 1
     optimizer = Optimizer(weights, config.optimizer, partial(world.sum_over, axis=parted) if divided else None)
     loader = _loader(config, plan, world, dataset, first_step)
-    executor = Executor(plan, world, parts, gradients, optimizer, loader, config.run.seed, stop.wished)
+    executor = Executor(plan, world, parts, gradients, optimizer, loader, plan.seed, stop.wished)
     return Trainer(executor, parts, optimizer, loader)
 
 
@@ -95,7 +93,7 @@ def _with_memory(part: nn.Module, like: TensorPlan, device: torch.device) -> nn.
     return part.to_empty(device=device if like.gathered_from is Memory.DEVICE else "cpu")
 
 
-def _initialise(parts: list[nn.Module], config: Config, here: Here, *, replaced: bool) -> list[Weight]:
+def _initialise(parts: list[nn.Module], here: Here, *, replaced: bool) -> list[Weight]:
     """Initial values, and the master copies of bf16 weights, which keep the values that rounding takes from them.
 
     Where a strategy has made DTensors of the parameters, these are the masters: it makes what forward reads itself.
@@ -107,14 +105,14 @@ def _initialise(parts: list[nn.Module], config: Config, here: Here, *, replaced:
     masters = {name: weight.master for name, weight in weights.items()}
     read = parameters | masters
     held = [(t.parameter, read[t.parameter.name], _slices(t, here)) for t in here.tensors]
-    begin_(config, held, replaced=replaced)
+    begin_(here.plan.seed, here.plan.model.weights, held, replaced=replaced)
     for weight in weights.values():
         if weight.apart:
             weight.tensor.copy_(weight.master)
     for part in parts:
         narrowed = not any(isinstance(tensor, DTensor) for tensor in part.parameters())
         if narrowed and not here.tensors[0].apart:
-            part.to(TORCH_DTYPE[config.train.precision])
+            part.to(TORCH_DTYPE[here.plan.work.precision])
             for name, tensor in part.named_parameters():
                 if name not in masters:
                     continue
@@ -172,7 +170,7 @@ def _compile(part: nn.Module, what: str) -> None:
 def _loader(config: Config, plan: Plan, world: World, dataset: AnyDataset, first_step: int) -> Loader:
     work, rank = plan.work, world.place.rank
     source = dataset.source("train", work.seq_len, work.positions(-1))
-    sampler = Sampler(config.run.seed, source.num_samples, work.global_batch_size)
+    sampler = Sampler(plan.seed, source.num_samples, work.global_batch_size)
     loads = any(instruction.verb is Verb.LOAD for instruction in plan.schedule.programs[world.stage])
     mine = [plan.samples(rank, number) for number in range(work.num_microbatches if loads else 0)]
     return Loader(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from codescent.base.errors import UserError
-from codescent.plan import Plan
+from codescent.preflight import saved_plan
 from codescent.tasks import Trial
 from codescent.verbs.trained import dataset_of, device_of, find, module_of
 
@@ -42,7 +42,7 @@ def evaluate_run(
     trained = find(run, best=best, step=step)
     trial = Trial(
         ask=trained.ask,
-        work=Plan.from_json(trained.folder.plan).work,
+        work=saved_plan(trained.folder).work,
         device=where,
         make_module=lambda: module_of(trained, where).eval(),
         open_dataset=lambda: dataset_of(trained),

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from codescent import models
 from codescent.base.durable import sync_folder, write_synced
 from codescent.base.errors import UserError
-from codescent.build import ask_of, build, task_of
+from codescent.build import ask_of, build
 from codescent.checkpoint.box import Promise
 from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.config.load import DEFAULT, Resolved, to_toml
@@ -34,7 +34,7 @@ from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
 from codescent.huggingface.write import Shard, shards, write_weights
 from codescent.plan import Parameter
 from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
-from codescent.tasks import TASKS
+from codescent.tasks import TASKS, chosen
 from codescent.verbs.trained import Trained, Values, find
 
 _TORCH_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -201,7 +201,8 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
     if problems:
         raise UserError(*problems)
     plan = build(config, vocab_size, config.parallel.ranks).to_json()
-    kept = dict(task_of(config).carry_unprepared(ask_of(config)))
+    ask = ask_of(config)
+    kept = dict(chosen(ask).carry_unprepared(ask))
     if text is not None:
         kept[TOKENIZER] = text
     fingerprint = folder.fingerprint()

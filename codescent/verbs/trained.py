@@ -13,7 +13,7 @@ from torch import nn
 
 from codescent import models, tasks
 from codescent.base.errors import UserError
-from codescent.build import adapters, model_shape, task_of
+from codescent.build import Resolved, resolve
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, TensorReader, read_tensors
 from codescent.config.load import load
 from codescent.config.sections import Config
@@ -21,8 +21,8 @@ from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.data.tokenizers.tokenizer import load as load_tokenizer
 from codescent.models.lora import declare as lora_shape
-from codescent.plan import WIDE, Lora, Parameter, Plan
-from codescent.preflight import ask_kept
+from codescent.plan import WIDE, Lora, Parameter
+from codescent.preflight import ask_kept, saved_plan
 from codescent.record import CONFIG, RunFolder
 from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.train.initial import Beginning
@@ -38,10 +38,15 @@ class Trained:
     config: Config
     saved: Saved
 
+    @cached_property
+    def resolved(self) -> Resolved:
+        """Model and task as the run's config has them now: a folder of weights may have been moved since the plan."""
+        return resolve(self.config, saved_plan(self.folder).model.vocab_size or None)
+
     @property
     def kind(self) -> str:
         """Of the model."""
-        return models.kind_of(self.config.model.kind, self.config.model.preset)
+        return self.resolved.kind
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
@@ -51,17 +56,17 @@ class Trained:
     @cached_property
     def task(self) -> tasks.Task:
         """What it was trained for."""
-        return task_of(self.config)
+        return tasks.chosen(self.ask)
 
     @cached_property
     def ask(self) -> tasks.Ask:
         """What the run asks of its task, with the files that it keeps."""
-        return ask_kept(self.config, self.folder)
+        return ask_kept(self.resolved.ask, self.folder)
 
     @cached_property
     def shape(self) -> models.Shape:
-        """Sizes of the model; the vocabulary is the plan's where the config does not tell it."""
-        return model_shape(self.config, Plan.from_json(self.folder.plan).work.vocab_size)
+        """Sizes of the model."""
+        return self.resolved.shape
 
     @cached_property
     def declared(self) -> tuple[Parameter, ...]:
@@ -71,7 +76,7 @@ class Trained:
     @cached_property
     def lora(self) -> Lora | None:
         """The adapters that it was trained with."""
-        return adapters(self.config, self.shape)
+        return self.resolved.lora
 
     @cached_property
     def adapted(self) -> tuple[Parameter, ...]:
@@ -145,7 +150,7 @@ class Values:
 def _beginning(trained: Trained) -> Beginning:
     """What the run began with, if that is there and still the same."""
     try:
-        found = Beginning(trained.config)
+        found = Beginning(trained.config.run.seed, trained.resolved.weights)
     except UserError as error:
         words = (
             f"{trained.folder.path}: its checkpoints have adapters alone, beside the weights of model.weights; where "
@@ -154,7 +159,7 @@ def _beginning(trained: Trained) -> Beginning:
         raise UserError(words, *error.problems) from error
     if found.folder is not None and not found.folder.is_as(trained.saved.state["base"]):
         raise UserError(
-            f"{trained.config.model.weights}: not the weights beside which the adapters of {trained.folder.path} were "
+            f"{trained.resolved.weights}: not the weights beside which the adapters of {trained.folder.path} were "
             "trained"
         )
     return found

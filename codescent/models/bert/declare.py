@@ -67,6 +67,9 @@ class BertShape(EqualHeads):
         }
 
 
+SHAPE = BertShape
+
+
 def resolve(
     sizes: Mapping[str, Size | None],
     preset: str | None = None,

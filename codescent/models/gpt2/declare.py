@@ -36,6 +36,9 @@ class GPT2Shape(EqualHeads):
     dropout: float = 0.0
 
 
+SHAPE = GPT2Shape
+
+
 def resolve(
     sizes: Mapping[str, Size | None],
     preset: str | None = None,

@@ -101,6 +101,9 @@ class LlamaShape:
         return self.hidden_dim // self.num_heads
 
 
+SHAPE = LlamaShape
+
+
 def resolve(
     sizes: Mapping[str, Size | None],
     preset: str | None = None,

@@ -96,6 +96,9 @@ class TransformerShape(EqualHeads):
         return refused
 
 
+SHAPE = TransformerShape
+
+
 def resolve(
     sizes: Mapping[str, Size | None],
     preset: str | None = None,

@@ -33,7 +33,6 @@ class Tensors(Task):
 
     name = "tensors"
     kinds = ("transformer",)
-    vectors = True
     unit = "vectors"
 
     def made_for(self, data: Data) -> bool:
