@@ -123,9 +123,7 @@ def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, r
     made: list[RunFolder] = []
 
     def open_folder_() -> dict[str, Any]:
-        folder = (
-            _opened(path, config, plan, dataset) if resume else RunFolder.create(path, to_toml(config), plan.to_json())
-        )
+        folder = _opened(config, plan, dataset) if resume else RunFolder.create(path, to_toml(config), plan.to_json())
         folder.hold()
         made.append(folder)
         return folder.read_environment() if resume else {}
