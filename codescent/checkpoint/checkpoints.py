@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from codescent.base.agreement import alone, explained, rank, shortened, together, world_size
 from codescent.base.durable import sync_folder
-from codescent.checkpoint.box import Piece
+from codescent.base.torch_dtypes import CODE_DTYPES
+from codescent.checkpoint.box import Box
 from codescent.checkpoint.manifest import (
     MANIFEST,
     CheckpointError,
@@ -38,11 +39,10 @@ from codescent.checkpoint.manifest import (
     refusal,
 )
 from codescent.checkpoint.storage import (
-    CODE_DTYPES,
     BalancedSavePlanner,
+    BoxLoadPlanner,
     CheckedReader,
     CheckedWriter,
-    PieceLoadPlanner,
     SaveOrder,
 )
 
@@ -84,7 +84,7 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        tensors: Mapping[str, torch.Tensor | Piece],
+        tensors: Mapping[str, torch.Tensor | Box],
         state: Mapping[str, Any],
         validation_loss: float | None = None,
     ) -> Path:
@@ -93,7 +93,7 @@ class Checkpoints:
         Args:
             step: steps done; an older checkpoint of the same step is replaced.
             tensors: by name. A plain tensor is taken to be equal on the ranks that have it and is written by one of
-                them; of a Piece or a DTensor every part is.
+                them; of a Box or a DTensor every part is.
             state: JSON data, rank 0's.
             validation_loss: what `keep_best` compares; None or NaN is never the best.
 
@@ -174,12 +174,12 @@ class Checkpoints:
         for path in self.incomplete():
             _remove(path)
 
-    def load(self, saved: Saved, tensors: Mapping[str, torch.Tensor | Piece]) -> dict[str, Any]:
+    def load(self, saved: Saved, tensors: Mapping[str, torch.Tensor | Box]) -> dict[str, Any]:
         """Load every tensor in place, in whatever layout it has now. No tensor changes before all files are verified.
 
         Args:
             saved: from `latest`, the same on every rank.
-            tensors: by name, between the ranks all of the checkpoint; a Piece or a DTensor gets its own part.
+            tensors: by name, between the ranks all of the checkpoint; a Box or a DTensor gets its own part.
 
         Returns:
             The state that was saved.
@@ -292,7 +292,7 @@ class TensorReader:
         """One box of a tensor: a slice of step 1, with both ends, for each dim."""
         stored = self._manifest.tensors[name]
         local = torch.empty([part.stop - part.start for part in slices], dtype=CODE_DTYPES[stored.dtype])
-        piece = Piece(local, torch.Size(stored.shape), tuple(part.start for part in slices))
+        piece = Box(local, torch.Size(stored.shape), tuple(part.start for part in slices))
         alone = dataclasses.replace(self._manifest, tensors={name: stored})  # DCP looks at all that it is shown
         _read(self._path, alone, {name: piece}, no_dist=True)
         return local
@@ -366,7 +366,7 @@ def _manifest_of(step: int, path: Path) -> Manifest:
     return manifest
 
 
-def _misfits(manifest: Manifest, tensors: Mapping[str, torch.Tensor | Piece], wanted: set[str]) -> list[str]:
+def _misfits(manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box], wanted: set[str]) -> list[str]:
     """Where the checkpoint is not of these tensors: missing ones, other shapes and dtypes, then extra ones."""
     problems = []
     for name, tensor in sorted(tensors.items()):
@@ -403,8 +403,8 @@ def _share_of(files: Mapping[str, StoredFile]) -> list[str]:
     return mine
 
 
-def _read(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor | Piece], no_dist: bool) -> None:
-    planner = PieceLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+def _read(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box], no_dist: bool) -> None:
+    planner = BoxLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         with _dcp_quiet(), torch.no_grad():
             load(dict(tensors), storage_reader=CheckedReader(path, manifest), planner=planner, no_dist=no_dist)

@@ -16,24 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from codescent.base.dtypes import DTYPE_BYTES, NAME_OF_CODE
 from codescent.base.errors import UserError
 
 MANIFEST = "manifest.json"
 FORMAT = "codescent checkpoint"
 VERSION = 2  # 1: before the rows of qkv were head by head
 THREADS = min(4, os.cpu_count() or 1)  # of hashing, reading and writing: all release the GIL
-ELEMENT_BYTES: dict[str, int] = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-}
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _FIRST_LINE = re.compile(rb'\{"sha256": "([0-9a-f]{64})",')
 
@@ -73,7 +62,7 @@ class StoredChunk:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor: `dtype` is a key of ELEMENT_BYTES (the names of safetensors)."""
+    """One tensor: `dtype` is a name of safetensors."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -182,7 +171,7 @@ def _decode_file(name: str, data: Mapping[str, Any]) -> StoredFile:
 
 
 def _decode_tensor(name: str, data: Mapping[str, Any], files: Mapping[str, StoredFile]) -> StoredTensor:
-    element_bytes = ELEMENT_BYTES[data["dtype"]]
+    element_bytes = DTYPE_BYTES[NAME_OF_CODE[data["dtype"]]]
     shape = tuple(_natural(size) for size in data["shape"])
     chunks = tuple(
         StoredChunk(

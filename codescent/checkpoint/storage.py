@@ -29,7 +29,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from codescent.checkpoint.box import Piece
+from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
+from codescent.checkpoint.box import Box
 from codescent.checkpoint.manifest import (
     THREADS,
     CheckpointError,
@@ -40,19 +41,6 @@ from codescent.checkpoint.manifest import (
     refusal,
 )
 
-DTYPE_CODES: dict[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-CODE_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 PART_BYTES = 256 << 20  # a rank's tensors are cut into files of about this size: as many threads hash and write them
 PIECE_BYTES = 1 << 20  # hashed, then written while it is still in the cache
 HEADER_ALIGNMENT = 64
@@ -107,26 +95,26 @@ class BalancedSavePlanner(DefaultSavePlanner):
         return super().create_global_plan(plans)
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """What is to be written: of a Piece, this rank's part."""
+        """What is to be written: of a Box, this rank's part."""
         found = self.state_dict[index.fqn]
-        return found.chunk(tuple(index.offset or ())) if isinstance(found, Piece) else super().lookup_object(index)
+        return found.chunk(tuple(index.offset or ())) if isinstance(found, Box) else super().lookup_object(index)
 
 
-class PieceLoadPlanner(DefaultLoadPlanner):
-    """DCP's own, for Pieces too."""
+class BoxLoadPlanner(DefaultLoadPlanner):
+    """DCP's own, for Boxes too."""
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
         """DCP's own would fill a copy of what it does not know."""
-        known = {name: tensor for name, tensor in state_dict.items() if not isinstance(tensor, Piece)}
+        known = {name: tensor for name, tensor in state_dict.items() if not isinstance(tensor, Box)}
         super().set_up_planner(known, metadata, is_coordinator)
         self.state_dict = self.original_state_dict = state_dict
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """What is to be filled: of a Piece, this rank's part."""
+        """What is to be filled: of a Box, this rank's part."""
         found = self.state_dict[index.fqn]
-        return found.local if isinstance(found, Piece) else super().lookup_tensor(index)
+        return found.local if isinstance(found, Box) else super().lookup_tensor(index)
 
 
 class CheckedWriter(StorageWriter):

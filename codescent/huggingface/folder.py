@@ -16,6 +16,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from codescent import models
+from codescent.base.dtypes import FLOATS, NUMBER_FORMATS
 from codescent.base.errors import UserError
 from codescent.huggingface import KINDS, Kind
 from codescent.huggingface.correspond import Part, correspond
@@ -24,7 +25,7 @@ from codescent.plan import Parameter
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-DTYPES = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+DTYPES = {NUMBER_FORMATS[name].code: name for name in FLOATS}
 _PICKLES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",

@@ -13,7 +13,7 @@ from typing import Any
 
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
-from codescent.base.rank import Place
+from codescent.base.rank import Rank
 from codescent.checkpoint.checkpoints import Checkpoints, Saved
 from codescent.config.load import to_toml
 from codescent.config.sections import Config
@@ -48,7 +48,7 @@ class Outcome:
     exit_code: int
 
 
-def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, resume: bool) -> Outcome:
+def train(config: Config, place: Rank, flops_of: Callable[[Plan], float], *, resume: bool) -> Outcome:
     """Train, as one of the ranks of `place`.
 
     Args:

@@ -13,6 +13,7 @@ from torch import nn
 
 from codescent import models
 from codescent.base.errors import UserError
+from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.build import adapters, model_shape
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, TensorReader, read_tensors
 from codescent.config.load import load
@@ -25,7 +26,6 @@ from codescent.models.lora import declare as lora_shape
 from codescent.plan import WIDE, Lora, Parameter, Plan
 from codescent.preflight import kept_chat
 from codescent.record import CONFIG, RunFolder
-from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.tasks.conversations.chat_template import ChatTemplate
 from codescent.tasks.conversations.chat_tokens import ChatTokens

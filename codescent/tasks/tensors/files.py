@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from codescent.base.dtypes import FLOATS, NUMBER_FORMATS
 from codescent.base.errors import UserError
 from codescent.data.samples import Numbers
 from codescent.tasks.tensors.synthetic import NAMES, Floats, Sizes
@@ -23,7 +24,7 @@ SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".pt": "pt", ".pth": "pt", ".safeten
 SUFFIX = {"hdf5": ".h5", "pt": ".pt", "safetensors": ".safetensors"}
 """Of the files that we write."""
 FORMATS = tuple(SUFFIX)
-_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}  # of safetensors, that numpy has too
+_DTYPES = {NUMBER_FORMATS[name].code: NUMBER_FORMATS[name].numpy for name in FLOATS}  # "": numpy has no such format
 _MAX_HEADER_BYTES = 100_000_000  # as the safetensors library allows
 
 Arrays = Mapping[str, Any]
@@ -183,7 +184,7 @@ def _mapped(path: Path, name: str, entry: dict[str, Any], first: int) -> Any:
     dtype, shape, (begin, end) = _DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
     if not 0 <= begin <= end:
         raise ValueError(f'"{name}" lies in bytes [{begin}, {end})')
-    if dtype is None or 0 in shape:
+    if not dtype or 0 in shape:
         return _Other(shape, _OtherDtype(entry["dtype"]))
     if int(np.prod(shape)) * np.dtype(dtype).itemsize != end - begin:
         raise ValueError(f'"{name}" of {list(shape)} has {end - begin} bytes')
