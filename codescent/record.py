@@ -9,7 +9,6 @@ import json
 import math
 import os
 import platform
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,8 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from codescent.base.durable import replace_file, sync_folder, write_synced
+from codescent.base.durable import replace_file, write_synced
 from codescent.base.errors import UserError
+from codescent.base.published import in_words, is_full, published
 
 METRICS: tuple[str, ...] = (
     "step",
@@ -51,6 +51,8 @@ TOKENIZER = "tokenizer.json"
 CHAT = "chat.json"
 LOCK = ".writer"
 
+_TAKEN = "a run is there already: continue it with --resume, or choose a new run.name (or run.folder)"
+
 
 class RunFolder:
     """One run on disk: `config.toml plan.json environment.json metrics.csv metrics.jsonl events.jsonl checkpoints/`,
@@ -71,41 +73,23 @@ class RunFolder:
     def create(cls, path: Path | str, config_toml: str, plan: Mapping[str, Any]) -> RunFolder:
         """Make the folder of a new run, whole or not at all.
 
-        The files are written into a hidden folder beside `path` which is then renamed to it.
-
         Raises:
             UserError: `path` exists with anything in it, or cannot be made.
         """
         path = Path(path)
         cls.refuse_taken(path)
-        with _told(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            making = path.parent / f".{path.name}.{os.urandom(4).hex()}.partial"
-            making.mkdir()
-        try:
-            with _told(path):
-                (making / CHECKPOINTS).mkdir()
-                texts = {CONFIG: config_toml, PLAN: json.dumps(plan, indent=1) + "\n", METRICS_CSV: HEADER}
-                for name, text in {**texts, METRICS_JSONL: "", EVENTS: ""}.items():
-                    write_synced(making / name, text)
-                sync_folder(making)
-                try:
-                    making.rename(path)
-                except OSError as error:
-                    if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another process made it since we looked
-                        raise UserError(_taken(path)) from error
-                    raise
-                sync_folder(path.parent)
-        except BaseException:
-            shutil.rmtree(making, ignore_errors=True)
-            raise
+        texts = {CONFIG: config_toml, PLAN: json.dumps(plan, indent=1) + "\n", METRICS_CSV: HEADER}
+        with published(path, taken=_TAKEN) as making:
+            (making / CHECKPOINTS).mkdir()
+            for name, text in {**texts, METRICS_JSONL: "", EVENTS: ""}.items():
+                write_synced(making / name, text)
         return cls(path, config_toml, json.loads(texts[PLAN]))
 
     @staticmethod
     def refuse_taken(path: Path) -> None:
         """Raise UserError where a run could not be created at `path`: a file, or a folder with anything in it."""
         if path.is_dir() and any(path.iterdir()):
-            raise UserError(_taken(path))
+            raise UserError(f"{path}: {_TAKEN}")
         if not path.is_dir() and os.path.lexists(path):
             raise UserError(f"{path}: is a file, not a folder: choose another run.name or run.folder")
         above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
@@ -326,10 +310,6 @@ class RunFolder:
             raise UserError(f"{path}: its columns are not those of this version: resume the run, or name a new one")
 
 
-def _taken(path: Path) -> str:
-    return f"{path}: a run is there already: continue it with --resume, or choose a new run.name (or run.folder)"
-
-
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
     """Turn what the file system refuses into a UserError that names the path."""
@@ -337,9 +317,8 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = error.filename or path
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"{where}: no space left on the disk: free some, then resume the run") from error
-        raise UserError(f"{where}: {error.strerror or error}") from error
+        advice = ": free some, then resume the run" if is_full(error) else ""
+        raise UserError(f"{where}: {in_words(error)}{advice}") from error
 
 
 def _number(name: str, value: Any) -> float | int | None:

@@ -4,7 +4,6 @@ Does not know models, optimizers or configs: tensors have names, and the state i
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import math
 import os
@@ -24,7 +23,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from codescent.base.agreement import alone, explained, rank, shortened, together, world_size
-from codescent.base.durable import sync_folder
+from codescent.base.durable import write_synced
+from codescent.base.published import begin, commit
 from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.manifest import (
@@ -315,13 +315,9 @@ class _Draft:
         """Make the partial folder, if what is to be written fits on the disk."""
         self.needed_bytes = tensors_bytes + len(json.dumps(self.state)) + 4096  # a state that is no JSON fails here
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(self.folder).free
-            if free < self.needed_bytes:
-                raise refusal(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self.folder, self.needed_bytes)
-            self.partial.mkdir()
+            begin(self.partial, self.needed_bytes)
         except OSError as error:
-            raise refusal(error, self.partial, self.needed_bytes) from error
+            raise refusal(error, Path(error.filename or self.partial), self.needed_bytes) from error
         return SaveOrder(self.partial, self.step, self.save_id, self.needed_bytes)
 
     def finish(self, files: dict[str, StoredFile], tensors: dict[str, StoredTensor]) -> None:
@@ -331,11 +327,7 @@ class _Draft:
             for name, expected in files.items():
                 if (size := (self.partial / name).stat().st_size) != expected.size_bytes:
                     raise CheckpointError(f"{self.partial / name}: {size:,} bytes, expected {expected.size_bytes:,}")
-            with (self.partial / MANIFEST).open("xb") as file:
-                file.write(encode_manifest(manifest))
-                file.flush()
-                os.fsync(file.fileno())
-            sync_folder(self.partial)
+            write_synced(self.partial / MANIFEST, encode_manifest(manifest))
             self._commit()
         except OSError as error:
             raise refusal(error, self.partial, self.needed_bytes) from error
@@ -347,14 +339,11 @@ class _Draft:
 
     def _commit(self) -> None:
         replaced = self.folder / f".replaced_{self.final.name}"
-        if (
-            self.final.exists()
-        ):  # only an empty folder can be renamed over: set the old one aside, where it still counts
+        if self.final.exists():  # only an empty folder can be renamed over: set it aside, where it still counts
             if replaced.exists():
                 _discard(replaced)
             self.final.rename(replaced)
-        self.partial.rename(self.final)
-        sync_folder(self.folder)
+        commit(self.partial, self.final)
         if replaced.exists():
             _discard(replaced)
 

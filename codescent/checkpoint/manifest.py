@@ -3,7 +3,6 @@ Does not touch tensors, does not import torch, and trusts nothing that it reads.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
@@ -18,6 +17,7 @@ from typing import Any
 
 from codescent.base.dtypes import DTYPE_BYTES, NAME_OF_CODE
 from codescent.base.errors import UserError
+from codescent.base.published import is_full
 
 MANIFEST = "manifest.json"
 FORMAT = "codescent checkpoint"
@@ -33,7 +33,7 @@ class CheckpointError(UserError):
 
 def refusal(error: OSError, path: Path, needed_bytes: int) -> CheckpointError:
     """What the file system refused while a checkpoint of `needed_bytes` was being written to `path`."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         free = shutil.disk_usage(path if path.is_dir() else path.parent).free
         return CheckpointError(
             f"{path}: no space left: this checkpoint needs {needed_bytes:,} bytes, {free:,} are free"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 import socket
 from collections import defaultdict
@@ -29,6 +28,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from codescent.base.safetensors_header import encode_header
 from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.manifest import (
@@ -330,24 +330,15 @@ def _write_part(order: SaveOrder, name: str, items: list[WriteItem], planner: Sa
 
 def _header(order: SaveOrder, items: Sequence[WriteItem]) -> tuple[bytes, list[int]]:
     """The header of a safetensors file, and where in the file each item's bytes start."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt", "save_id": order.save_id, "step": str(order.step)}}
-    offsets = []
-    position = 0
+    tensors = []
     for item in items:
         assert item.tensor_data is not None
-        box = item.tensor_data.chunk
-        key = item.index.fqn
+        box, name = item.tensor_data.chunk, item.index.fqn
         if box.sizes != item.tensor_data.size:  # a shard says which part it is, as one would write it in Python
-            key += "[" + ",".join(f"{offset}:{offset + size}" for offset, size in zip(box.offsets, box.sizes)) + "]"
-        stop = position + item_bytes(item)
-        code = DTYPE_CODES[item.tensor_data.properties.dtype]
-        entries[key] = {"dtype": code, "shape": list(box.sizes), "data_offsets": [position, stop]}
-        offsets.append(position)
-        position = stop
-    text = json.dumps(entries).encode()
-    text += b" " * (-(len(text) + 8) % HEADER_ALIGNMENT)
-    header = len(text).to_bytes(8, "little") + text
-    return header, [len(header) + offset for offset in offsets]
+            name += "[" + ",".join(f"{offset}:{offset + size}" for offset, size in zip(box.offsets, box.sizes)) + "]"
+        tensors.append((name, DTYPE_CODES[item.tensor_data.properties.dtype], box.sizes))
+    metadata = {"format": "pt", "save_id": order.save_id, "step": str(order.step)}
+    return encode_header(tensors, metadata, HEADER_ALIGNMENT)
 
 
 def _element_bytes(item: WriteItem) -> int:

@@ -3,13 +3,9 @@ Does not know how a kind of model is written there (huggingface/ does); what it 
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +14,9 @@ from pydantic import ValidationError
 
 from codescent import models
 from codescent.base.dtypes import DTYPE_BYTES, NUMBER_FORMATS, WIDE
-from codescent.base.durable import sync_folder, write_synced
+from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
+from codescent.base.published import published
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.build import build
 from codescent.checkpoint.box import LazyTensor
@@ -87,7 +84,7 @@ def export_run(
     files = shards(parts, NUMBER_FORMATS[dtype].code, max_shard_bytes)
     texts, ends = _texts(trained)
     texts = {CONFIG: json.dumps(_settings(kind, shape, dtype, ends), indent=2) + "\n", **texts}
-    with _whole(folder, sum(shard.size_bytes for shard in files)) as making:
+    with published(folder, sum(shard.size_bytes for shard in files)) as making:
         _write(making, files, NUMBER_FORMATS[dtype].code, values, trained)
         for name, text in texts.items():
             write_synced(making / name, text)
@@ -112,7 +109,7 @@ def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
     values, file = Values(trained), Shard(peft.ADAPTER_WEIGHTS, tuple(parts), size)
     texts, _ = _texts(trained)
     texts = {peft.ADAPTER_CONFIG: peft.settings(kind, shape, lora, parts, task_of(trained.config), base), **texts}
-    with _whole(folder, size) as making:
+    with published(folder, size) as making:
         write_weights(making, [file], NUMBER_FORMATS[dtype].code, values.held, frozenset())
         for name, text in texts.items():
             write_synced(making / name, text)
@@ -214,7 +211,7 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
     chat = chat_files(config)
     kept = None if chat is None else ChatTemplate(chat).files.kept()
     fingerprint = folder.fingerprint()
-    with _whole(run, _checkpoint_bytes(folder, config)) as making:
+    with published(run, _checkpoint_bytes(folder, config)) as making:
         made = RunFolder.create(making, to_toml(config), plan)
         if text is not None:
             made.write_tokenizer(text)
@@ -310,25 +307,3 @@ def _promised(folder: Folder, config: Config) -> dict[str, LazyTensor]:
 
 def _checkpoint_bytes(folder: Folder, config: Config) -> int:
     return sum(one.numel for one in _parameters(folder)) * DTYPE_BYTES[WIDE[config.train.precision]]
-
-
-@contextmanager
-def _whole(path: Path, needed_bytes: int) -> Iterator[Path]:
-    """A hidden folder beside `path` that becomes it when all went well, and else is gone."""
-    making = path.absolute().parent / f".{path.name}.{os.urandom(4).hex()}.partial"
-    try:
-        making.parent.mkdir(parents=True, exist_ok=True)
-        if (free := shutil.disk_usage(making.parent).free) < needed_bytes:
-            raise UserError(f"{path}: no space left: it needs {needed_bytes:,} bytes, {free:,} are free")
-        making.mkdir()
-        yield making
-        sync_folder(making)
-        if os.path.lexists(path):  # another process made it since we looked
-            raise UserError(f"{path}: is there already; give the name of a new folder")
-        making.rename(path)
-        sync_folder(making.parent)
-    except OSError as error:
-        what = "no space left on the disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or error
-        raise UserError(f"{path}: {what}: nothing was kept of it") from error
-    finally:
-        shutil.rmtree(making, ignore_errors=True)

@@ -4,7 +4,6 @@ Does not know splits or samples' order, and writes nothing."""
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import pickle
 import threading
@@ -17,6 +16,7 @@ import numpy as np
 
 from codescent.base.dtypes import FLOATS, NUMBER_FORMATS
 from codescent.base.errors import UserError
+from codescent.base.safetensors_header import read_header
 from codescent.data.samples import Numbers
 from codescent.tasks.tensors.synthetic import NAMES, Floats, Sizes
 
@@ -25,7 +25,6 @@ SUFFIX = {"hdf5": ".h5", "pt": ".pt", "safetensors": ".safetensors"}
 """Of the files that we write."""
 FORMATS = tuple(SUFFIX)
 _DTYPES = {NUMBER_FORMATS[name].code: NUMBER_FORMATS[name].numpy for name in FLOATS}  # "": numpy has no such format
-_MAX_HEADER_BYTES = 100_000_000  # as the safetensors library allows
 
 Arrays = Mapping[str, Any]
 """Of each name something with `shape` and `dtype` whose rows are had by their number: a map of the file, or HDF5's."""
@@ -163,18 +162,8 @@ def _of_torch(path: Path, name: str, value: Any) -> Any:
 def _open_safetensors(path: Path) -> Arrays:
     """The format is a header of JSON and rows as they are: these are mapped."""
     try:
-        with path.open("rb") as stream:
-            size_bytes = os.fstat(stream.fileno()).st_size
-            header_bytes = int.from_bytes(stream.read(8), "little")
-            if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, size_bytes - 8):
-                raise ValueError(f"a header of {header_bytes} bytes in a file of {size_bytes}")
-            header = json.loads(stream.read(header_bytes))
-            first = 8 + header_bytes
-            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-            end = first + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-            if size_bytes != end:
-                raise ValueError(f"ends at byte {size_bytes}, its header says {end}")
-            return {name: _mapped(path, name, entry, first) for name, entry in entries.items()}
+        entries, first = read_header(path)
+        return {name: _mapped(path, name, entry, first) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(_unreadable(path, error, "safetensors")) from error
 

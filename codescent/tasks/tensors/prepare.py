@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from codescent.base.errors import UserError
+from codescent.base.safetensors_header import encode_header
 from codescent.data.progress import stage
 from codescent.data.text.claim import made_once
 from codescent.data.text.request import DESCRIPTION, digest
@@ -175,17 +175,9 @@ def _write_hdf5(recipe: Synthetic, split: str, path: Path, advance: Advance) -> 
 
 def _write_safetensors(recipe: Synthetic, split: str, path: Path, advance: Advance) -> None:
     """The header, then the rows, a block at a time: the library would need all of them in memory."""
-    header: dict[str, object] = {"__metadata__": {"synthetic": "true"}}
-    begin = 0
-    for name in NAMES:
-        shape = recipe.shape(split, name)
-        end = begin + 4 * int(np.prod(shape))
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
-        begin = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that numbers lie on multiples of 8 bytes
+    header, _ = encode_header([(name, "F32", recipe.shape(split, name)) for name in NAMES], {"synthetic": "true"})
     with path.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.write(header)
         for name in NAMES:
             for block in recipe.blocks(split, name):
                 stream.write(block.astype("<f4", copy=False).tobytes())
