@@ -3,47 +3,35 @@ Does not look at the shards (dataset.py does) and does not write (prepare.py doe
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
+from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
-from codescent.data.described import AGAIN, described
-from codescent.data.text.request import DESCRIPTION, FORMAT, TOKENIZER
+from codescent.data.prepared import AGAIN, TOKENIZER, Part, Splits, TokenizerPart, described
+from codescent.data.text.request import FORMAT
 
 Count = Annotated[int, Field(ge=0)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True)  # other fields are there for people
-
-
-class _Shard(_Part):
+class _Shard(Part):
     file: Annotated[str, Field(pattern=r"^[^/\\]+$")]
     tokens: Count
     sha256: str
 
 
-class _Corpus(_Part):
+class _Corpus(Part):
     empty_files: list[str]
 
 
-class _Split(_Part):
+class _Split(Part):
     characters: Count
     shards: list[_Shard]
 
 
-class _Splits(_Part):
-    train: _Split
-    validation: _Split
-
-
-class _Tokenizer(_Part):
-    kind: str
-    vocab_size: Annotated[int, Field(ge=1)]
+class _Tokenizer(TokenizerPart):
     sha256: str
 
 
@@ -53,7 +41,7 @@ def _check_format(value: object) -> object:
     return value
 
 
-class _Description(_Part):
+class _Description(Part):
     format: Annotated[str, BeforeValidator(_check_format)]
     request: dict[str, Any]
     stamp: str
@@ -61,7 +49,7 @@ class _Description(_Part):
     forced_cuts: Count
     tokenizer: _Tokenizer
     dtype: Literal["uint16", "uint32"]
-    splits: _Splits
+    splits: Splits[_Split]
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -74,17 +62,6 @@ def read_description(folder: Path) -> dict[str, Any]:
     tokenizer = folder / TOKENIZER
     if not tokenizer.is_file():
         raise UserError(f"{tokenizer}: missing: {AGAIN}")
-    if hashlib.sha256(tokenizer.read_bytes()).hexdigest() != description["tokenizer"]["sha256"]:
+    if sha256_of(tokenizer) != description["tokenizer"]["sha256"]:
         raise UserError(f"{tokenizer}: changed: no longer the tokenizer that made these tokens: {AGAIN}")
-    return description
-
-
-def description_of(folder: Path, key: dict[str, Any]) -> dict[str, Any] | None:
-    """The raw description of a folder that was prepared for the request `key`; None of any other, or a broken one."""
-    try:
-        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError):
-        return None  # a broken neighbour; if it is the one in question, preparing it says so
-    if not isinstance(description, dict) or (description.get("format"), description.get("request")) != (FORMAT, key):
-        return None
     return description

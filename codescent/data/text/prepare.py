@@ -4,7 +4,6 @@ Does not leave a half-made dataset under its name: it is made in a hidden folder
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,19 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.cores import available_cores
-from codescent.base.durable import sync_folder
+from codescent.base.durable import sha256_of, write_json
 from codescent.base.errors import UserError
+from codescent.base.published import commit
+from codescent.data.prepared import DESCRIPTION, JOURNAL, TOKENIZER, claimed
 from codescent.data.progress import stage
 from codescent.data.text import corpora
 from codescent.data.text.chunks import Chunk, cut_chunks, split_point
-from codescent.data.text.claim import claimed, disk_errors
 from codescent.data.text.corpora import Corpus
 from codescent.data.text.dataset import check_shards, locate_request, token_shards
 from codescent.data.text.description import read_description
 from codescent.data.text.pool import Encoded, WorkerPool, choose_workers, encode_here
-from codescent.data.text.request import DESCRIPTION, FORMAT, TOKENIZER, Request, make_request
+from codescent.data.text.request import FORMAT, Request, make_request
 from codescent.data.text.scan import Scan, scan
-from codescent.data.text.shards import JOURNAL, ShardWriter, write_json
+from codescent.data.text.shards import ShardWriter
 from codescent.data.text.sources import Block, read_blocks
 from codescent.data.tokenizers import bpe, wordpiece
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load, token_dtype
@@ -70,7 +70,7 @@ def prepare(
     if found := locate_request(request, root):
         return found
     partial = request.partial_folder(root)
-    with disk_errors(partial), claimed(partial):
+    with claimed(partial):
         found = locate_request(request, root)
         return found or _Preparation(request, root, partial, num_workers, progress).run()
 
@@ -96,8 +96,7 @@ class _Preparation:
         tokenizer = self._tokenizer(corpus, counted, given)
         splits, forced_cuts = self._shards(corpus, counted, tokenizer)
         self._describe(corpus, counted, tokenizer, splits, forced_cuts)
-        self.partial.rename(target)
-        sync_folder(self.root)
+        commit(self.partial, target)
         return target
 
     def _scanned(self, corpus: Corpus) -> Scan:
@@ -227,7 +226,7 @@ class _Preparation:
                 "kind": self.request.kind,
                 "vocab_size": tokenizer.vocab_size,
                 "separator": tokenizer.separator if counted.documents > 1 else None,
-                "sha256": hashlib.sha256((self.partial / TOKENIZER).read_bytes()).hexdigest(),
+                "sha256": sha256_of(self.partial / TOKENIZER),
             },
             "dtype": token_dtype(tokenizer.vocab_size).name,
             "forced_cuts": forced_cuts,

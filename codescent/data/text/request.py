@@ -4,20 +4,18 @@ Does not read the corpus' text and does not prepare anything."""
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
+from codescent.data.prepared import digest
 from codescent.data.text import corpora
 from codescent.data.tokenizers import wordpiece
 from codescent.data.tokenizers.bpe import MAX_BPE_VOCAB_SIZE, MIN_BPE_VOCAB_SIZE
 
 FORMAT = "codescent tokens 2"
-DESCRIPTION = "description.json"
-TOKENIZER = "tokenizer.json"
 KINDS = ("char", "byte", "gpt2", *wordpiece.KINDS)
 
 
@@ -94,7 +92,7 @@ def make_request(
     else:
         kind = "file"
         try:
-            identity = f"file:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+            identity = f"file:{sha256_of(path)}"
         except OSError as error:
             problems.append(f"tokenizer {wanted}: {_no_tokenizer(wanted, error)}")
     if problems:
@@ -107,11 +105,6 @@ def make_request(
         "text_key": text_key,
     }
     return Request(corpus, kind, wanted, size, path, key)
-
-
-def digest(value: Any) -> str:
-    """sha256 of a JSON value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _no_tokenizer(wanted: str, error: OSError) -> str:

@@ -13,16 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codescent.base.durable import replace_file, sync_folder
+from codescent.base.durable import sync_folder, write_json
+from codescent.data.prepared import JOURNAL, SPLITS
 
 SHARD_TOKENS = 1 << 26
-JOURNAL = "progress.json"
-SPLITS = ("train", "validation")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file so that a reader sees the old one or the new one, whole, whatever happens."""
-    replace_file(path, json.dumps(value, indent=1) + "\n")
 
 
 class SplitWriter:
