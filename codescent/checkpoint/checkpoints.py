@@ -136,18 +136,16 @@ class Checkpoints:
                 return None
             step, path = max(steps)
             try:
-                manifest = _manifest_of(step, path)
+                return _saved(step, path)
             except CheckpointError as error:
-                if not path.is_dir():  # the run has deleted it since we looked: look again
-                    continue
-                raise CheckpointError(*error.problems, self._way_back(step, path)) from error
-            return Saved(manifest.step, path, manifest.validation_loss, manifest.state)
+                if path.is_dir():  # else the run has deleted it since we looked: look again
+                    raise CheckpointError(*error.problems, self._way_back(step, path)) from error
 
     def best(self) -> Saved | None:
         """The complete checkpoint with the lowest validation loss, of equals the newer one; None: none has one."""
-        saved = [self.at(step) for step in self._found()]
-        measured = [one for one in saved if one.validation_loss is not None and not math.isnan(one.validation_loss)]
-        return min(measured, key=lambda one: (one.validation_loss, -one.step), default=None)
+        saved = {step: self.at(step) for step in self._found()}
+        best = _best({step: one.validation_loss for step, one in saved.items()})
+        return None if best is None else saved[best]
 
     def at(self, step: int) -> Saved:
         """The complete checkpoint of a step.
@@ -159,8 +157,7 @@ class Checkpoints:
         if step not in found:
             there = ", ".join(map(str, sorted(found))) or "none"
             raise CheckpointError(f"{self.folder}: no checkpoint of step {step}; there are: {there}")
-        manifest = _manifest_of(step, found[step])
-        return Saved(step, found[step], manifest.validation_loss, manifest.state)
+        return _saved(step, found[step])
 
     def incomplete(self) -> list[Path]:
         """What a save or a deletion left behind when it was killed. `latest` never looks at these."""
@@ -236,10 +233,9 @@ class Checkpoints:
                 losses[step] = _manifest_of(step, path).validation_loss
             except CheckpointError as error:
                 warnings.warn(f"left alone: {error}", RuntimeWarning, stacklevel=2)
-        keep = set(sorted(losses)[-self.keep_last :])
-        measured = [(loss, -step) for step, loss in losses.items() if loss is not None and not math.isnan(loss)]
-        if self.keep_best and measured:
-            keep.add(-min(measured)[1])
+        keep: set[int | None] = {*sorted(losses)[-self.keep_last :]}
+        if self.keep_best:
+            keep.add(_best(losses))
         for step in sorted(set(losses) - keep):
             _discard(found[step])
 
@@ -254,13 +250,8 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, 
     Raises:
         CheckpointError: a file is missing, truncated or changed, or a name is not in the checkpoint.
     """
-    path = Path(path)
-    manifest = read_manifest(path)
-    wanted = list(manifest.tensors) if names is None else list(names)
-    _refuse(f"{path}:", [[f"{name}: not in the checkpoint" for name in wanted if name not in manifest.tensors]])
-    files = {chunk.file for name in wanted for chunk in manifest.tensors[name].chunks}
-    _refuse("", [damaged_files(path, manifest, files)])
-    stored = {name: manifest.tensors[name] for name in wanted}
+    manifest = _verified(path, names)
+    stored = {name: manifest.tensors[name] for name in (manifest.tensors if names is None else names)}
     tensors = {name: torch.empty(tensor.shape, dtype=CODE_DTYPES[tensor.dtype]) for name, tensor in stored.items()}
     _read(path, manifest, tensors, no_dist=True)
     return tensors
@@ -278,11 +269,7 @@ class TensorReader:
     """
 
     def __init__(self, path: Path, names: Collection[str]) -> None:
-        self._path, self._manifest = Path(path), read_manifest(Path(path))
-        known = self._manifest.tensors
-        _refuse(f"{path}:", [[f"{name}: not in the checkpoint" for name in names if name not in known]])
-        files = {chunk.file for name in names for chunk in known[name].chunks}
-        _refuse("", [damaged_files(self._path, self._manifest, files)])
+        self._path, self._manifest = path, _verified(path, names)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the whole tensor."""
@@ -302,11 +289,9 @@ class _Draft:
     """One save, on its way from nothing to its name. Rank 0 alone calls begin, finish and abandon."""
 
     def __init__(self, folder: Path, step: int, state: dict[str, Any], validation_loss: float | None) -> None:
-        self.folder = folder
-        self.step = step
-        self.state = state
+        self.folder, self.step, self.state = folder, step, state
         self.validation_loss = None if validation_loss is None else float(validation_loss)
-        self.save_id = _token()
+        self.save_id = os.urandom(4).hex()
         self.final = folder / f"step_{step:08d}"
         self.partial = folder / f".partial_{self.final.name}_{self.save_id}"
         self.needed_bytes = 0
@@ -328,7 +313,14 @@ class _Draft:
                 if (size := (self.partial / name).stat().st_size) != expected.size_bytes:
                     raise CheckpointError(f"{self.partial / name}: {size:,} bytes, expected {expected.size_bytes:,}")
             write_synced(self.partial / MANIFEST, encode_manifest(manifest))
-            self._commit()
+            replaced = self.folder / f".replaced_{self.final.name}"
+            if self.final.exists():  # only an empty folder can be renamed over: set it aside, where it still counts
+                if replaced.exists():
+                    _discard(replaced)
+                self.final.rename(replaced)
+            commit(self.partial, self.final)
+            if replaced.exists():
+                _discard(replaced)
         except OSError as error:
             raise refusal(error, self.partial, self.needed_bytes) from error
 
@@ -337,15 +329,26 @@ class _Draft:
         if rank() == 0 and self.partial.exists():
             _remove(self.partial)
 
-    def _commit(self) -> None:
-        replaced = self.folder / f".replaced_{self.final.name}"
-        if self.final.exists():  # only an empty folder can be renamed over: set it aside, where it still counts
-            if replaced.exists():
-                _discard(replaced)
-            self.final.rename(replaced)
-        commit(self.partial, self.final)
-        if replaced.exists():
-            _discard(replaced)
+
+def _verified(path: Path, names: Collection[str] | None) -> Manifest:
+    """The manifest, where the files that hold these tensors (None: all) are as they were written."""
+    manifest = read_manifest(path)
+    known = manifest.tensors
+    wanted = known if names is None else names
+    _refuse(f"{path}:", [[f"{name}: not in the checkpoint" for name in wanted if name not in known]])
+    _refuse("", [damaged_files(path, manifest, {chunk.file for name in wanted for chunk in known[name].chunks})])
+    return manifest
+
+
+def _best(losses: Mapping[int, float | None]) -> int | None:
+    """The step of the lowest loss, of equals the newest; None: no step has one."""
+    measured = [(loss, -step) for step, loss in losses.items() if loss is not None and not math.isnan(loss)]
+    return -min(measured)[1] if measured else None
+
+
+def _saved(step: int, path: Path) -> Saved:
+    manifest = _manifest_of(step, path)
+    return Saved(step, path, manifest.validation_loss, manifest.state)
 
 
 def _manifest_of(step: int, path: Path) -> Manifest:
@@ -363,16 +366,14 @@ def _misfits(manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box], want
         if stored is None:
             problems.append(f"{name}: not in the checkpoint")
             continue
-        saved = f"{list(stored.shape)} {_dtype_name(CODE_DTYPES[stored.dtype])}"
-        asked = f"{list(tensor.shape)} {_dtype_name(tensor.dtype)}"
+        saved, asked = (
+            f"{list(shape)} {str(dtype).removeprefix('torch.')}"
+            for shape, dtype in ((stored.shape, CODE_DTYPES[stored.dtype]), (tensor.shape, tensor.dtype))
+        )
         if saved != asked:
             problems.append(f"{name}: {saved} in the checkpoint, {asked} in this run")
     extra = sorted(set(manifest.tensors) - wanted)
     return problems + [f"{name}: in the checkpoint, but not in this run" for name in extra]
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _refuse(title: str, by_rank: list[list[str]], advice: str = "") -> None:
@@ -410,7 +411,7 @@ def _dcp_quiet() -> Iterator[None]:
 
 def _discard(path: Path) -> None:
     """Delete a checkpoint; renamed first, so that a kill halfway leaves no half of it under a name that counts."""
-    leaving = path.with_name(f".deleted_{path.name.removeprefix('.replaced_')}_{_token()}")
+    leaving = path.with_name(f".deleted_{path.name.removeprefix('.replaced_')}_{os.urandom(4).hex()}")
     path.rename(leaving)
     _remove(leaving)
 
@@ -422,7 +423,3 @@ def _remove(path: Path) -> None:
         pass  # another process was faster
     except OSError as error:  # the training goes on: `incomplete` lists it, and the next `clean` tries again
         warnings.warn(f"{path}: not deleted: {error.strerror}", RuntimeWarning, stacklevel=2)
-
-
-def _token() -> str:
-    return os.urandom(4).hex()

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -24,7 +24,15 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+)
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -40,6 +48,8 @@ from codescent.checkpoint.manifest import (
     StoredTensor,
     refusal,
 )
+
+T = TypeVar("T")
 
 PART_BYTES = 256 << 20  # a rank's tensors are cut into files of about this size: as many threads hash and write them
 PIECE_BYTES = 1 << 20  # hashed, then written while it is still in the cache
@@ -134,10 +144,7 @@ class CheckedWriter(StorageWriter):
         begin: Callable[[int], SaveOrder],
         finish: Callable[[dict[str, StoredFile], dict[str, StoredTensor]], None],
     ) -> None:
-        self._rank = rank
-        self._step = step
-        self._begin = begin
-        self._finish = finish
+        self._rank, self._step, self._begin, self._finish = rank, step, begin, finish
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing to forget: one writer serves one save."""
@@ -185,9 +192,7 @@ class CheckedWriter(StorageWriter):
         with ThreadPoolExecutor(THREADS) as pool:
             writes = pool.map(lambda name, part: _write_part(order, name, part, planner), names, parts)
             results = [result for part in writes for result in part]
-        future: Future[list[WriteResult]] = Future()
-        future.set_result(results)
-        return future
+        return _done(results)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Hand what all the ranks wrote to the caller, which commits it."""
@@ -215,8 +220,7 @@ class CheckedReader(StorageReader):
     """DCP's storage reader over a manifest: bytes go straight into the tensors. The caller has verified them."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self._folder = folder
-        self._manifest = manifest
+        self._folder, self._manifest = folder, manifest
         self._chunks = {
             MetadataIndex(name, chunk.offsets): (tensor, chunk)
             for name, tensor in manifest.tensors.items()
@@ -261,9 +265,7 @@ class CheckedReader(StorageReader):
         with ThreadPoolExecutor(THREADS) as pool:
             for _ in pool.map(lambda file: self._read_file(file, by_file[file], planner), by_file):
                 pass
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
+        return _done(None)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -279,15 +281,29 @@ class CheckedReader(StorageReader):
                 planner.commit_tensor(item, target)
 
 
+def _done(result: T) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(result)
+    return future
+
+
+def _data(item: WriteItem) -> TensorWriteData:
+    """The chunk that an item writes, and the whole that it is of: ours are all tensors."""
+    assert item.tensor_data is not None
+    return item.tensor_data
+
+
+def _dtype(item: WriteItem) -> torch.dtype:
+    return _data(item).properties.dtype
+
+
 def item_bytes(item: WriteItem) -> int:
     """Bytes of the chunk that an item writes."""
-    assert item.tensor_data is not None
-    return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
+    return _data(item).chunk.sizes.numel() * _dtype(item).itemsize
 
 
 def _shape_and_dtype(item: WriteItem) -> tuple[object, ...]:
-    assert item.tensor_data is not None
-    return item.tensor_data.size, item.tensor_data.chunk.sizes, item.tensor_data.properties.dtype
+    return _data(item).size, _data(item).chunk.sizes, _dtype(item)
 
 
 def _cut(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
@@ -305,7 +321,7 @@ def _cut(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
 
 def _write_part(order: SaveOrder, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
     """One safetensors file: widest elements first, so that each chunk is aligned to its element."""
-    items = sorted(items, key=lambda item: -_element_bytes(item))
+    items = sorted(items, key=lambda item: -_dtype(item).itemsize)
     header, starts = _header(order, items)
     hasher = hashlib.sha256()
     try:
@@ -321,8 +337,7 @@ def _write_part(order: SaveOrder, name: str, items: list[WriteItem], planner: Sa
         raise refusal(error, order.folder / name, order.needed_bytes) from error
     results = []
     for item, start in zip(items, starts):
-        assert item.tensor_data is not None
-        box = item.tensor_data.chunk
+        box = _data(item).chunk
         chunk = StoredChunk(name, start, start + item_bytes(item), tuple(box.offsets), tuple(box.sizes))
         results.append(WriteResult(item.index, item_bytes(item), _Written(chunk, stored)))
     return results
@@ -332,18 +347,12 @@ def _header(order: SaveOrder, items: Sequence[WriteItem]) -> tuple[bytes, list[i
     """The header of a safetensors file, and where in the file each item's bytes start."""
     tensors = []
     for item in items:
-        assert item.tensor_data is not None
-        box, name = item.tensor_data.chunk, item.index.fqn
-        if box.sizes != item.tensor_data.size:  # a shard says which part it is, as one would write it in Python
+        box, name = _data(item).chunk, item.index.fqn
+        if box.sizes != _data(item).size:  # a shard says which part it is, as one would write it in Python
             name += "[" + ",".join(f"{offset}:{offset + size}" for offset, size in zip(box.offsets, box.sizes)) + "]"
-        tensors.append((name, DTYPE_CODES[item.tensor_data.properties.dtype], box.sizes))
+        tensors.append((name, DTYPE_CODES[_dtype(item)], box.sizes))
     metadata = {"format": "pt", "save_id": order.save_id, "step": str(order.step)}
     return encode_header(tensors, metadata, HEADER_ALIGNMENT)
-
-
-def _element_bytes(item: WriteItem) -> int:
-    assert item.tensor_data is not None
-    return item.tensor_data.properties.dtype.itemsize
 
 
 def _write_hashed(file: FileIO, hasher: Any, data: memoryview) -> None:
