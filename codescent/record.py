@@ -186,15 +186,13 @@ class RunFolder:
     def write_config(self, config_toml: str, plan: Mapping[str, Any]) -> None:
         """Replace config.toml and plan.json, each atomically: a resumed run may have another layout."""
         text = json.dumps(plan, indent=1) + "\n"
-        for name, content in ((CONFIG, config_toml), (PLAN, text)):
-            with _told(self._path / name):
-                replace_file(self._path / name, content)
+        _replace(self._path / CONFIG, config_toml)
+        _replace(self._path / PLAN, text)
         self._config_text, self._plan = config_toml, json.loads(text)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Replace environment.json, atomically: what the machine is and what was chosen for it."""
-        with _told(self._path / ENVIRONMENT):
-            replace_file(self._path / ENVIRONMENT, json.dumps(_strict(environment), indent=1, allow_nan=False) + "\n")
+        _replace(self._path / ENVIRONMENT, json.dumps(_strict(environment), indent=1, allow_nan=False) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
         """What `write_environment` wrote last; empty where a run was killed before it. Raises UserError: unreadable."""
@@ -216,13 +214,11 @@ class RunFolder:
         if row.get("step") is None:
             raise ValueError("a row of metrics needs its step")
         values = {name: _number(name, row.get(name)) for name in METRICS}
-        with _told(self._path / METRICS_CSV):
-            if not self._columns_known:
-                self._check_columns()
-                self._columns_known = True
-            _append(self._path / METRICS_CSV, _csv_line(values), HEADER)
-        with _told(self._path / METRICS_JSONL):
-            _append(self._path / METRICS_JSONL, _json_line(values))
+        if not self._columns_known:
+            self._check_columns()
+            self._columns_known = True
+        _append(self._path / METRICS_CSV, _csv_line(values), HEADER)
+        _append(self._path / METRICS_JSONL, _json_line(values))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Every row of metrics.csv in order, a last line torn by a kill left out.
@@ -283,8 +279,7 @@ class RunFolder:
             raise ValueError(f"an event's own fields: {', '.join(sorted(taken))}")
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = _json_line({"kind": kind, "wall_time": now, "monotonic_s": round(time.monotonic(), 6), **fields})
-        with _told(self._path / EVENTS):
-            _append(self._path / EVENTS, line)
+        _append(self._path / EVENTS, line)
 
     def read_events(self) -> list[dict[str, Any]]:
         """Every event in order, a last line torn by a kill left out. Raises UserError naming a line that is none."""
@@ -302,11 +297,7 @@ class RunFolder:
 
     def _check_columns(self) -> None:
         path = self._path / METRICS_CSV
-        if not path.is_file():
-            return
-        with path.open("rb") as file:
-            header = file.readline()
-        if header.endswith(b"\n") and header != HEADER.encode():
+        if (lines := _whole_lines(path)) and lines[0] + "\n" != HEADER:
             raise UserError(f"{path}: its columns are not those of this version: resume the run, or name a new one")
 
 
@@ -319,6 +310,11 @@ def _told(path: Path) -> Iterator[None]:
         where = error.filename or path
         advice = ": free some, then resume the run" if is_full(error) else ""
         raise UserError(f"{where}: {in_words(error)}{advice}") from error
+
+
+def _replace(path: Path, content: str) -> None:
+    with _told(path):
+        replace_file(path, content)
 
 
 def _number(name: str, value: Any) -> float | int | None:
@@ -356,18 +352,15 @@ def _strict(value: Any) -> Any:
 
 def _append(path: Path, line: str, header: str = "") -> None:
     """Append a line in one write. A tail torn by a kill is cut off first; a write that fails halfway leaves none."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-    try:
-        size = _without_torn_tail(descriptor)
+    with _told(path), path.open("ab+", buffering=0) as file:
+        size = _without_torn_tail(file.fileno())
         data = (line if size or not header else header + line).encode()
         try:
-            if os.write(descriptor, data) != len(data):
+            if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         except OSError:
-            os.ftruncate(descriptor, size)
+            file.truncate(size)
             raise
-    finally:
-        os.close(descriptor)
 
 
 def _without_torn_tail(descriptor: int) -> int:
@@ -385,10 +378,8 @@ def _without_torn_tail(descriptor: int) -> int:
 
 
 def _whole_lines(path: Path) -> list[str]:
-    if not path.is_file():
-        return []
     with _told(path):
-        data = path.read_bytes()
+        data = path.read_bytes() if path.is_file() else b""
     try:
         return data[: data.rfind(b"\n") + 1].decode("utf-8").split("\n")[:-1]
     except UnicodeDecodeError as error:
@@ -440,7 +431,6 @@ class Table:
             )
         values = {name: row.get(name) for name in columns}
         line = ",".join("" if value is None else repr(value) for value in values.values()) + "\n"
-        with _told(self._folder / METRICS_CSV):
-            _append(self._folder / METRICS_CSV, line, ",".join(columns) + "\n")
-            _append(self._folder / METRICS_JSONL, _json_line(values))
+        _append(self._folder / METRICS_CSV, line, ",".join(columns) + "\n")
+        _append(self._folder / METRICS_JSONL, _json_line(values))
         self._columns = columns

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -16,9 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from codescent.base.durable import sha256_of, write_json
+from codescent.base.durable import sha256_of, write_json, write_synced
 from codescent.base.errors import UserError
 from codescent.base.published import NO_SPACE, commit, is_full
 
@@ -65,6 +67,12 @@ class Described(Part):
 def digest(value: Any) -> str:
     """sha256 of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def folder_of(root: Path, key: Any, corpus: str, tokenizer: str) -> Path:
+    """Where samples are once prepared: names that people know, and the digest of all that the samples depend on."""
+    names = "-".join(Path(part).stem[:40] for part in (corpus, tokenizer.split(":")[0]))
+    return root / f"{names}-{digest(key)[:8]}"
 
 
 def existing(target: Path, verify: Callable[[Path], object]) -> Path | None:
@@ -126,6 +134,13 @@ def claimed(partial: Path) -> Iterator[None]:
 def describe(folder: Path, fields: Mapping[str, Any], files: Iterable[str]) -> None:
     """Write description.json, the last file: the fields, then the sha256 of each of `files`."""
     write_json(folder / DESCRIPTION, {**fields, "files": {name: sha256_of(folder / name) for name in files}})
+
+
+def write_array(path: Path, array: np.ndarray[Any, Any]) -> None:
+    """Write an array as np.save does, which loses why the disk refused."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    write_synced(path, header.getvalue() + array.tobytes())
 
 
 def noted(folder: Path) -> dict[str, Any]:

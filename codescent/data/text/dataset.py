@@ -7,24 +7,29 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BeforeValidator, Field
 
+from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.data.prepared import (
     AGAIN,
     DESCRIPTION,
     SPLITS,
     TOKENIZER,
+    Part,
+    Splits,
+    TokenizerPart,
     changed,
+    described,
     edges_of,
     noted,
     refuse_damaged,
     resized,
 )
 from codescent.data.text import corpora, download
-from codescent.data.text.description import read_description
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE, Foreign, ShardFile, is_foreign, read_foreign
 from codescent.data.text.request import FORMAT, Request, make_request
 from codescent.data.text.split import Split
@@ -33,6 +38,43 @@ from codescent.data.tokenizers import bpe
 from codescent.data.tokenizers.tokenizer import Tokenizer, load
 
 CHECKED_BYTES = 1 << 28  # up to so many bytes of tokens are checked when a dataset is opened; more, as they are read
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Shard(Part):
+    file: Annotated[str, Field(pattern=r"^[^/\\]+$")]
+    tokens: Count
+    sha256: str
+
+
+class _Corpus(Part):
+    empty_files: list[str]
+
+
+class _Split(Part):
+    characters: Count
+    shards: list[_Shard]
+
+
+class _Tokenizer(TokenizerPart):
+    sha256: str
+
+
+def _check_format(value: object) -> object:
+    if value != FORMAT:
+        raise ValueError(f"{value!r}, expected {FORMAT!r}")
+    return value
+
+
+class _Description(Part):
+    format: Annotated[str, BeforeValidator(_check_format)]
+    request: dict[str, Any]
+    stamp: str
+    corpus: _Corpus
+    forced_cuts: Count
+    tokenizer: _Tokenizer
+    dtype: Literal["uint16", "uint32"]
+    splits: Splits[_Split]
 
 
 @dataclass(frozen=True)
@@ -165,6 +207,21 @@ def locate_request(request: Request, root: Path) -> Path | None:
     _, folder, _ = max(found, key=lambda entry: entry[:2])
     check_shards(folder, read_description(folder))
     return folder
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """What a folder of ours says of itself.
+
+    Raises:
+        UserError: it is damaged, with every field that is wrong, of another format, or beside another tokenizer.
+    """
+    description = described(folder, _Description, "token shards")
+    tokenizer = folder / TOKENIZER
+    if not tokenizer.is_file():
+        raise UserError(f"{tokenizer}: missing: {AGAIN}")
+    if sha256_of(tokenizer) != description["tokenizer"]["sha256"]:
+        raise UserError(f"{tokenizer}: changed: no longer the tokenizer that made these tokens: {AGAIN}")
+    return description
 
 
 def check_shards(folder: Path, description: dict[str, Any]) -> tuple[tuple[ShardFile, ...], ...]:

@@ -12,8 +12,9 @@ from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.data.prepared import digest
 from codescent.data.text import corpora
-from codescent.data.tokenizers import wordpiece
+from codescent.data.tokenizers import bpe, wordpiece
 from codescent.data.tokenizers.bpe import MAX_BPE_VOCAB_SIZE, MIN_BPE_VOCAB_SIZE
+from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, load
 
 FORMAT = "codescent tokens 2"
 KINDS = ("char", "byte", "gpt2", *wordpiece.KINDS)
@@ -105,6 +106,15 @@ def make_request(
         "text_key": text_key,
     }
     return Request(corpus, kind, wanted, size, path, key)
+
+
+def tokenizer_of(name: str) -> Tokenizer:
+    """The tokenizer of a name that does not depend on a corpus: byte, gpt2, BERT's, or a file. Raises UserError."""
+    if wordpiece.split_name(name):
+        return wordpiece.bert(name)
+    if name == "byte":
+        return ByteTokenizer()
+    return bpe.gpt2() if name == "gpt2" else load(Path(name).expanduser())
 
 
 def _no_tokenizer(wanted: str, error: OSError) -> str:

@@ -3,7 +3,6 @@ Does not read them again (question_source.py does)."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,20 @@ import numpy as np
 
 from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
-from codescent.data.prepared import SPLITS, TOKENIZER, describe, digest, existing, given_sha256, prepared
+from codescent.data.prepared import (
+    SPLITS,
+    TOKENIZER,
+    describe,
+    existing,
+    folder_of,
+    given_sha256,
+    prepared,
+    write_array,
+)
 from codescent.data.progress import stage
 from codescent.data.text import download
-from codescent.data.text.request import KINDS
+from codescent.data.text.request import KINDS, tokenizer_of
 from codescent.data.tokenizers import wordpiece
-from codescent.data.tokenizers.tokenizer import load
 from codescent.data.tokenizers.wordpiece import WordPiece
 from codescent.tasks.answers.source import FORMAT, QUESTIONS, is_question_folder, open_questions
 from codescent.tasks.answers.squad import Questions, read_questions, write_questions
@@ -102,7 +109,7 @@ def locate_questions(request: QuestionRequest, root: Path) -> Path | None:
     """
     if is_question_folder(Path(request.corpus).expanduser()):
         return Path(request.corpus).expanduser()
-    return existing(_folder(request, request.key(), root), open_questions)
+    return existing(folder_of(root, request.key(), request.corpus, request.tokenizer or "bert"), open_questions)
 
 
 def prepare_questions(request: QuestionRequest, root: Path, *, progress: bool = False) -> Path:
@@ -119,14 +126,8 @@ def prepare_questions(request: QuestionRequest, root: Path, *, progress: bool = 
     if is_question_folder(Path(request.corpus).expanduser()):
         return Path(request.corpus).expanduser()
     key = request.key()
-    target = _folder(request, key, root)
+    target = folder_of(root, key, request.corpus, request.tokenizer or "bert")
     return prepared(target, lambda folder: _make(request, key, folder, progress), open_questions)
-
-
-def _folder(request: QuestionRequest, key: dict[str, Any], root: Path) -> Path:
-    tokenizer = (request.tokenizer or "bert").split(":")[0]
-    name = "-".join(Path(part).stem[:40] for part in (request.corpus, tokenizer))
-    return root / f"{name}-{digest(key)[:8]}"
 
 
 def _make(request: QuestionRequest, key: dict[str, Any], folder: Path, progress: bool) -> None:
@@ -164,11 +165,7 @@ def _write_split(
     whole = np.concatenate([cut.rows for cut in cuts])
     if not len(whole):
         raise UserError(f"{questions.path}: no answer is where the file says: nothing to train on")
-    with path.open("wb") as stream:
-        np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(whole))
-        stream.write(whole.tobytes())  # np.save writes beside Python, and loses why the disk refused
-        stream.flush()
-        os.fsync(stream.fileno())
+    write_array(path, whole)
     return {
         "questions": len(questions),
         "windows": len(whole),
@@ -187,9 +184,7 @@ def _tokenizer_identity(name: str) -> str:
 
 
 def _tokenizer(name: str) -> WordPiece:
-    if wordpiece.split_name(name):
-        return wordpiece.bert(name)
-    found = load(Path(name).expanduser())
+    found = tokenizer_of(name)
     if not isinstance(found, WordPiece):
         raise UserError(f"tokenizer {name}: {_WANTED}")
     return found

@@ -3,7 +3,6 @@ Does not read it again (responses.py does) and does not check lines (conversatio
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
 from codescent.data.prepared import (
     AGAIN,
@@ -21,14 +19,16 @@ from codescent.data.prepared import (
     SPLITS,
     TOKENIZER,
     describe,
-    digest,
     existing,
+    folder_of,
     given_sha256,
     prepared,
+    write_array,
 )
 from codescent.data.progress import stage
-from codescent.data.tokenizers import bpe, wordpiece
-from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, load, token_dtype
+from codescent.data.text.request import tokenizer_of
+from codescent.data.tokenizers import wordpiece
+from codescent.data.tokenizers.tokenizer import Tokenizer, token_dtype
 from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.tasks.conversations.chat_template import ChatTemplate
 from codescent.tasks.conversations.chat_tokens import ChatTokens
@@ -45,9 +45,6 @@ PLAIN = "{prompt}{response}"
 Spans = list[tuple[int, int]]
 Encode = Callable[[tuple[Message, ...]], tuple[list[int], Spans]]
 """Messages to their tokens and the pieces of these, [begin, end), that are wanted."""
-
-WHOLE = ("byte", "gpt2")
-"""Tokenizers that are the same for every corpus, beside files and BERT's."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +147,7 @@ class ResponseRequest:
     def _tokenizer_identity(self) -> str:
         if wordpiece.split_name(self.tokenizer):
             return wordpiece.identity(self.tokenizer)
-        if self.tokenizer in WHOLE:
+        if self.tokenizer in ("byte", "gpt2"):
             return self.tokenizer
         if self.tokenizer == "char" or self.tokenizer.startswith("bpe:"):
             raise UserError(
@@ -158,17 +155,6 @@ class ResponseRequest:
                 "not; take byte, gpt2, or the tokenizer.json of the model that is tuned"
             )
         return f"file:{given_sha256(Path(self.tokenizer).expanduser(), 'a tokenizer, or byte, gpt2, bert')}"
-
-    def make_tokenizer(self) -> Tokenizer:
-        """The tokenizer itself. Raises UserError where it cannot be had."""
-        if wordpiece.split_name(self.tokenizer):
-            return wordpiece.bert(self.tokenizer)
-        match self.tokenizer:
-            case "byte":
-                return ByteTokenizer()
-            case "gpt2":
-                return bpe.gpt2()
-        return load(Path(self.tokenizer).expanduser())
 
 
 def locate_responses(request: ResponseRequest, root: Path) -> Path | None:
@@ -180,7 +166,7 @@ def locate_responses(request: ResponseRequest, root: Path) -> Path | None:
     if is_response_folder(request.path):
         _refuse_other(request)
         return request.path
-    return existing(_folder(request, request.key(), root), open_description)
+    return existing(folder_of(root, request.key(), request.corpus, request.tokenizer), open_description)
 
 
 def _refuse_other(request: ResponseRequest) -> None:
@@ -217,18 +203,13 @@ def prepare_responses(request: ResponseRequest, root: Path, *, progress: bool = 
         _refuse_other(request)
         return request.path
     key = request.key()
-    target = _folder(request, key, root)
+    target = folder_of(root, key, request.corpus, request.tokenizer)
     return prepared(target, lambda folder: _make(request, key, folder, progress), open_description)
-
-
-def _folder(request: ResponseRequest, key: dict[str, Any], root: Path) -> Path:
-    name = "-".join(Path(part).stem[:40] for part in (request.corpus, request.tokenizer.split(":")[0]))
-    return root / f"{name}-{digest(key)[:8]}"
 
 
 def _make(request: ResponseRequest, key: dict[str, Any], folder: Path, progress: bool) -> None:
     """Write everything; the description, which makes it a dataset, last."""
-    tokenizer = request.make_tokenizer()
+    tokenizer = tokenizer_of(request.tokenizer)
     chat = None if request.chat is None else ChatTokens(request.chat, tokenizer)
     if chat is not None and progress:
         _tell_endless(chat, tokenizer)
@@ -244,7 +225,7 @@ def _make(request: ResponseRequest, key: dict[str, Any], folder: Path, progress:
         for split, part in zip(SPLITS, (examples[:num_train], examples[num_train:]), strict=True):
             arrays = _tokens(part, encode, dtype, problems, advance)
             for name, array in zip(ARRAYS, arrays, strict=True):
-                _write_array(folder / f"{split}_{name}.npy", array)
+                write_array(folder / f"{split}_{name}.npy", array)
             described[split] = {"examples": len(part), "tokens": len(arrays[0])}
     problems.refuse()
     tokenizer.save(folder / TOKENIZER)
@@ -314,9 +295,3 @@ def _tokens(
         parts.append(np.array(tokens, dtype))
         advance(1)
     return np.concatenate(parts), np.array(begins, np.int64), np.array(wanted, np.int64).reshape(-1, 2)
-
-
-def _write_array(path: Path, array: np.ndarray[Any, Any]) -> None:
-    made = io.BytesIO()
-    np.save(made, array)
-    write_synced(path, made.getvalue())

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
@@ -165,14 +165,8 @@ def in_memory(recipe: Synthetic, corpus: str) -> TensorDataset:
     """Synthetic tensors that are nowhere but in memory, each process making its own."""
     made = {split: MadeTensors(recipe, split) for split in SPLITS}
     train, validation = (TensorSource(split, made[split], recipe.sizes, 0, recipe.samples(split)) for split in SPLITS)
-    description = {"format": FORMAT, "storage": "memory", "synthetic": True, "recipe": as_json(recipe)}
+    description = {"format": FORMAT, "storage": "memory", "synthetic": True, "recipe": asdict(recipe)}
     return TensorDataset(Path(corpus), recipe.sizes, train, validation, description, recipe.fingerprint)
-
-
-def as_json(recipe: Synthetic) -> dict[str, Any]:
-    """As a description has it."""
-    sizes = {"source_len": recipe.sizes.source_len, "target_len": recipe.sizes.target_len, "width": recipe.sizes.width}
-    return {"train": recipe.train, "validation": recipe.validation, "sizes": sizes, "seed": recipe.seed}
 
 
 def open_prepared(path: Path, *, whole: bool = False) -> TensorDataset:

@@ -7,6 +7,7 @@ import errno
 import io
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from codescent.base.errors import UserError
 from codescent.base.safetensors_header import encode_header
 from codescent.data.prepared import DESCRIPTION, digest, prepared
 from codescent.data.progress import stage
-from codescent.tasks.tensors.dataset import FORMAT, as_json, open_prepared
+from codescent.tasks.tensors.dataset import FORMAT, open_prepared
 from codescent.tasks.tensors.files import FORMATS, SUFFIX, h5py
 from codescent.tasks.tensors.synthetic import MAX_SEED, NAMES, SPLITS, Sizes, Synthetic, validation_samples
 
@@ -99,7 +100,7 @@ def _write(recipe: Synthetic, storage: str, folder: Path, *, progress: bool) -> 
             with path.open("rb+") as stream:
                 os.fsync(stream.fileno())
             files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-    description = {"format": FORMAT, "storage": storage, "synthetic": True, "recipe": as_json(recipe)}
+    description = {"format": FORMAT, "storage": storage, "synthetic": True, "recipe": asdict(recipe)}
     write_json(folder / DESCRIPTION, {**description, "fingerprint": recipe.fingerprint, "files": files})
 
 
