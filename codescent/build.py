@@ -4,11 +4,12 @@ Does not start a process, allocate a tensor or import torch; what a strategy ref
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from codescent import models
 from codescent.base.errors import UserError
+from codescent.base.nearest import in_words, near_divisors, near_multiples, nearest_divisors
 from codescent.datasets import PADDED, is_synthetic, sizes_of, task_of, unfit
 from codescent.models.lora import declare as lora_shape
 from codescent.plan import (
@@ -33,7 +34,6 @@ from codescent.plan import (
 )
 from codescent.plan.schedule import accumulate
 from codescent.strategies import ORDER, Ask, Strategy
-from codescent.strategies.refusals import near_divisors, near_multiples, nearest_divisors
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config, Parallel
@@ -284,7 +284,7 @@ def _mesh(config: Config, world_size: int, problems: list[str]) -> Mesh:
     if copies is None and not rest:
         return dataclasses.replace(mesh, dp_replicate=left)
     if copies is None:
-        ranks = _either(_near_ranks(config, mesh, world_size / copy)) or near_multiples(world_size, copy)
+        ranks = in_words(_near_ranks(config, mesh, world_size / copy)) or near_multiples(world_size, copy)
         problems.append(
             f"parallel: {_equation(degrees)} = {copy} ranks for one copy of the model, which do not divide the run's "
             f"{world_size}; nearest that would do: {ranks} ranks"
@@ -300,10 +300,6 @@ def _mesh(config: Config, world_size: int, problems: list[str]) -> Mesh:
 
 def _equation(degrees: Mapping[str, int | None]) -> str:
     return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree is not None)
-
-
-def _either(numbers: Iterable[int]) -> str:
-    return " or ".join(str(number) for number in numbers)
 
 
 def _unit(config: Config, mesh: Mesh) -> int:
@@ -326,10 +322,10 @@ def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
     size, microbatch = config.train.global_batch_size, config.train.microbatch_size
     if size % mesh.dp:
         ranks = _near_ranks(config, mesh, mesh.dp_replicate)
-        fewer_or_more = f", or {_either(ranks)} ranks" if ranks else ""
+        fewer_or_more = f", or {in_words(ranks)} ranks" if ranks else ""
         if ranks and config.parallel.dp_replicate is not None:
-            copies = _either(number * mesh.dp_replicate // mesh.world_size for number in ranks)
-            fewer_or_more = f", or parallel.dp_replicate = {copies} on {_either(ranks)} ranks"
+            copies = in_words([number * mesh.dp_replicate // mesh.world_size for number in ranks])
+            fewer_or_more = f", or parallel.dp_replicate = {copies} on {in_words(ranks)} ranks"
         problems.append(
             f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks; nearest that would "
             f"do: {near_multiples(size, mesh.dp * (microbatch or 1))} samples{fewer_or_more}"

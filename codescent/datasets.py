@@ -38,7 +38,7 @@ VOCAB_SIZES = {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE, "bert"
 """Of tokenizers that do not depend on a corpus."""
 
 PADDED = ("sft", "seq2seq")
-"""Tasks whose samples have lengths beside tokens, whatever the model (see `Samples.beside`)."""
+"""Tasks whose samples have lengths beside tokens, whatever the model (see `Samples.extras`)."""
 
 
 def task_of(config: Config) -> str:

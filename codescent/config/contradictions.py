@@ -3,10 +3,11 @@ Does not know presets, ranks or corpora: what depends on these build refuses."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from codescent.base.nearest import nearest_divisors
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config
@@ -39,11 +40,10 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _of_adapters(config)
     size, samples = train.microbatch_size, train.global_batch_size
     if size is not None and samples % size:
-        divisors = (d for n in range(1, math.isqrt(samples) + 1) if samples % n == 0 for d in (n, samples // n))
         yield Contradiction(
             ("train.microbatch_size", "train.global_batch_size"),
             f"given {size}, which does not divide train.global_batch_size ({samples}); "
-            f"the nearest smaller value that does is {max(d for d in divisors if d <= size)}",
+            f"the nearest smaller value that does is {nearest_divisors(samples, size)[0]}",
         )
 
 

@@ -135,30 +135,30 @@ class Batch:
 
     inputs: torch.Tensor
     targets: torch.Tensor
-    beside: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, samples: Samples) -> Batch:
         """The same memory as tensors."""
-        beside = {name: torch.from_numpy(array) for name, array in samples.beside.items()}
-        return cls(torch.from_numpy(samples.inputs), torch.from_numpy(samples.targets), beside)
+        extras = {name: torch.from_numpy(array) for name, array in samples.extras.items()}
+        return cls(torch.from_numpy(samples.inputs), torch.from_numpy(samples.targets), extras)
 
     def __getitem__(self, rows: slice) -> Batch:
-        beside = {name: tensor[rows] for name, tensor in self.beside.items()}
-        return Batch(self.inputs[rows], self.targets[rows], beside)
+        extras = {name: tensor[rows] for name, tensor in self.extras.items()}
+        return Batch(self.inputs[rows], self.targets[rows], extras)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
         """On a device, what is read as vectors in the model's dtype; from page-locked memory the copy is not waited
         for."""
-        beside = {name: tensor.to(device, non_blocking=True) for name, tensor in self.beside.items()}
+        extras = {name: tensor.to(device, non_blocking=True) for name, tensor in self.extras.items()}
         inputs, targets = (tensor.to(device, non_blocking=True) for tensor in (self.inputs, self.targets))
         inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
-        return Batch(inputs, targets, beside)
+        return Batch(inputs, targets, extras)
 
     def pinned(self) -> Batch:
         """In page-locked memory."""
-        beside = {name: tensor.pin_memory() for name, tensor in self.beside.items()}
-        return Batch(self.inputs.pin_memory(), self.targets.pin_memory(), beside)
+        extras = {name: tensor.pin_memory() for name, tensor in self.extras.items()}
+        return Batch(self.inputs.pin_memory(), self.targets.pin_memory(), extras)
 
 
 @dataclass(frozen=True)

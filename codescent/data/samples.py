@@ -34,13 +34,13 @@ class Samples:
         inputs: int64 [n, T] tokens, or float32 [n, X, D] vectors: what the model's first layer reads.
         targets: what its head is told to want: int64 [n, T] the token after each input (negative: nothing is wanted
             there), int64 [n, 2] where an answer begins and ends, float32 [n, X, D] vectors.
-        beside: what layers at every depth read beside activations, by the name of the model's argument, each int64
+        extras: what layers at every depth read beside activations, by the name of the model's argument, each int64
             with n rows: "segments_BT", "lengths_B".
     """
 
     inputs: npt.NDArray[Any]
     targets: npt.NDArray[Any]
-    beside: Mapping[str, Numbers] = field(default_factory=dict)
+    extras: Mapping[str, Numbers] = field(default_factory=dict)
 
 
 class Source(Protocol):

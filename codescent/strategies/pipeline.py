@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from codescent.base.nearest import near_multiples
 from codescent.plan import DTYPE_BYTES, Collective, Plan, Schedule, TensorPlan, Traffic, Verb
 from codescent.plan.pipeline import cut, cut_at, pipeline, refusals
-from codescent.strategies.refusals import near_degrees, near_multiples
+from codescent.strategies.refusals import near_degrees
 from codescent.strategies.strategy import Ask, Gradients, Here
 
 if TYPE_CHECKING:

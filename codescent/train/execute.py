@@ -224,10 +224,10 @@ class Executor:
         for number, chunk in enumerate(self.chunks):
             inputs = batch.inputs if chunk.part.embeds else self.messages.receive(receives.pop(0)).wait()
             if chunk.part.ends:
-                loss += chunk.part(inputs, batch.targets, **batch.beside)
+                loss += chunk.part(inputs, batch.targets, **batch.extras)
             else:
                 to = Instruction(Verb.SEND_ACTIVATION, 0, chunk=number, peer=(stage + 1) % degree)
-                self.messages.send(to, chunk.part(inputs, **batch.beside))
+                self.messages.send(to, chunk.part(inputs, **batch.extras))
         return loss
 
     def sum_of_losses(self, loss: torch.Tensor) -> torch.Tensor:
@@ -270,14 +270,14 @@ class Executor:
             inputs = self.batch.inputs
         else:
             inputs = chunk.inputs[number].requires_grad_()
-        beside = self.batch.beside if self.plan.work.beside and self.batch is not None else {}
+        extras = self.batch.extras if self.plan.work.beside and self.batch is not None else {}
         if chunk.part.ends:
             assert self.batch is not None
-            loss = chunk.part(inputs, self.batch.targets, loss_scale=1.0 / self.portion.losses, **beside)
+            loss = chunk.part(inputs, self.batch.targets, loss_scale=1.0 / self.portion.losses, **extras)
             chunk.outputs[number] = loss
             self.loss_sum += loss.detach()
         else:
-            chunk.outputs[number] = chunk.part(inputs, **beside)
+            chunk.outputs[number] = chunk.part(inputs, **extras)
 
     def _backward(self, instruction: Instruction) -> None:
         chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)

@@ -101,7 +101,7 @@ def mean_loss(module: nn.Module, source: Source, seq_len: int, device: torch.dev
         numbers = np.arange(first, min(first + at_once, source.num_samples))
         batch = Batch.of(source.read(numbers)).to(device, next(module.parameters()).dtype)
         with torch.no_grad():
-            total += module(batch.inputs, batch.targets, **batch.beside).double().item()
+            total += module(batch.inputs, batch.targets, **batch.extras).double().item()
         count += int(source.losses(numbers).sum())
     return total / max(1, count), count
 
@@ -136,7 +136,7 @@ def _logits(module: nn.Module, device: torch.device) -> LogitsOf:
     def logits_of(samples: Samples) -> tuple[Any, Any]:
         batch = Batch.of(samples).to(device, next(module.parameters()).dtype)
         with torch.no_grad():
-            logits_BT2: Tensor = module(batch.inputs, **batch.beside)
+            logits_BT2: Tensor = module(batch.inputs, **batch.extras)
         starts, ends = logits_BT2.double().cpu().unbind(-1)
         return starts.numpy(), ends.numpy()
 
