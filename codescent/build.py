@@ -64,7 +64,9 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     lora = None if shape is None else _lora(config, shape, problems)
     if shape is None:
         raise UserError(*problems)
-    work = _work(config, shape, lora, microbatch_size, num_microbatches)
+    seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
+    model = _model_facts(config, shape, lora, seq_len)
+    work = _work(config, shape, model, seq_len, microbatch_size, num_microbatches)
     problems += [*_too_long(shape, work), *_not_for(config, shape, mesh)]
     strategies, ask = chosen(config.parallel), Ask(mesh, work, world_size, config.train.microbatch_size)
     problems += [problem for strategy in strategies for problem in strategy.refuse(ask)]
@@ -77,7 +79,6 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     schedule = accumulate(num_microbatches, len(work.forward_flops))
     for strategy in strategies:
         schedule = strategy.schedule(schedule, ask)
-    model = _model_facts(config, shape, lora, work)
     task = TaskFacts(work.task, work.beside, work.head_share, work.synthetic)
     layout = Layout(**{one.name: getattr(config.parallel, one.name) for one in dataclasses.fields(Layout)})
     plan = Plan(mesh, work, tensors, schedule, (), model, task, layout, config.run.seed)
@@ -94,53 +95,39 @@ def _without(refused: Mapping[str, str], parallel: Parallel, mesh: Mesh) -> Iter
             yield f"parallel.{key} = {str(value).lower()}: {why}; nearest that would do: parallel.{key} = {near}"
 
 
-def _work(config: Config, shape: models.Shape, lora: Lora | None, microbatch_size: int, num_microbatches: int) -> Work:
+def _work(
+    config: Config, shape: models.Shape, model: ModelFacts, seq_len: int, microbatch_size: int, num_microbatches: int
+) -> Work:
     """What a step computes."""
-    kind = models.kind_of(config.model.kind, config.model.preset)
-    seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
     return Work(
-        kind=kind,
-        num_layers=shape.num_layers,
-        hidden_dim=shape.hidden_dim,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab_size,
+        kind=model.kind,
+        num_layers=model.num_layers,
+        hidden_dim=model.hidden_dim,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.vocab_size,
         seq_len=seq_len,
         global_batch_size=config.train.global_batch_size,
         microbatch_size=microbatch_size,
         num_microbatches=num_microbatches,
         precision=config.train.precision,
-        forward_flops=models.forward_flops(kind, shape, seq_len, lora),
-        dropout=shape.dropout,
-        head_chunk_tokens=config.train.head_chunk_tokens,
-        streams=models.streams_of(shape),
-        encoder_layers=models.encoder_layers(shape),
-        beside=models.reads_beside(shape) or task_of(config) in PADDED,
+        forward_flops=model.forward_flops,
+        dropout=model.dropout,
+        head_chunk_tokens=model.head_chunk_tokens,
+        streams=shape.streams,
+        encoder_layers=model.encoder_layers,
+        beside=shape.extras or task_of(config) in PADDED,
         task=task_of(config),
-        head_share=models.head_share(shape),
+        head_share=shape.head_share,
         synthetic=is_synthetic(config),
     )
 
 
-def _model_facts(config: Config, shape: models.Shape, lora: Lora | None, work: Work) -> ModelFacts:
-    weights = config.model.weights
-    return ModelFacts(
-        kind=work.kind,
-        num_layers=shape.num_layers,
-        hidden_dim=shape.hidden_dim,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab_size,
-        forward_flops=work.forward_flops,
-        dropout=shape.dropout,
-        encoder_layers=work.encoder_layers,
-        head_chunk_tokens=config.train.head_chunk_tokens,
-        sizes=dataclasses.asdict(shape),
-        lora=lora,
-        weights=None if weights is None else str(weights),
-    )
+def _model_facts(config: Config, shape: models.Shape, lora: Lora | None, seq_len: int) -> ModelFacts:
+    kind, weights = models.kind_of(config.model.kind, config.model.preset), config.model.weights
+    chunk = config.train.head_chunk_tokens
+    return models.facts_of(kind, shape, seq_len, lora, chunk, None if weights is None else str(weights))
 
 
 def _too_long(shape: models.Shape, work: Work) -> Iterator[str]:
@@ -161,7 +148,7 @@ def _too_long(shape: models.Shape, work: Work) -> Iterator[str]:
 def _not_for(config: Config, shape: models.Shape, mesh: Mesh) -> Iterator[str]:
     """What the model does not bear: layouts, generating text, being compiled."""
     kind = models.kind_of(config.model.kind, config.model.preset)
-    yield from _without(models.refused(shape), config.parallel, mesh)
+    yield from _without(shape.refuses, config.parallel, mesh)
     yield from unfit(config)
     if task_of(config) == "sft" and config.train.compile == "model":
         yield (

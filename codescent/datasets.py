@@ -18,8 +18,8 @@ from codescent.data.text.prepare import prepare
 from codescent.data.text.request import KINDS
 from codescent.data.tokenizers.tokenizer import ByteTokenizer
 from codescent.data.tokenizers.wordpiece import split_name
-from codescent.models.shape import Size
 from codescent.plan import Work
+from codescent.plan.model import Size
 from codescent.tasks.answers.prepare import SQUAD, QuestionRequest, locate_questions, prepare_questions
 from codescent.tasks.answers.source import is_question_folder, open_questions
 from codescent.tasks.answers.windows import WindowSizes
@@ -266,7 +266,7 @@ def _recipe(config: Config) -> Synthetic:
     kind = models.kind_of(model.kind, model.preset)
     shape = models.shape_of(kind, sizes_of(config), model.preset, bias=model.bias, dropout=model.dropout)
     samples, seed = parse(config.data.corpus)
-    source_len, target_len = models.streams_of(shape)
+    source_len, target_len = shape.streams
     return make_recipe(samples, Sizes(source_len, target_len, shape.hidden_dim), seed, config.data.validation_fraction)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from codescent import models
-from codescent.build import adapters, chosen, model_shape
+from codescent.build import chosen
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
 from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan, Verb
@@ -52,12 +52,10 @@ def assemble(
     Raises:
         UserError: the corpus is too short for a batch, or a lever that is asked for is not available.
     """
-    shape = model_shape(config, dataset.vocab_size)
-    lora = adapters(config, shape)
     strategies, here = chosen(config.parallel), Here(plan, world.place.rank, world.groups)
     parts = []
     for depths in plan.schedule.parts(world.stage):
-        part = models.construct(plan.work.kind, shape, config.train.head_chunk_tokens, "meta", depths, lora)
+        part = models.construct(plan.model, "meta", depths)
         _widen(part, config.train.precision)
         for strategy in strategies:
             strategy.divide(part, here)
