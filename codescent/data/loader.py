@@ -135,17 +135,17 @@ class Batch:
 
     inputs: torch.Tensor
     targets: torch.Tensor
-    beside: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, samples: Samples) -> Batch:
-        """Tensors that share the memory of the arrays."""
-        beside = {name: torch.from_numpy(array) for name, array in samples.beside.items()}
-        return cls(torch.from_numpy(samples.inputs), torch.from_numpy(samples.targets), beside)
+        """The same memory as tensors."""
+        extras = {name: torch.from_numpy(array) for name, array in samples.extras.items()}
+        return cls(torch.from_numpy(samples.inputs), torch.from_numpy(samples.targets), extras)
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        beside = {name: change(tensor) for name, tensor in self.beside.items()}
-        return Batch(change(self.inputs), change(self.targets), beside)
+        extras = {name: change(tensor) for name, tensor in self.extras.items()}
+        return Batch(change(self.inputs), change(self.targets), extras)
 
     def __getitem__(self, rows: slice) -> Batch:
         return self._each(lambda tensor: tensor[rows])

@@ -34,13 +34,13 @@ class Samples:
         inputs: the model's input: int64 [n, T] tokens, or float32 [n, X, D] vectors.
         targets: int64 [n, T] the token after each input (negative: no loss at this position), int64 [n, 2] where an
             answer begins and ends, or float32 [n, X, D] vectors.
-        beside: other inputs, read by layers at every depth, by name of the model's argument: "segments_BT",
+        extras: other inputs, read by layers at every depth, by name of the model's argument: "segments_BT",
             "lengths_B"; each int64 with n rows.
     """
 
     inputs: npt.NDArray[Any]
     targets: npt.NDArray[Any]
-    beside: Mapping[str, Numbers] = field(default_factory=dict)
+    extras: Mapping[str, Numbers] = field(default_factory=dict)
 
 
 class Source(Protocol):

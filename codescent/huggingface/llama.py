@@ -9,7 +9,8 @@ from typing import Any
 
 from codescent.huggingface.correspond import Row, Theirs, same
 from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings
-from codescent.models.llama.declare import LlamaShape, RopeScaling
+from codescent.models.llama.declare import LlamaShape
+from codescent.plan.model import RopeScaling
 
 _BLOCK, _THEIRS = "blocks.#", "model.layers.#"
 _SCALED = "llama3.1-8b"

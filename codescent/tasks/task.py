@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from codescent import models
 from codescent.base.errors import UserError
+from codescent.data.prepared import TOKENIZER
 from codescent.data.samples import AnyDataset, Source
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE
-from codescent.data.text.request import KINDS, TOKENIZER
+from codescent.data.text.request import KINDS
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from codescent.data.tokenizers.wordpiece import split_name
 from codescent.plan import TaskFacts, Work
@@ -163,8 +164,8 @@ class Task:
         """What the plan must know."""
         values = {key: getattr(ask.data, key) for key in self.keys}
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
-        extras = self.padded or models.reads_beside(shape)
-        return TaskFacts(self.name, extras, models.head_share(shape), self.synthetic(ask.data), identity)
+        extras = self.padded or shape.extras
+        return TaskFacts(self.name, extras, shape.head_share, self.synthetic(ask.data), identity)
 
     def vocab_size(self, ask: Ask) -> int | None:
         """The vocabulary, as far as it is known before the data is prepared.
