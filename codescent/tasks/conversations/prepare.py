@@ -102,11 +102,7 @@ class ResponseRequest:
         return Path(self.corpus).expanduser()
 
     def key(self) -> dict[str, Any]:
-        """What the tokens depend on.
-
-        Raises:
-            UserError: all that is wrong with what was asked for.
-        """
+        """What the tokens depend on. Raises UserError: all that is wrong with what was asked for."""
         problems: list[str] = []
         key: dict[str, Any] = {"format": FORMAT, **asdict(self)}
         parts: dict[str, Callable[[], Any]] = {
@@ -158,11 +154,7 @@ class ResponseRequest:
 
 
 def locate_responses(request: ResponseRequest, root: Path) -> Path | None:
-    """The prepared examples of a request, if they are there.
-
-    Raises:
-        UserError: all that is wrong with the request.
-    """
+    """The prepared examples of a request, if they are there. Raises UserError: all that is wrong with the request."""
     if is_response_folder(request.path):
         _refuse_other(request)
         return request.path
@@ -189,12 +181,7 @@ def _refuse_other(request: ResponseRequest) -> None:
 
 
 def prepare_responses(request: ResponseRequest, root: Path, *, progress: bool = False) -> Path:
-    """Turn prompts and responses into tokens; returns their folder, at once where it is there already.
-
-    Args:
-        request: what is asked for; its corpus may be a folder that was prepared before: returned as it is.
-        root: the folder of datasets; made if need be.
-        progress: show bars (on a terminal) or lines on the standard error.
+    """Like `locate_responses`, but makes the examples where they are not there; `progress` shows bars or lines.
 
     Raises:
         UserError: anything wrong with the request, the file or the disk. Nothing half-made is left.
