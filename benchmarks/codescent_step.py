@@ -15,7 +15,7 @@ from work import Work
 
 sys.path.insert(0, str(ROOT))
 
-from codescent.base.rank import Place
+from codescent.base.rank import Rank
 from codescent.build import build
 from codescent.config.sections import Config
 from codescent.data.text.dataset import open_dataset
@@ -69,7 +69,7 @@ def main() -> None:
     arguments = arguments_of(sys.argv[1:])
     answers = quiet_stdout()
     config = config_of(arguments, arguments.work)
-    world = World(Place(), arguments.device, None, timeout_s=600.0)
+    world = World(Rank(), arguments.device, None, timeout_s=600.0)
     dataset = open_dataset(arguments.tokens.parent)
     plan = build(config, dataset.vocab_size, 1)
     world.divide(plan)

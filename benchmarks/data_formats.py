@@ -19,7 +19,7 @@ from measure import ROOT, finish, hardware, machine_line, must, must_lines, pars
 sys.path.insert(0, str(ROOT))
 
 from codescent.base.errors import UserError
-from codescent.base.rank import Place
+from codescent.base.rank import Rank
 from codescent.config.load import load
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import Source
@@ -135,7 +135,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Time
     assert model.hidden_dim is not None
     sizes = Sizes(model.source_len, model.target_len, model.hidden_dim)
     datasets = datasets_of(Synthetic(arguments.samples, 1, sizes), folder)
-    world = World(Place(), arguments.device, arguments.threads, timeout_s=600.0)
+    world = World(Rank(), arguments.device, arguments.threads, timeout_s=600.0)
     plan = plan_with(config, datasets["memory"], 1)
     world.divide(plan)
     kernels = try_matmul("auto", world.device)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from codescent.base.errors import UserError
-from codescent.base.rank import Place
+from codescent.base.rank import Rank
 from codescent.config.load import load
 from codescent.operators.linear import Linear
 from codescent.train import machine
@@ -70,7 +70,7 @@ def answer(folder: str, ranks: int, words: list[str], resume: bool, fault: str) 
 def work(rank: int, ranks: int, words: list[str], resume: bool, fault: str, listener: socket.socket) -> int:
     """What one rank does."""
     store_fd = os.dup(listener.fileno()) if rank == 0 else None
-    place = Place(rank, rank, ranks, ranks, "127.0.0.1", listener.getsockname()[1], store_fd=store_fd)
+    place = Rank(rank, rank, ranks, ranks, "127.0.0.1", listener.getsockname()[1], store_fd=store_fd)
     listener.close()
     if fault and rank == ranks - 1:
         FAULTS[fault]()

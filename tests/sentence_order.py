@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from codescent import tasks
+from codescent.data.prepared import digest
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.dataset import open_dataset
-from codescent.data.text.request import digest
 from codescent.tasks.task import Ask
 from codescent.tasks.text import TextDataset, TextTask
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from codescent.base.errors import UserError
-from codescent.base.rank import Place
+from codescent.base.rank import Rank
 from codescent.launch.environment import read
 
 WHOLE = {
@@ -37,7 +37,7 @@ def test_a_process_that_no_launcher_started() -> None:
 
 
 def test_a_whole_set() -> None:
-    assert read(WHOLE) == Place(5, 1, 8, 4, "node0", 29500, launcher="the variables of torchrun")
+    assert read(WHOLE) == Rank(5, 1, 8, 4, "node0", 29500, launcher="the variables of torchrun")
 
 
 def test_restarts_the_agents_store_and_our_own_socket() -> None:

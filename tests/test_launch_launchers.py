@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from codescent.base.errors import UserError
-from codescent.base.rank import Place
+from codescent.base.rank import Rank
 from codescent.launch import ancestors, launchers
 from codescent.launch.environment import PORTS, read
 
@@ -158,7 +158,7 @@ TORCHRUN = {
 ADDRESS = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
 
-def place(env: dict[str, str]) -> Place:
+def place(env: dict[str, str]) -> Rank:
     found = read(env)
     assert found is not None
     return found

@@ -13,7 +13,7 @@ import torch
 from torch.distributed import HashStore
 
 from codescent.base.errors import UserError
-from codescent.base.rank import LOOPBACK, Place
+from codescent.base.rank import LOOPBACK, Rank
 from codescent.train.devices import choose_device, name_of, refusal
 from codescent.train.meet import meet
 from codescent.train.standing import Standing, _compared, compare
@@ -42,7 +42,7 @@ def test_each_rank_takes_its_device_or_the_one_that_it_sees(
     monkeypatch: pytest.MonkeyPatch, devices: int, index: int
 ) -> None:
     chosen = see(monkeypatch, devices)
-    assert choose_device("auto", Place(6, 2, 8, 4)) == torch.device("cuda", index)
+    assert choose_device("auto", Rank(6, 2, 8, 4)) == torch.device("cuda", index)
     assert chosen == [index]
 
 
@@ -50,7 +50,7 @@ def test_each_rank_takes_its_device_or_the_one_that_it_sees(
 def test_too_few_devices(monkeypatch: pytest.MonkeyPatch, wanted: str, devices: int) -> None:
     see(monkeypatch, devices)
     with pytest.raises(UserError, match=rf"this machine has {devices} CUDA device\(s\) for 4 local rank\(s\)"):
-        choose_device(wanted, Place(6, 2, 8, 4))
+        choose_device(wanted, Rank(6, 2, 8, 4))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_ranks_are_compared_by_the_first_and_told_to_all() -> None:
     for names, refused in ((["cpu"] * 4, False), (["a 1", "a 1", "b 1", "b 2"], True)):
         store = HashStore()
         with ThreadPoolExecutor(4) as pool:
-            places = [Place(rank, rank // 2, 4, 2) for rank in range(4)]
+            places = [Rank(rank, rank // 2, 4, 2) for rank in range(4)]
             tasks = [pool.submit(compare, store, place, "auto", name) for place, name in zip(places, names)]
         errors = [task.exception() for task in tasks]
         if refused:
@@ -95,9 +95,9 @@ def test_a_host_that_calls_itself_loopback(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
     with pytest.raises(UserError, match=r"stands for 127.0.1.1, where no other reaches it; set GLOO_SOCKET_IFNAME"):
-        _name_interface(Place(1, 0, 2, 1))
+        _name_interface(Rank(1, 0, 2, 1))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    _name_interface(Place(1, 0, 2, 1))
+    _name_interface(Rank(1, 0, 2, 1))
 
 
 def test_a_cpu_has_a_name() -> None:
@@ -107,7 +107,7 @@ def test_a_cpu_has_a_name() -> None:
 # meeting
 
 
-def said(place: Place) -> str:
+def said(place: Rank) -> str:
     with pytest.raises(UserError) as caught:
         meet(place, SECOND)
     (problem,) = caught.value.problems
@@ -116,7 +116,7 @@ def said(place: Place) -> str:
 
 def test_who_finds_nobody_says_where_it_looked_and_who_numbered_it() -> None:
     port = free_port()
-    problem = said(Place(1, 1, 2, 2, LOOPBACK, port, launcher="srun"))
+    problem = said(Rank(1, 1, 2, 2, LOOPBACK, port, launcher="srun"))
     assert problem.startswith(
         f"rank 1 of 2, numbered by srun, on {socket.gethostname()}: nobody answered at 127.0.0.1:"
     )
@@ -126,14 +126,14 @@ def test_who_finds_nobody_says_where_it_looked_and_who_numbered_it() -> None:
 
 @pytest.mark.parametrize("address", [LOOPBACK, "localhost"])
 def test_rank_0_says_that_others_have_not_come(address: str) -> None:
-    problem = said(Place(0, 0, 2, 1, address, free_port(), launcher="srun"))
+    problem = said(Rank(0, 0, 2, 1, address, free_port(), launcher="srun"))
     assert problem.startswith("rank 0 of 2, numbered by srun, on ")
     assert f"not every rank has come to {address}:" in problem
     assert "1/2 clients joined" in problem
 
 
 def test_rank_0_says_that_the_address_is_not_its_own() -> None:
-    problem = said(Place(0, 0, 2, 1, "nowhere.invalid", free_port(), launcher="srun"))
+    problem = said(Rank(0, 0, 2, 1, "nowhere.invalid", free_port(), launcher="srun"))
     assert "but is not reached at nowhere.invalid:" in problem
     assert f"set MASTER_ADDR={socket.gethostname()}" in problem
 
@@ -142,9 +142,9 @@ def test_rank_0_says_that_the_address_is_not_its_own() -> None:
 def test_a_port_that_is_taken(address: str) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        problem = said(Place(0, 0, 2, 2, address, port))
+        problem = said(Rank(0, 0, 2, 2, address, port))
     assert f"cannot listen at port {port}, which is taken; set MASTER_PORT to a free one" in problem
 
 
 def test_one_rank_alone_needs_no_port() -> None:
-    meet(Place(), SECOND).set("key", "value")
+    meet(Rank(), SECOND).set("key", "value")

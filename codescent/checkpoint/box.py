@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 
 @dataclass(frozen=True)
-class Piece:
+class Box:
     """A box of a larger tensor: `local` begins at `offsets` of a whole of this `shape`. An empty one is nowhere."""
 
     local: torch.Tensor
@@ -52,7 +52,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Promise(Piece):
+class LazyTensor(Box):
     """A whole tensor whose values are made when they are written, some of its rows at a time; it cannot be read into.
 
     `local` has no memory; `make` gives the values of a box.
@@ -64,7 +64,7 @@ class Promise(Piece):
     @classmethod
     def of(
         cls, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[tuple[slice, ...]], torch.Tensor]
-    ) -> Promise:
+    ) -> LazyTensor:
         """A promise of a tensor of this shape and dtype."""
         whole = torch.empty(shape, dtype=dtype, device="meta")
         return cls(whole, torch.Size(shape), (0,) * len(shape), make)

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping
 
 from codescent.base.errors import UserError
-from codescent.base.rank import LOOPBACK, Place
+from codescent.base.rank import LOOPBACK, Rank
 from codescent.launch import ancestors
 from codescent.launch.launchers import TORCHRUN, Launcher, is_set, started_by
 from codescent.launch.slurm_lists import counts, hosts
@@ -30,7 +30,7 @@ MEANINGS: Mapping[str, str] = {
 _ROLES = ("rank", "local_rank", "size", "local_size")
 
 
-def read(env: Mapping[str, str]) -> Place | None:
+def read(env: Mapping[str, str]) -> Rank | None:
     """Which rank this process is; None when no launcher started it.
 
     Raises:
@@ -49,7 +49,7 @@ class _Reader:
         self._names: dict[str, str] = {}  # role to the variable that said it
         self.problems: list[str] = []
 
-    def place(self) -> Place:
+    def place(self) -> Rank:
         """Everything together.
 
         Raises:
@@ -66,7 +66,7 @@ class _Reader:
         self._contradictions()
         if self.problems:
             raise UserError(*dict.fromkeys(self.problems))
-        return Place(
+        return Rank(
             rank=numbers["rank"],
             local_rank=numbers["local_rank"],
             world_size=numbers["size"],

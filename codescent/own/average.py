@@ -10,12 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from codescent.base.dtypes import TRAINED
 from codescent.base.errors import UserError
-from codescent.strategies.buckets import TORCH_DTYPE, BucketedGradients
+from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.strategies.buckets import BucketedGradients
 from codescent.strategies.collectives import at_end_of_backward, in_backward
 from codescent.strategies.replicate import buckets
 
-DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPE.items()}
+DTYPE_NAMES = {TORCH_DTYPE[name]: name for name in TRAINED}
 
 
 class AveragedGradients:

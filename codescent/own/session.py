@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from codescent.base.errors import UserError
-from codescent.base.rank import Place
+from codescent.base.rank import Rank
 from codescent.launch import environment
 from codescent.train.world import World
 
@@ -40,7 +40,7 @@ class Ranks:
         is_first: whether this is rank 0, the one that prints.
     """
 
-    def __init__(self, place: Place, device: str, timeout_s: float) -> None:
+    def __init__(self, place: Rank, device: str, timeout_s: float) -> None:
         # One process alone keeps the threads that torch, or the user, has chosen.
         num_threads = torch.get_num_threads() if place.world_size == 1 else None
         self.world = World(place, device, num_threads, timeout_s)
@@ -148,7 +148,7 @@ def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
             "torch.distributed.init_process_group, not after it"
         )
     try:
-        _ranks = Ranks(environment.read(os.environ) or Place(), device, timeout_s)
+        _ranks = Ranks(environment.read(os.environ) or Rank(), device, timeout_s)
     except UserError as error:  # who has no config has no key of it
         raise UserError(
             *(problem.replace("train.device", "codescent.init: device") for problem in error.problems)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-TORCH_DTYPE: dict[str, torch.dtype] = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+from codescent.base.torch_dtypes import TORCH_DTYPE
 
 
 class BucketedGradients:

@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import WIDE, Memory
-from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.strategies.overlap import GatherAhead, ReduceBehind, Road, local_gradient
 from codescent.strategies.replicate import copies
 from codescent.strategies.strategy import Here

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from codescent import models
 from codescent.base.errors import UserError
+from codescent.data.prepared import TOKENIZER
 from codescent.data.samples import AnyDataset, Source
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE
-from codescent.data.text.request import KINDS, TOKENIZER
+from codescent.data.text.request import KINDS
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from codescent.data.tokenizers.wordpiece import split_name
 from codescent.plan import TaskFacts, Work

@@ -12,12 +12,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from codescent import models
+from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.build import chosen
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
 from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import Gradients, Here, Strategy
-from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.strategies.summed import SummedGradients
 from codescent.train.execute import Executor
 from codescent.train.initial import begin_

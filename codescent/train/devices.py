@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 
 from codescent.base.errors import UserError
-from codescent.base.rank import Place
+from codescent.base.rank import Rank
 
 CPU = "cpu"
 
 
-def choose_device(wanted: str, place: Place) -> torch.device:
+def choose_device(wanted: str, place: Rank) -> torch.device:
     """The device of this rank. "auto" takes CUDA where the machine has it, one device for each local rank.
 
     A process that sees one device takes it, whatever its local rank: srun with --gpus-per-task, and scripts around

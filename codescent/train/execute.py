@@ -11,11 +11,11 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Batch, Loader, Portion
 from codescent.operators.linear import Later
 from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
-from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.train.messages import Message
 from codescent.train.optimize import Optimizer
 from codescent.train.world import World

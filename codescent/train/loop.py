@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codescent.base.errors import UserError
-from codescent.base.rank import Place
+from codescent.base.rank import Rank
 from codescent.config.sections import Config
 from codescent.plan import Plan
 from codescent.train.assemble import Trainer, assemble
@@ -36,7 +36,7 @@ class Outcome:
     exit_code: int
 
 
-def train(config: Config, place: Place, flops_of: Callable[[Plan], float], *, resume: bool) -> Outcome:
+def train(config: Config, place: Rank, flops_of: Callable[[Plan], float], *, resume: bool) -> Outcome:
     """Train, as one of the ranks of a run.
 
     Args:

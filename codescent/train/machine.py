@@ -15,8 +15,8 @@ import torch
 
 import codescent
 from codescent.base.errors import UserError
+from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import Plan
-from codescent.strategies.buckets import TORCH_DTYPE
 
 if TYPE_CHECKING:
     from codescent.config.sections import Optimizer as OptimizerConfig

@@ -17,10 +17,10 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from codescent.base.errors import UserError
-from codescent.base.rank import LOOPBACK, Place
+from codescent.base.rank import LOOPBACK, Rank
 
 
-def meet(place: Place, timeout: timedelta) -> Store:
+def meet(place: Rank, timeout: timedelta) -> Store:
     """The store of all ranks, once all are connected to it. Rank 0 serves it, unless torchrun does.
 
     Raises:
@@ -47,7 +47,7 @@ def meet(place: Place, timeout: timedelta) -> Store:
     return PrefixStore(f"{place.job} attempt{place.attempt}".lstrip(), store)
 
 
-def _listening(place: Place) -> int | None:
+def _listening(place: Rank) -> int | None:
     """A socket for rank 0 to serve the store on; None: torch opens one, on which any machine can connect.
 
     Nobody asks for a password there. Where every rank is on this machine, no other is to reach it; our own launcher has
@@ -63,19 +63,19 @@ def _listening(place: Place) -> int | None:
         raise
 
 
-def _who(place: Place) -> str:
+def _who(place: Rank) -> str:
     by = f", numbered by {place.launcher}," if place.launcher else ""
     return f"rank {place.rank} of {place.world_size}{by} on {socket.gethostname()}"
 
 
-def _taken(place: Place, error: Exception) -> UserError:
+def _taken(place: Rank, error: Exception) -> UserError:
     return UserError(
         f"{_who(place)}: cannot listen at port {place.master_port}, which is taken; set MASTER_PORT to a free one, for "
         f"every rank ({error})"
     )
 
 
-def _unreached(place: Place, timeout: timedelta, serves: bool, error: Exception) -> UserError:
+def _unreached(place: Rank, timeout: timedelta, serves: bool, error: Exception) -> UserError:
     where = f"{place.master_addr}:{place.master_port}"
     if serves:
         return UserError(
@@ -89,7 +89,7 @@ def _unreached(place: Place, timeout: timedelta, serves: bool, error: Exception)
     )
 
 
-def _too_few(place: Place, timeout: timedelta, error: Exception) -> UserError:
+def _too_few(place: Rank, timeout: timedelta, error: Exception) -> UserError:
     where = f"{place.master_addr}:{place.master_port}"
     return UserError(
         f"{_who(place)}: not every rank has come to {where} within {timeout.total_seconds():g} s ({error}); either one "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from codescent.checkpoint.box import Piece
+from codescent.checkpoint.box import Box
 from codescent.train.host_copy import Exchange
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ class Weight:
     counted: bool = True
     apart: bool = False
 
-    def named(self, value: torch.Tensor) -> torch.Tensor | Piece:
-        """A tensor of the master's shape (the master, its moments) as a checkpoint knows it: a Piece if divided."""
+    def named(self, value: torch.Tensor) -> torch.Tensor | Box:
+        """A tensor of the master's shape (the master, its moments) as a checkpoint knows it: a Box if divided."""
         if self.offsets is None or value.shape != self.master.shape:
             return value
-        return Piece(value, torch.Size(self.shape), self.offsets)
+        return Box(value, torch.Size(self.shape), self.offsets)
 
 
 class Unit:
@@ -234,9 +234,9 @@ class Optimizer:
         for master in masters:
             master.grad = None
 
-    def tensors(self) -> dict[str, torch.Tensor | Piece]:
+    def tensors(self) -> dict[str, torch.Tensor | Box]:
         """Everything that a checkpoint holds, by name: "model.NAME" (the master weights), "optimizer.STATE.NAME"."""
-        named: dict[str, torch.Tensor | Piece] = {}
+        named: dict[str, torch.Tensor | Box] = {}
         for weight, master in zip(self.weights, self.masters, strict=True):
             named[f"model.{weight.name}"] = weight.named(master.detach())
             for state, value in self.torch.state[master].items():

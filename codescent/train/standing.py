@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch.distributed import DistNetworkError, DistStoreError, Store  # type: ignore[attr-defined]
 
 from codescent.base.errors import UserError
-from codescent.base.rank import Place
+from codescent.base.rank import Rank
 from codescent.train.devices import refusal
 
 
@@ -28,7 +28,7 @@ class Standing:
     sharing: int
 
 
-def compare(store: Store, place: Place, wanted: str, device: str) -> Standing:
+def compare(store: Store, place: Rank, wanted: str, device: str) -> Standing:
     """Let rank 0 compare what all ranks say: every rank calls it. The store is asked a few times by each rank.
 
     Args:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from codescent.base.cores import available_cores, threads_per_rank
 from codescent.base.errors import UserError
-from codescent.base.rank import Place
+from codescent.base.rank import Rank
 from codescent.plan import AXES, Mesh, Plan
 from codescent.train.devices import choose_device, name_of
 from codescent.train.meet import meet
@@ -34,7 +34,7 @@ class World:
         UserError: the device that is asked for is not there, or the ranks do not find each other.
     """
 
-    def __init__(self, place: Place, device: str, num_threads: int | None, timeout_s: float) -> None:
+    def __init__(self, place: Rank, device: str, num_threads: int | None, timeout_s: float) -> None:
         self.place = place
         self.device = choose_device(device, place)
         self.timeout = timedelta(seconds=timeout_s)
@@ -167,7 +167,7 @@ def _problems_of(work: Callable[[], object]) -> tuple[str, ...]:
     return ()
 
 
-def _name_interface(place: Place) -> None:
+def _name_interface(place: Rank) -> None:
     """Gloo goes by the address of this host's name: where every rank is here, loopback is right and always up.
 
     Raises:

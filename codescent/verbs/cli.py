@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codescent.base.errors import UserError
-from codescent.base.rank import Place
+from codescent.base.rank import Rank
 from codescent.verbs.arguments import Verb, parse
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.may_restart and config.train.allocator == "auto" and needs_restart(os.environ):
         # glibc reads its tunables when a process starts: start again, once, as the same process.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], tuned_environment(os.environ))
-    return _train_here(arguments, place or Place())
+    return _train_here(arguments, place or Rank())
 
 
 def _train_on_ranks(arguments: argparse.Namespace, ranks: int) -> int:
@@ -102,7 +102,7 @@ def _train_on_ranks(arguments: argparse.Namespace, ranks: int) -> int:
     return run_ranks([*command, "--ranks", str(ranks)], ranks, environment)
 
 
-def _train_here(arguments: argparse.Namespace, place: Place) -> int:
+def _train_here(arguments: argparse.Namespace, place: Rank) -> int:
     from codescent.cost.compute import step_flops
     from codescent.models import GENERATING, kind_of
     from codescent.train.loop import train

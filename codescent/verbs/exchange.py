@@ -3,13 +3,9 @@ Does not know how a kind of model is written there (huggingface/ does); what it 
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +13,22 @@ import torch
 from pydantic import ValidationError
 
 from codescent import models
-from codescent.base.durable import sync_folder, write_synced
+from codescent.base.dtypes import DTYPE_BYTES, NUMBER_FORMATS, WIDE
+from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
+from codescent.base.published import published
+from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.build import ask_of, build
-from codescent.checkpoint.box import Promise
+from codescent.checkpoint.box import LazyTensor
 from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.config.load import DEFAULT, Resolved, to_toml
 from codescent.config.sections import Config, Data, Model, Run
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.huggingface import KINDS, peft
 from codescent.huggingface.correspond import Part
-from codescent.huggingface.folder import CONFIG, DTYPES, Folder, open_folder, parts_of
+from codescent.huggingface.folder import CONFIG, Folder, open_folder, parts_of
 from codescent.huggingface.kind import Kind
-from codescent.huggingface.read import TORCH_DTYPES, box
+from codescent.huggingface.read import box
 from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
 from codescent.huggingface.write import Shard, shards, write_weights
 from codescent.plan import Parameter
@@ -37,9 +36,7 @@ from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
 from codescent.tasks import TASKS, chosen
 from codescent.verbs.trained import Trained, Values, find
 
-_TORCH_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _OF_RUN = ("run.name", "run.folder")  # told by the path of the run that is made
-_CODES = {name: code for code, name in DTYPES.items()}
 
 
 def export_run(
@@ -82,11 +79,11 @@ def export_run(
     values = Values(trained)
     parts = [part for of_one in parts_of(kind, shape).values() for part in of_one]
     dtype = dtype or trained.config.train.precision
-    files = shards(parts, _CODES[dtype], max_shard_bytes)
+    files = shards(parts, NUMBER_FORMATS[dtype].code, max_shard_bytes)
     texts, ends = _texts(trained)
     texts = {CONFIG: json.dumps(_settings(kind, shape, dtype, ends), indent=2) + "\n", **texts}
-    with _whole(folder, sum(shard.size_bytes for shard in files)) as making:
-        _write(making, files, _CODES[dtype], values, trained)
+    with published(folder, sum(shard.size_bytes for shard in files)) as making:
+        _write(making, files, NUMBER_FORMATS[dtype].code, values, trained)
         for name, text in texts.items():
             write_synced(making / name, text)
     return _exported(folder, trained, files, parts, dtype, texts)
@@ -106,12 +103,12 @@ def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
     parts = peft.parts(kind, shape, lora)
     if problems := [f"{run}: --adapters: {why}; leave it out" for why in peft.refusals(kind, shape, parts)]:
         raise UserError(*problems)
-    size = sum(math.prod(part.shape) for part in parts) * TORCH_DTYPES[_CODES[dtype]].itemsize
+    size = sum(math.prod(part.shape) for part in parts) * DTYPE_BYTES[dtype]
     values, file = Values(trained), Shard(peft.ADAPTER_WEIGHTS, tuple(parts), size)
     texts, _ = _texts(trained)
     texts = {peft.ADAPTER_CONFIG: peft.settings(kind, shape, lora, parts, trained.task.peft_task_type, base), **texts}
-    with _whole(folder, size) as making:
-        write_weights(making, [file], _CODES[dtype], values.held, frozenset())
+    with published(folder, size) as making:
+        write_weights(making, [file], NUMBER_FORMATS[dtype].code, values.held, frozenset())
         for name, text in texts.items():
             write_synced(making / name, text)
     return [
@@ -145,7 +142,7 @@ def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int |
         **kind.write(shape),
         **{key: fixed.value for key, fixed in kind.fixed.items()},
         **ends,
-        "torch_dtype": _TORCH_NAMES[dtype],
+        "torch_dtype": NUMBER_FORMATS[dtype].torch,
     }
 
 
@@ -206,7 +203,7 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
     if text is not None:
         kept[TOKENIZER] = text
     fingerprint = folder.fingerprint()
-    with _whole(run, _checkpoint_bytes(folder, config)) as making:
+    with published(run, _checkpoint_bytes(folder, config)) as making:
         made = RunFolder.create(making, to_toml(config), plan)
         made.write_kept(kept)
         state = {"step": 0, "tokens": 0, "imported": {"folder": str(path.absolute()), "fingerprint": fingerprint}}
@@ -284,40 +281,18 @@ def _parameters(folder: Folder) -> list[Parameter]:
     return [parts[0].parameter for parts in folder.parts.values()]
 
 
-def _promised(folder: Folder, config: Config) -> dict[str, Promise]:
+def _promised(folder: Folder, config: Config) -> dict[str, LazyTensor]:
     """The master weights, each made when it is written."""
-    dtype = TORCH_DTYPES["F64" if config.train.precision == "fp64" else "F32"]
+    dtype = TORCH_DTYPE[WIDE[config.train.precision]]
 
-    def promise(name: str, shape: tuple[int, ...]) -> Promise:
+    def promise(name: str, shape: tuple[int, ...]) -> LazyTensor:
         def make(slices: tuple[slice, ...]) -> torch.Tensor:
             return box(folder, name, slices)
 
-        return Promise.of(shape, dtype, make)
+        return LazyTensor.of(shape, dtype, make)
 
     return {f"model.{one.name}": promise(one.name, one.shape) for one in _parameters(folder)}
 
 
 def _checkpoint_bytes(folder: Folder, config: Config) -> int:
-    return sum(one.numel for one in _parameters(folder)) * (8 if config.train.precision == "fp64" else 4)
-
-
-@contextmanager
-def _whole(path: Path, needed_bytes: int) -> Iterator[Path]:
-    """A hidden folder beside `path` that becomes it when all went well, and else is gone."""
-    making = path.absolute().parent / f".{path.name}.{os.urandom(4).hex()}.partial"
-    try:
-        making.parent.mkdir(parents=True, exist_ok=True)
-        if (free := shutil.disk_usage(making.parent).free) < needed_bytes:
-            raise UserError(f"{path}: no space left: it needs {needed_bytes:,} bytes, {free:,} are free")
-        making.mkdir()
-        yield making
-        sync_folder(making)
-        if os.path.lexists(path):  # another process made it since we looked
-            raise UserError(f"{path}: is there already; give the name of a new folder")
-        making.rename(path)
-        sync_folder(making.parent)
-    except OSError as error:
-        what = "no space left on the disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or error
-        raise UserError(f"{path}: {what}: nothing was kept of it") from error
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
+    return sum(one.numel for one in _parameters(folder)) * DTYPE_BYTES[WIDE[config.train.precision]]

@@ -13,6 +13,7 @@ from torch import nn
 
 from codescent import models, tasks
 from codescent.base.errors import UserError
+from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.build import Resolved, resolve
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, TensorReader, read_tensors
 from codescent.config.load import load
@@ -24,7 +25,6 @@ from codescent.models.lora import declare as lora_shape
 from codescent.plan import WIDE, Lora, Parameter
 from codescent.preflight import ask_kept, saved_plan
 from codescent.record import CONFIG, RunFolder
-from codescent.strategies.buckets import TORCH_DTYPE
 from codescent.train.initial import Beginning
 
 Slices = tuple[slice, ...]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from codescent.base.errors import UserError
 from codescent.data.loader import Batch
+from codescent.data.prepared import TOKENIZER
 from codescent.data.samples import Samples
-from codescent.data.text.request import TOKENIZER
 from codescent.data.tokenizers.wordpiece import WordPiece
 from codescent.tasks.answers.decode import Candidate, Decoding, Logits, best_spans, candidates
 from codescent.tasks.answers.predictions import lines, write_predictions

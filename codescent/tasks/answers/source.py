@@ -5,33 +5,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from codescent.base.errors import UserError
-from codescent.data.described import described, fingerprint_of, is_described
+from codescent.data.prepared import SPLITS, TOKENIZER, Described, Part, Splits, described, fingerprint_of, noted
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.data.text.request import TOKENIZER
 from codescent.tasks.answers.squad import Questions, read_questions
 from codescent.tasks.answers.windows import Rows, WindowSizes, segments_of
 
 FORMAT = "codescent questions 1"
 QUESTIONS = "validation.json"
-SPLITS = ("train", "validation")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True)  # other fields are there for people
-
-
-class _Tokenizer(_Part):
-    kind: str
-    vocab_size: Annotated[int, Field(ge=1)]
-
-
-class _Split(_Part):
+class _Split(Part):
     questions: int
     windows: int
     with_answer: int
@@ -39,18 +27,10 @@ class _Split(_Part):
     without_tokens: list[str]
 
 
-class _Splits(_Part):
-    train: _Split
-    validation: _Split
-
-
-class _Description(_Part):
+class _Description(Described):
     format: Literal["codescent questions 1"]
-    request: dict[str, Any]
-    tokenizer: _Tokenizer
     sizes: dict[str, int]
-    splits: _Splits
-    files: dict[str, str]  # name -> sha256
+    splits: Splits[_Split]
 
 
 class QuestionSource:
@@ -149,7 +129,7 @@ class QuestionDataset:
 
 def is_question_folder(path: Path) -> bool:
     """Whether a folder says that it holds prepared questions."""
-    return is_described(path, FORMAT)
+    return noted(path).get("format") == FORMAT
 
 
 def open_questions(path: Path) -> QuestionDataset:

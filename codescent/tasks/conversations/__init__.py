@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codescent.base.errors import UserError
+from codescent.data.prepared import TOKENIZER
 from codescent.data.samples import AnyDataset
-from codescent.data.text.request import TOKENIZER
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG, ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate

@@ -3,8 +3,6 @@ Does not read it again (responses.py does) and does not check lines (conversatio
 
 from __future__ import annotations
 
-import hashlib
-import io
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,15 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
-from codescent.data.described import AGAIN
+from codescent.data.prepared import (
+    AGAIN,
+    DESCRIPTION,
+    SPLITS,
+    TOKENIZER,
+    describe,
+    existing,
+    folder_of,
+    given_sha256,
+    prepared,
+    write_array,
+)
 from codescent.data.progress import stage
-from codescent.data.text.claim import made_once
-from codescent.data.text.request import DESCRIPTION, TOKENIZER, digest
-from codescent.data.text.shards import write_json
-from codescent.data.tokenizers import bpe, wordpiece
-from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, load, token_dtype
+from codescent.data.text.request import tokenizer_of
+from codescent.data.tokenizers import wordpiece
+from codescent.data.tokenizers.tokenizer import Tokenizer, token_dtype
 from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.tasks.conversations.chat_template import ChatTemplate
 from codescent.tasks.conversations.chat_tokens import ChatTokens
@@ -30,7 +36,6 @@ from codescent.tasks.conversations.conversations import Conversation, Keys, Mess
 from codescent.tasks.conversations.source import (
     ARRAYS,
     FORMAT,
-    SPLITS,
     is_response_folder,
     open_description,
     prepared_chat,
@@ -40,9 +45,6 @@ PLAIN = "{prompt}{response}"
 Spans = list[tuple[int, int]]
 Encode = Callable[[tuple[Message, ...]], tuple[list[int], Spans]]
 """Messages to their tokens and the pieces of these, [begin, end), that are wanted."""
-
-WHOLE = ("byte", "gpt2")
-"""Tokenizers that are the same for every corpus, beside files and BERT's."""
 
 
 @dataclass(frozen=True)
@@ -140,30 +142,19 @@ class ResponseRequest:
     def _corpus_sha256(self) -> str:
         if (self.path / DESCRIPTION).is_file():
             raise UserError(f"{self.path}: prepared, but not in the format {FORMAT!r}: {AGAIN}")
-        return _sha256(self.path, "a file of JSON lines with prompts and responses, or with messages")
+        return given_sha256(self.path, "a file of JSON lines with prompts and responses, or with messages")
 
     def _tokenizer_identity(self) -> str:
         if wordpiece.split_name(self.tokenizer):
             return wordpiece.identity(self.tokenizer)
-        if self.tokenizer in WHOLE:
+        if self.tokenizer in ("byte", "gpt2"):
             return self.tokenizer
         if self.tokenizer == "char" or self.tokenizer.startswith("bpe:"):
             raise UserError(
                 f'data.tokenizer = "{self.tokenizer}": it is made of a corpus of text, and prompts and responses are '
                 "not; take byte, gpt2, or the tokenizer.json of the model that is tuned"
             )
-        return f"file:{_sha256(Path(self.tokenizer).expanduser(), 'a tokenizer, or byte, gpt2, bert')}"
-
-    def make_tokenizer(self) -> Tokenizer:
-        """The tokenizer itself. Raises UserError where it cannot be had."""
-        if wordpiece.split_name(self.tokenizer):
-            return wordpiece.bert(self.tokenizer)
-        match self.tokenizer:
-            case "byte":
-                return ByteTokenizer()
-            case "gpt2":
-                return bpe.gpt2()
-        return load(Path(self.tokenizer).expanduser())
+        return f"file:{given_sha256(Path(self.tokenizer).expanduser(), 'a tokenizer, or byte, gpt2, bert')}"
 
 
 def locate_responses(request: ResponseRequest, root: Path) -> Path | None:
@@ -175,8 +166,7 @@ def locate_responses(request: ResponseRequest, root: Path) -> Path | None:
     if is_response_folder(request.path):
         _refuse_other(request)
         return request.path
-    target = _folder(request, request.key(), root)
-    return target if (target / DESCRIPTION).is_file() else None
+    return existing(folder_of(root, request.key(), request.corpus, request.tokenizer), open_description)
 
 
 def _refuse_other(request: ResponseRequest) -> None:
@@ -209,25 +199,17 @@ def prepare_responses(request: ResponseRequest, root: Path, *, progress: bool = 
     Raises:
         UserError: anything wrong with the request, the file or the disk. Nothing half-made is left.
     """
-    if found := locate_responses(request, root):
-        return found
+    if is_response_folder(request.path):
+        _refuse_other(request)
+        return request.path
     key = request.key()
-    return made_once(
-        lambda: locate_responses(request, root),
-        lambda partial: _make(request, key, partial, progress),
-        root / f".partial-{digest(key)[:16]}",
-        _folder(request, key, root),
-    )
-
-
-def _folder(request: ResponseRequest, key: dict[str, Any], root: Path) -> Path:
-    name = "-".join(Path(part).stem[:40] for part in (request.corpus, request.tokenizer.split(":")[0]))
-    return root / f"{name}-{digest(key)[:8]}"
+    target = folder_of(root, key, request.corpus, request.tokenizer)
+    return prepared(target, lambda folder: _make(request, key, folder, progress), open_description)
 
 
 def _make(request: ResponseRequest, key: dict[str, Any], folder: Path, progress: bool) -> None:
     """Write everything; the description, which makes it a dataset, last."""
-    tokenizer = request.make_tokenizer()
+    tokenizer = tokenizer_of(request.tokenizer)
     chat = None if request.chat is None else ChatTokens(request.chat, tokenizer)
     if chat is not None and progress:
         _tell_endless(chat, tokenizer)
@@ -243,20 +225,18 @@ def _make(request: ResponseRequest, key: dict[str, Any], folder: Path, progress:
         for split, part in zip(SPLITS, (examples[:num_train], examples[num_train:]), strict=True):
             arrays = _tokens(part, encode, dtype, problems, advance)
             for name, array in zip(ARRAYS, arrays, strict=True):
-                _write_array(folder / f"{split}_{name}.npy", array)
+                write_array(folder / f"{split}_{name}.npy", array)
             described[split] = {"examples": len(part), "tokens": len(arrays[0])}
     problems.refuse()
     tokenizer.save(folder / TOKENIZER)
-    names = [*(f"{split}_{array}.npy" for split in SPLITS for array in ARRAYS), TOKENIZER]
-    description = {
+    fields = {
         "format": FORMAT,
         "request": key,
         "source": str(request.path),
         "tokenizer": {"kind": request.tokenizer, "vocab_size": tokenizer.vocab_size},
         "splits": described,
-        "files": {name: _sha256(folder / name, "") for name in names},
     }
-    write_json(folder / DESCRIPTION, description)
+    describe(folder, fields, [*(f"{split}_{array}.npy" for split in SPLITS for array in ARRAYS), TOKENIZER])
 
 
 def _tell_endless(chat: ChatTokens, tokenizer: Tokenizer) -> None:
@@ -315,17 +295,3 @@ def _tokens(
         parts.append(np.array(tokens, dtype))
         advance(1)
     return np.concatenate(parts), np.array(begins, np.int64), np.array(wanted, np.int64).reshape(-1, 2)
-
-
-def _write_array(path: Path, array: np.ndarray[Any, Any]) -> None:
-    made = io.BytesIO()
-    np.save(made, array)
-    write_synced(path, made.getvalue())
-
-
-def _sha256(path: Path, wanted: str) -> str:
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}: {wanted}") from error

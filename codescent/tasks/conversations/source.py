@@ -5,48 +5,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
 
-from codescent.data.described import described, fingerprint_of, is_described
+from codescent.data.prepared import (
+    DESCRIPTION,
+    SPLITS,
+    TOKENIZER,
+    Described,
+    Part,
+    Splits,
+    described,
+    fingerprint_of,
+    noted,
+)
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.data.text.request import DESCRIPTION, TOKENIZER
 from codescent.tasks.conversations.chat_files import ChatFiles
 
 FORMAT = "codescent responses 2"
-SPLITS = ("train", "validation")
 ARRAYS = ("tokens", "begins", "wanted")
 NOTHING = -1  # where nothing is wanted
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True)  # other fields are there for people
-
-
-class _Tokenizer(_Part):
-    kind: str
-    vocab_size: Annotated[int, Field(ge=1)]
-
-
-class _Split(_Part):
+class _Split(Part):
     examples: int
     tokens: int
 
 
-class _Splits(_Part):
-    train: _Split
-    validation: _Split
-
-
-class _Description(_Part):
+class _Description(Described):
     format: Literal["codescent responses 2"]
-    request: dict[str, Any]
-    tokenizer: _Tokenizer
-    splits: _Splits
-    files: dict[str, str]  # name -> sha256
+    splits: Splits[_Split]
 
 
 class ResponseSource:
@@ -149,7 +139,7 @@ class ResponseDataset:
 
 def is_response_folder(path: Path) -> bool:
     """Whether a folder says that it holds prepared prompts and responses."""
-    return is_described(path, FORMAT)
+    return noted(path).get("format") == FORMAT
 
 
 def open_description(path: Path) -> dict[str, Any]:

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from codescent.base.errors import UserError
+from codescent.data.prepared import TOKENIZER
 from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset
-from codescent.data.text.request import TOKENIZER
 from codescent.data.text.sources import read_blocks
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
 from codescent.tasks.score import at_once

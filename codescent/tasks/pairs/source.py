@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
+from codescent.data.prepared import digest
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.data.text.request import digest
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer
 from codescent.tasks.text import TextDataset

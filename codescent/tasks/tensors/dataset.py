@@ -4,24 +4,21 @@ Does not read files itself (tensor_files.py does) and writes nothing."""
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from codescent.base.errors import UserError
-from codescent.data.described import AGAIN, described
+from codescent.data.prepared import AGAIN, Part, changed, described, edges_of, noted, refuse_damaged, resized
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.data.text.request import DESCRIPTION
 from codescent.tasks.tensors.files import SUFFIXES, TensorFile
 from codescent.tasks.tensors.synthetic import NAMES, PREFIX, SPLITS, Floats, Sizes, Synthetic
 
 FORMAT = "codescent tensors 1"
-_EDGE_BYTES = 1 << 16
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -123,39 +120,29 @@ class TensorDataset:
         Raises:
             UserError: all that changed.
         """
-        problems = []
-        for name, file in self.description.get("files", {}).items():
-            with (self.path / name).open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-            if found != file["sha256"]:
-                problems.append(f"{self.path / name}: changed: sha256 {found}, expected {file['sha256']}")
-        if problems:
-            raise UserError(*problems, f"{self.path}: damaged: {AGAIN}")
+        noted = {name: file["sha256"] for name, file in self.description.get("files", {}).items()}
+        refuse_damaged(self.path, changed(self.path, noted))
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True)  # other fields are there for people
-
-
-class _Sizes(_Part):
+class _Sizes(Part):
     source_len: Count
     target_len: Count
     width: Count
 
 
-class _Recipe(_Part):
+class _Recipe(Part):
     train: Count
     validation: Count
     sizes: _Sizes
     seed: int
 
 
-class _File(_Part):
+class _File(Part):
     bytes: Count
     sha256: str
 
 
-class _Description(_Part):
+class _Description(Part):
     format: Literal["codescent tensors 1"]
     storage: Literal["hdf5", "pt", "safetensors"]
     synthetic: Literal[True]
@@ -171,25 +158,15 @@ def is_tensors(corpus: str) -> bool:
 
 def is_prepared(path: Path) -> bool:
     """Whether a folder says that it holds tensors of ours."""
-    try:
-        description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError):
-        return False
-    return isinstance(description, dict) and description.get("format") == FORMAT
+    return noted(path).get("format") == FORMAT
 
 
 def in_memory(recipe: Synthetic, corpus: str) -> TensorDataset:
     """Synthetic tensors that are nowhere but in memory, each process making its own."""
     made = {split: MadeTensors(recipe, split) for split in SPLITS}
     train, validation = (TensorSource(split, made[split], recipe.sizes, 0, recipe.samples(split)) for split in SPLITS)
-    description = {"format": FORMAT, "storage": "memory", "synthetic": True, "recipe": as_json(recipe)}
+    description = {"format": FORMAT, "storage": "memory", "synthetic": True, "recipe": asdict(recipe)}
     return TensorDataset(Path(corpus), recipe.sizes, train, validation, description, recipe.fingerprint)
-
-
-def as_json(recipe: Synthetic) -> dict[str, Any]:
-    """As a description has it."""
-    sizes = {"source_len": recipe.sizes.source_len, "target_len": recipe.sizes.target_len, "width": recipe.sizes.width}
-    return {"train": recipe.train, "validation": recipe.validation, "sizes": sizes, "seed": recipe.seed}
 
 
 def open_prepared(path: Path, *, whole: bool = False) -> TensorDataset:
@@ -204,16 +181,7 @@ def open_prepared(path: Path, *, whole: bool = False) -> TensorDataset:
     """
     description = read_description(path)
     recipe = _recipe(description["recipe"])
-    problems = []
-    for name, file in description["files"].items():
-        size_bytes = (path / name).stat().st_size if (path / name).is_file() else -1
-        if size_bytes < 0:
-            problems.append(f"{path / name}: missing")
-        elif size_bytes != file["bytes"]:
-            what = "truncated" if size_bytes < file["bytes"] else "too long"
-            problems.append(f"{path / name}: {what}: ends at byte {size_bytes}, expected {file['bytes']}")
-    if problems:
-        raise UserError(*problems, f"{path}: damaged: {AGAIN}")
+    refuse_damaged(path, resized(path, {name: file["bytes"] for name, file in description["files"].items()}))
     sources = []
     for split, name in zip(SPLITS, sorted(description["files"]), strict=True):
         file = TensorFile(path / name, in_memory=whole)
@@ -270,10 +238,5 @@ def _recipe(found: dict[str, Any]) -> Synthetic:
 
 
 def _edges(path: Path, border: int) -> str:
-    size_bytes = path.stat().st_size
-    digest = hashlib.sha256(f"{size_bytes} {border} {' '.join(NAMES)}\n".encode())
-    with path.open("rb") as stream:
-        digest.update(stream.read(_EDGE_BYTES))
-        stream.seek(-min(_EDGE_BYTES, size_bytes), 2)
-        digest.update(stream.read(_EDGE_BYTES))
-    return digest.hexdigest()
+    head = f"{path.stat().st_size} {border} {' '.join(NAMES)}\n".encode()
+    return hashlib.sha256(head + edges_of(path)).hexdigest()

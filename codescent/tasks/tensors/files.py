@@ -4,7 +4,6 @@ Does not know splits or samples' order, and writes nothing."""
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import pickle
 import threading
@@ -15,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from codescent.base.dtypes import FLOATS, NUMBER_FORMATS
 from codescent.base.errors import UserError
+from codescent.base.safetensors_header import read_header
 from codescent.data.samples import Numbers
 from codescent.tasks.tensors.synthetic import NAMES, Floats, Sizes
 
@@ -23,8 +24,7 @@ SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".pt": "pt", ".pth": "pt", ".safeten
 SUFFIX = {"hdf5": ".h5", "pt": ".pt", "safetensors": ".safetensors"}
 """Of the files that we write."""
 FORMATS = tuple(SUFFIX)
-_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}  # of safetensors, that numpy has too
-_MAX_HEADER_BYTES = 100_000_000  # as the safetensors library allows
+_DTYPES = {NUMBER_FORMATS[name].code: NUMBER_FORMATS[name].numpy for name in FLOATS}  # "": numpy has no such format
 
 Arrays = Mapping[str, Any]
 """Of each name something with `shape` and `dtype` whose rows are had by their number: a map of the file, or HDF5's."""
@@ -162,18 +162,8 @@ def _of_torch(path: Path, name: str, value: Any) -> Any:
 def _open_safetensors(path: Path) -> Arrays:
     """The format is a header of JSON and rows as they are: these are mapped."""
     try:
-        with path.open("rb") as stream:
-            size_bytes = os.fstat(stream.fileno()).st_size
-            header_bytes = int.from_bytes(stream.read(8), "little")
-            if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, size_bytes - 8):
-                raise ValueError(f"a header of {header_bytes} bytes in a file of {size_bytes}")
-            header = json.loads(stream.read(header_bytes))
-            first = 8 + header_bytes
-            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-            end = first + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-            if size_bytes != end:
-                raise ValueError(f"ends at byte {size_bytes}, its header says {end}")
-            return {name: _mapped(path, name, entry, first) for name, entry in entries.items()}
+        entries, first = read_header(path)
+        return {name: _mapped(path, name, entry, first) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(_unreadable(path, error, "safetensors")) from error
 
@@ -183,7 +173,7 @@ def _mapped(path: Path, name: str, entry: dict[str, Any], first: int) -> Any:
     dtype, shape, (begin, end) = _DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
     if not 0 <= begin <= end:
         raise ValueError(f'"{name}" lies in bytes [{begin}, {end})')
-    if dtype is None or 0 in shape:
+    if not dtype or 0 in shape:
         return _Other(shape, _OtherDtype(entry["dtype"]))
     if int(np.prod(shape)) * np.dtype(dtype).itemsize != end - begin:
         raise ValueError(f'"{name}" of {list(shape)} has {end - begin} bytes')
