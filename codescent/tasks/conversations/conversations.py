@@ -1,5 +1,5 @@
-"""In: a file of JSON lines. Out: its conversations, every line checked; a prompt and its response are one of two turns.
-Does not know how a conversation is written as text (chat_template.py and response_prepare.py do)."""
+"""In: a file of JSON lines. Out: its conversations, every line checked; a prompt and a response are one of two turns.
+Does not write a conversation as text (chat_template.py and prepare.py do)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Keys:
-    """What the parts of a line are called."""
+    """The keys of a line's JSON object."""
 
     prompt: str = "prompt"
     response: str = "response"
@@ -34,19 +34,19 @@ class Keys:
 
 @dataclass(frozen=True)
 class Conversation:
-    """A line's messages, and where it stands: "FILE:LINE"."""
+    """The messages of a line, and its place: "FILE:LINE"."""
 
     where: str
     messages: tuple[Message, ...]
 
 
 def half_a_character(value: Any) -> bool:
-    """Whether a text has half of a surrogate pair; or any text in a JSON value, keys too."""
+    """Whether any text in a JSON value, keys included, has half of a surrogate pair."""
     return any(_SURROGATE.search(text) for text in texts_of(value))
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Every text in a JSON value, keys too, however deep."""
+    """Every text in a JSON value, keys included, at any depth."""
     left = [value]
     while left:
         match left.pop():
@@ -59,7 +59,7 @@ def texts_of(value: Any) -> Iterator[str]:
 
 
 class Problems:
-    """What is wrong with lines; of very many the first are told.
+    """What is wrong with the lines of a file; the first MOST_PROBLEMS are named.
 
     Attributes:
         path: the file.
@@ -70,7 +70,7 @@ class Problems:
         self._found: list[str] = []
 
     def add(self, *problems: str) -> None:
-        """One more line that is no example."""
+        """Add what is wrong with a line."""
         self._found += problems
 
     def refuse(self) -> None:
@@ -82,14 +82,14 @@ class Problems:
 
 
 def read_conversations(path: Path, keys: Keys, *, with_template: bool) -> list[Conversation]:
-    """The conversations of a file: all of messages, or all of a prompt and a response, as its first line is.
+    """The conversations of a file. All lines are of the first one's kind: messages, or a prompt and a response.
 
-    A line that has messages is taken for these, whatever else is in it; but without a template, for its pair.
+    A line that has both is read as messages with a template, and as a pair without one.
 
     Args:
         path: a JSON object a line; lines of white space are skipped.
-        keys: what is read of it.
-        with_template: a chat template is given, without which messages cannot be written as text.
+        keys: of its object.
+        with_template: there is a chat template; without one messages cannot be written as text.
 
     Raises:
         UserError: the lines that are no conversations, or not of the first one's kind; messages without a template.
@@ -118,7 +118,7 @@ def read_conversations(path: Path, keys: Keys, *, with_template: bool) -> list[C
 
 
 def _objects(path: Path, problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each line stands and the object that it is; what is none goes to the problems."""
+    """The place and the object of each line; a line that is none goes to the problems."""
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
             continue
@@ -147,7 +147,7 @@ def _messages(value: dict[str, Any], keys: Keys, kind: str) -> tuple[Message, ..
 
 
 def _wrong_pair(value: dict[str, Any], keys: Keys) -> Iterator[str]:
-    """Why a line is no prompt with a response; the first reason."""
+    """The first reason why a line is no prompt with a response."""
     for key in (keys.prompt, keys.response):
         if not isinstance(value.get(key), str):
             there = ", ".join(map(str, value)) or "nothing"
@@ -164,7 +164,7 @@ def _wrong_pair(value: dict[str, Any], keys: Keys) -> Iterator[str]:
 
 
 def _wrong_messages(value: dict[str, Any], keys: Keys) -> Iterator[str]:
-    """Why a line is no conversation, each reason."""
+    """Every reason why a line is no conversation."""
     messages = value[keys.messages]
     if not isinstance(messages, list):
         yield f'"{keys.messages}": a list of messages is needed, found {type(messages).__name__}'
@@ -178,7 +178,7 @@ def _wrong_messages(value: dict[str, Any], keys: Keys) -> Iterator[str]:
 
 
 def _wrong_message(message: Any) -> Iterator[str]:
-    """Why it is no message; the first reason."""
+    """The first reason why it is no message."""
     if not isinstance(message, dict):
         yield f"an object with a role and a content is needed, found {type(message).__name__}"
         return
