@@ -4,13 +4,14 @@ Does not start a process, allocate a tensor or import torch; what a strategy ref
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codescent import models, tasks
 from codescent.base.errors import UserError
+from codescent.base.nearest import in_words, near_divisors, near_multiples, nearest_divisors
 from codescent.models.lora import declare as lora_shape
 from codescent.plan import (
     AXES,
@@ -35,7 +36,6 @@ from codescent.plan import (
 )
 from codescent.plan.schedule import accumulate
 from codescent.strategies import ORDER, Ask, Strategy
-from codescent.strategies.refusals import near_divisors, near_multiples, nearest_divisors
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config, Parallel
@@ -107,7 +107,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     if resolved is None:
         raise UserError(*problems)
     model, task, layout = _model_facts(config, resolved), resolved.task, _layout(config)
-    work = _work(config, resolved, microbatch_size, num_microbatches)
+    work = _work(config, resolved, model, microbatch_size, num_microbatches)
     problems += [*_too_long(resolved.shape, work), *_not_for(config, resolved, mesh)]
     strategies, ask = chosen(config.parallel), Ask(mesh, work, world_size, config.train.microbatch_size)
     problems += [problem for strategy in strategies for problem in strategy.refuse(ask)]
@@ -171,7 +171,7 @@ def _without(refused: Mapping[str, str], parallel: Parallel, mesh: Mesh) -> Iter
             yield f"parallel.{key} = {str(value).lower()}: {why}; nearest that would do: parallel.{key} = {near}"
 
 
-def _work(config: Config, resolved: Resolved, microbatch_size: int, num_microbatches: int) -> Work:
+def _work(config: Config, resolved: Resolved, model: ModelFacts, microbatch_size: int, num_microbatches: int) -> Work:
     """What a step computes."""
     shape, task = resolved.shape, resolved.task
     return Work(
@@ -187,11 +187,11 @@ def _work(config: Config, resolved: Resolved, microbatch_size: int, num_microbat
         microbatch_size=microbatch_size,
         num_microbatches=num_microbatches,
         precision=config.train.precision,
-        forward_flops=models.forward_flops(resolved.kind, shape, resolved.seq_len, resolved.lora),
-        dropout=shape.dropout,
-        head_chunk_tokens=config.train.head_chunk_tokens,
-        streams=models.streams_of(shape),
-        encoder_layers=models.encoder_layers(shape),
+        forward_flops=model.forward_flops,
+        dropout=model.dropout,
+        head_chunk_tokens=model.head_chunk_tokens,
+        streams=shape.streams,
+        encoder_layers=model.encoder_layers,
         beside=task.extras,
         task=task.name,
         head_share=task.head_share,
@@ -200,23 +200,9 @@ def _work(config: Config, resolved: Resolved, microbatch_size: int, num_microbat
 
 
 def _model_facts(config: Config, resolved: Resolved) -> ModelFacts:
-    shape, weights = resolved.shape, resolved.weights
-    return ModelFacts(
-        kind=resolved.kind,
-        num_layers=shape.num_layers,
-        hidden_dim=shape.hidden_dim,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab_size,
-        forward_flops=models.forward_flops(resolved.kind, shape, resolved.seq_len, resolved.lora),
-        dropout=shape.dropout,
-        encoder_layers=models.encoder_layers(shape),
-        head_chunk_tokens=config.train.head_chunk_tokens,
-        sizes=dataclasses.asdict(shape),
-        lora=resolved.lora,
-        weights=None if weights is None else str(weights),
-    )
+    weights, chunk = resolved.weights, config.train.head_chunk_tokens
+    weights_path = None if weights is None else str(weights)
+    return models.facts_of(resolved.kind, resolved.shape, resolved.seq_len, resolved.lora, chunk, weights_path)
 
 
 def _too_long(shape: models.Shape, work: Work) -> Iterator[str]:
@@ -237,7 +223,7 @@ def _too_long(shape: models.Shape, work: Work) -> Iterator[str]:
 def _not_for(config: Config, resolved: Resolved, mesh: Mesh) -> Iterator[str]:
     """What model and task do not go with: layouts, generating text, being compiled."""
     kind = resolved.kind
-    yield from _without(models.refused(resolved.shape), config.parallel, mesh)
+    yield from _without(resolved.shape.refuses, config.parallel, mesh)
     yield from tasks.refusals(resolved.ask)
     if config.log.sample_tokens and kind not in models.GENERATING:
         yield (
@@ -326,7 +312,7 @@ def _mesh(config: Config, world_size: int, problems: list[str]) -> Mesh:
     if copies is None and not rest:
         return dataclasses.replace(mesh, dp_replicate=left)
     if copies is None:
-        ranks = _either(_near_ranks(config, mesh, world_size / copy)) or near_multiples(world_size, copy)
+        ranks = in_words(_near_ranks(config, mesh, world_size / copy)) or near_multiples(world_size, copy)
         problems.append(
             f"parallel: {_equation(degrees)} = {copy} ranks for one copy of the model, which do not divide the run's "
             f"{world_size}; nearest that would do: {ranks} ranks"
@@ -342,10 +328,6 @@ def _mesh(config: Config, world_size: int, problems: list[str]) -> Mesh:
 
 def _equation(degrees: Mapping[str, int | None]) -> str:
     return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree is not None)
-
-
-def _either(numbers: Iterable[int]) -> str:
-    return " or ".join(str(number) for number in numbers)
 
 
 def _unit(config: Config, mesh: Mesh) -> int:
@@ -368,10 +350,10 @@ def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
     size, microbatch = config.train.global_batch_size, config.train.microbatch_size
     if size % mesh.dp:
         ranks = _near_ranks(config, mesh, mesh.dp_replicate)
-        fewer_or_more = f", or {_either(ranks)} ranks" if ranks else ""
+        fewer_or_more = f", or {in_words(ranks)} ranks" if ranks else ""
         if ranks and config.parallel.dp_replicate is not None:
-            copies = _either(number * mesh.dp_replicate // mesh.world_size for number in ranks)
-            fewer_or_more = f", or parallel.dp_replicate = {copies} on {_either(ranks)} ranks"
+            copies = in_words([number * mesh.dp_replicate // mesh.world_size for number in ranks])
+            fewer_or_more = f", or parallel.dp_replicate = {copies} on {in_words(ranks)} ranks"
         problems.append(
             f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks; nearest that would "
             f"do: {near_multiples(size, mesh.dp * (microbatch or 1))} samples{fewer_or_more}"

@@ -57,8 +57,8 @@ def test_a_sample_is_a_line_and_its_reverse(tmp_path: Path, shard_tokens: int, m
         ("o p>", "<p o>", "p o>."),
     ]
     samples = source.read(np.array([2, 0, 1]))
-    assert samples.beside["source_lengths_B"].tolist() == [4, 3, 2]
-    assert samples.beside["target_lengths_B"].tolist() == [5, 4, 3]
+    assert samples.extras["source_lengths_B"].tolist() == [4, 3, 2]
+    assert samples.extras["target_lengths_B"].tolist() == [5, 4, 3]
     assert source.losses(np.array([2, 0, 1])).tolist() == [5, 4, 3]
     assert (samples.targets[:, :4] == -1).all()
     assert ((samples.targets >= 0).sum(1) == source.losses(np.array([2, 0, 1]))).all()

@@ -169,6 +169,6 @@ def test_ranks_know_the_losses_of_the_whole_step_and_what_is_beside_tokens() -> 
         assert [len(batch.inputs) for batch in batches] == [1, 1, 2]
         assert torch.cat([batch.inputs[:, 0] for batch in batches]).tolist() == wanted.tolist()
         assert torch.cat([batch.targets[:, 0] for batch in batches]).tolist() == (-wanted).tolist()
-        assert torch.cat([batch.beside["lengths_B"] for batch in batches]).tolist() == (10 * wanted).tolist()
+        assert torch.cat([batch.extras["lengths_B"] for batch in batches]).tolist() == (10 * wanted).tolist()
     for loader in halves:
         loader.close()

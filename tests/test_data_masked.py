@@ -56,10 +56,10 @@ def test_a_sample_is_its_text_with_some_tokens_hidden(
     assert not told[:, [0, -1]].any()
     text = np.where(told, samples.targets, samples.inputs)[:, 1:-1]
     assert (text == dataset.validation.read(numbers, seq_len - 2)[:, :-1]).all()
-    assert (samples.beside["segments_BT"] == 0).all()
-    assert samples.beside["lengths_B"].tolist() == [seq_len] * len(numbers)
+    assert (samples.extras["segments_BT"] == 0).all()
+    assert samples.extras["lengths_B"].tolist() == [seq_len] * len(numbers)
     assert source.losses(numbers[:3]).tolist() == [hidden] * 3
-    arrays = (samples.inputs, samples.targets, *samples.beside.values())
+    arrays = (samples.inputs, samples.targets, *samples.extras.values())
     assert {array.dtype for array in arrays} == {np.dtype("int64")}
 
 

@@ -59,10 +59,10 @@ def test_samples_are_what_was_cut(tmp_path: Path, request_: QuestionRequest) -> 
     samples = dataset.train.read(np.array([2, 0]))
     assert samples.inputs.shape == (2, 64)
     assert samples.targets.shape == (2, 2)
-    assert {array.dtype for array in (samples.inputs, samples.targets, *samples.beside.values())} == {np.dtype("int64")}
+    assert {array.dtype for array in (samples.inputs, samples.targets, *samples.extras.values())} == {np.dtype("int64")}
     tokenizer = load(dataset.path / "tokenizer.json")
     for row, targets, length, segments in zip(
-        samples.inputs, samples.targets, samples.beside["lengths_B"], samples.beside["segments_BT"]
+        samples.inputs, samples.targets, samples.extras["lengths_B"], samples.extras["segments_BT"]
     ):
         assert row[length - 1] == tokenizer.separator
         assert (row[length:] == 0).all()
@@ -236,4 +236,4 @@ def test_a_course_run_on_real_questions(data_dir: Path, tmp_path: Path, monkeypa
     assert samples.inputs.shape[1] == 384
     assert (samples.inputs[:, 0] == tokenizer.begin).all()
     assert (samples.inputs == tokenizer.end).sum(1).tolist() == [2] * len(numbers)
-    assert ((samples.inputs != tokenizer.pad).sum(1) == samples.beside["lengths_B"]).all()
+    assert ((samples.inputs != tokenizer.pad).sum(1) == samples.extras["lengths_B"]).all()

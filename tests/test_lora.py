@@ -68,7 +68,7 @@ def adapted(kind: str, *, targets: str | None = None, whole: str | None = None) 
 
 def module_with_values(kind: str, shape: models.Shape, lora: Lora | None) -> torch.nn.Module:
     """In fp64, no adapter's matrix zero."""
-    module = models.construct(kind, shape, 5, "cpu", lora=lora).double()
+    module = models.construct(models.facts_of(kind, shape, None, lora, 5), "cpu").double()
     initialize_(module, 1, models.parameters_of(kind, shape, lora))
     with torch.no_grad():
         for number, (name, tensor) in enumerate(module.named_parameters()):
@@ -81,7 +81,7 @@ def module_with_values(kind: str, shape: models.Shape, lora: Lora | None) -> tor
 def test_the_module_has_the_declared_adapters(kind: str) -> None:
     shape, lora = adapted(kind, whole="norm_1")
     declared = models.parameters_of(kind, shape, lora)
-    module = models.construct(kind, shape, lora=lora)
+    module = models.construct(models.facts_of(kind, shape, None, lora))
     found = {name: (tuple(tensor.shape), tensor.requires_grad) for name, tensor in module.named_parameters()}
     assert list(found.items()) == [(p.name, (p.shape, p.trained)) for p in declared]
     matrices = [p for p in models.parameters_of(kind, shape) if p.name.startswith("blocks.") and len(p.shape) > 1]
@@ -89,7 +89,7 @@ def test_the_module_has_the_declared_adapters(kind: str) -> None:
     assert len(adapters) == 2 * len(matrices) > 0
     assert sum(p.numel for p in adapters) == sum(RANK * (math.prod(p.shape[:-1]) + p.shape[-1]) for p in matrices)
     for part in (range(2), range(2, shape.num_layers + 2)):  # a pipeline's chunks have the adapters of their layers
-        chunk = models.construct(kind, shape, depths=part, lora=lora)
+        chunk = models.construct(models.facts_of(kind, shape, None, lora), depths=part)
         held = [p.name for p in declared if any(depth in part for depth in p.depths)]
         assert [name for name, _ in chunk.named_parameters()] == held
 
@@ -99,7 +99,10 @@ def test_the_module_has_the_declared_adapters(kind: str) -> None:
 def test_gradients_follow_the_chain_rule(kind: str, recompute: bool) -> None:
     """With W' = W + s B A in place of W: the same loss, dA = s B^T dW', dB = s dW' A^T; nothing else has a gradient."""
     shape, lora = adapted(kind, whole="norm_1")
-    module, plain = module_with_values(kind, shape, lora), models.construct(kind, shape, 5, "cpu").double()
+    module, plain = (
+        module_with_values(kind, shape, lora),
+        models.construct(models.facts_of(kind, shape, None, None, 5), "cpu").double(),
+    )
     values = dict(module.named_parameters())
     with torch.no_grad():
         for name, tensor in plain.named_parameters():

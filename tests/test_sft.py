@@ -59,7 +59,7 @@ def test_only_the_response_is_wanted(tmp_path: Path) -> None:
     source = dataset.source("train", 8, 8)
     assert (source.num_samples, source.left_out) == (2, 0)
     samples = source.read(np.array([0, 1]))
-    text = [bytes(row[: int(length)].tolist()) for row, length in zip(samples.inputs, samples.beside["lengths_B"])]
+    text = [bytes(row[: int(length)].tolist()) for row, length in zip(samples.inputs, samples.extras["lengths_B"])]
     assert text == [b"<ab|cd>", "<|é>".encode()]
     end = 256
     assert samples.targets.tolist() == [

@@ -113,7 +113,9 @@ class _Reader:
         self.cache = self._new_cache(len(rows))
 
     def _new_cache(self, num_rows: int) -> KVCache:
-        return KVCache(self.module.shape, num_rows, self.device, self.module.tok.weight.dtype)
+        shape = self.module.shape
+        size = (num_rows, shape.seq_len, shape.num_kv_heads, shape.head_dim)
+        return KVCache(shape.num_layers, size, self.device, self.module.tok.weight.dtype)
 
     @torch.no_grad()
     def first(self) -> Tensor:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from codescent.base.nearest import near_multiples
 from codescent.plan import DTYPE_BYTES, Collective, Plan, Schedule, TensorPlan, Traffic, Verb
 from codescent.plan.pipeline import cut, cut_at, pipeline, refusals
-from codescent.strategies.refusals import near_degrees, near_multiples
+from codescent.strategies.refusals import near_degrees
 from codescent.strategies.strategy import Ask, Gradients, Here
 
 if TYPE_CHECKING:
@@ -28,10 +29,10 @@ class PipelineOptions:
     cut: str
 
 
-class PuttingOff(Protocol):
-    """What can put off making the gradient of its weight, as models have it."""
+class Deferring(Protocol):
+    """A layer that can defer the gradient of its weight."""
 
-    later: list[Any] | None
+    deferred: list[Any] | None
 
 
 class Pipeline:
@@ -178,10 +179,10 @@ class Pipeline:
     def divide(self, part: torch.nn.Module, here: Here) -> None:
         """What is a stage's is decided before it is made; zero-bubble puts products of the weight parts off."""
         if here.plan.mesh.degree(self.axis) > 1 and self.name == "zero-bubble":
-            later: list[Any] = []
+            deferred: list[Any] = []
             for layer in part.modules():
-                if hasattr(layer, "later") and getattr(getattr(layer, "weight", None), "requires_grad", True):
-                    cast(PuttingOff, layer).later = later
+                if hasattr(layer, "deferred") and getattr(getattr(layer, "weight", None), "requires_grad", True):
+                    cast(Deferring, layer).deferred = deferred
 
     def gradients(self, parts: Sequence[torch.nn.Module], here: Here) -> Gradients | None:
         """Of a stage's weights like of any others: others'."""

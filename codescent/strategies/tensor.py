@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from codescent.base.nearest import near_multiples
 from codescent.plan import (
     DTYPE_BYTES,
     WIDE,
@@ -23,7 +24,7 @@ from codescent.plan import (
     Verb,
     Work,
 )
-from codescent.strategies.refusals import near_degrees, near_lengths, near_multiples
+from codescent.strategies.refusals import near_degrees, near_lengths
 from codescent.strategies.strategy import Ask, Gradients, Here
 
 if TYPE_CHECKING:

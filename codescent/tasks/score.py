@@ -26,6 +26,6 @@ def mean_loss(module: nn.Module, source: Source, seq_len: int, device: torch.dev
         numbers = np.arange(first, min(first + at_once(seq_len), source.num_samples))
         batch = Batch.of(source.read(numbers)).to(device, next(module.parameters()).dtype)
         with torch.no_grad():
-            total += module(batch.inputs, batch.targets, **batch.beside).double().item()
+            total += module(batch.inputs, batch.targets, **batch.extras).double().item()
         count += int(source.losses(numbers).sum())
     return total / max(1, count), count

@@ -164,8 +164,8 @@ class Task:
         """What the plan must know."""
         values = {key: getattr(ask.data, key) for key in self.keys}
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
-        extras = self.padded or models.reads_beside(shape)
-        return TaskFacts(self.name, extras, models.head_share(shape), self.synthetic(ask.data), identity)
+        extras = self.padded or shape.extras
+        return TaskFacts(self.name, extras, shape.head_share, self.synthetic(ask.data), identity)
 
     def vocab_size(self, ask: Ask) -> int | None:
         """The vocabulary, as far as it is known before the data is prepared.

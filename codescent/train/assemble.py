@@ -53,10 +53,10 @@ def assemble(
         UserError: the corpus is too short for a batch, or a lever that is asked for is not available.
     """
     strategies, here = chosen(config.parallel), Here(plan, world.place.rank, world.groups)
-    shape, parts = models.shape_of_facts(plan.model), []
+    parts = []
     for depths in plan.schedule.parts(world.stage):
-        part = models.construct(plan.model.kind, shape, plan.model.head_chunk_tokens, "meta", depths, plan.model.lora)
-        _widen(part, plan.work.precision)
+        part = models.construct(plan.model, "meta", depths)
+        _widen(part, config.train.precision)
         for strategy in strategies:
             strategy.divide(part, here)
         parts.append(_with_memory(part, here.tensors[0], world.device))

@@ -13,7 +13,7 @@ import torch
 
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Batch, Loader, Portion
-from codescent.operators.linear import Later
+from codescent.operators.linear import Deferred
 from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
 from codescent.train.messages import Message
@@ -61,12 +61,12 @@ class Trainable(Protocol):
     Attributes:
         embeds: whether it begins with the embedding: it reads tokens; else activations.
         ends: whether it ends with the head: it gives the sum of the token losses; else activations.
-        later: what its backward passes have put off, where they do.
+        deferred: gradients of weights that its backward passes have deferred, where they do.
     """
 
     embeds: bool
     ends: bool
-    later: Later
+    deferred: Deferred
     training: bool
 
     def train(self, mode: bool = True) -> object:
@@ -224,10 +224,10 @@ class Executor:
         for number, chunk in enumerate(self.chunks):
             inputs = batch.inputs if chunk.part.embeds else self.messages.receive(receives.pop(0)).wait()
             if chunk.part.ends:
-                loss += chunk.part(inputs, batch.targets, **batch.beside)
+                loss += chunk.part(inputs, batch.targets, **batch.extras)
             else:
                 to = Instruction(Verb.SEND_ACTIVATION, 0, chunk=number, peer=(stage + 1) % degree)
-                self.messages.send(to, chunk.part(inputs, **batch.beside))
+                self.messages.send(to, chunk.part(inputs, **batch.extras))
         return loss
 
     def sum_of_losses(self, loss: torch.Tensor) -> torch.Tensor:
@@ -270,14 +270,14 @@ class Executor:
             inputs = self.batch.inputs
         else:
             inputs = chunk.inputs[number].requires_grad_()
-        beside = self.batch.beside if self.plan.work.beside and self.batch is not None else {}
+        extras = self.batch.extras if self.plan.work.beside and self.batch is not None else {}
         if chunk.part.ends:
             assert self.batch is not None
-            loss = chunk.part(inputs, self.batch.targets, loss_scale=1.0 / self.portion.losses, **beside)
+            loss = chunk.part(inputs, self.batch.targets, loss_scale=1.0 / self.portion.losses, **extras)
             chunk.outputs[number] = loss
             self.loss_sum += loss.detach()
         else:
-            chunk.outputs[number] = chunk.part(inputs, **beside)
+            chunk.outputs[number] = chunk.part(inputs, **extras)
 
     def _backward(self, instruction: Instruction) -> None:
         chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
@@ -302,19 +302,19 @@ class Executor:
         made: list[tuple[torch.Tensor, torch.Tensor]] = [
             (weight, gradient) for weight, gradient in zip(weights, found, strict=True) if gradient is not None
         ]
-        later = list(chunk.part.later)
-        assert all(isinstance(weight, torch.nn.Parameter) for weight, _ in later), "a gradient that nobody would add"
-        chunk.put_off[number] = made, later
-        chunk.part.later.clear()
+        deferred = list(chunk.part.deferred)
+        assert all(isinstance(weight, torch.nn.Parameter) for weight, _ in deferred), "a gradient that nobody would add"
+        chunk.put_off[number] = made, deferred
+        chunk.part.deferred.clear()
 
     def _backward_weight(self, instruction: Instruction) -> None:
         """What was put off; all of the chunk's gradients arrive now, as in one backward pass."""
         chunk, number = self.chunks[instruction.chunk], _microbatch(instruction)
-        made, later = chunk.put_off.pop(number)
+        made, deferred = chunk.put_off.pop(number)
         self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk)
         if made:
             torch.autograd.backward([weight for weight, _ in made], [gradient for _, gradient in made])
-        for weight, make in later:  # one after the other: what is complete leaves while the next is made
+        for weight, make in deferred:  # one after the other: what is complete leaves while the next is made
             torch.autograd.backward([weight], [make()])
 
     def _send_activation(self, instruction: Instruction) -> None:
@@ -353,7 +353,7 @@ class Chunk:
         self.outputs: dict[int, torch.Tensor] = {}
         self.output_gradients: dict[int, torch.Tensor] = {}
         self.input_gradients: dict[int, torch.Tensor] = {}
-        self.put_off: dict[int, tuple[list[tuple[torch.Tensor, torch.Tensor]], Later]] = {}
+        self.put_off: dict[int, tuple[list[tuple[torch.Tensor, torch.Tensor]], Deferred]] = {}
 
 
 def message_shape(plan: Plan) -> tuple[int, int]:

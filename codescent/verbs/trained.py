@@ -194,7 +194,7 @@ def module_of(trained: Trained, device: torch.device) -> nn.Module:
     """
     values = Values(trained, InMemory)
     tensors = {p.name: values.box(p.name, tuple(slice(0, size) for size in p.shape)) for p in trained.declared}
-    module = models.construct(trained.kind, trained.shape)
+    module = models.construct(models.facts_of(trained.kind, trained.shape))
     module.load_state_dict(tensors, assign=True)
     narrow = device.type == "cuda" and trained.config.train.precision == "bf16"
     return module.to(device, torch.bfloat16 if narrow else None)

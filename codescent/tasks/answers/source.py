@@ -54,8 +54,8 @@ class QuestionSource:
         """
         numbers = in_range(numbers, self.num_samples, self.name)
         rows = self.rows[numbers]
-        beside = {"segments_BT": segments_of(rows), "lengths_B": rows["length"].astype(np.int64)}
-        return Samples(rows["tokens"].astype(np.int64), rows["targets"].astype(np.int64), beside)
+        extras = {"segments_BT": segments_of(rows), "lengths_B": rows["length"].astype(np.int64)}
+        return Samples(rows["tokens"].astype(np.int64), rows["targets"].astype(np.int64), extras)
 
     def losses(self, numbers: Numbers) -> Numbers:
         """One for each."""

@@ -81,8 +81,8 @@ class MaskedSource:
         targets = np.full_like(inputs, -1)
         np.put_along_axis(inputs, chosen + 1, hidden, 1)
         np.put_along_axis(targets, chosen + 1, told, 1)
-        beside = {"segments_BT": np.zeros_like(inputs), "lengths_B": np.full(len(numbers), inputs.shape[1], np.int64)}
-        return Samples(inputs, targets, beside)
+        extras = {"segments_BT": np.zeros_like(inputs), "lengths_B": np.full(len(numbers), inputs.shape[1], np.int64)}
+        return Samples(inputs, targets, extras)
 
     def losses(self, numbers: Numbers) -> Numbers:
         """The same for each."""

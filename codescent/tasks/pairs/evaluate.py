@@ -72,8 +72,8 @@ def score_lines(
         batch = Batch.of(source.read(numbers)).to(device, torch.float32)
         wanted_BT = batch.targets[:, shape.source_len :]
         with torch.no_grad():
-            loss += float(module(batch.inputs, batch.targets, **batch.beside))
-            forced.count(module(batch.inputs, **batch.beside).argmax(-1), wanted_BT)
-        source_BS, lengths_B = batch.inputs[:, : shape.source_len], batch.beside["source_lengths_B"]
+            loss += float(module(batch.inputs, batch.targets, **batch.extras))
+            forced.count(module(batch.inputs, **batch.extras).argmax(-1), wanted_BT)
+        source_BS, lengths_B = batch.inputs[:, : shape.source_len], batch.extras["source_lengths_B"]
         alone.count(greedy(module, source_BS, lengths_B, source.begin, source.end), wanted_BT)
     return LineScore(lines, tokens, loss / max(1, tokens), forced, alone)

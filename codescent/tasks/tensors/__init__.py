@@ -111,5 +111,5 @@ def _recipe(ask: Ask) -> Synthetic:
     given = {name: getattr(model, name) for name in models.SIZES if name != "head"}
     shape = models.shape_of(ask.kind, given, model.preset, bias=model.bias, dropout=model.dropout)
     samples, seed = parse(ask.data.corpus)
-    source_len, target_len = models.streams_of(shape)
+    source_len, target_len = shape.streams
     return make_recipe(samples, Sizes(source_len, target_len, shape.hidden_dim), seed, ask.data.validation_fraction)
