@@ -69,7 +69,7 @@ class OrderDataset(TextDataset):
 class Order(TextTask):
     name = "order"
     kinds = ("gpt2", "llama")
-    padded = True
+    extras = True
     marks = 2
     unit = "pairs of lines"
 

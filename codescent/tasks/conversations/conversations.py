@@ -58,27 +58,11 @@ def texts_of(value: Any) -> Iterator[str]:
                 left += [*fields, *fields.values()]
 
 
-class Problems:
-    """What is wrong with the lines of a file; the first MOST_PROBLEMS are named.
-
-    Attributes:
-        path: the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._found: list[str] = []
-
-    def add(self, *problems: str) -> None:
-        """Add what is wrong with a line."""
-        self._found += problems
-
-    def refuse(self) -> None:
-        """Raise UserError with them, if there are any."""
-        if more := self._found[MOST_PROBLEMS:]:
-            raise UserError(*self._found[:MOST_PROBLEMS], f"{self.path}: {len(more)} more of such")
-        if self._found:
-            raise UserError(*self._found)
+def refuse(path: Path, problems: list[str]) -> None:
+    """Raise UserError with the first problems of a file's lines, and how many more there are; if there are any."""
+    more = len(problems) - MOST_PROBLEMS
+    if problems:
+        raise UserError(*problems[:MOST_PROBLEMS], *([f"{path}: {more} more of such"] if more > 0 else []))
 
 
 def read_conversations(path: Path, keys: Keys, *, with_template: bool) -> list[Conversation]:
@@ -94,7 +78,8 @@ def read_conversations(path: Path, keys: Keys, *, with_template: bool) -> list[C
     Raises:
         UserError: the lines that are no conversations, or not of the first one's kind; messages without a template.
     """
-    problems, found = Problems(path), []
+    problems: list[str] = []
+    found = []
     first_kind = first_where = ""
     for where, value in _objects(path, problems):
         kind = _kind(value, keys, with_template=with_template)
@@ -106,18 +91,18 @@ def read_conversations(path: Path, keys: Keys, *, with_template: bool) -> list[C
                 "the model that is tuned, its tokenizer_config.json or its chat_template.jinja"
             )
         if kind != first_kind:
-            problems.add(
+            problems.append(
                 f"{where}: {kind}, and the first line has {first_kind} ({first_where}): a file has lines of one kind"
             )
         elif wrong := list(_wrong_messages(value, keys) if kind == TURNS else _wrong_pair(value, keys)):
-            problems.add(*(f"{where}: {problem}" for problem in wrong))
+            problems += [f"{where}: {problem}" for problem in wrong]
         else:
             found.append(Conversation(where, _messages(value, keys, kind)))
-    problems.refuse()
+    refuse(path, problems)
     return found
 
 
-def _objects(path: Path, problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
+def _objects(path: Path, problems: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The place and the object of each line; a line that is none goes to the problems."""
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
@@ -126,12 +111,12 @@ def _objects(path: Path, problems: Problems) -> Iterator[tuple[str, dict[str, An
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            problems.add(f"{where}: not JSON: {error}")
+            problems.append(f"{where}: not JSON: {error}")
             continue
         if isinstance(value, dict):
             yield where, value
         else:
-            problems.add(f"{where}: a JSON object is needed, found {type(value).__name__}")
+            problems.append(f"{where}: a JSON object is needed, found {type(value).__name__}")
 
 
 def _kind(value: dict[str, Any], keys: Keys, *, with_template: bool) -> str:
