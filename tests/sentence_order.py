@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from codescent import tasks
+from codescent.data.prepared import digest
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.dataset import open_dataset
-from codescent.data.text.request import digest
 from codescent.tasks.task import Ask
 from codescent.tasks.text import TextDataset, TextTask
 
@@ -69,7 +69,7 @@ class OrderDataset(TextDataset):
 class Order(TextTask):
     name = "order"
     kinds = ("gpt2", "llama")
-    padded = True
+    extras = True
     marks = 2
     unit = "pairs of lines"
 

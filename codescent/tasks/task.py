@@ -123,7 +123,7 @@ class Task:
         kinds: the kinds of model that it is for.
         keys: the keys of [data] that decide its samples, and thus its losses.
         head: the head that a model needs for it, of a kind whose models have several; None: the only one.
-        padded: samples have lengths, or the like, beside tokens, whatever the model.
+        extras: samples have extras, such as their lengths, with every kind of model (see `Samples`).
         files: names of the files that a run keeps of its data.
         unit: what one loss belongs to, in words.
         peft_task_type: `peft`'s name of the task; None: it has none.
@@ -134,7 +134,7 @@ class Task:
     kinds: tuple[str, ...]
     keys: tuple[str, ...] = ("corpus", "tokenizer", "validation_fraction", "text_key")
     head: str | None = None
-    padded = False
+    extras = False
     files: tuple[str, ...] = (TOKENIZER,)
     unit = "tokens"
     peft_task_type: str | None = None
@@ -164,7 +164,7 @@ class Task:
         """What the plan must know."""
         values = {key: getattr(ask.data, key) for key in self.keys}
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
-        extras = self.padded or shape.extras
+        extras = self.extras or shape.extras
         return TaskFacts(self.name, extras, shape.head_share, self.synthetic(ask.data), identity)
 
     def vocab_size(self, ask: Ask) -> int | None:

@@ -29,7 +29,7 @@ from codescent.tasks.score import at_once
 from codescent.tasks.task import Trial
 
 LogitsOf = Callable[[Samples], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
-"""The logits of n samples: for each position, that the answer begins there, and that it ends there: [n, max_length]."""
+"""The logits of n samples, that the answer begins and that it ends at a position: twice [n, max_length]."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ def evaluate_questions(
     """Answer every question and score the answers.
 
     Args:
-        logits_of: the model; is given `batch_size` windows at a time, the last time less.
+        logits_of: the model; it is called with at most `batch_size` windows.
         source: a validation split.
-        questions: those that it was made of (`QuestionDataset.questions`).
+        questions: of that split (`QuestionDataset.questions`).
         batch_size: windows at a time.
-        decoding: how answers are read off; None: as BERT does.
+        decoding: how answers are read off the logits; None: as BERT does.
 
     Raises:
         UserError: logits that are not finite.
@@ -102,7 +102,7 @@ def answer_lines(trial: Trial, out: Path) -> list[str]:
 
 
 def _questions(trial: Trial) -> tuple[QuestionSource, Questions]:
-    """What is asked: the run's own validation questions, or all of a file, cut as the run cuts."""
+    """The run's own validation questions, or those of a file, cut as the run cuts."""
     if trial.data is None:
         dataset = trial.open_dataset()
         assert isinstance(dataset, QuestionDataset)

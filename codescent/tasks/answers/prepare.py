@@ -1,5 +1,5 @@
 """In: SQuAD or files of its form, a tokenizer, sizes. Out: the folder of their windows: complete or absent.
-Does not read them again (question_source.py does)."""
+Does not open the folder (source.py does)."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ PUBLISHED = {"train": download.SQUAD_TRAIN, "validation": download.SQUAD_DEV}
 
 @dataclass(frozen=True)
 class QuestionRequest:
-    """Prepared questions as asked for.
+    """What is to be prepared.
 
     Attributes:
         corpus: "squad" (v1.1 as published), or a training file of its form.
         validation: a file of that form; None: SQuAD's dev-v1.1.json, which only "squad" has.
         tokenizer: bert, bert-cased, `bert:FILE`, `bert-cased:FILE`, or a WordPiece tokenizer's JSON file; None: bert.
         sizes: how contexts are cut.
-        max_train, max_validation: only so many questions, the first ones; None: all.
+        max_train, max_validation: the first so many questions; None: all.
     """
 
     corpus: str = SQUAD
@@ -82,7 +82,7 @@ class QuestionRequest:
         return key
 
     def read(self, split: str) -> Questions:
-        """The questions of a split, from where they are or downloaded.
+        """The questions of a split; published ones are downloaded.
 
         Raises:
             UserError: not there, or not of SQuAD's form.
@@ -126,7 +126,7 @@ def prepare_questions(request: QuestionRequest, root: Path, *, progress: bool = 
 
 
 def _make(request: QuestionRequest, key: dict[str, Any], folder: Path, progress: bool) -> None:
-    """Write everything; the description, which makes it a dataset, last."""
+    """Write all files; the description, which makes the folder a dataset, last."""
     tokenizer = _tokenizer(request.tokenizer or "bert")
     described = {}
     read = {split: request.read(split) for split in SPLITS}  # all refusals before the work
@@ -150,7 +150,7 @@ def _make(request: QuestionRequest, key: dict[str, Any], folder: Path, progress:
 def _write_split(
     path: Path, questions: Questions, tokenizer: WordPiece, sizes: WindowSizes, progress: bool
 ) -> dict[str, Any]:
-    """Write the windows of a split; what the description tells of them."""
+    """Write the windows of a split; returns their part of the description."""
     cuts = []
     characters = sum(len(question.context) for question in questions.questions)
     with stage(f"cutting {questions.path.name}", characters, progress) as advance:

@@ -1,5 +1,5 @@
 """In: a folder of prepared question windows. Out: its samples by number, memory-mapped, and the questions themselves.
-Does not prepare them (question_prepare.py does) and does not order them (loader.py does)."""
+Does not prepare them (prepare.py does) and does not order them (data/loader.py does)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Description(Described):
 
 
 class QuestionSource:
-    """The windows of one split; each has one loss, that of where its answer begins and ends.
+    """The windows of one split; a window has one loss: where its answer begins and ends.
 
     Attributes:
         rows: the windows as they were made, of the dtype of `WindowSizes.dtype`.
@@ -47,7 +47,7 @@ class QuestionSource:
         self.losses_per_sample: int | None = 1
 
     def read(self, numbers: Numbers) -> Samples:
-        """inputs int64 [n, max_length], targets int64 [n, 2], beside them `segments_BT` and `lengths_B`.
+        """inputs int64 [n, max_length], targets int64 [n, 2], extras `segments_BT` and `lengths_B`.
 
         Raises:
             IndexError: no such sample.
@@ -68,7 +68,7 @@ class QuestionDataset:
 
     Attributes:
         seq_len: positions of a window.
-        description: what is known of their making: all of description.json.
+        description: all of description.json.
         fingerprint: changes with any byte of the windows.
     """
 
@@ -82,11 +82,11 @@ class QuestionDataset:
 
     @property
     def tokenizer_text(self) -> str:
-        """The tokenizer as a file holds it, to be kept elsewhere."""
+        """The text of the tokenizer's file."""
         return (self.path / TOKENIZER).read_text(encoding="utf-8")
 
     def source(self, split: str, seq_len: int, num_targets: int) -> QuestionSource:
-        """The windows of a split. `num_targets` are not asked for: something is wanted of each window as a whole.
+        """The windows of a split. `num_targets` is not used: an answer is wanted of each window.
 
         Raises:
             UserError: the windows have another length.
@@ -96,7 +96,7 @@ class QuestionDataset:
         return self.train if split == "train" else self.validation
 
     def questions(self) -> Questions:
-        """The questions of the validation split, with contexts and answers: `validation.rows["question"]` counts them.
+        """The questions of the validation split, with contexts and answers; `rows["question"]` are their numbers.
 
         Raises:
             UserError: their file is not as it was made.
@@ -107,7 +107,7 @@ class QuestionDataset:
         """Nothing: every byte was compared when it was opened."""
 
     def summary(self) -> list[str]:
-        """What there is to say of it in a few lines."""
+        """What `codescent data` prints."""
         sizes, tokenizer = self.description["sizes"], self.description["tokenizer"]
         lines = [
             f"{self.path}: {tokenizer['kind']}, vocabulary of {self.vocab_size:,}; windows of {sizes['max_length']} "
@@ -133,10 +133,10 @@ def is_question_folder(path: Path) -> bool:
 
 
 def open_questions(path: Path) -> QuestionDataset:
-    """Open prepared questions; every byte of them is compared with its sha256.
+    """Open prepared questions; every file is compared with its sha256.
 
     Raises:
-        UserError: no prepared questions there, or all that is damaged.
+        UserError: there are none, or every file that is damaged.
     """
     description = described(path, _Description, "prepared questions")
     fingerprint = fingerprint_of(path, description["files"])

@@ -35,7 +35,7 @@ class Conversations(Task):
     name = "sft"
     kinds = ("gpt2", "llama")
     keys = (*Task.keys, "template", "chat_template", "prompt_key", "response_key", "messages_key")
-    padded = True
+    extras = True
     files = (TOKENIZER, CHAT)
     unit = "tokens of responses"
     peft_task_type = "CAUSAL_LM"

@@ -1,5 +1,5 @@
 """In: JSON lines of prompts and responses or of messages, a tokenizer. Out: the folder of their tokens, or nothing.
-Does not read it again (responses.py does) and does not check lines (conversations.py does)."""
+Does not open the folder (source.py does) and does not check lines (conversations.py does)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from codescent.data.tokenizers.tokenizer import Tokenizer, token_dtype
 from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.tasks.conversations.chat_template import ChatTemplate
 from codescent.tasks.conversations.chat_tokens import ChatTokens
-from codescent.tasks.conversations.conversations import Conversation, Keys, Message, Problems, read_conversations
+from codescent.tasks.conversations.conversations import Conversation, Keys, Message, read_conversations, refuse
 from codescent.tasks.conversations.source import (
     ARRAYS,
     FORMAT,
@@ -44,16 +44,12 @@ from codescent.tasks.conversations.source import (
 PLAIN = "{prompt}{response}"
 Spans = list[tuple[int, int]]
 Encode = Callable[[tuple[Message, ...]], tuple[list[int], Spans]]
-"""Messages to their tokens and the pieces of these, [begin, end), that are wanted."""
+"""Messages to their tokens, and the pieces [begin, end) of these that are wanted."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """How an example reads: text, "{prompt}", text, "{response}", text; only those two are replaced, once each.
-
-    Raises:
-        UserError: from `parse`, where it is not so.
-    """
+    """How an example reads: text, "{prompt}", text, "{response}", text."""
 
     before: str
     between: str
@@ -61,7 +57,7 @@ class Template:
 
     @classmethod
     def parse(cls, text: str) -> Template:
-        """Of "{prompt}" and "{response}", in this order, each once."""
+        """Raises UserError where the text has not both, in this order, each once."""
         before, prompt, rest = text.partition("{prompt}")
         between, response, after = rest.partition("{response}")
         if not prompt or not response or text.count("{prompt}") > 1 or text.count("{response}") > 1:
@@ -74,17 +70,15 @@ class Template:
 
 @dataclass(frozen=True)
 class ResponseRequest:
-    """Prepared examples as asked for.
+    """What is to be prepared.
 
     Attributes:
         corpus: a file of JSON lines, each an object with a prompt and a response, texts both, or with messages.
         tokenizer: byte, gpt2, bert, bert-cased, bert:FILE, or a tokenizer's JSON file.
         template: see `Template`.
-        prompt_key, response_key: what they are called there.
-        validation_fraction: the last examples, so large a share of them, are the validation split.
-        messages_key: what messages are called there.
-        chat_template: the template that writes messages as text, or where it is: see chat_files.py; None: `template`
-            does, and there are no messages.
+        prompt_key, response_key, messages_key: their keys there.
+        validation_fraction: share of the examples, the last ones, for the validation split.
+        chat_template: writes messages as text; or its path; None: `template` writes prompts and responses.
     """
 
     corpus: str
@@ -98,7 +92,7 @@ class ResponseRequest:
 
     @property
     def path(self) -> Path:
-        """Of the file."""
+        """The corpus."""
         return Path(self.corpus).expanduser()
 
     def key(self) -> dict[str, Any]:
@@ -122,7 +116,7 @@ class ResponseRequest:
 
     @cached_property
     def chat(self) -> ChatTemplate | None:
-        """The chat template, compiled. Raises UserError where it cannot be had."""
+        """The chat template, compiled. Raises UserError: it cannot be read or compiled."""
         given = self.chat_template
         return None if given is None else ChatTemplate.read(given) if isinstance(given, Path) else ChatTemplate(given)
 
@@ -162,7 +156,7 @@ def locate_responses(request: ResponseRequest, root: Path) -> Path | None:
 
 
 def _refuse_other(request: ResponseRequest) -> None:
-    """Raise UserError for what was given beside a folder that was prepared otherwise; a default is not given."""
+    """Raise UserError where a key that is not at its default differs from what the folder was prepared with."""
     prepared = open_description(request.path)["request"]
     problems = [
         f"data.{name} = {getattr(request, name)!r}: {request.path} was prepared with {prepared.get(name)!r}; "
@@ -195,7 +189,7 @@ def prepare_responses(request: ResponseRequest, root: Path, *, progress: bool = 
 
 
 def _make(request: ResponseRequest, key: dict[str, Any], folder: Path, progress: bool) -> None:
-    """Write everything; the description, which makes it a dataset, last."""
+    """Write all files; the description, which makes the folder a dataset, last."""
     tokenizer = tokenizer_of(request.tokenizer)
     chat = None if request.chat is None else ChatTokens(request.chat, tokenizer)
     if chat is not None and progress:
@@ -207,14 +201,15 @@ def _make(request: ResponseRequest, key: dict[str, Any], folder: Path, progress:
     if num_train < 1:
         raise UserError(f"{request.path}: {len(examples)} examples are too few to split into train and validation")
     described: dict[str, Any] = {}
-    problems, dtype = Problems(request.path), token_dtype(tokenizer.vocab_size)
+    problems: list[str] = []
+    dtype = token_dtype(tokenizer.vocab_size)
     with stage(f"tokenising {request.path.name}", len(examples), progress) as advance:
         for split, part in zip(SPLITS, (examples[:num_train], examples[num_train:]), strict=True):
             arrays = _tokens(part, encode, dtype, problems, advance)
             for name, array in zip(ARRAYS, arrays, strict=True):
                 write_array(folder / f"{split}_{name}.npy", array)
             described[split] = {"examples": len(part), "tokens": len(arrays[0])}
-    problems.refuse()
+    refuse(request.path, problems)
     tokenizer.save(folder / TOKENIZER)
     fields = {
         "format": FORMAT,
@@ -227,17 +222,17 @@ def _make(request: ResponseRequest, key: dict[str, Any], folder: Path, progress:
 
 
 def _tell_endless(chat: ChatTokens, tokenizer: Tokenizer) -> None:
-    """Say so where a turn of the assistant ends with no control token: a model learns to end by one."""
+    """Warn where no control token ends a turn of the assistant: a model learns to end by one."""
     try:
         if chat.end() is None:
             stop = "go on to its longest" if tokenizer.separator is None else "end where a document does"
             print(f"data.chat_template: no control token ends the assistant's turn: samples {stop}", file=sys.stderr)
-    except UserError:  # it has no such conversation; those of the file it may have
+    except UserError:  # the template may still write the conversations of the file
         return
 
 
 def _encoder(template: Template, chat: ChatTokens | None, tokenizer: Tokenizer) -> Encode:
-    """How the messages of an example become tokens: by the chat template, or by the plain one."""
+    """The function from messages to tokens: by the chat template, or by the plain one."""
     if chat is None:
         return lambda messages: _encode_pair(messages, template, tokenizer)
 
@@ -249,9 +244,9 @@ def _encoder(template: Template, chat: ChatTokens | None, tokenizer: Tokenizer) 
 
 
 def _encode_pair(messages: tuple[Message, ...], template: Template, tokenizer: Tokenizer) -> tuple[list[int], Spans]:
-    """Tokens of a prompt and its response, which is wanted.
+    """Tokens of a prompt and of its response, which is wanted.
 
-    They are encoded each by itself: what a model continues when it is asked is the prompt's tokens.
+    Each is encoded by itself: a model that is asked continues the tokens of the prompt alone.
     """
     prompt, response = (message["content"] for message in messages)
     end = [] if tokenizer.separator is None else [tokenizer.separator]
@@ -266,16 +261,16 @@ def _tokens(
     examples: list[Conversation],
     encode: Encode,
     dtype: np.dtype[Any],
-    problems: Problems,
+    problems: list[str],
     advance: Callable[[int], None],
 ) -> tuple[np.ndarray[Any, Any], ...]:
-    """Tokens of all examples, where each begins, which pieces are wanted; what cannot be encoded goes to problems."""
+    """Tokens of all examples, where each begins, which pieces are wanted; an example that fails goes to `problems`."""
     parts, begins, wanted = [np.empty(0, dtype)], [0], []
     for example in examples:
         try:
             tokens, spans = encode(example.messages)
         except UserError as error:
-            problems.add(*(f"{example.where}: {problem}" for problem in error.problems))
+            problems += [f"{example.where}: {problem}" for problem in error.problems]
             continue
         wanted += [(begins[-1] + begin, begins[-1] + end) for begin, end in spans]
         begins.append(begins[-1] + len(tokens))

@@ -1,5 +1,5 @@
 """In: a trained decoder, a text. Out: its loss, perplexity and bits per byte on all of the text, in lines.
-Does not read the run folder (trained.py does) and holds a text of the user's in memory."""
+Does not read the run folder (verbs/trained.py does). It holds the user's text in memory."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from codescent.tasks.score import at_once
 from codescent.tasks.task import Trial
 
 DECODED_AT_ONCE = 1 << 16
-LARGEST_LOSS = 700.0  # whose e is still a number
+LARGEST_LOSS = 700.0  # exp of a larger one is no finite number
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 Tokens = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class TextScore:
-    """How well a text was foretold.
+    """How well a text was predicted.
 
     Attributes:
-        nats: sum of the losses of its tokens, each given those before it in its window.
-        num_tokens: tokens that were foretold.
-        num_bytes: bytes of UTF-8 that these stand for; a document's end stands for none.
+        nats: sum of the losses of its tokens, each predicted from those before it in its window.
+        num_tokens: tokens that were predicted.
+        num_bytes: their bytes of UTF-8; the end of a document has none.
     """
 
     nats: float
@@ -43,7 +43,7 @@ class TextScore:
     num_bytes: int
 
     def line(self) -> str:
-        """In words."""
+        """As a line for people."""
         loss = self.nats / self.num_tokens
         bits = f", {self.nats / math.log(2) / self.num_bytes:.4f} bits per byte" if self.num_bytes else ""
         return f"loss {loss:.4f}, perplexity {math.exp(min(loss, LARGEST_LOSS)):.4g}{bits}"
@@ -87,8 +87,10 @@ def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device)
 
 
 def _encoded(data: Path, trial: Trial) -> tuple[Tokens, int]:
-    """The tokens of a text, every one of which can be foretold where there is a token that ends documents: it is put in
-    front; and how many bytes they stand for."""
+    """The tokens of a text and the number of bytes that are predicted.
+
+    A separator, where the tokenizer has one, is put in front, so that the first token is predicted too.
+    """
     tokenizer = trial.tokenizer
     if tokenizer is None:
         raise UserError(f"{trial.ask.run / TOKENIZER}: the run kept no tokenizer, so it cannot read {data}")
@@ -99,7 +101,7 @@ def _encoded(data: Path, trial: Trial) -> tuple[Tokens, int]:
         parts += [tokenizer.encode(text).astype(np.int64), np.array(end if number + 1 < len(texts) else [], np.int64)]
     tokens = np.concatenate(parts)
     num_bytes = sum(len(text.encode("utf-8", "surrogateescape")) for text in texts)
-    if not end and len(tokens):  # nothing foretells the first one
+    if not end and len(tokens):  # nothing predicts the first one
         num_bytes -= sum(_bytes_of(tokens[:1], tokenizer))
     return tokens, num_bytes
 
@@ -115,7 +117,7 @@ def _documents(data: Path, text_key: str) -> Iterator[str]:
 
 
 def _bytes_of(tokens: Tokens, tokenizer: Tokenizer) -> Iterator[int]:
-    """Bytes of UTF-8 that tokens stand for, some at a time, never parted inside a character."""
+    """Bytes of UTF-8 of tokens, some tokens at a time; a character is never split between two."""
     separator = tokenizer.separator
     text_tokens = tokens if separator is None else tokens[tokens != separator]
     first = 0

@@ -18,7 +18,7 @@ class Pairs(TextTask):
     name = "seq2seq"
     kinds = ("transformer",)
     keys = (*Task.keys, "pairs")
-    padded = True
+    extras = True
     marks = MARKS
 
     def open(self, ask: Ask, path: Path) -> LineDataset:

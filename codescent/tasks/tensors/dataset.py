@@ -1,5 +1,5 @@
 """In: tensors in memory, in a prepared folder or in a user's file. Out: the dataset, open: samples of both splits.
-Does not read files itself (tensor_files.py does) and writes nothing."""
+Does not read files itself (files.py does) and writes nothing."""
 
 from __future__ import annotations
 
@@ -47,9 +47,8 @@ class MadeTensors:
 
 
 class TensorSource:
-    """Samples [first, stop) of tensors. What a model reads is a source's vectors and then its target's; what it shall
-    give are the target's, as the script does that this task is of: `output = model(source, targets)`, compared with
-    `targets`."""
+    """Samples [first, stop) of tensors. The model reads the source's vectors and then the target's; the target's are
+    wanted, as in a script with `output = model(source, targets)` and a loss of `output` and `targets`."""
 
     def __init__(self, name: str, tensors: Readable, sizes: Sizes, first: int, stop: int) -> None:
         self.name = name
@@ -58,7 +57,7 @@ class TensorSource:
         self._tensors, self._sizes, self._first = tensors, sizes, first
 
     def read(self, numbers: Numbers) -> Samples:
-        """inputs float32 [n, source_len + target_len, width], and the same as targets: of the source's nothing is read.
+        """inputs float32 [n, source_len + target_len, width], and the same as targets; the source part is not wanted.
 
         Raises:
             UserError: the file cannot be read.
@@ -105,13 +104,13 @@ class TensorDataset:
         return self.train if split == "train" else self.validation
 
     def summary(self) -> list[str]:
-        """What there is to say of it in a few lines."""
+        """What `codescent data` prints."""
         label = "synthetic: random numbers, to measure with" if self.description["synthetic"] else "tensors"
         lines = [f"{self.path}: {label}; {self.description['storage']}, {self.sizes}"]
         return lines + [f"{split.name}: {split.num_samples:,} samples" for split in (self.train, self.validation)]
 
     def verify(self) -> None:
-        """Compare the files with the sha256 that was noted when they were made; of a user's file nothing is noted.
+        """Compare the files with the sha256 in the description; of a user's file there is none.
 
         Raises:
             UserError: all that changed.
@@ -147,18 +146,18 @@ class _Description(Part):
 
 
 def is_tensors(corpus: str) -> bool:
-    """Whether a corpus is tensors by its name: synthetic:…, a prepared folder of them, a file."""
+    """Whether a corpus is tensors: synthetic:…, a prepared folder, or a file by its suffix."""
     path = Path(corpus).expanduser()
     return corpus.startswith(PREFIX) or path.suffix.lower() in SUFFIXES or is_prepared(path)
 
 
 def is_prepared(path: Path) -> bool:
-    """Whether a folder says that it holds tensors of ours."""
+    """Whether a folder holds prepared tensors, by its description."""
     return noted(path).get("format") == FORMAT
 
 
 def in_memory(recipe: Synthetic, corpus: str) -> TensorDataset:
-    """Synthetic tensors that are nowhere but in memory, each process making its own."""
+    """Synthetic tensors in memory; each process makes its own."""
     made = {split: MadeTensors(recipe, split) for split in SPLITS}
     train, validation = (TensorSource(split, made[split], recipe.sizes, 0, recipe.samples(split)) for split in SPLITS)
     description = {"format": FORMAT, "storage": "memory", "synthetic": True, "recipe": asdict(recipe)}

@@ -22,21 +22,20 @@ from codescent.tasks.tensors.synthetic import NAMES, Floats, Sizes
 
 SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".pt": "pt", ".pth": "pt", ".safetensors": "safetensors"}
 SUFFIX = {"hdf5": ".h5", "pt": ".pt", "safetensors": ".safetensors"}
-"""Of the files that we write."""
+"""Suffixes of the files that are written, by format."""
 FORMATS = tuple(SUFFIX)
 _DTYPES = {NUMBER_FORMATS[name].code: NUMBER_FORMATS[name].numpy for name in FLOATS}  # "": numpy has no such format
 
 Arrays = Mapping[str, Any]
-"""Of each name something with `shape` and `dtype` whose rows are had by their number: a map of the file, or HDF5's."""
+"""By name, something with `shape`, `dtype` and rows by their number: a map of the file, or an HDF5 dataset."""
 
 
 class TensorFile:
-    """A file of tensors, opened by each thread of each process that reads it: nothing open goes over a fork, and a
-    dataset can be handed about before anybody has read.
+    """A file of tensors. Each thread of each process opens it anew when it first reads: nothing open crosses a fork.
 
     Args:
         path: the file.
-        in_memory: read it whole when it is first read.
+        in_memory: read all of it at the first read.
     """
 
     def __init__(self, path: Path, *, in_memory: bool = False) -> None:
@@ -46,7 +45,7 @@ class TensorFile:
         self._whole: dict[str, Floats] = {}
         arrays = self._arrays()
         self.samples, self.sizes = _check(path, {name: arrays.get(name) for name in NAMES}, list(arrays))
-        self._opened = threading.local()  # what was open to be checked is closed
+        self._opened = threading.local()  # close what was opened for the check
 
     def read(self, name: str, numbers: Numbers, out: Floats) -> None:
         """Rows of "source" or "target" into [n, length, width]. Raises UserError: the file cannot be read any more."""
@@ -58,14 +57,14 @@ class TensorFile:
             raise UserError(f"{self.path}: cannot be read: {error}") from error
 
     def _in_whole(self, name: str) -> Floats:
-        """All rows in memory, for all threads."""
+        """All rows, in memory that threads share."""
         with self._lock:
             if name not in self._whole:
                 self._whole[name] = np.array(self._arrays()[name][:], np.float32)
             return self._whole[name]
 
     def _arrays(self) -> Arrays:
-        """Open here: in this thread of this process."""
+        """The arrays, open in this thread of this process."""
         if getattr(self._opened, "process", None) != os.getpid():
             self._opened.arrays = _OPEN[self.format](self.path)
             self._opened.process = os.getpid()
@@ -74,7 +73,11 @@ class TensorFile:
 
 
 def format_of(path: Path) -> str:
-    """The format that a file's name says. Raises UserError: none."""
+    """The format of a file, by its suffix.
+
+    Raises:
+        UserError: another suffix.
+    """
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(f"{path}: not a file of tensors: their names end in {', '.join(SUFFIXES)}")
     return SUFFIXES[path.suffix.lower()]
@@ -89,7 +92,7 @@ def h5py() -> ModuleType:
 
 
 def _check(path: Path, arrays: Mapping[str, Any], there: list[object]) -> tuple[int, Sizes]:
-    """Samples and sizes. Raises UserError with all that is wrong."""
+    """Samples and sizes. Raises UserError: everything that is wrong."""
     problems = []
     for name, array in arrays.items():
         if array is None:
@@ -136,7 +139,7 @@ def _open_pt(path: Path) -> Arrays:
 
 
 def _of_torch(path: Path, name: str, value: Any) -> Any:
-    """The tensor as numpy sees it; as it is where numpy cannot: `_check` says whether it is wanted."""
+    """The tensor as a numpy array; one that numpy has not is returned as it is if nobody reads it."""
     try:
         return value.detach().numpy()
     except (AttributeError, TypeError, RuntimeError) as error:
