@@ -100,9 +100,7 @@ class Model(Section):
         "llama-tiny; auto: no preset, sizes are given here",
     )
     weights: PathFromAnywhere | None = Field(
-        None,
-        description="local Hugging Face folder of initial weights (gpt2, llama, bert); auto: random weights from "
-        "run.seed",
+        None, description="local Hugging Face folder of initial weights (gpt2, llama, bert); auto: random weights"
     )
     num_layers: int | None = Field(None, ge=1, le=10_000, description="blocks (gpt2, llama, bert)")
     num_encoder_layers: int | None = Field(None, ge=1, le=10_000, description="layers of the encoder (transformer)")
@@ -132,9 +130,7 @@ class Model(Section):
     )
     source_len: int | None = Field(None, ge=1, description="tokens of a sample that the encoder reads (transformer)")
     target_len: int | None = Field(
-        None,
-        ge=1,
-        description="tokens after those of the source: the decoder reads them and predicts each next one (transformer)",
+        None, ge=1, description="tokens after the source, which the decoder reads and predicts (transformer)"
     )
     rope_theta: float | None = Field(
         None, ge=1, description="base of the rotary frequencies (llama); auto without a preset: 10000.0"
@@ -146,9 +142,7 @@ class Model(Section):
         None, description="the head shares the matrix of the token embedding (llama; gpt2 always does); auto: false"
     )
     norm: Literal["last", "first"] | None = Field(
-        None,
-        description="position of the norms (transformer): last: after each residual sum; first: before each sublayer; "
-        "auto: last",
+        None, description="norms (transformer): last: after each residual sum; first: before each sublayer; auto: last"
     )
     activation: Literal["relu", "gelu"] | None = Field(
         None, description="activation of the MLP (transformer); auto: relu"
@@ -179,14 +173,10 @@ class Lora(Section):
         None, gt=0, description="the output of an adapter is multiplied by alpha / rank; auto: 2 x rank"
     )
     targets: Text | None = Field(
-        None,
-        description='layers that get an adapter, separated by commas, such as "attn.qkv, mlp.down"; auto: every matrix '
-        "of the blocks",
+        None, description='layers with an adapter, such as "attn.qkv, mlp.down"; auto: every matrix of the blocks'
     )
     whole: Text | None = Field(
-        None,
-        description='layers that are not frozen: all their parameters are trained, such as "norm_1, head"; auto: none, '
-        "except the head of data.task qa",
+        None, description='layers trained in full, such as "norm_1, head"; auto: none, or the head of data.task qa'
     )
 
 
@@ -220,12 +210,10 @@ class Data(Section):
     prompt_key: Text = Field("prompt", description="key of a JSONL line that holds the prompt (sft)")
     response_key: Text = Field("response", description="key of a JSONL line that holds the response (sft)")
     messages_key: Text = Field(
-        "messages",
-        description="key of a JSONL line that holds a list of messages, each with a role and a content (sft)",
+        "messages", description="key of a JSONL line with a list of messages, each a role and a content (sft)"
     )
     pairs: Literal["reverse", "copy"] = Field(
-        "reverse",
-        description="target of a line (seq2seq): reverse: its tokens in reverse order; copy: the same tokens",
+        "reverse", description="target of a line (seq2seq): reverse: its tokens in reverse order; copy: the same tokens"
     )
     format: Literal["memory", "hdf5", "pt", "safetensors"] | None = Field(
         None,
@@ -240,9 +228,7 @@ class Data(Section):
     )
     folder: Folder = Field(Path("datasets"), description="folder of prepared corpora")
     seq_len: int | None = Field(
-        None,
-        ge=1,
-        description="tokens per sample; auto: model.seq_len; for a transformer model.source_len + model.target_len",
+        None, ge=1, description="tokens per sample; auto: model.seq_len, or model.source_len + target_len (transformer)"
     )
     validation_fraction: float = Field(
         0.1, gt=0, le=0.5, description="share of the corpus, at its end, used for validation"
@@ -272,10 +258,7 @@ class Train(Section):
     num_steps: int = Field(1000, ge=1, description="number of weight updates")
     global_batch_size: int = Field(12, ge=1, le=MAX_SAMPLES, description="samples per step, over all ranks")
     microbatch_size: int | None = Field(
-        None,
-        ge=1,
-        description="samples per forward pass of a rank; gradients are accumulated over its micro-batches; auto: all "
-        "samples of the rank",
+        None, ge=1, description="samples of a rank's forward pass; gradients are accumulated; auto: all of the rank's"
     )
     precision: Literal["fp64", "fp32", "bf16"] = Field(
         "fp32", description="number format of weights and activations; bf16 keeps an fp32 master copy of the weights"
@@ -342,10 +325,7 @@ class Parallel(Section):
         1, ge=1, description="ranks that `codescent train` starts on this machine, unless a launcher started it"
     )
     dp_replicate: int | None = Field(
-        None,
-        ge=1,
-        description="replicas of the model, each with its part of the batch; auto: world size / product of the other "
-        "axes",
+        None, ge=1, description="model replicas, each with its part of the batch; auto: world size / all other axes"
     )
     pp: int = Field(1, ge=1, description="pipeline stages")
     schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero-bubble"] = Field(
@@ -382,16 +362,11 @@ class Parallel(Section):
         "updated there; all: weights, too (dp_shard with zero_stage 3)",
     )
     data_parallel: int = Field(
-        1,
-        ge=1,
-        le=1024,
-        description="CUDA devices of one process, by torch.nn.DataParallel: a baseline for dp_replicate",
+        1, ge=1, le=1024, description="CUDA devices of one process (torch.nn.DataParallel), a baseline for dp_replicate"
     )
     bucket_bytes: int = Field(16_777_216, ge=1, description="bytes of gradients that are reduced in one collective")
     reduce_dtype: Literal["auto", "fp32", "bf16"] = Field(
-        "auto",
-        description="number format in which gradients are reduced; auto: train.precision, or fp32 where bf16 gradients "
-        "of micro-batches are accumulated first",
+        "auto", description="number format of reduced gradients; auto: train.precision, or fp32 for accumulated bf16"
     )
     timeout_s: float = Field(
         600.0, gt=0, le=604_800, description="seconds that a rank waits for the others in a collective"
