@@ -451,7 +451,7 @@ def test_flops_are_those_of_the_matrices_and_of_attention() -> None:
     shape = small(source_len=8, target_len=8)
     per_position = forward_flops(shape, shape.seq_len)
     assert len(per_position) == shape.num_layers + 2
-    tensors = parameters(shape)
+    tensors = tuple(parameters(shape))
     for depth, attentions in ((1, 1), (shape.num_encoder_layers + 1, 2)):
         matrices = sum(p.numel for p in tensors if p.depths == (depth,) and len(p.shape) == 2)
         pairs = attentions * 8 * 8

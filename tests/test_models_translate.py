@@ -50,7 +50,7 @@ def test_of_what_is_not_wanted_there_is_no_loss_and_no_gradient(chunk: int, voca
     )
     targets = torch.randint(0, vocab, (9,), generator=generator)
     targets[[0, 4, 5]] = -1
-    loss = head_loss(mine[0], mine[1], targets, chunk, some=True)
+    loss = head_loss(mine[0], mine[1], targets, chunk, skip_negative=True)
     loss.backward()
     expected = F.cross_entropy(theirs[0] @ theirs[1].t(), targets, ignore_index=-1, reduction="sum")
     expected.backward()

@@ -1,5 +1,5 @@
 """In: tokens or activations, and targets while training. Out: the sum of the token losses, logits, or activations.
-Does not know any kind of model: each kind builds its blocks and adds its positions in a class on top of these."""
+Does not know any kind of model: each kind builds its modules in a class on top of these."""
 
 from __future__ import annotations
 
@@ -207,18 +207,17 @@ class Decoder(Part):
     """A decoder that continues a text, or a part of it.
 
     Attributes:
+        pos: learned positions; None: there are none in this part.
         ties_head: whether the head reads `tok.weight`; else it reads `head.weight`.
     """
 
+    pos: nn.Embedding | None
     ties_head = True
     head: nn.Linear
 
-    def _with_positions(self, x_BTD: Tensor, length: int, positions_BT: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The residual stream with positions added to it, and the angles that attention reads, or None.
-
-        `length` is that of the inputs, `positions_BT` are theirs with a cache.
-        """
-        raise NotImplementedError
+    def angles(self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """Rotary angles for attention; None: there are none. `positions_BT` are those of the inputs with a cache."""
+        return None
 
     def forward(
         self,
@@ -248,10 +247,12 @@ class Decoder(Part):
         keys_SB = self.dropout_keys(len(inputs))
         if cache is not None:
             positions_BT, last_B = cache.begin(inputs.shape[1], counts)
-            x_BTD = self.tok(inputs)
+            x_BTD = self.tok(inputs) if self.pos is None else self.tok(inputs) + self.pos(positions_BT)
         elif self.embeds:
             x_BTD, tied_gradient_VD = self.embed(inputs, tied=self.ties_head and targets_BT is not None)
-        x_BTD, turns_TC2 = self._with_positions(x_BTD, inputs.shape[1], positions_BT)
+            if self.pos is not None:
+                x_BTD = x_BTD + self.select_rows(self.pos.weight, x_BTD.shape[1])
+        turns_TC2 = self.angles(inputs, positions_BT, x_BTD.dtype)
         if self.embeds and keys_SB is not None:
             x_BTD = drop(x_BTD, keys_SB[0], self.shape.dropout, self.rows_T)
         for layer, block, keys_3B in self.each_block(keys_SB):

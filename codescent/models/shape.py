@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from codescent.base.errors import UserError
 from codescent.base.nearest import in_words, near_divisors, nearest_multiples
@@ -26,30 +26,16 @@ class Shape:
     seq_len: positions of the longest sample. dropout: probability while training.
     """
 
+    num_layers: int
     num_heads: int
+    num_kv_heads: int
     hidden_dim: int
     ffn_dim: int
     vocab_size: int
+    seq_len: int
+    bias: bool
     dropout: float
     __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    if TYPE_CHECKING:  # fields of some kinds, properties of others
-
-        @property
-        def num_layers(self) -> int:
-            """Blocks."""
-
-        @property
-        def num_kv_heads(self) -> int:
-            """Heads of keys and values."""
-
-        @property
-        def seq_len(self) -> int:
-            """Positions of the longest sample."""
-
-        @property
-        def bias(self) -> bool:
-            """Whether linear layers have a bias."""
 
     @classmethod
     def of(cls, sizes: Mapping[str, Any]) -> Self:
@@ -91,7 +77,7 @@ class EqualHeads(Shape):
     """A shape with as many heads of keys and values as of queries."""
 
     @property
-    def num_kv_heads(self) -> int:
+    def num_kv_heads(self) -> int:  # type: ignore[override]
         """Every head has its own keys and values."""
         return self.num_heads
 

@@ -54,12 +54,8 @@ class BertShape(EqualHeads):
     vocab_size: int
     seq_len: int
     head: str = "mlm"
+    bias: bool = True
     dropout: float = 0.0
-
-    @property
-    def bias(self) -> bool:
-        """Every linear layer has one."""
-        return True
 
     @property
     def extras(self) -> bool:

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 
 from codescent.models.decoder import Block, Decoder
 from codescent.operators.attention import Attention
 from codescent.operators.linear import FeedForward, GeluThenLinear
-
-# Shapes: B samples, T positions, D hidden_dim.
 
 
 class GPT2(Decoder):
@@ -26,8 +24,7 @@ class GPT2(Decoder):
         shape, width = self.shape, self.shape.hidden_dim
         if self.embeds or self.ends:
             self.tok = nn.Embedding(shape.vocab_size, width)
-        if self.embeds:
-            self.pos = nn.Embedding(shape.seq_len, width)
+        self.pos = nn.Embedding(shape.seq_len, width) if self.embeds else None
         self.blocks = nn.ModuleDict({str(layer): self._block() for layer in self.layers})
         if self.ends:
             self.norm = nn.LayerNorm(width, bias=shape.bias)
@@ -38,8 +35,3 @@ class GPT2(Decoder):
         mlp = FeedForward(width, shape.ffn_dim, shape.bias, GeluThenLinear)
         norm = partial(nn.LayerNorm, width, bias=shape.bias)
         return Block(norm, shape.dropout, norm_first=True, attn=attn, mlp=mlp)
-
-    def _with_positions(self, x_BTD: Tensor, length: int, positions_BT: Tensor | None) -> tuple[Tensor, None]:
-        if positions_BT is not None:
-            return x_BTD + self.pos(positions_BT), None
-        return (x_BTD + self.select_rows(self.pos.weight, x_BTD.shape[1]) if self.embeds else x_BTD), None

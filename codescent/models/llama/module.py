@@ -42,7 +42,7 @@ class Llama(Decoder):
 
     def _build(self) -> None:
         shape, width = self.shape, self.shape.hidden_dim
-        self.ties_head = shape.tie_head
+        self.ties_head, self.pos = shape.tie_head, None
         if self.embeds or (self.ends and shape.tie_head):
             self.tok = nn.Embedding(shape.vocab_size, width)
         self.blocks = nn.ModuleDict({str(layer): self._block() for layer in self.layers})
@@ -57,15 +57,15 @@ class Llama(Decoder):
         mlp = GatedFeedForward(width, shape.ffn_dim)
         return Block(partial(nn.RMSNorm, width, shape.norm_eps), 0.0, norm_first=True, attn=attn, mlp=mlp)
 
-    def _with_positions(self, x_BTD: Tensor, length: int, positions_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-        positions = self._positions(x_BTD, length) if positions_BT is None else positions_BT
-        rates_C = frequencies(self.shape.head_dim, self.shape.rope_theta, self.shape.rope_scaling)
-        return x_BTD, turns(rates_C, positions, x_BTD.dtype)
+    def angles(self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """See `Decoder`."""
+        positions = self._positions(inputs) if positions_BT is None else positions_BT
+        return turns(frequencies(self.shape.head_dim, self.shape.rope_theta, self.shape.rope_scaling), positions, dtype)
 
-    def _positions(self, x_BTD: Tensor, length: int) -> Tensor:
+    def _positions(self, inputs: Tensor) -> Tensor:
         """The positions that attention reads; where their number is not known, all of the model's."""
         if self.tokens_T is not None:
-            return self.tokens_T.to(x_BTD.device)
+            return self.tokens_T.to(inputs.device)
         # Between tensor-parallel layers a later stage holds some of the rows, while attention reads all of them.
         known = self.embeds or self.rows_T is None
-        return torch.arange(length if known else self.shape.seq_len, device=x_BTD.device)
+        return torch.arange(inputs.shape[1] if known else self.shape.seq_len, device=inputs.device)

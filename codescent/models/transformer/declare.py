@@ -73,12 +73,12 @@ class TransformerShape(EqualHeads):
         return cls(**{**sizes, "vocab_size": 0} if sizes.get("embedding") == "none" else sizes)
 
     @property
-    def num_layers(self) -> int:
+    def num_layers(self) -> int:  # type: ignore[override]
         """Layers of both stacks; those of the decoder have the higher numbers."""
         return self.num_encoder_layers + self.num_decoder_layers
 
     @property
-    def seq_len(self) -> int:
+    def seq_len(self) -> int:  # type: ignore[override]
         """Positions of a sample, source and target together."""
         return self.source_len + self.target_len
 
