@@ -1,5 +1,5 @@
 """In: a folder of prepared question windows. Out: its samples by number, memory-mapped, and the questions themselves.
-Does not prepare them (question_prepare.py does) and does not order them (loader.py does)."""
+Does not prepare them (prepare.py does) and does not order them (data/loader.py does)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """In: prepared prompts and responses, conversations. Out: samples in which what was said in response alone is wanted.
-Does not prepare them (response_prepare.py does) and does not order them (loader.py does)."""
+Does not prepare them (prepare.py does) and does not order them (data/loader.py does)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """In: tensors in memory, in a prepared folder or in a user's file. Out: the dataset, open: samples of both splits.
-Does not read files itself (tensor_files.py does) and writes nothing."""
+Does not read files itself (files.py does) and writes nothing."""
 
 from __future__ import annotations
 

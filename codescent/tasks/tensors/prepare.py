@@ -1,5 +1,5 @@
 """In: synthetic tensors to make, a format. Out: the folder of their files: complete or absent.
-Does not read tensors (tensor_files.py does)."""
+Does not read tensors (files.py does)."""
 
 from __future__ import annotations
 
