@@ -1,5 +1,5 @@
 """In: SQuAD or files of its form, a tokenizer, sizes. Out: the folder of their windows: complete or absent.
-Does not read them again (source.py does)."""
+Does not open the folder (source.py does)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """In: JSON lines of prompts and responses or of messages, a tokenizer. Out: the folder of their tokens, or nothing.
-Does not read it again (source.py does) and does not check lines (conversations.py does)."""
+Does not open the folder (source.py does) and does not check lines (conversations.py does)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In: prepared prompts and responses, conversations. Out: samples in which what was said in response alone is wanted.
+"""In: a folder of prepared examples. Out: its samples by number; only tokens of responses are targets.
 Does not prepare them (prepare.py does) and does not order them (data/loader.py does)."""
 
 from __future__ import annotations
