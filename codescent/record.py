@@ -1,5 +1,5 @@
 """In: a run's config, plan, metrics and events. Out: the files of its run folder, written and read here alone.
-Does not write checkpoints (train/checkpoint does), does not know ranks: the caller writes on rank 0 alone."""
+Does not write checkpoints (checkpoint/ does) and does not know ranks: the caller writes on rank 0 alone."""
 
 from __future__ import annotations
 

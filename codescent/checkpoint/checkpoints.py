@@ -225,7 +225,7 @@ class Checkpoints:
         return f"the last checkpoint is {found[max(found)]}" if found else "there is no older checkpoint"
 
     def _delete_old(self) -> None:
-        """Keep the last k and the best. One whose manifest cannot be read is not ours to delete."""
+        """Keep the last k and the best. A checkpoint whose manifest cannot be read is left alone."""
         losses: dict[int, float | None] = {}
         found = self._found()
         for step, path in found.items():
@@ -286,7 +286,7 @@ class TensorReader:
 
 
 class _Draft:
-    """One save, on its way from nothing to its name. Rank 0 alone calls begin, finish and abandon."""
+    """One save: a hidden folder that becomes a checkpoint. Rank 0 alone calls begin, finish and abandon."""
 
     def __init__(self, folder: Path, step: int, state: dict[str, Any], validation_loss: float | None) -> None:
         self.folder, self.step, self.state = folder, step, state
@@ -359,7 +359,7 @@ def _manifest_of(step: int, path: Path) -> Manifest:
 
 
 def _misfits(manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box], wanted: set[str]) -> list[str]:
-    """Where the checkpoint is not of these tensors: missing ones, other shapes and dtypes, then extra ones."""
+    """Tensors that the checkpoint lacks, or has in another shape or dtype, then those that it has too many."""
     problems = []
     for name, tensor in sorted(tensors.items()):
         stored = manifest.tensors.get(name)
@@ -382,7 +382,7 @@ def _refuse(title: str, by_rank: list[list[str]], advice: str = "") -> None:
 
 
 def _share_of(files: Mapping[str, StoredFile]) -> list[str]:
-    """The files that this rank verifies: largest first, to the rank with the fewest bytes so far."""
+    """The files that this rank verifies: each, largest first, goes to the rank with the fewest bytes so far."""
     loads = [0] * world_size()
     mine = []
     for name, file in sorted(files.items(), key=lambda pair: (-pair[1].size_bytes, pair[0])):

@@ -76,7 +76,7 @@ class _Written:
 
 
 class BalancedSavePlanner(DefaultSavePlanner):
-    """Every chunk is written once: of the ranks that hold it, by the one that has the fewest bytes to write so far."""
+    """Every chunk is written once: the rank with the fewest bytes to write so far, of those that hold it, writes it."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -105,24 +105,24 @@ class BalancedSavePlanner(DefaultSavePlanner):
         return super().create_global_plan(plans)
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """What is to be written: of a Box, this rank's part."""
+        """The values to write."""
         found = self.state_dict[index.fqn]
         return found.chunk(tuple(index.offset or ())) if isinstance(found, Box) else super().lookup_object(index)
 
 
 class BoxLoadPlanner(DefaultLoadPlanner):
-    """DCP's own, for Boxes too."""
+    """DCP's own planner, which reads into a Box, too."""
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """DCP's own would fill a copy of what it does not know."""
+        """Hide boxes from DCP's own, which would fill a copy of them."""
         known = {name: tensor for name, tensor in state_dict.items() if not isinstance(tensor, Box)}
         super().set_up_planner(known, metadata, is_coordinator)
         self.state_dict = self.original_state_dict = state_dict
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """What is to be filled: of a Box, this rank's part."""
+        """The memory to fill."""
         found = self.state_dict[index.fqn]
         return found.local if isinstance(found, Box) else super().lookup_tensor(index)
 

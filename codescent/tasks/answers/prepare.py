@@ -113,12 +113,7 @@ def locate_questions(request: QuestionRequest, root: Path) -> Path | None:
 
 
 def prepare_questions(request: QuestionRequest, root: Path, *, progress: bool = False) -> Path:
-    """Cut questions into windows; returns their folder, at once where it is there already.
-
-    Args:
-        request: what to prepare; a corpus that is a prepared folder is returned as it is.
-        root: the folder of datasets; made if need be.
-        progress: show bars (on a terminal) or lines on the standard error.
+    """Like `locate_questions`, but cuts the windows where they are not there; `progress` shows bars or lines.
 
     Raises:
         UserError: anything wrong with the request, the files or the disk. Nothing half-made is left.

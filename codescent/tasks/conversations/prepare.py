@@ -96,11 +96,7 @@ class ResponseRequest:
         return Path(self.corpus).expanduser()
 
     def key(self) -> dict[str, Any]:
-        """What the tokens depend on.
-
-        Raises:
-            UserError: all that is wrong with what was asked for.
-        """
+        """What the tokens depend on. Raises UserError: all that is wrong with what was asked for."""
         problems: list[str] = []
         key: dict[str, Any] = {"format": FORMAT, **asdict(self)}
         parts: dict[str, Callable[[], Any]] = {
@@ -152,11 +148,7 @@ class ResponseRequest:
 
 
 def locate_responses(request: ResponseRequest, root: Path) -> Path | None:
-    """The prepared examples of a request, if they are there.
-
-    Raises:
-        UserError: all that is wrong with the request.
-    """
+    """The prepared examples of a request, if they are there. Raises UserError: all that is wrong with the request."""
     if is_response_folder(request.path):
         _refuse_other(request)
         return request.path
@@ -183,12 +175,7 @@ def _refuse_other(request: ResponseRequest) -> None:
 
 
 def prepare_responses(request: ResponseRequest, root: Path, *, progress: bool = False) -> Path:
-    """Turn prompts and responses into tokens; returns their folder, at once where it is there already.
-
-    Args:
-        request: what to prepare; a corpus that is a prepared folder is returned as it is.
-        root: the folder of datasets; made if need be.
-        progress: show bars (on a terminal) or lines on the standard error.
+    """Like `locate_responses`, but makes the examples where they are not there; `progress` shows bars or lines.
 
     Raises:
         UserError: anything wrong with the request, the file or the disk. Nothing half-made is left.

@@ -97,11 +97,7 @@ class TensorDataset:
     tokenizer_text: str | None = None
 
     def source(self, split: str, seq_len: int, num_targets: int) -> TensorSource:
-        """The samples of a split: see `AnyDataset`.
-
-        Raises:
-            UserError: they have other lengths.
-        """
+        """The samples of a split: see `AnyDataset`. Raises UserError: they have other lengths."""
         sizes = self.sizes
         if (seq_len, num_targets) != (sizes.source_len + sizes.target_len, sizes.target_len):
             raise UserError(f"{self.path}: {sizes}, not {seq_len - num_targets} and {num_targets} vectors")
@@ -191,11 +187,7 @@ def open_prepared(path: Path, *, whole: bool = False) -> TensorDataset:
 
 
 def open_tensors(corpus: str, validation_fraction: float, *, whole: bool = False) -> TensorDataset:
-    """Open a prepared folder or a user's file.
-
-    Raises:
-        UserError: everything that is wrong with it.
-    """
+    """Open a prepared folder or a user's file. Raises UserError: everything that is wrong with it."""
     path = Path(corpus).expanduser()
     return open_prepared(path, whole=whole) if is_prepared(path) else open_file(path, validation_fraction, whole=whole)
 
@@ -224,11 +216,7 @@ def open_file(path: Path, validation_fraction: float, *, whole: bool = False) ->
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What a folder of ours says of itself.
-
-    Raises:
-        UserError: it is damaged, with every field that is wrong.
-    """
+    """What a folder of ours says of itself. Raises UserError: it is damaged, with every field that is wrong."""
     return described(folder, _Description, "prepared tensors")
 
 

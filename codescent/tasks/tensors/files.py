@@ -48,11 +48,7 @@ class TensorFile:
         self._opened = threading.local()  # close what was opened for the check
 
     def read(self, name: str, numbers: Numbers, out: Floats) -> None:
-        """Rows of "source" or "target" into [n, length, width].
-
-        Raises:
-            UserError: the file cannot be read any more.
-        """
+        """Rows of "source" or "target" into [n, length, width]. Raises UserError: the file cannot be read any more."""
         try:
             array = self._in_whole(name) if self._in_memory else self._arrays()[name]
             for row, number in zip(out, numbers.tolist(), strict=True):
@@ -77,22 +73,14 @@ class TensorFile:
 
 
 def format_of(path: Path) -> str:
-    """The format of a file, by its suffix.
-
-    Raises:
-        UserError: another suffix.
-    """
+    """The format of a file, by its suffix. Raises UserError: another suffix."""
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(f"{path}: not a file of tensors: their names end in {', '.join(SUFFIXES)}")
     return SUFFIXES[path.suffix.lower()]
 
 
 def h5py() -> ModuleType:
-    """The library that reads and writes HDF5.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """The library that reads and writes HDF5. Raises UserError: it is not installed."""
     try:
         return importlib.import_module("h5py")
     except ImportError as error:

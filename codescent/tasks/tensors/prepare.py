@@ -46,11 +46,7 @@ def make_recipe(samples: int, sizes: Sizes, seed: int, validation_fraction: floa
 
 
 def parse_sizes(source: str, target: str) -> Sizes:
-    """Sizes as a command line has them: 1x512 and 20x512.
-
-    Raises:
-        UserError: all that is wrong with them.
-    """
+    """Sizes as a command line has them: 1x512 and 20x512. Raises UserError: all that is wrong with them."""
     problems, found = [], []
     for flag, text in (("--source", source), ("--target", target)):
         words = text.lower().split("x")
@@ -72,14 +68,7 @@ def folder_of(recipe: Synthetic, storage: str, root: Path) -> Path:
 
 
 def prepare_synthetic(recipe: Synthetic, storage: str, root: Path, *, progress: bool = False) -> Path:
-    """Write synthetic tensors; returns their folder, at once where it is there already. It has that name when all of it
-    is on the disk, so nobody reads before it is complete; a second process that wants the same waits.
-
-    Args:
-        recipe: what to write.
-        storage: hdf5, pt or safetensors.
-        root: the folder of datasets; made if need be.
-        progress: show a bar, or lines.
+    """The folder of synthetic tensors in one of FORMATS, written if it is not there; `progress` shows a bar or lines.
 
     Raises:
         UserError: no such format, its library is not installed, the disk, or damage of what is there.
