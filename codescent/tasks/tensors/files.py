@@ -73,11 +73,7 @@ class TensorFile:
 
 
 def format_of(path: Path) -> str:
-    """The format of a file, by its suffix.
-
-    Raises:
-        UserError: another suffix.
-    """
+    """The format of a file, by its suffix. Raises UserError: another suffix."""
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(f"{path}: not a file of tensors: their names end in {', '.join(SUFFIXES)}")
     return SUFFIXES[path.suffix.lower()]
