@@ -10,13 +10,13 @@ from datetime import timedelta
 
 import pytest
 import torch
+from codescent.train.standing import Standing, _compared, compare
 from torch.distributed import HashStore
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.train.devices import choose_device, name_of, refusal
 from codescent.train.meet import meet
-from codescent.train.standing import Standing, _compared, compare
 from codescent.train.world import _name_interface
 
 SECOND = timedelta(seconds=1)

@@ -3,10 +3,10 @@ Does not read or write files. The axes of an adapter follow from the row of its 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from codescent import models
@@ -32,13 +32,13 @@ def parts(kind: Kind, shape: models.Shape, lora: Lora) -> list[Part]:
     rows = list(kind.rows(shape))
     table = [
         *(adapter for row in rows if len(words(row.dims)) > 1 for adapter in _beside(row)),
-        *(Row(row.parameter, row.dims, tuple(_saved(one) for one in row.theirs)) for row in rows),
+        *(replace(row, theirs=tuple(replace(one, name=_PREFIX + one.name) for one in row.theirs)) for row in rows),
     ]
     by_parameter = correspond(trained, table, kind.axes(shape))
     found = [part for parameter in trained for part in by_parameter[parameter.name]]
     heads = {_PREFIX + name: head for head, name in kind.tied.items()}
     tied = [part for part in found if part.tensor in heads and len(part.parameter.depths) > 1]
-    return found + [dataclasses.replace(part, tensor=_PREFIX + heads[part.tensor]) for part in tied]
+    return found + [replace(part, tensor=_PREFIX + heads[part.tensor]) for part in tied]
 
 
 def refusals(kind: Kind, shape: models.Shape, found: Sequence[Part]) -> Iterator[str]:
@@ -77,21 +77,12 @@ def _beside(row: Row) -> Iterator[Row]:
     owner = _owner(row.parameter)
     theirs_a, theirs_b = [], []
     for one in row.theirs:
-        at, out = _PREFIX + _owner(one.name), _outputs(one, inputs)
-        theirs_a.append(Theirs(f"{at}.lora_A.weight", f"{_RANK} {inputs}"))
-        theirs_b.append(Theirs(f"{at}.lora_B.weight", f"{out} {_RANK}", one.some))
+        module = _PREFIX + _owner(one.name)
+        (their_outputs,) = (word for word in words(one.dims) if word != inputs)
+        theirs_a.append(Theirs(f"{module}.lora_A.weight", f"{_RANK} {inputs}"))
+        theirs_b.append(Theirs(f"{module}.lora_B.weight", f"{their_outputs} {_RANK}", one.some))
     yield Row(f"{owner}.{A}", f"{_RANK} {inputs}", tuple(theirs_a))
     yield Row(f"{owner}.{B}", " ".join([*outputs, _RANK]), tuple(theirs_b))
-
-
-def _saved(one: Theirs) -> Theirs:
-    return Theirs(_PREFIX + one.name, one.dims, one.some)
-
-
-def _outputs(one: Theirs, inputs: str) -> str:
-    """Their dim of the outputs: the one that is not the inputs."""
-    (outputs,) = (word for word in words(one.dims) if word != inputs)
-    return outputs
 
 
 def settings(
