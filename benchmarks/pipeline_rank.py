@@ -98,7 +98,7 @@ class Waiting:
 
     def __init__(self, part: GPT2, forward_s: float) -> None:
         self.part, self.forward_s = part, forward_s
-        self.embeds, self.ends, self.later, self.training = part.embeds, part.ends, part.later, part.training
+        self.embeds, self.ends, self.deferred, self.training = part.embeds, part.ends, part.deferred, part.training
         self.zeros = [torch.zeros_like(weight) for weight in part.parameters()]
 
     def train(self, mode: bool = True) -> object:
@@ -146,11 +146,11 @@ class Wait(torch.autograd.Function):
         """Two waits; where products are put off, one, and one later."""
         part, (inputs,) = ctx.part, ctx.saved_tensors
         d_inputs = None if part.embeds else torch.zeros_like(inputs)
-        if part.later is None:
+        if part.deferred is None:
             time.sleep(2 * part.forward_s)
             return d_inputs, None, *part.zeros
         time.sleep(part.forward_s)
-        part.later += [(weight, partial(part.gradient, index)) for index, weight in enumerate(part.parameters())]
+        part.deferred += [(weight, partial(part.gradient, index)) for index, weight in enumerate(part.parameters())]
         return d_inputs, None, *[None for _ in part.zeros]
 
 

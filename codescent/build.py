@@ -4,12 +4,14 @@ Does not start a process, allocate a tensor or import torch; what a strategy ref
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codescent import models
+from codescent import models, tasks
 from codescent.base.errors import UserError
-from codescent.datasets import PADDED, is_synthetic, sizes_of, task_of, unfit
+from codescent.base.nearest import in_words, near_divisors, near_multiples, nearest_divisors
 from codescent.models.lora import declare as lora_shape
 from codescent.plan import (
     AXES,
@@ -25,6 +27,7 @@ from codescent.plan import (
     Parameter,
     Placement,
     Plan,
+    Scalar,
     TaskFacts,
     TensorPlan,
     Traffic,
@@ -33,7 +36,6 @@ from codescent.plan import (
 )
 from codescent.plan.schedule import accumulate
 from codescent.strategies import ORDER, Candidate, serving, traffic_of
-from codescent.strategies.refusals import near_divisors, near_multiples, nearest_divisors
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config, Parallel
@@ -46,33 +48,72 @@ MAX_MICROBATCHES = 100_000
 """Of one step and rank: a plan lists every one of them."""
 
 
+@dataclass(frozen=True)
+class Resolved:
+    """What a config says of model and task, resolved.
+
+    Attributes:
+        kind: of the model, one of models.KINDS.
+        shape: its sizes.
+        lora: its adapters; None: all parameters are trained.
+        weights: the folder whose weights training begins with; None: they are drawn.
+        task: what is wanted of a sample.
+        seq_len: positions of a sample.
+        ask: what the run asks of its task, from which `task` is.
+    """
+
+    kind: str
+    shape: models.Shape
+    lora: Lora | None
+    weights: Path | None
+    task: TaskFacts
+    seq_len: int
+    ask: tasks.Ask
+
+
+def resolve(config: Config, vocab_size: int | None) -> Resolved:
+    """The model and the task of a config: nothing below reads these sections again.
+
+    Args:
+        config: of a run.
+        vocab_size: the tokenizer's, or None where the data is not prepared yet and the model names its own.
+
+    Raises:
+        UserError: sizes that are missing or do not fit each other or the tokenizer, a task that the model is not for,
+            adapters of layers that it has not: all of it at once.
+    """
+    problems: list[str] = []
+    resolved = _resolve(config, vocab_size, problems)
+    if problems or resolved is None:
+        raise UserError(*problems)
+    return resolved
+
+
 def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     """The plan of a run.
 
     Args:
-        config: the resolved config.
-        vocab_size: the tokenizer's, or None where the data is not prepared yet and the model names its own.
+        config: of the run.
+        vocab_size: see `resolve`.
         world_size: number of ranks.
 
     Raises:
         UserError: everything that stands in the way, at once.
     """
     problems: list[str] = []
-    shape = _shape(config, vocab_size, problems)
+    resolved = _resolve(config, vocab_size, problems)
     mesh = _mesh(config, world_size, problems)
     microbatch_size, num_microbatches = _batch(config, mesh, problems)
-    lora = None if shape is None else _lora(config, shape, problems)
-    if shape is None:
+    if resolved is None:
         raise UserError(*problems)
-    work = _work(config, shape, microbatch_size, num_microbatches)
-    model, task = _model_facts(config, shape, lora, work.seq_len), _task_facts(config, shape)
-    layout = Layout(**{one.name: getattr(config.parallel, one.name) for one in dataclasses.fields(Layout)})
-    problems += [*_too_long(shape, work), *_not_for(config, shape, mesh)]
+    model, task, layout = _model_facts(config, resolved), resolved.task, _layout(config)
+    work = _work(config, resolved, microbatch_size, num_microbatches)
+    problems += [*_too_long(resolved.shape, work), *_not_for(config, resolved, mesh)]
     candidate = Candidate(mesh, model, task, work, layout, world_size, config.train.microbatch_size)
     problems += [problem for strategy in ORDER for problem in strategy.refuse(candidate)]
     if problems:
         raise UserError(*problems)
-    parameters = models.parameters_of(model.kind, shape, lora)
+    parameters = models.parameters_of(resolved.kind, resolved.shape, resolved.lora)
     tensors = tuple(_tensor(parameter, config, num_microbatches) for parameter in parameters)
     schedule = accumulate(num_microbatches, len(model.forward_flops))
     for strategy in serving(candidate):
@@ -87,9 +128,47 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         tensors=tensors,
         schedule=schedule,
         seed=config.run.seed,
+        update=_update(config, mesh),
     )
     traffic = tuple(record for strategy in serving(plan) for record in traffic_of(strategy, plan))
     return dataclasses.replace(plan, traffic=(*traffic, *_agreements(plan)))
+
+
+def _resolve(config: Config, vocab_size: int | None, problems: list[str]) -> Resolved | None:
+    """See `resolve`; what is wrong is added to `problems`. None: there is no shape to go on with."""
+    try:
+        ask = ask_of(config)
+    except UserError as error:
+        problems += error.problems
+        return None
+    shape = _shape(config, ask, vocab_size, problems)
+    if shape is None:
+        return None
+    kind, task = ask.kind, tasks.chosen(ask).facts(ask, shape)
+    lora, asked = None, config.lora
+    if asked.rank is not None:
+        try:
+            own = models.parameters_of(kind, shape)
+            lora = lora_shape.resolve(own, asked.rank, asked.alpha, asked.targets, asked.whole)
+        except UserError as error:
+            problems += error.problems
+    seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
+    return Resolved(kind, shape, lora, config.model.weights, task, seq_len, ask)
+
+
+def _layout(config: Config) -> Layout:
+    return Layout(**{field.name: getattr(config.parallel, field.name) for field in dataclasses.fields(Layout)})
+
+
+def _update(config: Config, mesh: Mesh) -> dict[str, Scalar]:
+    """The keys of [optimizer] that decide the weights after a step, each as it comes out for this mesh."""
+    optimizer = config.optimizer
+    steps = config.train.num_steps if optimizer.decay_steps is None else optimizer.decay_steps
+    return {
+        **optimizer.model_dump(exclude={"fused"}),
+        "decay_steps": None if optimizer.schedule == "constant" else steps,
+        "num_workers": 1 if optimizer.scale_learning_rate == "none" else mesh.dp,
+    }
 
 
 def _without(refused: Mapping[str, str], parallel: Parallel, mesh: Mesh) -> Iterator[str]:
@@ -101,44 +180,21 @@ def _without(refused: Mapping[str, str], parallel: Parallel, mesh: Mesh) -> Iter
             yield f"parallel.{key} = {str(value).lower()}: {why}; nearest that would do: parallel.{key} = {near}"
 
 
-def _work(config: Config, shape: models.Shape, microbatch_size: int, num_microbatches: int) -> Work:
+def _work(config: Config, resolved: Resolved, microbatch_size: int, num_microbatches: int) -> Work:
     return Work(
-        seq_len=shape.seq_len if config.data.seq_len is None else config.data.seq_len,
+        seq_len=resolved.seq_len,
         global_batch_size=config.train.global_batch_size,
         microbatch_size=microbatch_size,
         num_microbatches=num_microbatches,
         precision=config.train.precision,
-        streams=models.streams_of(shape),
+        streams=resolved.shape.streams,
     )
 
 
-def _task_facts(config: Config, shape: models.Shape) -> TaskFacts:
-    return TaskFacts(
-        name=task_of(config),
-        extras=models.reads_beside(shape) or task_of(config) in PADDED,
-        head_share=models.head_share(shape),
-        synthetic=is_synthetic(config),
-    )
-
-
-def _model_facts(config: Config, shape: models.Shape, lora: Lora | None, seq_len: int) -> ModelFacts:
-    kind, weights = models.kind_of(config.model.kind, config.model.preset), config.model.weights
-    return ModelFacts(
-        kind=kind,
-        num_layers=shape.num_layers,
-        hidden_dim=shape.hidden_dim,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab_size,
-        forward_flops=models.forward_flops(kind, shape, seq_len, lora),
-        dropout=shape.dropout,
-        encoder_layers=models.encoder_layers(shape),
-        head_chunk_tokens=config.train.head_chunk_tokens,
-        sizes=dataclasses.asdict(shape),
-        lora=lora,
-        weights=None if weights is None else str(weights),
-    )
+def _model_facts(config: Config, resolved: Resolved) -> ModelFacts:
+    weights, chunk = resolved.weights, config.train.head_chunk_tokens
+    weights_path = None if weights is None else str(weights)
+    return models.facts_of(resolved.kind, resolved.shape, resolved.seq_len, resolved.lora, chunk, weights_path)
 
 
 def _too_long(shape: models.Shape, work: Work) -> Iterator[str]:
@@ -156,16 +212,11 @@ def _too_long(shape: models.Shape, work: Work) -> Iterator[str]:
         )
 
 
-def _not_for(config: Config, shape: models.Shape, mesh: Mesh) -> Iterator[str]:
-    """What the model does not bear: layouts, generating text, being compiled."""
-    kind = models.kind_of(config.model.kind, config.model.preset)
-    yield from _without(models.refused(shape), config.parallel, mesh)
-    yield from unfit(config)
-    if task_of(config) == "sft" and config.train.compile == "model":
-        yield (
-            'train.compile = "model": data.task = "sft" has tokens of which nothing is wanted, and the compiled head '
-            'does not know them; take train.compile = "blocks"'
-        )
+def _not_for(config: Config, resolved: Resolved, mesh: Mesh) -> Iterator[str]:
+    """What model and task do not go with: layouts, generating text, being compiled."""
+    kind = resolved.kind
+    yield from _without(resolved.shape.refuses, config.parallel, mesh)
+    yield from tasks.refusals(resolved.ask)
     if config.log.sample_tokens and kind not in models.GENERATING:
         yield (
             f"log.sample_tokens = {config.log.sample_tokens}: text is generated by {' and '.join(models.GENERATING)} "
@@ -197,49 +248,21 @@ def _agreements(plan: Plan) -> Iterator[Traffic]:
         yield Traffic(Collective.ALL_REDUCE, parts_of, 8, "fp64", Verb.STEP, None, "square of the gradient norm")
 
 
-def model_shape(config: Config, vocab_size: int | None) -> models.Shape:
-    """The sizes of the config's model, the vocabulary taken from the tokenizer where the config names none.
+def ask_of(config: Config) -> tasks.Ask:
+    """What a run asks of its task; nothing is kept or pinned yet.
 
     Raises:
-        UserError: sizes that are missing or do not fit each other, a vocabulary smaller than the tokenizer's.
+        UserError: there is no such task, or the model's kind is not for it.
     """
-    problems: list[str] = []
-    shape = _shape(config, vocab_size, problems)
-    if problems or shape is None:
-        raise UserError(*problems)
-    return shape
+    return tasks.asked(config.data, config.model, config.run.seed, config.train.compile)
 
 
-def adapters(config: Config, shape: models.Shape) -> Lora | None:
-    """The adapters that the config asks for, of a model of this shape; None: none.
-
-    Raises:
-        UserError: layers that it has not, a rank that is too large.
-    """
-    lora = config.lora
-    if lora.rank is None:
-        return None
-    kind = models.kind_of(config.model.kind, config.model.preset)
-    own = models.parameters_of(kind, shape)
-    return lora_shape.resolve(own, lora.rank, lora.alpha, lora.targets, lora.whole)
-
-
-def _lora(config: Config, shape: models.Shape, problems: list[str]) -> Lora | None:
-    try:
-        return adapters(config, shape)
-    except UserError as error:
-        problems += error.problems
-        return None
-
-
-def _shape(config: Config, vocab_size: int | None, problems: list[str]) -> models.Shape | None:
+def _shape(config: Config, ask: tasks.Ask, vocab_size: int | None, problems: list[str]) -> models.Shape | None:
     model = config.model
-    try:
-        sizes = sizes_of(config)
-    except UserError as error:
-        problems += error.problems
-        return None
-    if vocab_size is None and (wrong := list(unfit(config))):
+    sizes = {name: getattr(model, name) for name in models.SIZES if name != "head"}
+    if (head := tasks.chosen(ask).head) is not None:
+        sizes["head"] = head
+    if vocab_size is None and (wrong := list(tasks.refusals(ask))):
         problems += wrong
         return None
     if model.preset is None and model.vocab_size is None and model.embedding != "none":
@@ -251,8 +274,7 @@ def _shape(config: Config, vocab_size: int | None, problems: list[str]) -> model
             return None
         sizes["vocab_size"] = vocab_size
     try:
-        kind = models.kind_of(model.kind, model.preset)
-        shape = models.shape_of(kind, sizes, model.preset, bias=model.bias, dropout=model.dropout)
+        shape = models.shape_of(ask.kind, sizes, model.preset, bias=model.bias, dropout=model.dropout)
     except UserError as error:
         problems += error.problems
         return None
@@ -274,7 +296,7 @@ def _mesh(config: Config, world_size: int, problems: list[str]) -> Mesh:
     if copies is None and not rest:
         return dataclasses.replace(mesh, dp_replicate=left)
     if copies is None:
-        ranks = _either(_near_ranks(config, mesh, world_size / copy)) or near_multiples(world_size, copy)
+        ranks = in_words(_near_ranks(config, mesh, world_size / copy)) or near_multiples(world_size, copy)
         problems.append(
             f"parallel: {_equation(degrees)} = {copy} ranks for one copy of the model, which do not divide the run's "
             f"{world_size}; nearest that would do: {ranks} ranks"
@@ -290,10 +312,6 @@ def _mesh(config: Config, world_size: int, problems: list[str]) -> Mesh:
 
 def _equation(degrees: Mapping[str, int | None]) -> str:
     return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree is not None)
-
-
-def _either(numbers: Iterable[int]) -> str:
-    return " or ".join(str(number) for number in numbers)
 
 
 def _unit(config: Config, mesh: Mesh) -> int:
@@ -316,10 +334,10 @@ def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
     size, microbatch = config.train.global_batch_size, config.train.microbatch_size
     if size % mesh.dp:
         ranks = _near_ranks(config, mesh, mesh.dp_replicate)
-        fewer_or_more = f", or {_either(ranks)} ranks" if ranks else ""
+        fewer_or_more = f", or {in_words(ranks)} ranks" if ranks else ""
         if ranks and config.parallel.dp_replicate is not None:
-            copies = _either(number * mesh.dp_replicate // mesh.world_size for number in ranks)
-            fewer_or_more = f", or parallel.dp_replicate = {copies} on {_either(ranks)} ranks"
+            copies = in_words([number * mesh.dp_replicate // mesh.world_size for number in ranks])
+            fewer_or_more = f", or parallel.dp_replicate = {copies} on {in_words(ranks)} ranks"
         problems.append(
             f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks; nearest that would "
             f"do: {near_multiples(size, mesh.dp * (microbatch or 1))} samples{fewer_or_more}"

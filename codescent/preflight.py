@@ -3,37 +3,22 @@ Does not import torch or start anything: `codescent plan` and the parent of loca
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from codescent import models
+from codescent import models, tasks
 from codescent.base.errors import UserError
-from codescent.build import adapters, build, model_shape
+from codescent.build import ask_of, build
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset
-from codescent.datasets import chat_files, known_vocab_size, misfits, opened, prepare_dataset, prepared_with, task_of
 from codescent.huggingface import fit
-from codescent.plan import Plan
+from codescent.plan import Mesh, OlderPlan, Plan
 from codescent.record import RunFolder
-from codescent.tasks.conversations.chat_files import ChatFiles
-
-DECIDING: dict[str, tuple[str, ...]] = {
-    "run": ("seed",),
-    "data": ("corpus", "tokenizer", "validation_fraction", "text_key"),
-    "train": ("global_batch_size", "precision"),
-}
-"""Keys that decide the losses of a run's steps; of [model] and [optimizer] all but FREE do."""
-
-OF_TASK: dict[str, tuple[str, ...]] = {
-    "qa": ("stride", "question_len", "train_questions"),
-    "seq2seq": ("pairs",),
-    "sft": ("template", "chat_template", "prompt_key", "response_key", "messages_key"),
-}
-"""Keys of [data] that decide them for some tasks."""
-
-FREE: dict[str, tuple[str, ...]] = {"model": (), "optimizer": ("fused", "decay_steps")}
 
 
 def run_folder(config: Config) -> Path:
@@ -47,10 +32,11 @@ def plan_of(config: Config, world_size: int) -> Plan:
     Raises:
         UserError: whatever stands in the way of the run.
     """
-    vocab_size = known_vocab_size(config)
-    named = config.model.vocab_size is not None or config.model.preset is not None or task_of(config) == "tensors"
+    ask, model = ask_of(config), config.model
+    vocab_size = tasks.chosen(ask).vocab_size(ask)
+    named = model.vocab_size is not None or model.preset is not None or model.embedding == "none"
     if vocab_size is None and not named:
-        vocab_size = opened(config, prepare_dataset(config, progress=True)).vocab_size
+        vocab_size = tasks.opened(ask, progress=True).vocab_size
     return build(config, vocab_size, world_size)
 
 
@@ -61,7 +47,7 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
         UserError: whatever stands in the way of the run, and splits that are too short for it.
     """
     plan = build(config, dataset.vocab_size, world_size)
-    if problems := list(misfits(dataset, plan)):
+    if problems := list(tasks.named(plan.task.name).misfits(dataset, plan)):
         raise UserError(*problems)
     work, size = plan.work, config.train.global_batch_size
     train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))
@@ -91,128 +77,107 @@ def check(config: Config, world_size: int, *, resume: bool) -> None:
     folder = RunFolder.open(path) if resume else None
     if folder is None:
         RunFolder.refuse_taken(path)
-    chat = chat_of(config, resume=resume)
-    dataset = opened(config, prepare_dataset(config, progress=True, chat=chat))
+    ask = ask_of(config)
+    dataset = tasks.opened(dataclasses.replace(ask, pinned=pin(ask, folder)), progress=True)
     plan = plan_with(config, dataset, world_size)
-    check_weights(config, dataset, resume=resume)
+    check_weights(plan, dataset, resume=resume)
     if folder is not None:
-        check_same_trajectory(folder, config, plan)
-        check_same_chat(folder, dataset)
+        check_same_trajectory(folder, plan)
+        check_same_files(ask, folder, dataset)
 
 
-def chat_of(config: Config, *, resume: bool) -> ChatFiles | None:
-    """The chat template by which the data of a run is to be prepared: see `chat_files`.
-
-    Raises:
-        UserError: it cannot be read, or is not the one with which the run to be continued began.
-    """
-    return chat_files(config, kept_chat(RunFolder.open(run_folder(config))) if resume else None)
+def ask_kept(ask: tasks.Ask, folder: RunFolder) -> tasks.Ask:
+    """The same, with the files that the run in a folder keeps."""
+    return dataclasses.replace(ask, run=folder.path, kept=folder.read_kept(tasks.chosen(ask).files))
 
 
-def kept_chat(folder: RunFolder) -> ChatFiles | None:
-    """The chat template that a run has kept; None: it has none. Raises UserError: it is damaged."""
-    fields = folder.read_chat()
-    return None if fields is None else ChatFiles.of_kept(str(folder.chat), fields)
+def pin(ask: tasks.Ask, folder: RunFolder | None) -> Mapping[str, Any]:
+    """What rank 0 decides for all ranks before the data is prepared: see `Task.pin`.
 
-
-def check_same_chat(folder: RunFolder, dataset: AnyDataset) -> None:
-    """Refuse to continue a run on data that was prepared by another chat template than it has kept.
+    Args:
+        ask: of the run.
+        folder: of the run that is to go on; None: it begins.
 
     Raises:
-        UserError: it is another one.
+        UserError: it cannot be read, or is not that with which the run began.
     """
-    before, now = kept_chat(folder), prepared_with(dataset)
-    if before is not None and (now is None or now.kept() != before.kept()):
-        raise UserError(
-            f"{dataset.path}: prepared by another chat template than the run in {folder.path} began with, which is in "
-            f"{folder.chat}; begin a new run, or give data.corpus as it was"
-        )
+    return tasks.chosen(ask).pin(ask if folder is None else ask_kept(ask, folder))
 
 
-def check_weights(config: Config, dataset: AnyDataset, *, resume: bool) -> None:
+def check_same_files(ask: tasks.Ask, folder: RunFolder, dataset: AnyDataset) -> None:
+    """Refuse to continue a run on data that does not go with the files that it keeps.
+
+    Raises:
+        UserError: why not.
+    """
+    if problems := list(tasks.chosen(ask).refuse_resume(ask_kept(ask, folder), dataset)):
+        raise UserError(*problems)
+
+
+def check_weights(plan: Plan, dataset: AnyDataset, *, resume: bool) -> None:
     """Refuse a folder of weights that a run cannot begin with; one that goes on reads it where it has adapters alone.
 
     Raises:
         UserError: what is wrong with the folder, every size of the model that is not its model's, another tokenizer;
             parameters that it has not, and that are not trained.
     """
-    path = config.model.weights
-    if path is None or (resume and config.lora.rank is None):
+    model = plan.model
+    if model.weights is None or (resume and model.lora is None):
         return
-    shape = model_shape(config, dataset.vocab_size)
-    kind = models.kind_of(config.model.kind, config.model.preset)
-    folder = fit.fitting(path, kind, shape, dataset.tokenizer_text, config.data.tokenizer)
-    declared = models.parameters_of(kind, shape, adapters(config, shape))
+    named = str(plan.task.identity["tokenizer"])
+    shape = models.shape_of_facts(model)
+    folder = fit.fitting(Path(model.weights), model.kind, shape, dataset.tokenizer_text, named)
+    declared = [tensor.parameter for tensor in plan.tensors]
     drawn = [parameter.name for parameter in declared if not (parameter.trained or folder.has(parameter))]
     if drawn:
         layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in drawn))
         raise UserError(
-            f"model.weights = {path}: has no {', '.join(drawn)}, which with lora.rank would stay as drawn; add "
-            f"{layers} to lora.whole"
+            f"model.weights = {model.weights}: has no {', '.join(drawn)}, which with lora.rank would stay as drawn; "
+            f"add {layers} to lora.whole"
         )
 
 
-def check_same_trajectory(folder: RunFolder, now: Config, plan: Plan) -> None:
-    """Refuse to continue a run with a config under which the steps so far would have had other losses.
+def check_same_trajectory(folder: RunFolder, plan: Plan) -> None:
+    """Refuse to continue a run by a plan under which the steps so far would have had other losses.
 
     A change of layout, of what is logged or of what is kept is no hindrance.
 
     Args:
         folder: the run.
-        now: the config of the command.
-        plan: its plan.
+        plan: of the command.
 
     Raises:
         UserError: every key that differs, with both values.
     """
-    path = folder.path
-    try:
-        saved = Config.model_validate(tomllib.loads(folder.config_text))
-        saved_plan = Plan.from_json(folder.plan)
-    except (ValidationError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: its config.toml or plan.json is not of this version ({error})") from error
-    before, after = _deciding(saved, saved_plan), _deciding(now, plan)
+    before, after = saved_plan(folder).trajectory(), plan.trajectory()
     problems = [
-        f"{key}: the run in {path} has {before[key]!r}, this config {after[key]!r}"
+        f"{key}: the run in {folder.path} has {before[key]!r}, this config {after[key]!r}"
         for key in before
         if key in after and before[key] != after[key]
     ]
     if problems:
-        raise UserError(*problems, f"give the same values to continue {path}, or start a new run.name")
+        raise UserError(*problems, f"give the same values to continue {folder.path}, or start a new run.name")
 
 
-def _deciding(config: Config, plan: Plan) -> dict[str, object]:
-    values: dict[str, object] = {}
-    for section, names in DECIDING.items():
-        values |= {f"{section}.{name}": getattr(getattr(config, section), name) for name in names}
-    for section, free in FREE.items():
-        model = getattr(config, section)
-        values |= {f"{section}.{name}": getattr(model, name) for name in type(model).model_fields if name not in free}
-    if config.lora.rank is not None:  # the weights themselves are compared: their folder may have been moved
-        del values["model.weights"]
-    told = values | _derived(config, plan)
-    return {name: str(value) if isinstance(value, Path) else value for name, value in told.items()}
+def saved_plan(folder: RunFolder) -> Plan:
+    """The plan with which a run began; one that an earlier version wrote is built again from the run's config.
+
+    Raises:
+        UserError: the folder's config or plan is damaged.
+    """
+    try:
+        return Plan.from_json(folder.plan)
+    except OlderPlan:
+        pass
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(folder, error) from error
+    try:
+        config = Config.model_validate(tomllib.loads(folder.config_text))
+        mesh = Mesh(**folder.plan["mesh"])
+        return build(config, folder.plan["work"]["vocab_size"] or None, mesh.world_size)
+    except (ValidationError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(folder, error) from error
 
 
-def _derived(config: Config, plan: Plan) -> dict[str, object]:
-    """Keys whose default is another key's value: compared as what they come to."""
-    optimizer, lora = config.optimizer, adapters(config, model_shape(config, plan.model.vocab_size))
-    decay_steps = config.train.num_steps if optimizer.decay_steps is None else optimizer.decay_steps
-    workers = 1 if optimizer.scale_learning_rate == "none" else plan.mesh.dp
-    return {
-        "model.kind": plan.model.kind,
-        "data.task": plan.task.name,
-        **{
-            f"data.{name}": getattr(config.data, name) if plan.task.name == task else None
-            for task, names in OF_TASK.items()
-            for name in names
-        },
-        "lora.rank": None if lora is None else lora.rank,
-        "lora.alpha": None if lora is None else lora.alpha,
-        "lora.targets": None if lora is None else ", ".join(sorted(lora.targets)),
-        "lora.whole": None if lora is None else ", ".join(sorted(lora.whole)),
-        "model.bias": any(tensor.parameter.name.endswith(".bias") for tensor in plan.tensors),
-        "data.seq_len": config.model.seq_len if config.data.seq_len is None else config.data.seq_len,
-        "optimizer.decay_steps (or train.num_steps)": None if optimizer.schedule == "constant" else decay_steps,
-        "data-parallel ranks, by which optimizer.scale_learning_rate multiplies": workers,
-    }
+def _damaged(folder: RunFolder, error: Exception) -> UserError:
+    return UserError(f"{folder.path}: its config.toml or plan.json is not of this version ({error})")

@@ -1,5 +1,5 @@
 """In: a run's config, plan, metrics and events. Out: the files of its run folder, written and read here alone.
-Does not write checkpoints (train/checkpoint does), does not know ranks: the caller writes on rank 0 alone."""
+Does not write checkpoints (checkpoint/ does) and does not know ranks: the caller writes on rank 0 alone."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import json
 import math
 import os
 import platform
-import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from codescent.base.durable import replace_file, sync_folder, write_synced
+from codescent.base.durable import replace_file, write_synced
 from codescent.base.errors import UserError
+from codescent.base.published import in_words, is_full, published
 
 METRICS: tuple[str, ...] = (
     "step",
@@ -48,13 +48,14 @@ METRICS_JSONL = "metrics.jsonl"
 EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
 TOKENIZER = "tokenizer.json"
-CHAT = "chat.json"
 LOCK = ".writer"
+
+_TAKEN = "a run is there already: continue it with --resume, or choose a new run.name (or run.folder)"
 
 
 class RunFolder:
     """One run on disk: `config.toml plan.json environment.json metrics.csv metrics.jsonl events.jsonl checkpoints/`,
-    and of its data `tokenizer.json chat.json`, where it has these.
+    and the files of its data that its task keeps, such as `tokenizer.json`.
 
     Every method that writes raises UserError where the disk is full or may not be written to, naming the path.
     Rows are appended in one write each, straight to the kernel: a kill -9 loses no row that was written before it.
@@ -71,41 +72,23 @@ class RunFolder:
     def create(cls, path: Path | str, config_toml: str, plan: Mapping[str, Any]) -> RunFolder:
         """Make the folder of a new run, whole or not at all.
 
-        The files are written into a hidden folder beside `path` which is then renamed to it.
-
         Raises:
             UserError: `path` exists with anything in it, or cannot be made.
         """
         path = Path(path)
         cls.refuse_taken(path)
-        with _told(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            making = path.parent / f".{path.name}.{os.urandom(4).hex()}.partial"
-            making.mkdir()
-        try:
-            with _told(path):
-                (making / CHECKPOINTS).mkdir()
-                texts = {CONFIG: config_toml, PLAN: json.dumps(plan, indent=1) + "\n", METRICS_CSV: HEADER}
-                for name, text in {**texts, METRICS_JSONL: "", EVENTS: ""}.items():
-                    write_synced(making / name, text)
-                sync_folder(making)
-                try:
-                    making.rename(path)
-                except OSError as error:
-                    if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another process made it since we looked
-                        raise UserError(_taken(path)) from error
-                    raise
-                sync_folder(path.parent)
-        except BaseException:
-            shutil.rmtree(making, ignore_errors=True)
-            raise
+        texts = {CONFIG: config_toml, PLAN: json.dumps(plan, indent=1) + "\n", METRICS_CSV: HEADER}
+        with published(path, taken=_TAKEN) as making:
+            (making / CHECKPOINTS).mkdir()
+            for name, text in {**texts, METRICS_JSONL: "", EVENTS: ""}.items():
+                write_synced(making / name, text)
         return cls(path, config_toml, json.loads(texts[PLAN]))
 
     @staticmethod
     def refuse_taken(path: Path) -> None:
         """Raise UserError where a run could not be created at `path`: a file, or a folder with anything in it."""
         if path.is_dir() and any(path.iterdir()):
-            raise UserError(_taken(path))
+            raise UserError(f"{path}: {_TAKEN}")
         if not path.is_dir() and os.path.lexists(path):
             raise UserError(f"{path}: is a file, not a folder: choose another run.name or run.folder")
         above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
@@ -147,11 +130,6 @@ class RunFolder:
         return self._path / TOKENIZER
 
     @property
-    def chat(self) -> Path:
-        """The chat template of the run's data; there is none where the data has none."""
-        return self._path / CHAT
-
-    @property
     def config_text(self) -> str:
         """The resolved config with which the run started, as TOML."""
         return self._config_text
@@ -185,32 +163,34 @@ class RunFolder:
             os.close(self._lock)
             self._lock = None
 
-    def write_tokenizer(self, text: str) -> None:
-        """Keep the tokenizer of the run's data, atomically."""
-        with _told(self.tokenizer):
-            replace_file(self.tokenizer, text)
+    def write_kept(self, files: Mapping[str, str]) -> None:
+        """Keep files of the run's data, each text under its name, each atomically."""
+        for name, text in files.items():
+            with _told(self._path / name):
+                replace_file(self._path / name, text)
 
-    def write_chat(self, fields: Mapping[str, Any]) -> None:
-        """Keep the chat template of the run's data, atomically."""
-        with _told(self.chat):
-            replace_file(self.chat, json.dumps(fields, indent=1) + "\n")
-
-    def read_chat(self) -> dict[str, Any] | None:
-        """What `write_chat` wrote; None: nothing. Raises UserError: unreadable."""
-        return _read_object(self.chat) if self.chat.is_file() else None
+    def read_kept(self, names: Iterable[str]) -> dict[str, str]:
+        """The texts of those of these files that are there. Raises UserError: unreadable."""
+        found = {}
+        for name in names:
+            if (path := self._path / name).is_file():
+                try:
+                    with _told(path):
+                        found[name] = path.read_text("utf-8")
+                except UnicodeDecodeError as error:
+                    raise UserError(f"{path}: not UTF-8 text ({error})") from error
+        return found
 
     def write_config(self, config_toml: str, plan: Mapping[str, Any]) -> None:
         """Replace config.toml and plan.json, each atomically: a resumed run may have another layout."""
         text = json.dumps(plan, indent=1) + "\n"
-        for name, content in ((CONFIG, config_toml), (PLAN, text)):
-            with _told(self._path / name):
-                replace_file(self._path / name, content)
+        _replace(self._path / CONFIG, config_toml)
+        _replace(self._path / PLAN, text)
         self._config_text, self._plan = config_toml, json.loads(text)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Replace environment.json, atomically: what the machine is and what was chosen for it."""
-        with _told(self._path / ENVIRONMENT):
-            replace_file(self._path / ENVIRONMENT, json.dumps(_strict(environment), indent=1, allow_nan=False) + "\n")
+        _replace(self._path / ENVIRONMENT, json.dumps(_strict(environment), indent=1, allow_nan=False) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
         """What `write_environment` wrote last; empty where a run was killed before it. Raises UserError: unreadable."""
@@ -232,13 +212,11 @@ class RunFolder:
         if row.get("step") is None:
             raise ValueError("a row of metrics needs its step")
         values = {name: _number(name, row.get(name)) for name in METRICS}
-        with _told(self._path / METRICS_CSV):
-            if not self._columns_known:
-                self._check_columns()
-                self._columns_known = True
-            _append(self._path / METRICS_CSV, _csv_line(values), HEADER)
-        with _told(self._path / METRICS_JSONL):
-            _append(self._path / METRICS_JSONL, _json_line(values))
+        if not self._columns_known:
+            self._check_columns()
+            self._columns_known = True
+        _append(self._path / METRICS_CSV, _csv_line(values), HEADER)
+        _append(self._path / METRICS_JSONL, _json_line(values))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Every row of metrics.csv in order, a last line torn by a kill left out.
@@ -299,8 +277,7 @@ class RunFolder:
             raise ValueError(f"an event's own fields: {', '.join(sorted(taken))}")
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = _json_line({"kind": kind, "wall_time": now, "monotonic_s": round(time.monotonic(), 6), **fields})
-        with _told(self._path / EVENTS):
-            _append(self._path / EVENTS, line)
+        _append(self._path / EVENTS, line)
 
     def read_events(self) -> list[dict[str, Any]]:
         """Every event in order, a last line torn by a kill left out. Raises UserError naming a line that is none."""
@@ -318,16 +295,8 @@ class RunFolder:
 
     def _check_columns(self) -> None:
         path = self._path / METRICS_CSV
-        if not path.is_file():
-            return
-        with path.open("rb") as file:
-            header = file.readline()
-        if header.endswith(b"\n") and header != HEADER.encode():
+        if (lines := _whole_lines(path)) and lines[0] + "\n" != HEADER:
             raise UserError(f"{path}: its columns are not those of this version: resume the run, or name a new one")
-
-
-def _taken(path: Path) -> str:
-    return f"{path}: a run is there already: continue it with --resume, or choose a new run.name (or run.folder)"
 
 
 @contextmanager
@@ -337,9 +306,13 @@ def _told(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = error.filename or path
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(f"{where}: no space left on the disk: free some, then resume the run") from error
-        raise UserError(f"{where}: {error.strerror or error}") from error
+        advice = ": free some, then resume the run" if is_full(error) else ""
+        raise UserError(f"{where}: {in_words(error)}{advice}") from error
+
+
+def _replace(path: Path, content: str) -> None:
+    with _told(path):
+        replace_file(path, content)
 
 
 def _number(name: str, value: Any) -> float | int | None:
@@ -377,18 +350,15 @@ def _strict(value: Any) -> Any:
 
 def _append(path: Path, line: str, header: str = "") -> None:
     """Append a line in one write. A tail torn by a kill is cut off first; a write that fails halfway leaves none."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-    try:
-        size = _without_torn_tail(descriptor)
+    with _told(path), path.open("ab+", buffering=0) as file:
+        size = _without_torn_tail(file.fileno())
         data = (line if size or not header else header + line).encode()
         try:
-            if os.write(descriptor, data) != len(data):
+            if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         except OSError:
-            os.ftruncate(descriptor, size)
+            file.truncate(size)
             raise
-    finally:
-        os.close(descriptor)
 
 
 def _without_torn_tail(descriptor: int) -> int:
@@ -406,10 +376,8 @@ def _without_torn_tail(descriptor: int) -> int:
 
 
 def _whole_lines(path: Path) -> list[str]:
-    if not path.is_file():
-        return []
     with _told(path):
-        data = path.read_bytes()
+        data = path.read_bytes() if path.is_file() else b""
     try:
         return data[: data.rfind(b"\n") + 1].decode("utf-8").split("\n")[:-1]
     except UnicodeDecodeError as error:
@@ -461,7 +429,6 @@ class Table:
             )
         values = {name: row.get(name) for name in columns}
         line = ",".join("" if value is None else repr(value) for value in values.values()) + "\n"
-        with _told(self._folder / METRICS_CSV):
-            _append(self._folder / METRICS_CSV, line, ",".join(columns) + "\n")
-            _append(self._folder / METRICS_JSONL, _json_line(values))
+        _append(self._folder / METRICS_CSV, line, ",".join(columns) + "\n")
+        _append(self._folder / METRICS_JSONL, _json_line(values))
         self._columns = columns

@@ -90,13 +90,13 @@ class PaddedSamples:
         lengths_B = torch.randint(5, LENGTH + 1, (SAMPLES,), generator=generator)
         tokens_BT = torch.randint(0, VOCAB, (SAMPLES, LENGTH), generator=generator)
         first_BT = torch.randint(1, LENGTH, (SAMPLES, 1), generator=generator)
-        beside = {"segments_BT": (torch.arange(LENGTH) >= first_BT).long(), "lengths_B": lengths_B}
+        extras = {"segments_BT": (torch.arange(LENGTH) >= first_BT).long(), "lengths_B": lengths_B}
         if self.head == "qa":
-            return Batch(tokens_BT, tokens_BT[:, :2] % lengths_B[:, None], beside)
+            return Batch(tokens_BT, tokens_BT[:, :2] % lengths_B[:, None], extras)
         wanted_BT = torch.rand(SAMPLES, LENGTH, generator=generator) < 0.3
         wanted_BT &= torch.arange(LENGTH) < lengths_B[:, None]
         wanted_BT[:2] = False
-        return Batch(tokens_BT, tokens_BT.masked_fill(~wanted_BT, -100), beside)
+        return Batch(tokens_BT, tokens_BT.masked_fill(~wanted_BT, -100), extras)
 
     def close(self) -> None:
         """Nothing is read ahead."""

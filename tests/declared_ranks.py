@@ -88,15 +88,15 @@ class FixedLoader:
 
     def _of_bert(self, batch: Batch) -> Batch:
         length, share = self.work.seq_len, self.plan.task.head_share
-        beside = {
+        extras = {
             "segments_BT": (torch.arange(length) >= length // 3).long().expand_as(batch.inputs),
             "lengths_B": torch.arange(len(batch.inputs)) % 2 + length - 1,
         }
         if share == 1:  # where an answer begins and ends
-            return Batch(batch.inputs, batch.targets[:, :2] % (length // 2), beside)
+            return Batch(batch.inputs, batch.targets[:, :2] % (length // 2), extras)
         places = torch.randperm(batch.targets.numel())
         unwanted = places >= round(share * len(places))
-        return Batch(batch.inputs, batch.targets.masked_fill(unwanted.view_as(batch.targets), -100), beside)
+        return Batch(batch.inputs, batch.targets.masked_fill(unwanted.view_as(batch.targets), -100), extras)
 
     def close(self) -> None:
         """Nothing is read ahead."""

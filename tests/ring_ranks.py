@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from checkpoint_ranks import SURVIVED, fork, join
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from codescent.models.gpt2.blocks import Attention
+from codescent.operators.attention import attend, hidden_keys
 from codescent.operators.dropout import sample_keys
 from codescent.plan import Verb
 from codescent.strategies import causal_tiles
@@ -79,8 +78,8 @@ def one_device(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """The model's own attention with dropped probabilities, in fp64, each kv head repeated for its query heads."""
     times = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
-    attention: Any = SimpleNamespace(head_dim=HEAD_DIM, dropout=dropout, first_head=0)
-    return Attention._dropped(attention, q, k, v, BATCH_KEYS)
+    hidden = hidden_keys(q.transpose(1, 2), None, causal=True)
+    return attend(q, k, v, hidden, BATCH_KEYS, dropout, first_head=0)
 
 
 def relative(mine: list[Tensor], reference: list[Tensor]) -> list[float]:

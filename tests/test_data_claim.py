@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from codescent.data.text.claim import _is_held, claimed
+from codescent.data.prepared import _is_held, claimed
 
 
 def test_a_folder_that_goes_while_it_is_looked_at_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def model(devices: int, dropout: float = 0.0, recompute: str = "none") -> Any:
     """The same weights, whatever the number of devices, as `assemble` makes them: divided before they have memory."""
     sizes = {name: SIZES.get(name) for name in models.SIZES} | {"vocab_size": VOCAB}
     shape = models.shape_of("gpt2", sizes, dropout=dropout)  # type: ignore[arg-type]
-    module = models.construct("gpt2", shape, device="meta").to(torch.float64)
+    module = models.construct(models.facts_of("gpt2", shape), device="meta").to(torch.float64)
     plan = planned(devices, recompute=recompute)
     if DataParallel().serves(plan):
         DataParallel().divide(module, ThisRank(plan, 0, {}))

@@ -16,11 +16,11 @@ import pytest
 import tokenizers as library
 
 from codescent.base.errors import UserError
+from codescent.data.prepared import DESCRIPTION
 from codescent.data.text import chunks, corpora, shards
 from codescent.data.text import prepare as preparing
 from codescent.data.text.dataset import locate, open_dataset
 from codescent.data.text.prepare import prepare
-from codescent.data.text.request import DESCRIPTION
 
 
 def tokens_of(folder: Path, split: str) -> np.ndarray:

@@ -15,8 +15,8 @@ from disks import small_disk
 from questions import files, vocabulary
 
 from codescent.base.errors import UserError
+from codescent.data.prepared import DESCRIPTION
 from codescent.data.text import download
-from codescent.data.text.request import DESCRIPTION
 from codescent.data.tokenizers.tokenizer import load
 from codescent.data.tokenizers.wordpiece import WordPiece, bert
 from codescent.tasks.answers.prepare import QuestionRequest, locate_questions, prepare_questions
@@ -142,7 +142,7 @@ def test_what_a_killed_preparation_leaves_is_made_anew(
 ) -> None:
     root = tmp_path / "datasets"
     with monkeypatch.context() as patch:
-        patch.setattr("codescent.tasks.answers.prepare.write_json", lambda *_: os._exit(9))
+        patch.setattr("codescent.data.prepared.write_json", lambda *_: os._exit(9))
         child = os.fork()
         if child == 0:
             prepare_questions(request_, root)

@@ -80,7 +80,7 @@ def bert(kind: Any = BertForMaskedLM, **changes: Any) -> Any:
 def ours(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     """Our model with the weights of a folder."""
     folder = open_folder(path)
-    module = models.construct(folder.kind.name, folder.shape, device="cpu").to(dtype)
+    module = models.construct(models.facts_of(folder.kind.name, folder.shape), "cpu").to(dtype)
     with torch.no_grad():
         for name, tensor in module.named_parameters():
             tensor.copy_(box(folder, name, tuple(slice(0, size) for size in tensor.shape)))

@@ -26,7 +26,6 @@ from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
 from codescent.config.sections import Config
-from codescent.datasets import task_of
 from codescent.models.initialize import initialize_
 from codescent.models.lora.declare import is_adapter, names, resolve
 from codescent.plan.model import Lora
@@ -69,7 +68,7 @@ def adapted(kind: str, *, targets: str | None = None, whole: str | None = None) 
 
 def module_with_values(kind: str, shape: models.Shape, lora: Lora | None) -> torch.nn.Module:
     """In fp64, no adapter's matrix zero."""
-    module = models.construct(kind, shape, 5, "cpu", lora=lora).double()
+    module = models.construct(models.facts_of(kind, shape, None, lora, 5), "cpu").double()
     initialize_(module, 1, models.parameters_of(kind, shape, lora))
     with torch.no_grad():
         for number, (name, tensor) in enumerate(module.named_parameters()):
@@ -82,7 +81,7 @@ def module_with_values(kind: str, shape: models.Shape, lora: Lora | None) -> tor
 def test_the_module_has_the_declared_adapters(kind: str) -> None:
     shape, lora = adapted(kind, whole="norm_1")
     declared = models.parameters_of(kind, shape, lora)
-    module = models.construct(kind, shape, lora=lora)
+    module = models.construct(models.facts_of(kind, shape, None, lora))
     found = {name: (tuple(tensor.shape), tensor.requires_grad) for name, tensor in module.named_parameters()}
     assert list(found.items()) == [(p.name, (p.shape, p.trained)) for p in declared]
     matrices = [p for p in models.parameters_of(kind, shape) if p.name.startswith("blocks.") and len(p.shape) > 1]
@@ -90,7 +89,7 @@ def test_the_module_has_the_declared_adapters(kind: str) -> None:
     assert len(adapters) == 2 * len(matrices) > 0
     assert sum(p.numel for p in adapters) == sum(RANK * (math.prod(p.shape[:-1]) + p.shape[-1]) for p in matrices)
     for part in (range(2), range(2, shape.num_layers + 2)):  # a pipeline's chunks have the adapters of their layers
-        chunk = models.construct(kind, shape, depths=part, lora=lora)
+        chunk = models.construct(models.facts_of(kind, shape, None, lora), depths=part)
         held = [p.name for p in declared if any(depth in part for depth in p.depths)]
         assert [name for name, _ in chunk.named_parameters()] == held
 
@@ -100,7 +99,10 @@ def test_the_module_has_the_declared_adapters(kind: str) -> None:
 def test_gradients_follow_the_chain_rule(kind: str, recompute: bool) -> None:
     """With W' = W + s B A in place of W: the same loss, dA = s B^T dW', dB = s dW' A^T; nothing else has a gradient."""
     shape, lora = adapted(kind, whole="norm_1")
-    module, plain = module_with_values(kind, shape, lora), models.construct(kind, shape, 5, "cpu").double()
+    module, plain = (
+        module_with_values(kind, shape, lora),
+        models.construct(models.facts_of(kind, shape, None, None, 5), "cpu").double(),
+    )
     values = dict(module.named_parameters())
     with torch.no_grad():
         for name, tensor in plain.named_parameters():
@@ -387,7 +389,7 @@ def test_a_trained_model_is_the_same_for_us_in_transformers_and_in_peft(
     assert run(["export", str(path), str(tmp_path / "adapters"), "--adapters"]) == 0
     mine = ours(path)
     kinds: dict[str, Any] = {"qa": BertForQuestionAnswering, "mlm": AutoModelForMaskedLM}
-    kind = kinds.get(task_of(find(path).config), AutoModelForCausalLM)
+    kind = kinds.get(find(path).task.name, AutoModelForCausalLM)
     base = kind.from_pretrained(bases / name)
     merged = kind.from_pretrained(tmp_path / "merged").eval()
     with_adapters = PeftModel.from_pretrained(base, tmp_path / "adapters").eval()

@@ -224,11 +224,11 @@ def test_presets_have_the_published_parameters(preset: str, head: str) -> None:
 def test_declared_parameters_are_the_modules(preset: str | None, head: str) -> None:
     shape = models.shape_of("bert", (SIZES if preset is None else {}) | {"head": head}, preset)
     declared = models.parameters_of("bert", shape)
-    module = models.construct("bert", shape)
+    module = models.construct(models.facts_of("bert", shape))
     there = [(name, tuple(tensor.shape)) for name, tensor in module.named_parameters()]
     assert there == [(parameter.name, parameter.shape) for parameter in declared]
     for depths in (range(1), range(1, 2), range(2, shape.num_layers + 2)):
-        part = models.construct("bert", shape, depths=depths)
+        part = models.construct(models.facts_of("bert", shape), depths=depths)
         assert [name for name, _ in part.named_parameters()] == [
             parameter.name for parameter in declared if any(depth in depths for depth in parameter.depths)
         ]

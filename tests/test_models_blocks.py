@@ -4,6 +4,7 @@ Does not test a whole model: test_models_gpt2 does, against transformers."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from codescent.operators import linear
 from codescent.operators.attention import causal_attention
-from codescent.operators.linear import gelu_linear_
+from codescent.operators.linear import GeluThenLinear, activated_linear_
 
+gelu_linear_ = partial(activated_linear_, GeluThenLinear.activation)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
@@ -65,11 +67,11 @@ def test_gelu_and_linear(
 @pytest.mark.parametrize("width", [3072, 5120])
 def test_rows_are_kept_apart_only_for_the_kernels_that_need_it(width: int, kernels: str) -> None:
     matrix = values(4, width, dtype=torch.float32, seed=0)
-    apart = linear.apart(matrix)
+    apart = linear.with_padded_rows(matrix)
     assert torch.equal(apart, matrix)
     assert (apart.stride(0) % 1024 != 0) == (kernels == "medium")
     for other in (matrix[:, :96].contiguous(), matrix[:, :2048].contiguous(), matrix.double(), matrix.bfloat16()):
-        assert linear.apart(other) is other
+        assert linear.with_padded_rows(other) is other
 
 
 def test_gelu_and_linear_without_gradients_leaves_its_input() -> None:

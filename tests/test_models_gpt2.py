@@ -102,7 +102,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def test_module_on_meta_has_exactly_the_declared_parameters(preset: str) -> None:
     shape = models.shape_of("gpt2", {}, preset)
     declared = models.parameters_of("gpt2", shape)
-    module = models.construct("gpt2", shape)
+    module = models.construct(models.facts_of("gpt2", shape))
     assert [(p.name, p.shape) for p in declared] == [(name, tuple(t.shape)) for name, t in module.named_parameters()]
     assert all(tensor.is_meta for tensor in module.parameters())
     assert sum(parameter.numel for parameter in declared) == COUNTS[preset]
@@ -111,7 +111,7 @@ def test_module_on_meta_has_exactly_the_declared_parameters(preset: str) -> None
 
 def test_module_without_biases_has_exactly_the_declared_parameters() -> None:
     shape = small(bias=False)
-    module = models.construct("gpt2", shape)
+    module = models.construct(models.facts_of("gpt2", shape))
     declared = models.parameters_of("gpt2", shape)
     assert [(p.name, p.shape) for p in declared] == [(name, tuple(t.shape)) for name, t in module.named_parameters()]
     assert all(parameter.decay for parameter in declared if not parameter.name.count("norm"))

@@ -22,12 +22,13 @@ from codescent import models
 from codescent.base.errors import UserError
 from codescent.models.generate import Choice, choose, context_start, generate
 from codescent.models.initialize import initialize_
-from codescent.models.llama.declare import PRESETS, LlamaShape, RopeScaling, parameters
+from codescent.models.llama.declare import PRESETS, LlamaShape, parameters
 from codescent.models.llama.module import Llama
 from codescent.operators import activations as swiglu
 from codescent.operators import linear
 from codescent.operators.attention import causal_attention
 from codescent.operators.rotary import frequencies, turn, turns
+from codescent.plan.model import RopeScaling
 from codescent.plan.shard import Role
 from codescent.verbs.sample import sample_run
 
@@ -54,6 +55,10 @@ hidden_dim = 16
 ffn_dim = 27
 seq_len = 16
 """
+
+
+def rates(shape: LlamaShape) -> Tensor:
+    return frequencies(shape.head_dim, shape.rope_theta, shape.rope_scaling)
 
 
 def small(scaling: RopeScaling | None = None, **sizes: float) -> LlamaShape:
@@ -182,7 +187,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def test_module_on_meta_has_exactly_the_declared_parameters(preset: str) -> None:
     shape = models.shape_of("llama", {}, preset)
     declared = models.parameters_of("llama", shape)
-    module = models.construct("llama", shape)
+    module = models.construct(models.facts_of("llama", shape))
     assert [(p.name, p.shape) for p in declared] == [(name, tuple(t.shape)) for name, t in module.named_parameters()]
     assert all(tensor.is_meta for tensor in module.parameters())
     assert not list(module.buffers())
@@ -283,11 +288,11 @@ def test_a_part_of_the_positions_is_turned_by_its_own_angles() -> None:
     module = build(shape, torch.float64)
     seen: list[Tensor] = []
     for block in module.blocks.values():
-        block.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[1]))
+        block.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[5]))
     tokens, _ = batch(shape, 1, 16)
     module.tokens_T = module.rows_T = torch.tensor([0, 1, 14, 15])
     assert module(tokens).shape[1] == 4
-    torch.testing.assert_close(seen[0], turns(shape, torch.tensor([0, 1, 14, 15]), torch.float64))
+    torch.testing.assert_close(seen[0], turns(rates(shape), torch.tensor([0, 1, 14, 15]), torch.float64))
     later = Llama(shape, 1024, "cpu", range(1, 3)).double()
     later.load_state_dict({name: value for name, value in module.state_dict().items() if name.startswith("blocks")})
     x = torch.randn(1, 8, shape.hidden_dim, dtype=torch.float64)
@@ -299,8 +304,8 @@ def test_a_part_of_the_positions_is_turned_by_its_own_angles() -> None:
 def test_angles_are_exact_far_out() -> None:
     shape = models.shape_of("llama", {}, "llama3.1-8b")
     assert isinstance(shape, LlamaShape)
-    torch.testing.assert_close(frequencies(shape), reference_frequencies(shape), rtol=1e-12, atol=0)
-    found = turns(shape, torch.tensor([131_071]), torch.bfloat16)
+    torch.testing.assert_close(rates(shape), reference_frequencies(shape), rtol=1e-12, atol=0)
+    found = turns(rates(shape), torch.tensor([131_071]), torch.bfloat16)
     assert found.dtype == torch.float32
     angles = 131_071 * reference_frequencies(shape)
     torch.testing.assert_close(found[0, :, 0].double(), angles.cos(), rtol=0, atol=1e-7)
@@ -310,7 +315,7 @@ def test_angles_are_exact_far_out() -> None:
 def test_turning_has_the_gradient_of_turning_back(dtype: torch.dtype) -> None:
     shape = small()
     x = torch.randn(2, 5, 2, 5, 8, dtype=torch.float64).to(dtype).requires_grad_()
-    table = turns(shape, torch.arange(5), dtype)
+    table = turns(rates(shape), torch.arange(5), dtype)
     y = turn(x, table)
     assert torch.equal(y[..., -1, :], x[..., -1, :])
     torch.testing.assert_close(y[:, 0], x[:, 0])
@@ -362,16 +367,16 @@ def test_the_gated_feed_forward(
     upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
     expected = torch.autograd.grad(y, exact, upstream.double())
     mine = module(x)
-    later: linear.Later = []
+    deferred: linear.Deferred = []
     for found, other in zip([mine, *torch.autograd.grad(mine, inputs, upstream)], [y, *expected], strict=True):
         assert found.dtype == dtype
         assert (
             relative(found.double(), other) < {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}[dtype]
         )
-    module.gate_up.later = module.down.later = later
+    module.gate_up.deferred = module.down.deferred = deferred
     (d_x,) = torch.autograd.grad(module(x), [x], upstream)  # of the weights nothing yet
     assert relative(d_x.double(), expected[0]) < 2e-2
-    put_off = {id(weight): make() for weight, make in later}
+    put_off = {id(weight): make() for weight, make in deferred}
     for weight, other in zip(inputs[1:], expected[1:], strict=True):
         assert relative(put_off[id(weight)].double(), other) < 2e-2
 

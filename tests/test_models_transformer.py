@@ -200,7 +200,7 @@ def test_module_on_meta_has_exactly_the_declared_parameters(embedding: str, bias
         )
         assert isinstance(shape, TransformerShape)
         declared = models.parameters_of("transformer", shape)
-        module = models.construct("transformer", shape)
+        module = models.construct(models.facts_of("transformer", shape))
         there = [(name, tuple(tensor.shape)) for name, tensor in module.named_parameters()]
         assert [(parameter.name, parameter.shape) for parameter in declared] == there
         assert all(tensor.is_meta for tensor in module.parameters())
@@ -413,15 +413,15 @@ def test_products_that_are_put_off_are_the_same() -> None:
     inputs, targets = tokens(shape)
     module = build(shape, torch.float64)
     _, gradients = one_step([module], inputs, targets, {})
-    later: list[Any] = []
+    deferred: list[Any] = []
     for layer in module.modules():
-        if hasattr(layer, "later"):
-            layer.later = later
+        if hasattr(layer, "deferred"):
+            layer.deferred = deferred
     backward(module(inputs, targets, loss_scale=0.5))
-    for weight, make in later:
+    for weight, make in deferred:
         weight.grad = make()
     matrices = [p for p in parameters(shape) if p.role in ("column", "row")]
-    assert len(later) == len(matrices)
+    assert len(deferred) == len(matrices)
     for name, tensor in module.named_parameters():
         torch.testing.assert_close(tensor.grad, gradients[name])
 
@@ -451,7 +451,7 @@ def test_flops_are_those_of_the_matrices_and_of_attention() -> None:
     shape = small(source_len=8, target_len=8)
     per_position = forward_flops(shape, shape.seq_len)
     assert len(per_position) == shape.num_layers + 2
-    tensors = parameters(shape)
+    tensors = tuple(parameters(shape))
     for depth, attentions in ((1, 1), (shape.num_encoder_layers + 1, 2)):
         matrices = sum(p.numel for p in tensors if p.depths == (depth,) and len(p.shape) == 2)
         pairs = attentions * 8 * 8

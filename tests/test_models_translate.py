@@ -33,11 +33,11 @@ def batch(module: Transformer) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(2)
     inputs = torch.randint(0, 11, (3, 11), generator=generator)
     targets = torch.randint(0, 11, (3, 11), generator=generator)
-    beside = {"source_lengths_B": torch.tensor([5, 2, 1]), "target_lengths_B": torch.tensor([3, 6, 1])}
+    extras = {"source_lengths_B": torch.tensor([5, 2, 1]), "target_lengths_B": torch.tensor([3, 6, 1])}
     targets[:, :5] = -1
-    for row, length in enumerate(beside["target_lengths_B"].tolist()):
+    for row, length in enumerate(extras["target_lengths_B"].tolist()):
         targets[row, 5 + length :] = -1
-    return inputs, targets, beside
+    return inputs, targets, extras
 
 
 @pytest.mark.parametrize("vocab", [11, 3000])  # of both ways in which a CPU makes the softmax
@@ -50,7 +50,7 @@ def test_of_what_is_not_wanted_there_is_no_loss_and_no_gradient(chunk: int, voca
     )
     targets = torch.randint(0, vocab, (9,), generator=generator)
     targets[[0, 4, 5]] = -1
-    loss = head_loss(mine[0], mine[1], targets, chunk, some=True)
+    loss = head_loss(mine[0], mine[1], targets, chunk, skip_negative=True)
     loss.backward()
     expected = F.cross_entropy(theirs[0] @ theirs[1].t(), targets, ignore_index=-1, reduction="sum")
     expected.backward()
@@ -64,10 +64,10 @@ def test_of_what_is_not_wanted_there_is_no_loss_and_no_gradient(chunk: int, voca
 @pytest.mark.parametrize("options", [{}, {"embedding": "untied", "norm": "first"}, {"causal": False}])
 def test_what_padding_holds_does_not_matter(options: dict[str, Any]) -> None:
     module = built(**options)
-    inputs, targets, beside = batch(module)
+    inputs, targets, extras = batch(module)
     other = inputs.clone()
     for row, (source, target) in enumerate(
-        zip(beside["source_lengths_B"].tolist(), beside["target_lengths_B"].tolist())
+        zip(extras["source_lengths_B"].tolist(), extras["target_lengths_B"].tolist())
     ):
         other[row, source:5] = 7
         other[row, 5 + target :] = 8
@@ -75,14 +75,14 @@ def test_what_padding_holds_does_not_matter(options: dict[str, Any]) -> None:
     found = []
     for tokens in (inputs, other):
         module.zero_grad()
-        loss = module(tokens, targets, loss_scale=0.1, **beside)
+        loss = module(tokens, targets, loss_scale=0.1, **extras)
         loss.backward()
         found.append(
             (loss.detach(), [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None])
         )
     torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-14)
     with torch.no_grad():
-        logits = module(inputs, **beside)
+        logits = module(inputs, **extras)
     expected = F.cross_entropy(logits.flatten(0, 1), targets[:, 5:].flatten(), ignore_index=-1, reduction="sum")
     torch.testing.assert_close(found[0][0], expected)
 
@@ -92,14 +92,14 @@ def test_greedy_takes_the_likeliest_token_after_those_that_it_took(embedding: st
     module = built(embedding=embedding).eval()
     for parameter in module.parameters():
         parameter.data *= 3  # so that it is not always the same token
-    inputs, _, beside = batch(module)
-    found = greedy(module, inputs[:, :5], beside["source_lengths_B"], begin=9, end=10)
+    inputs, _, extras = batch(module)
+    found = greedy(module, inputs[:, :5], extras["source_lengths_B"], begin=9, end=10)
     assert found.shape == (3, 6)
     filled, ended = torch.cat((inputs[:, :5], torch.full((3, 6), 10)), dim=1), torch.zeros(3).bool()
     filled[:, 5] = 9
     for position in range(6):
         with torch.no_grad():
-            logits = module(filled, source_lengths_B=beside["source_lengths_B"])
+            logits = module(filled, source_lengths_B=extras["source_lengths_B"])
         likeliest = logits[:, position].argmax(-1).masked_fill(ended, 10)
         assert torch.equal(found[:, position], likeliest)
         ended |= likeliest == 10

@@ -193,18 +193,18 @@ def test_a_run_goes_on_by_the_template_it_began_with(
     words = [*CHAT, "data.chat_template=other", "data.tokenizer=other/tokenizer.json", "train.eval_every=0"]
     words.append("optimizer.decay_steps=9")
     run = train(project, "kept", *words, "train.num_steps=1")
-    kept = json.loads(run.chat.read_text())
+    kept = json.loads((run.path / "chat.json").read_text())
     assert kept == ChatTemplate.read(Path("other")).files.kept()
     assert kept["day"]
-    run.chat.write_text(json.dumps({**kept, "day": "2024-02-29"}))  # as if it had begun then
+    (run.path / "chat.json").write_text(json.dumps({**kept, "day": "2024-02-29"}))  # as if it had begun then
     again = ["train", "run.toml", "run.name=kept", *words, "train.num_steps=2", "--resume"]
     assert cli(again) == 0
-    assert json.loads(run.chat.read_text())["day"] == "2024-02-29"
+    assert json.loads((run.path / "chat.json").read_text())["day"] == "2024-02-29"
     write_model_folder(Path("other"), CHATML)
     assert cli(again) == 2
     assert "not the template with which the run began, which is in runs/kept/chat.json" in capsys.readouterr().err
     assert cli(["evaluate", "runs/kept"]) == 0
-    run.chat.unlink()  # as earlier versions left it
+    (run.path / "chat.json").unlink()  # as earlier versions left it
     assert cli(["sample", "runs/kept", "--prompt", "a"]) == 2
     assert "chat.json: is not there: an earlier version, which kept no chat template" in capsys.readouterr().err
 
@@ -217,7 +217,7 @@ def test_a_prepared_folder_has_its_template(
     folder = prepare_responses(request, Path("datasets"))
     words = ["model.seq_len=80", "train.num_steps=1", "train.eval_every=0", f"data.corpus={folder}"]
     run = train(project, "prepared", *words)
-    assert ChatFiles.of_kept("x", json.loads(run.chat.read_text())).is_same(request.chat.files)
+    assert ChatFiles.of_kept("x", json.loads((run.path / "chat.json").read_text())).is_same(request.chat.files)
     assert cli(["sample", "runs/prepared", "--prompt", "blue", "--tokens", "1"]) == 0
     assert "<|im_start|>user\nblue<|im_end|>" in capsys.readouterr().out
     Path("else.jinja").write_text(CHATML + " ")

@@ -14,7 +14,7 @@ from runs import codescent, make_project, train
 
 from codescent.base.errors import UserError
 from codescent.data.samples import AnyDataset
-from codescent.train.loop import check_alike
+from codescent.train.open import check_alike
 from codescent.train.world import World
 
 

@@ -122,14 +122,14 @@ def step(module: Transformer, plan: Plan, case: dict[str, Any]) -> tuple[Tensor,
     """The loss, whose gradients are then there, and what was sent."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.randint(0, SIZES["vocab_size"], (BATCH, plan.work.seq_len + 1), generator=generator)
-    targets, beside = rows[:, 1:].clone(), {}
+    targets, extras = rows[:, 1:].clone(), {}
     if case.get("padded"):
-        beside = {"source_lengths_B": torch.tensor([6, 1, 4]), "target_lengths_B": torch.tensor([2, 4, 1])}
+        extras = {"source_lengths_B": torch.tensor([6, 1, 4]), "target_lengths_B": torch.tensor([2, 4, 1])}
         targets[0, 8:], targets[2, 7:] = -1, -1
     module.train()
     module.set_dropout_context(4, 0, torch.arange(BATCH))
     with Watch() as watch:
-        loss = module(rows[:, :-1], targets, loss_scale=1 / plan.work.tokens, **beside)
+        loss = module(rows[:, :-1], targets, loss_scale=1 / plan.work.tokens, **extras)
         watch.verb = "backward"
         loss.backward()
     return loss.detach(), watch.issued

@@ -34,7 +34,7 @@ def together(error: type[UserError], work: Callable[[], T]) -> list[T]:
     """Run local work on every rank. Collective: a rank whose work fails never leaves the others waiting.
 
     Returns:
-        The results by rank; they are sent to every rank, so let them be small.
+        The results by rank. Every rank receives them all: keep them small.
 
     Raises:
         error: the UserErrors of all the ranks, each problem once.
@@ -63,11 +63,11 @@ def together(error: type[UserError], work: Callable[[], T]) -> list[T]:
 
 
 def explained(failure: CheckpointException, error: type[UserError], advice: str = "") -> BaseException:
-    """What DCP's exception means: it derives from BaseException, and carries the exceptions of all the ranks.
+    """Translate DCP's exception, which derives from BaseException and carries the exceptions of all ranks.
 
     Returns:
-        KeyboardInterrupt where any rank was interrupted; `error` with every problem, then the advice, where the user or
-        the disk is at fault; else RuntimeError with the tracebacks.
+        KeyboardInterrupt if any rank was interrupted; `error` with every problem and the advice if the user or the disk
+        is at fault; else RuntimeError with the tracebacks.
     """
     causes = [cause for _, (cause, _) in sorted(failure.failures.items())]
     if any(isinstance(cause, KeyboardInterrupt) for cause in causes):

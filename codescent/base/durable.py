@@ -1,10 +1,13 @@
 """In: a path and its content. Out: a file with the old content or the new, whole, that survives a kill or a power cut.
-Does not turn what the file system refuses into words: who calls knows what it means."""
+Does not publish folders (published does) and leaves the file system's errors to the caller."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 
 def write_synced(path: Path, content: str | bytes) -> None:
@@ -27,6 +30,11 @@ def replace_file(path: Path, content: str | bytes) -> None:
     sync_folder(path.parent)
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file: a reader sees the old one or the new one, whole."""
+    replace_file(path, json.dumps(value, indent=1) + "\n")
+
+
 def sync_folder(path: Path) -> None:
     """Make the names in a folder (creations, renames, deletions) survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -34,3 +42,9 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

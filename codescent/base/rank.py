@@ -23,6 +23,4 @@ class Rank:
     agent_store: bool = False  # torchrun itself serves the store: rank 0 must not
     store_fd: int | None = None  # rank 0 of our own launcher: serve the store on this listening socket
     launcher: str = ""  # who numbered it, as messages say it
-    job: str = (
-        ""  # what the launcher calls this start of this job, where it does: keys of no other may be taken for ours
-    )
+    job: str = ""  # the launcher's name for this start of this job, if it has one: keeps keys of other jobs apart

@@ -1,5 +1,5 @@
-"""In: this rank's part of a tensor that is divided over ranks. Out: the same, as torch's distributed checkpoint has it.
-Does not divide anything and does not know how the others are laid out: a part says where in the whole it is."""
+"""In: this rank's box of a tensor. Out: the same, in the terms of torch's distributed checkpoint (DCP).
+Does not divide anything and does not know the layout: a box says where in the whole it lies."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+Make = Callable[[tuple[slice, ...]], torch.Tensor]
+"""Makes the values of a box: a slice of step 1, with both ends, for each dim."""
+
 
 @dataclass(frozen=True)
-class Piece:
-    """A box of a larger tensor: `local` begins at `offsets` of a whole of this `shape`. An empty one is nowhere."""
+class Box:
+    """A box of a larger tensor: `local` begins at `offsets` of a whole of this `shape`. An empty one holds nothing."""
 
     local: torch.Tensor
     shape: torch.Size
@@ -22,7 +25,7 @@ class Piece:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the whole and of every part."""
+        """The whole's dtype, and every box's."""
         return self.local.dtype
 
     def size(self) -> torch.Size:
@@ -30,7 +33,7 @@ class Piece:
         return self.shape
 
     def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:  # noqa: A002 - DCP calls it so
-        """What DCP writes of it."""
+        """The chunks that DCP writes."""
         return [
             WriteItem(
                 index=MetadataIndex(fqn, chunk.offsets),
@@ -41,39 +44,36 @@ class Piece:
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """What DCP reads into it."""
+        """The chunks that DCP reads."""
         if self.local.numel() == 0:
             return []
         return [ChunkStorageMetadata(offsets=torch.Size(self.offsets), sizes=self.local.shape)]
 
     def chunk(self, offsets: tuple[int, ...]) -> torch.Tensor:
-        """What is to be written of it there."""
+        """The values to write of the chunk that begins at `offsets`: a box is one chunk."""
         return self.local
 
 
 @dataclass(frozen=True)
-class Promise(Piece):
-    """A whole tensor whose values are made when they are written, some of its rows at a time; it cannot be read into.
+class LazyTensor(Box):
+    """A whole tensor whose values are made when they are written, some rows at a time; it cannot be read into.
 
-    `local` has no memory; `make` gives the values of a box.
+    `local` is on the meta device and has no memory.
     """
 
-    make: Callable[[tuple[slice, ...]], torch.Tensor] = lambda _: torch.empty(0)
+    make: Make = lambda _: torch.empty(0)
     chunk_numel: int = 1 << 22
 
     @classmethod
-    def of(
-        cls, shape: tuple[int, ...], dtype: torch.dtype, make: Callable[[tuple[slice, ...]], torch.Tensor]
-    ) -> Promise:
-        """A promise of a tensor of this shape and dtype."""
+    def of(cls, shape: tuple[int, ...], dtype: torch.dtype, make: Make) -> LazyTensor:
+        """A tensor of this shape and dtype."""
         whole = torch.empty(shape, dtype=dtype, device="meta")
         return cls(whole, torch.Size(shape), (0,) * len(shape), make)
 
     def chunk(self, offsets: tuple[int, ...]) -> torch.Tensor:
-        """The values of the chunk that begins there."""
+        """The values of the chunk that begins at `offsets`."""
         (sizes,) = (chunk.sizes for chunk in self.__create_chunk_list__() if tuple(chunk.offsets) == tuple(offsets))
-        made = self.make(tuple(slice(start, start + size) for start, size in zip(offsets, sizes)))
-        return made.to(self.dtype)
+        return self.make(tuple(slice(start, start + size) for start, size in zip(offsets, sizes))).to(self.dtype)
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         """Rows of about `chunk_numel` elements."""

@@ -4,7 +4,6 @@ Does not know models, optimizers or configs: tensors have names, and the state i
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import math
 import os
@@ -24,7 +23,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from codescent.base.agreement import alone, explained, rank, shortened, together, world_size
-from codescent.base.durable import sync_folder
+from codescent.base.durable import write_synced
+from codescent.base.published import begin, commit
+from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.manifest import (
     MANIFEST,
@@ -38,11 +39,10 @@ from codescent.checkpoint.manifest import (
     refusal,
 )
 from codescent.checkpoint.storage import (
-    CODE_DTYPES,
     BalancedSavePlanner,
+    BoxLoadPlanner,
     CheckedReader,
     CheckedWriter,
-    PieceLoadPlanner,
     SaveOrder,
 )
 
@@ -93,7 +93,7 @@ class Checkpoints:
         Args:
             step: steps done; an older checkpoint of the same step is replaced.
             tensors: by name. A plain tensor is taken to be equal on the ranks that have it and is written by one of
-                them; of a Piece or a DTensor every part is.
+                them; of a Box or a DTensor every part is.
             state: JSON data, rank 0's.
             validation_loss: what `keep_best` compares; None or NaN is never the best.
 
@@ -136,18 +136,16 @@ class Checkpoints:
                 return None
             step, path = max(steps)
             try:
-                manifest = _manifest_of(step, path)
+                return _saved(step, path)
             except CheckpointError as error:
-                if not path.is_dir():  # the run has deleted it since we looked: look again
-                    continue
-                raise CheckpointError(*error.problems, self._way_back(step, path)) from error
-            return Saved(manifest.step, path, manifest.validation_loss, manifest.state)
+                if path.is_dir():  # else the run has deleted it since we looked: look again
+                    raise CheckpointError(*error.problems, self._way_back(step, path)) from error
 
     def best(self) -> Saved | None:
         """The complete checkpoint with the lowest validation loss, of equals the newer one; None: none has one."""
-        saved = [self.at(step) for step in self._found()]
-        measured = [one for one in saved if one.validation_loss is not None and not math.isnan(one.validation_loss)]
-        return min(measured, key=lambda one: (one.validation_loss, -one.step), default=None)
+        saved = {step: self.at(step) for step in self._found()}
+        best = _best({step: one.validation_loss for step, one in saved.items()})
+        return None if best is None else saved[best]
 
     def at(self, step: int) -> Saved:
         """The complete checkpoint of a step.
@@ -159,8 +157,7 @@ class Checkpoints:
         if step not in found:
             there = ", ".join(map(str, sorted(found))) or "none"
             raise CheckpointError(f"{self.folder}: no checkpoint of step {step}; there are: {there}")
-        manifest = _manifest_of(step, found[step])
-        return Saved(step, found[step], manifest.validation_loss, manifest.state)
+        return _saved(step, found[step])
 
     def incomplete(self) -> list[Path]:
         """What a save or a deletion left behind when it was killed. `latest` never looks at these."""
@@ -179,7 +176,7 @@ class Checkpoints:
 
         Args:
             saved: from `latest`, the same on every rank.
-            tensors: by name, between the ranks all of the checkpoint; a Piece or a DTensor gets its own part.
+            tensors: by name, between the ranks all of the checkpoint; a Box or a DTensor gets its own part.
 
         Returns:
             The state that was saved.
@@ -228,7 +225,7 @@ class Checkpoints:
         return f"the last checkpoint is {found[max(found)]}" if found else "there is no older checkpoint"
 
     def _delete_old(self) -> None:
-        """Keep the last k and the best. One whose manifest cannot be read is not ours to delete."""
+        """Keep the last k and the best. A checkpoint whose manifest cannot be read is left alone."""
         losses: dict[int, float | None] = {}
         found = self._found()
         for step, path in found.items():
@@ -236,10 +233,9 @@ class Checkpoints:
                 losses[step] = _manifest_of(step, path).validation_loss
             except CheckpointError as error:
                 warnings.warn(f"left alone: {error}", RuntimeWarning, stacklevel=2)
-        keep = set(sorted(losses)[-self.keep_last :])
-        measured = [(loss, -step) for step, loss in losses.items() if loss is not None and not math.isnan(loss)]
-        if self.keep_best and measured:
-            keep.add(-min(measured)[1])
+        keep: set[int | None] = {*sorted(losses)[-self.keep_last :]}
+        if self.keep_best:
+            keep.add(_best(losses))
         for step in sorted(set(losses) - keep):
             _discard(found[step])
 
@@ -254,13 +250,8 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, 
     Raises:
         CheckpointError: a file is missing, truncated or changed, or a name is not in the checkpoint.
     """
-    path = Path(path)
-    manifest = read_manifest(path)
-    wanted = list(manifest.tensors) if names is None else list(names)
-    _refuse(f"{path}:", [[f"{name}: not in the checkpoint" for name in wanted if name not in manifest.tensors]])
-    files = {chunk.file for name in wanted for chunk in manifest.tensors[name].chunks}
-    _refuse("", [damaged_files(path, manifest, files)])
-    stored = {name: manifest.tensors[name] for name in wanted}
+    manifest = _verified(path, names)
+    stored = {name: manifest.tensors[name] for name in (manifest.tensors if names is None else names)}
     tensors = {name: torch.empty(tensor.shape, dtype=CODE_DTYPES[tensor.dtype]) for name, tensor in stored.items()}
     _read(path, manifest, tensors, no_dist=True)
     return tensors
@@ -278,11 +269,7 @@ class TensorReader:
     """
 
     def __init__(self, path: Path, names: Collection[str]) -> None:
-        self._path, self._manifest = Path(path), read_manifest(Path(path))
-        known = self._manifest.tensors
-        _refuse(f"{path}:", [[f"{name}: not in the checkpoint" for name in names if name not in known]])
-        files = {chunk.file for name in names for chunk in known[name].chunks}
-        _refuse("", [damaged_files(self._path, self._manifest, files)])
+        self._path, self._manifest = path, _verified(path, names)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the whole tensor."""
@@ -292,21 +279,19 @@ class TensorReader:
         """One box of a tensor: a slice of step 1, with both ends, for each dim."""
         stored = self._manifest.tensors[name]
         local = torch.empty([part.stop - part.start for part in slices], dtype=CODE_DTYPES[stored.dtype])
-        piece = Piece(local, torch.Size(stored.shape), tuple(part.start for part in slices))
+        piece = Box(local, torch.Size(stored.shape), tuple(part.start for part in slices))
         alone = dataclasses.replace(self._manifest, tensors={name: stored})  # DCP looks at all that it is shown
         _read(self._path, alone, {name: piece}, no_dist=True)
         return local
 
 
 class _Draft:
-    """One save, on its way from nothing to its name. Rank 0 alone calls begin, finish and abandon."""
+    """One save: a hidden folder that becomes a checkpoint. Rank 0 alone calls begin, finish and abandon."""
 
     def __init__(self, folder: Path, step: int, state: dict[str, Any], validation_loss: float | None) -> None:
-        self.folder = folder
-        self.step = step
-        self.state = state
+        self.folder, self.step, self.state = folder, step, state
         self.validation_loss = None if validation_loss is None else float(validation_loss)
-        self.save_id = _token()
+        self.save_id = os.urandom(4).hex()
         self.final = folder / f"step_{step:08d}"
         self.partial = folder / f".partial_{self.final.name}_{self.save_id}"
         self.needed_bytes = 0
@@ -315,13 +300,9 @@ class _Draft:
         """Make the partial folder, if what is to be written fits on the disk."""
         self.needed_bytes = tensors_bytes + len(json.dumps(self.state)) + 4096  # a state that is no JSON fails here
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(self.folder).free
-            if free < self.needed_bytes:
-                raise refusal(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), self.folder, self.needed_bytes)
-            self.partial.mkdir()
+            begin(self.partial, self.needed_bytes)
         except OSError as error:
-            raise refusal(error, self.partial, self.needed_bytes) from error
+            raise refusal(error, Path(error.filename or self.partial), self.needed_bytes) from error
         return SaveOrder(self.partial, self.step, self.save_id, self.needed_bytes)
 
     def finish(self, files: dict[str, StoredFile], tensors: dict[str, StoredTensor]) -> None:
@@ -331,12 +312,15 @@ class _Draft:
             for name, expected in files.items():
                 if (size := (self.partial / name).stat().st_size) != expected.size_bytes:
                     raise CheckpointError(f"{self.partial / name}: {size:,} bytes, expected {expected.size_bytes:,}")
-            with (self.partial / MANIFEST).open("xb") as file:
-                file.write(encode_manifest(manifest))
-                file.flush()
-                os.fsync(file.fileno())
-            sync_folder(self.partial)
-            self._commit()
+            write_synced(self.partial / MANIFEST, encode_manifest(manifest))
+            replaced = self.folder / f".replaced_{self.final.name}"
+            if self.final.exists():  # only an empty folder can be renamed over: set it aside, where it still counts
+                if replaced.exists():
+                    _discard(replaced)
+                self.final.rename(replaced)
+            commit(self.partial, self.final)
+            if replaced.exists():
+                _discard(replaced)
         except OSError as error:
             raise refusal(error, self.partial, self.needed_bytes) from error
 
@@ -345,18 +329,26 @@ class _Draft:
         if rank() == 0 and self.partial.exists():
             _remove(self.partial)
 
-    def _commit(self) -> None:
-        replaced = self.folder / f".replaced_{self.final.name}"
-        if (
-            self.final.exists()
-        ):  # only an empty folder can be renamed over: set the old one aside, where it still counts
-            if replaced.exists():
-                _discard(replaced)
-            self.final.rename(replaced)
-        self.partial.rename(self.final)
-        sync_folder(self.folder)
-        if replaced.exists():
-            _discard(replaced)
+
+def _verified(path: Path, names: Collection[str] | None) -> Manifest:
+    """The manifest, where the files that hold these tensors (None: all) are as they were written."""
+    manifest = read_manifest(path)
+    known = manifest.tensors
+    wanted = known if names is None else names
+    _refuse(f"{path}:", [[f"{name}: not in the checkpoint" for name in wanted if name not in known]])
+    _refuse("", [damaged_files(path, manifest, {chunk.file for name in wanted for chunk in known[name].chunks})])
+    return manifest
+
+
+def _best(losses: Mapping[int, float | None]) -> int | None:
+    """The step of the lowest loss, of equals the newest; None: no step has one."""
+    measured = [(loss, -step) for step, loss in losses.items() if loss is not None and not math.isnan(loss)]
+    return -min(measured)[1] if measured else None
+
+
+def _saved(step: int, path: Path) -> Saved:
+    manifest = _manifest_of(step, path)
+    return Saved(step, path, manifest.validation_loss, manifest.state)
 
 
 def _manifest_of(step: int, path: Path) -> Manifest:
@@ -367,23 +359,21 @@ def _manifest_of(step: int, path: Path) -> Manifest:
 
 
 def _misfits(manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box], wanted: set[str]) -> list[str]:
-    """Where the checkpoint is not of these tensors: missing ones, other shapes and dtypes, then extra ones."""
+    """Tensors that the checkpoint lacks, or has in another shape or dtype, then those that it has too many."""
     problems = []
     for name, tensor in sorted(tensors.items()):
         stored = manifest.tensors.get(name)
         if stored is None:
             problems.append(f"{name}: not in the checkpoint")
             continue
-        saved = f"{list(stored.shape)} {_dtype_name(CODE_DTYPES[stored.dtype])}"
-        asked = f"{list(tensor.shape)} {_dtype_name(tensor.dtype)}"
+        saved, asked = (
+            f"{list(shape)} {str(dtype).removeprefix('torch.')}"
+            for shape, dtype in ((stored.shape, CODE_DTYPES[stored.dtype]), (tensor.shape, tensor.dtype))
+        )
         if saved != asked:
             problems.append(f"{name}: {saved} in the checkpoint, {asked} in this run")
     extra = sorted(set(manifest.tensors) - wanted)
     return problems + [f"{name}: in the checkpoint, but not in this run" for name in extra]
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _refuse(title: str, by_rank: list[list[str]], advice: str = "") -> None:
@@ -392,7 +382,7 @@ def _refuse(title: str, by_rank: list[list[str]], advice: str = "") -> None:
 
 
 def _share_of(files: Mapping[str, StoredFile]) -> list[str]:
-    """The files that this rank verifies: largest first, to the rank with the fewest bytes so far."""
+    """The files that this rank verifies: each, largest first, goes to the rank with the fewest bytes so far."""
     loads = [0] * world_size()
     mine = []
     for name, file in sorted(files.items(), key=lambda pair: (-pair[1].size_bytes, pair[0])):
@@ -404,7 +394,7 @@ def _share_of(files: Mapping[str, StoredFile]) -> list[str]:
 
 
 def _read(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box], no_dist: bool) -> None:
-    planner = PieceLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner = BoxLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         with _dcp_quiet(), torch.no_grad():
             load(dict(tensors), storage_reader=CheckedReader(path, manifest), planner=planner, no_dist=no_dist)
@@ -421,7 +411,7 @@ def _dcp_quiet() -> Iterator[None]:
 
 def _discard(path: Path) -> None:
     """Delete a checkpoint; renamed first, so that a kill halfway leaves no half of it under a name that counts."""
-    leaving = path.with_name(f".deleted_{path.name.removeprefix('.replaced_')}_{_token()}")
+    leaving = path.with_name(f".deleted_{path.name.removeprefix('.replaced_')}_{os.urandom(4).hex()}")
     path.rename(leaving)
     _remove(leaving)
 
@@ -433,7 +423,3 @@ def _remove(path: Path) -> None:
         pass  # another process was faster
     except OSError as error:  # the training goes on: `incomplete` lists it, and the next `clean` tries again
         warnings.warn(f"{path}: not deleted: {error.strerror}", RuntimeWarning, stacklevel=2)
-
-
-def _token() -> str:
-    return os.urandom(4).hex()

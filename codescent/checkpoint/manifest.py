@@ -3,7 +3,6 @@ Does not touch tensors, does not import torch, and trusts nothing that it reads.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import math
@@ -14,28 +13,23 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, TypeAdapter
+
+from codescent.base.dtypes import DTYPE_BYTES, NAME_OF_CODE
 from codescent.base.errors import UserError
+from codescent.base.published import is_full
 
 MANIFEST = "manifest.json"
 FORMAT = "codescent checkpoint"
 VERSION = 2  # 1: before the rows of qkv were head by head
 THREADS = min(4, os.cpu_count() or 1)  # of hashing, reading and writing: all release the GIL
-ELEMENT_BYTES: dict[str, int] = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-}
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _FIRST_LINE = re.compile(rb'\{"sha256": "([0-9a-f]{64})",')
+
+
+Natural = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
 
 
 class CheckpointError(UserError):
@@ -44,7 +38,7 @@ class CheckpointError(UserError):
 
 def refusal(error: OSError, path: Path, needed_bytes: int) -> CheckpointError:
     """What the file system refused while a checkpoint of `needed_bytes` was being written to `path`."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         free = shutil.disk_usage(path if path.is_dir() else path.parent).free
         return CheckpointError(
             f"{path}: no space left: this checkpoint needs {needed_bytes:,} bytes, {free:,} are free"
@@ -56,7 +50,7 @@ def refusal(error: OSError, path: Path, needed_bytes: int) -> CheckpointError:
 class StoredFile:
     """What a file of the checkpoint has to be."""
 
-    size_bytes: int
+    size_bytes: Natural
     sha256: str
 
 
@@ -65,18 +59,18 @@ class StoredChunk:
     """A box of a tensor and where its bytes lie: [start_bytes, stop_bytes) of `file`, row-major, little-endian."""
 
     file: str
-    start_bytes: int
-    stop_bytes: int
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
+    start_bytes: Natural
+    stop_bytes: Natural
+    offsets: tuple[Natural, ...]
+    sizes: tuple[Natural, ...]
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor: `dtype` is a key of ELEMENT_BYTES (the names of safetensors)."""
+    """One tensor: `dtype` is a name of safetensors."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Natural, ...]
     chunks: tuple[StoredChunk, ...]
 
 
@@ -84,7 +78,7 @@ class StoredTensor:
 class Manifest:
     """All there is to know of a checkpoint but the tensors' bytes. `save_id` is drawn anew for each save."""
 
-    step: int
+    step: Natural
     save_id: str
     validation_loss: float | None
     state: dict[str, Any]
@@ -163,37 +157,18 @@ def _decode(data: Mapping[str, Any]) -> Manifest:
     """Every number is checked before anyone reads by it: a manifest may come from anywhere."""
     if data["format"] != FORMAT or data["version"] != VERSION:
         raise ValueError(f"format {data['format']!r} version {data['version']!r}, this is {FORMAT!r} version {VERSION}")
-    files = {name: _decode_file(name, file) for name, file in data["files"].items()}
-    loss = data["validation_loss"]
-    return Manifest(
-        step=_natural(data["step"]),
-        save_id=str(data["save_id"]),
-        validation_loss=None if loss is None else float(loss),
-        state=dict(data["state"]),
-        files=files,
-        tensors={name: _decode_tensor(name, tensor, files) for name, tensor in data["tensors"].items()},
-    )
+    manifest = _MANIFEST.validate_python(data)
+    for name in manifest.files:
+        if _FILE_NAME.fullmatch(name) is None or name == MANIFEST:
+            raise ValueError(f"file name {name!r}")
+    for name, tensor in manifest.tensors.items():
+        _check(name, tensor, manifest.files)
+    return manifest
 
 
-def _decode_file(name: str, data: Mapping[str, Any]) -> StoredFile:
-    if _FILE_NAME.fullmatch(name) is None or name == MANIFEST:
-        raise ValueError(f"file name {name!r}")
-    return StoredFile(_natural(data["size_bytes"]), str(data["sha256"]))
-
-
-def _decode_tensor(name: str, data: Mapping[str, Any], files: Mapping[str, StoredFile]) -> StoredTensor:
-    element_bytes = ELEMENT_BYTES[data["dtype"]]
-    shape = tuple(_natural(size) for size in data["shape"])
-    chunks = tuple(
-        StoredChunk(
-            file=str(chunk["file"]),
-            start_bytes=_natural(chunk["start_bytes"]),
-            stop_bytes=_natural(chunk["stop_bytes"]),
-            offsets=tuple(_natural(offset) for offset in chunk["offsets"]),
-            sizes=tuple(_natural(size) for size in chunk["sizes"]),
-        )
-        for chunk in data["chunks"]
-    )
+def _check(name: str, tensor: StoredTensor, files: Mapping[str, StoredFile]) -> None:
+    """Raise ValueError where the chunks are not exactly the tensor, or do not lie in their files."""
+    shape, chunks, element_bytes = tensor.shape, tensor.chunks, DTYPE_BYTES[NAME_OF_CODE[tensor.dtype]]
     for chunk in chunks:
         inside = len(chunk.offsets) == len(chunk.sizes) == len(shape) and all(
             offset + size <= whole for offset, size, whole in zip(chunk.offsets, chunk.sizes, shape)
@@ -205,10 +180,6 @@ def _decode_tensor(name: str, data: Mapping[str, Any], files: Mapping[str, Store
             raise ValueError(f"a chunk of {name!r} lies beyond its file")
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
         raise ValueError(f"the chunks of {name!r} do not fill it")
-    return StoredTensor(data["dtype"], shape, chunks)
 
 
-def _natural(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 53:
-        raise ValueError(f"{value!r} is not a natural number below 2**53")
-    return value
+_MANIFEST = TypeAdapter(Manifest)

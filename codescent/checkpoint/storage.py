@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 import socket
 from collections import defaultdict
@@ -14,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -25,10 +24,20 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+)
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from codescent.base.safetensors_header import encode_header
+from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.manifest import (
     THREADS,
@@ -40,19 +49,8 @@ from codescent.checkpoint.manifest import (
     refusal,
 )
 
-DTYPE_CODES: dict[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-CODE_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
+T = TypeVar("T")
+
 PART_BYTES = 256 << 20  # a rank's tensors are cut into files of about this size: as many threads hash and write them
 PIECE_BYTES = 1 << 20  # hashed, then written while it is still in the cache
 HEADER_ALIGNMENT = 64
@@ -78,7 +76,7 @@ class _Written:
 
 
 class BalancedSavePlanner(DefaultSavePlanner):
-    """Every chunk is written once: of the ranks that hold it, by the one that has the fewest bytes to write so far."""
+    """Every chunk is written once: the rank with the fewest bytes to write so far, of those that hold it, writes it."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -107,26 +105,26 @@ class BalancedSavePlanner(DefaultSavePlanner):
         return super().create_global_plan(plans)
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """What is to be written: of a Piece, this rank's part."""
+        """The values to write."""
         found = self.state_dict[index.fqn]
-        return found.chunk(tuple(index.offset or ())) if isinstance(found, Piece) else super().lookup_object(index)
+        return found.chunk(tuple(index.offset or ())) if isinstance(found, Box) else super().lookup_object(index)
 
 
-class PieceLoadPlanner(DefaultLoadPlanner):
-    """DCP's own, for Pieces too."""
+class BoxLoadPlanner(DefaultLoadPlanner):
+    """DCP's own planner, which reads into a Box, too."""
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """DCP's own would fill a copy of what it does not know."""
-        known = {name: tensor for name, tensor in state_dict.items() if not isinstance(tensor, Piece)}
+        """Hide boxes from DCP's own, which would fill a copy of them."""
+        known = {name: tensor for name, tensor in state_dict.items() if not isinstance(tensor, Box)}
         super().set_up_planner(known, metadata, is_coordinator)
         self.state_dict = self.original_state_dict = state_dict
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """What is to be filled: of a Piece, this rank's part."""
+        """The memory to fill."""
         found = self.state_dict[index.fqn]
-        return found.local if isinstance(found, Piece) else super().lookup_tensor(index)
+        return found.local if isinstance(found, Box) else super().lookup_tensor(index)
 
 
 class CheckedWriter(StorageWriter):
@@ -146,10 +144,7 @@ class CheckedWriter(StorageWriter):
         begin: Callable[[int], SaveOrder],
         finish: Callable[[dict[str, StoredFile], dict[str, StoredTensor]], None],
     ) -> None:
-        self._rank = rank
-        self._step = step
-        self._begin = begin
-        self._finish = finish
+        self._rank, self._step, self._begin, self._finish = rank, step, begin, finish
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Nothing to forget: one writer serves one save."""
@@ -197,9 +192,7 @@ class CheckedWriter(StorageWriter):
         with ThreadPoolExecutor(THREADS) as pool:
             writes = pool.map(lambda name, part: _write_part(order, name, part, planner), names, parts)
             results = [result for part in writes for result in part]
-        future: Future[list[WriteResult]] = Future()
-        future.set_result(results)
-        return future
+        return _done(results)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Hand what all the ranks wrote to the caller, which commits it."""
@@ -227,8 +220,7 @@ class CheckedReader(StorageReader):
     """DCP's storage reader over a manifest: bytes go straight into the tensors. The caller has verified them."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self._folder = folder
-        self._manifest = manifest
+        self._folder, self._manifest = folder, manifest
         self._chunks = {
             MetadataIndex(name, chunk.offsets): (tensor, chunk)
             for name, tensor in manifest.tensors.items()
@@ -273,9 +265,7 @@ class CheckedReader(StorageReader):
         with ThreadPoolExecutor(THREADS) as pool:
             for _ in pool.map(lambda file: self._read_file(file, by_file[file], planner), by_file):
                 pass
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
+        return _done(None)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -291,15 +281,29 @@ class CheckedReader(StorageReader):
                 planner.commit_tensor(item, target)
 
 
+def _done(result: T) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(result)
+    return future
+
+
+def _data(item: WriteItem) -> TensorWriteData:
+    """The chunk that an item writes, and the whole that it is of: ours are all tensors."""
+    assert item.tensor_data is not None
+    return item.tensor_data
+
+
+def _dtype(item: WriteItem) -> torch.dtype:
+    return _data(item).properties.dtype
+
+
 def item_bytes(item: WriteItem) -> int:
     """Bytes of the chunk that an item writes."""
-    assert item.tensor_data is not None
-    return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
+    return _data(item).chunk.sizes.numel() * _dtype(item).itemsize
 
 
 def _shape_and_dtype(item: WriteItem) -> tuple[object, ...]:
-    assert item.tensor_data is not None
-    return item.tensor_data.size, item.tensor_data.chunk.sizes, item.tensor_data.properties.dtype
+    return _data(item).size, _data(item).chunk.sizes, _dtype(item)
 
 
 def _cut(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
@@ -317,7 +321,7 @@ def _cut(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
 
 def _write_part(order: SaveOrder, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
     """One safetensors file: widest elements first, so that each chunk is aligned to its element."""
-    items = sorted(items, key=lambda item: -_element_bytes(item))
+    items = sorted(items, key=lambda item: -_dtype(item).itemsize)
     header, starts = _header(order, items)
     hasher = hashlib.sha256()
     try:
@@ -333,8 +337,7 @@ def _write_part(order: SaveOrder, name: str, items: list[WriteItem], planner: Sa
         raise refusal(error, order.folder / name, order.needed_bytes) from error
     results = []
     for item, start in zip(items, starts):
-        assert item.tensor_data is not None
-        box = item.tensor_data.chunk
+        box = _data(item).chunk
         chunk = StoredChunk(name, start, start + item_bytes(item), tuple(box.offsets), tuple(box.sizes))
         results.append(WriteResult(item.index, item_bytes(item), _Written(chunk, stored)))
     return results
@@ -342,29 +345,14 @@ def _write_part(order: SaveOrder, name: str, items: list[WriteItem], planner: Sa
 
 def _header(order: SaveOrder, items: Sequence[WriteItem]) -> tuple[bytes, list[int]]:
     """The header of a safetensors file, and where in the file each item's bytes start."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt", "save_id": order.save_id, "step": str(order.step)}}
-    offsets = []
-    position = 0
+    tensors = []
     for item in items:
-        assert item.tensor_data is not None
-        box = item.tensor_data.chunk
-        key = item.index.fqn
-        if box.sizes != item.tensor_data.size:  # a shard says which part it is, as one would write it in Python
-            key += "[" + ",".join(f"{offset}:{offset + size}" for offset, size in zip(box.offsets, box.sizes)) + "]"
-        stop = position + item_bytes(item)
-        code = DTYPE_CODES[item.tensor_data.properties.dtype]
-        entries[key] = {"dtype": code, "shape": list(box.sizes), "data_offsets": [position, stop]}
-        offsets.append(position)
-        position = stop
-    text = json.dumps(entries).encode()
-    text += b" " * (-(len(text) + 8) % HEADER_ALIGNMENT)
-    header = len(text).to_bytes(8, "little") + text
-    return header, [len(header) + offset for offset in offsets]
-
-
-def _element_bytes(item: WriteItem) -> int:
-    assert item.tensor_data is not None
-    return item.tensor_data.properties.dtype.itemsize
+        box, name = _data(item).chunk, item.index.fqn
+        if box.sizes != _data(item).size:  # a shard says which part it is, as one would write it in Python
+            name += "[" + ",".join(f"{offset}:{offset + size}" for offset, size in zip(box.offsets, box.sizes)) + "]"
+        tensors.append((name, DTYPE_CODES[_dtype(item)], box.sizes))
+    metadata = {"format": "pt", "save_id": order.save_id, "step": str(order.step)}
+    return encode_header(tensors, metadata, HEADER_ALIGNMENT)
 
 
 def _write_hashed(file: FileIO, hasher: Any, data: memoryview) -> None:

@@ -1,5 +1,5 @@
-"""In: a TOML file, those it is based on, overrides. Out: the config with the origin of each value; and a file of it.
-Does not define a key (config does), read TOML (tomlfile does), or stop at the first problem."""
+"""In: a TOML file, its base files, overrides. Out: the config with the origin of each value; a config as TOML.
+Does not define a key (sections.py does), does not parse TOML (toml_file.py does), and reports all problems at once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from codescent.base.errors import UserError
-from codescent.config.contradictions import contradictions
-from codescent.config.sections import SECTIONS, Config, Section
+from codescent.config.sections import SECTIONS, Config, Section, contradictions
 from codescent.config.toml_file import read_toml
 from codescent.config.words import Key, keys, toml_value
 
@@ -47,19 +46,19 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "out_dir": "run.folder",
     "dataset": "data.corpus",
 }
-"""What other trainers call our keys: too far from ours for a comparison of spellings to find them."""
+"""Names of other trainers for our keys. Comparing spellings would not find them."""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A config, and for each "section.key" where its value is from: "default", "FILE:LINE" or "command line"."""
+    """A config, and the origin of each "section.key": "default", "FILE:LINE" or "command line"."""
 
     config: Config
     origins: Mapping[str, str]
 
 
 class Described(NamedTuple):
-    """One line of `codescent config FILE`; `value` is written as a file would."""
+    """One line of `codescent config FILE`; `value` is TOML."""
 
     section: str
     key: str
@@ -83,29 +82,25 @@ class _Problem:
         return ": ".join(part for part in (self.origin, self.key, self.text) if part)
 
 
-_OF_A_FILE = ("", "base")
-"""Keys of problems that hide values: what contradicts what is unknown until they are solved."""
-
-
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Resolved:
     """Read a run's file, the files it is based on, and overrides of the form section.key=value.
 
     Args:
         path: a file, or the name of a shipped config ("default", with or without ".toml").
-        overrides: later ones win; a value is TOML, or a bare word, which is a string.
+        overrides: the last one wins; a value is TOML, or a bare word, which is a string.
 
     Raises:
-        UserError: with every problem of all the files and overrides, each with its place and what would be right.
+        UserError: every problem of all files and overrides, each with its origin and the right form.
     """
     problems: list[_Problem] = []
     given: dict[str, _Given] = {}
     for file_given in _read_chain(path, problems):
         given |= file_given
-    files_are_whole = not any(problem.key in _OF_A_FILE for problem in problems)
+    values_missing = any(problem.key in ("", "base") for problem in problems)  # a file could not be read
     for override in overrides:
         given |= _read_override(override, problems)
     sections = {name: _validate(name, model, given, problems) for name, model in SECTIONS.items()}
-    if files_are_whole:
+    if not values_missing:
         problems += _contradictions(sections, given, {problem.key for problem in problems})
     if problems:
         raise UserError(*dict.fromkeys(map(str, problems)))
@@ -114,7 +109,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Resolved:
 
 
 def to_toml(config: Config) -> str:
-    """The whole config as TOML; `load` gives an equal one back. None is left out: it is every such key's default."""
+    """The whole config as TOML; `load` returns an equal one. None is omitted: it is the default of every such key."""
     return tomli_w.dumps(
         {
             section: {
@@ -129,29 +124,25 @@ def to_toml(config: Config) -> str:
 
 def describe(resolved: Resolved) -> list[Described]:
     """Every key with its value and the value's origin, in order."""
-    return [
-        Described(key.section, key.name, toml_value(_value(resolved.config, name)), resolved.origins[name])
-        for name, key in KEYS.items()
-    ]
+
+    def value(key: Key) -> str:
+        return toml_value(getattr(getattr(resolved.config, key.section), key.name))
+
+    return [Described(key.section, key.name, value(key), resolved.origins[name]) for name, key in KEYS.items()]
 
 
 def shipped() -> dict[str, Path]:
-    """The configs that come with codescent, by name: beside this file in a wheel, beside the package in a checkout."""
+    """The shipped configs by name. They lie inside the package in a wheel, and beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     folder = next((f for f in (package / "configs", package.parent / "configs") if f.is_dir()), None)
     return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
 
 
-def _value(config: Config, name: str) -> Any:
-    section, key = name.split(".")
-    return getattr(getattr(config, section), key)
-
-
-# From files and the command line to what was given, by "section.key"
+# Files and the command line to given values, by "section.key"
 
 
 def _read_chain(path: Path | str, problems: list[_Problem]) -> list[dict[str, _Given]]:
-    """What the file and the files it is based on give, the deepest base first."""
+    """The values of the file and of its bases, the deepest base first."""
     chain: list[dict[str, _Given]] = []
     seen: dict[Path, str] = {}
     wanted: Path | None = Path(path)
@@ -178,13 +169,13 @@ def _read_chain(path: Path | str, problems: list[_Problem]) -> list[dict[str, _G
 
 
 def _base_path(file: Path, base: str) -> Path:
-    """A base is relative to the file that names it; a bare name may be that of a shipped config."""
+    """A base is relative to its file. If no such file exists, a bare name means a shipped config."""
     beside = file.parent / base
     return Path(base) if not beside.exists() and Path(base).stem in shipped() and Path(base).name == base else beside
 
 
 def _find(path: Path) -> Path:
-    """The file that `path` means. Raises UserError with the nearest names where there is none."""
+    """The file that `path` names. Raises UserError with the nearest names if it does not exist."""
     own = shipped()
     try:
         if path.is_file():
@@ -203,7 +194,7 @@ def _find(path: Path) -> Path:
     names = {sibling.stem: str(sibling) for sibling in siblings}
     near = [names[name] for name in difflib.get_close_matches(path.stem, names)]
     near += [f"{name} (shipped)" for name in difflib.get_close_matches(path.stem, own)]
-    hint = f"did you mean {_either(near)}?" if near else f"shipped configs are {', '.join(own)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"shipped configs are {', '.join(own)}"
     reason = "no such file" if path.parent.is_dir() else f"no such file: there is no folder {path.parent}"
     raise UserError(f"{path}: {reason}; {hint}")
 
@@ -211,7 +202,7 @@ def _find(path: Path) -> Path:
 def _flatten(
     table: Mapping[str, Any], file: Path, lines: Mapping[tuple[str, ...], int], problems: list[_Problem]
 ) -> Iterator[tuple[str, _Given]]:
-    """The known keys of a file's table; all else becomes a problem."""
+    """The known keys of a file's table. Everything else becomes a problem."""
 
     def origin(*path: str) -> str:
         return f"{file}:{lines[path]}" if path in lines else str(file)
@@ -253,7 +244,7 @@ def _read_override(override: str, problems: list[_Problem]) -> dict[str, _Given]
 
 
 def _override_value(text: str, key: Key) -> Any:
-    """TOML where it parses; else, and where the key holds text, the characters themselves, since shells eat quotes."""
+    """TOML if it parses, else a string. Text keys take the characters themselves, because shells remove quotes."""
     try:
         table = tomllib.loads(f"v = {text}")
     except (ValueError, RecursionError):
@@ -263,11 +254,11 @@ def _override_value(text: str, key: Key) -> Any:
     return table["v"]
 
 
-# From what was given to sections, or problems in the user's words
+# Given values to sections, or to problems
 
 
 def _validate(name: str, model: type[Section], given: Mapping[str, _Given], problems: list[_Problem]) -> Section:
-    """The section, with the default for every value that is a problem."""
+    """The section. A wrong value becomes a problem, and its key keeps the default."""
     values = {key: given[f"{name}.{key}"].value for key in model.model_fields if f"{name}.{key}" in given}
     wrong: dict[str, str] = {
         key: f"given {_shown(value)}; a whole number has at most 64 bits"
@@ -279,16 +270,15 @@ def _validate(name: str, model: type[Section], given: Mapping[str, _Given], prob
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             key = str(detail["loc"][0])
-            wrong.setdefault(
-                key, _value_problem(values[key], KEYS[f"{name}.{key}"], detail.get("ctx", {}).get("error"))
-            )
+            reason = detail.get("ctx", {}).get("error")
+            wrong.setdefault(key, _value_problem(values[key], KEYS[f"{name}.{key}"], reason))
         return model.model_validate({key: value for key, value in values.items() if key not in wrong})
     finally:
         problems += [_Problem(given[f"{name}.{key}"].origin, f"{name}.{key}", text) for key, text in wrong.items()]
 
 
 def _value_problem(value: Any, key: Key, reason: object) -> str:
-    if reason is not None:  # one of config's own checks
+    if reason is not None:  # raised by a check of sections.py
         return f"given {_shown(value)}; {reason}"
     wanted = key.wanted if key.wanted.startswith(('"', "true", "1")) else f"a {key.wanted}"
     choices = re.findall(r'"(\w+)"', key.wanted)
@@ -310,7 +300,7 @@ def _value_problem(value: Any, key: Key, reason: object) -> str:
 def _contradictions(
     sections: Mapping[str, Section], given: Mapping[str, _Given], wrong: set[str]
 ) -> Iterator[_Problem]:
-    """Values that contradict one another, where none of them is a problem already."""
+    """Contradictions between values that are valid one by one."""
     values: dict[str, Any] = dict(sections)
     for contradiction in contradictions(Config.model_construct(None, **values)):
         if wrong.isdisjoint(contradiction.keys):
@@ -319,7 +309,7 @@ def _contradictions(
 
 
 def _shown(value: Any) -> str:
-    """A value as the user wrote it, short enough for one line."""
+    """A value as TOML, at most 80 characters."""
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list):
@@ -328,33 +318,29 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _either(names: Sequence[str]) -> str:
-    return " or ".join(names)
+def _owners(key: str) -> str:
+    """The full names of all keys called `key`, as "a.key or b.key"; "" if there is none."""
+    return " or ".join(name for name in KEYS if key and name.endswith(f".{key}"))
 
 
 def _unknown_section(section: str, key: str = "") -> str:
     near = difflib.get_close_matches(section.lower(), SECTIONS, n=1)
-    owners = [name for name in KEYS if key and name.endswith(f".{key}")]
-    if owners:
-        return f"unknown section; did you mean {_either(owners)}?"
-    hint = f"did you mean [{near[0]}]?" if near else f"sections are {', '.join(SECTIONS)}"
+    meant = _owners(key) or (f"[{near[0]}]" if near else "")
+    hint = f"did you mean {meant}?" if meant else f"sections are {', '.join(SECTIONS)}"
     return f"unknown section; {hint}"
 
 
 def _unknown_key(section: str, key: str) -> str:
-    """Says what was probably meant; `section` is "" for a key above the first section."""
+    """Suggests the key that was probably meant; `section` is "" for a key above the first section."""
     lowered = key.lower().replace("-", "_")
-    owners = [name for name in KEYS if name.endswith(f".{lowered}")]
-    if owners and not section:
-        return f"is outside a section; did you mean {_either(owners)}?"
-    if owners:
-        return f"unknown key in [{section}]; did you mean {_either(owners)}?"
-    own = {name.partition(".")[2]: name for name in KEYS if name.startswith(f"{section}.")}
-    every = {name.partition(".")[2]: name for name in KEYS}
+    what = f"unknown key in [{section}]" if section else "unknown key"
+    if owners := _owners(lowered):
+        return f"{what if section else 'is outside a section'}; did you mean {owners}?"
+    own = {entry.name: name for name, entry in KEYS.items() if entry.section == section}
+    every = {entry.name: name for name, entry in KEYS.items()}
     near = [FOREIGN_NAMES[lowered]] if lowered in FOREIGN_NAMES else []
     near = near or [own[name] for name in difflib.get_close_matches(lowered, own, n=1)]
     near = near or [every[name] for name in difflib.get_close_matches(lowered, every, n=1, cutoff=0.75)]
-    what = f"unknown key in [{section}]" if section else "unknown key"
     if near:
         return f"{what}; did you mean {near[0]}?"
     if section:

@@ -1,21 +1,21 @@
-"""In: the values of a run's keys. Out: the run as typed, frozen models.
-Does not read files (configfile does), knows no torch, and leaves what depends on ranks or presets to build."""
+"""In: the values of a run's keys. Out: the run as typed, frozen models; values that contradict each other.
+Does not read files (load.py does) and does not check what depends on ranks, presets or corpora (build does)."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from codescent.config.contradictions import contradictions
-
 AUTO = "auto"
-"""How a file writes None, "let codescent decide": the only way to take back a value that a base file set."""
+"""How a file writes None: codescent decides. A file uses it to undo a value of its base file."""
 
 MAX_SEED = 2**63 - 1
-MAX_NAME_BYTES = 200  # what is written beside a folder has a longer name, and file systems end at 255
+MAX_NAME_BYTES = 200  # temporary files add a prefix and a suffix; file systems allow 255
 MAX_SAMPLES = 2**31 - 1
 
 
@@ -37,7 +37,7 @@ def _check_path(value: Path) -> Path:
 
 
 def _to_path(value: object) -> object:
-    """A string to a path; strict models would refuse it. An empty string stays one, for Path("") means "."."""
+    """Convert a string to a path, which strict models refuse to do. Path("") would mean ".": "" stays a string."""
     return Path(str(_expand_home(value))) if isinstance(value, str) and value.strip() else value
 
 
@@ -62,7 +62,7 @@ FolderName = Annotated[str, AfterValidator(_check_folder_name)]
 Tokenizer = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text), AfterValidator(_check_tokenizer)]
 Folder = Annotated[Path, BeforeValidator(_to_path), AfterValidator(_check_path)]
 PathFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]
-"""Kept so that a run finds it again, wherever the next command is given."""
+"""Absolute, so that a run finds it again from any working directory."""
 
 
 class Section(BaseModel):
@@ -84,27 +84,23 @@ class Run(Section):
 
     name: FolderName = Field("default", description="name of the run")
     folder: Folder | None = Field(None, description="run folder; auto: runs/NAME")
-    seed: int = Field(
-        1337, ge=0, le=MAX_SEED, description="seed of the initial weights, of the order of the samples and of dropout"
-    )
+    seed: int = Field(1337, ge=0, le=MAX_SEED, description="seed of initial weights, sample order and dropout")
 
 
 class Model(Section):
-    """What is trained. A size left at auto is the preset's."""
+    """The model. A size left at auto is the preset's."""
 
     kind: Literal["gpt2", "llama", "transformer", "bert"] | None = Field(
-        None, description="family of models; auto: the preset's, without one gpt2"
+        None, description="family of models; auto: the preset's, or gpt2 without a preset"
     )
     preset: Text | None = Field(
         None,
         description="published sizes: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama3-8b, llama3-70b, llama3.1-8b, "
         "llama3.1-70b, llama3.1-405b, transformer-base, transformer-big, bert-base-uncased or bert-large-uncased; or "
-        "llama-tiny; auto: none, sizes are given here",
+        "llama-tiny; auto: no preset, sizes are given here",
     )
     weights: PathFromAnywhere | None = Field(
-        None,
-        description="local Hugging Face folder whose weights training begins with (gpt2, llama, bert); auto: none, "
-        "they are drawn from run.seed",
+        None, description="local Hugging Face folder of initial weights (gpt2, llama, bert); auto: random weights"
     )
     num_layers: int | None = Field(None, ge=1, le=10_000, description="blocks (gpt2, llama, bert)")
     num_encoder_layers: int | None = Field(None, ge=1, le=10_000, description="layers of the encoder (transformer)")
@@ -114,14 +110,14 @@ class Model(Section):
         None,
         ge=1,
         le=10_000,
-        description="heads of keys and values (llama); must divide num_heads; auto without a preset: num_heads",
+        description="key and value heads (llama); must divide num_heads; auto without a preset: num_heads",
     )
     hidden_dim: int | None = Field(None, ge=1, le=1_000_000, description="channels of the residual stream")
     ffn_dim: int | None = Field(
         None,
         ge=1,
-        description="channels inside the MLP; auto without a preset: 4 times hidden_dim, of a llama 8/3 of it, to the "
-        "next multiple of 64",
+        description="hidden channels of the MLP; auto without a preset: 4 x hidden_dim; for a llama 8/3 x hidden_dim, "
+        "rounded up to a multiple of 64",
     )
     vocab_size: int | None = Field(
         None, ge=1, description="rows of the token embedding; auto without a preset: the tokenizer's"
@@ -129,163 +125,163 @@ class Model(Section):
     seq_len: int | None = Field(
         None,
         ge=1,
-        description="longest sequence in tokens (gpt2, llama, bert); of gpt2 and bert the rows of the position "
+        description="longest sequence in tokens (gpt2, llama, bert); for gpt2 and bert also the rows of the position "
         "embedding",
     )
-    source_len: int | None = Field(None, ge=1, description="tokens that the encoder reads of a sample (transformer)")
+    source_len: int | None = Field(None, ge=1, description="tokens of a sample that the encoder reads (transformer)")
     target_len: int | None = Field(
-        None, ge=1, description="tokens that follow those, read and continued by the decoder (transformer)"
+        None, ge=1, description="tokens after the source, which the decoder reads and predicts (transformer)"
     )
     rope_theta: float | None = Field(
         None, ge=1, description="base of the rotary frequencies (llama); auto without a preset: 10000.0"
     )
     norm_eps: float | None = Field(
-        None, gt=0, description="added to the mean square in the norms (llama); auto without a preset: 1e-05"
+        None, gt=0, description="epsilon that the norms add to the mean square (llama); auto without a preset: 1e-05"
     )
     tie_head: bool | None = Field(
-        None, description="the head reads the token embedding (llama; gpt2's always does); auto: false"
+        None, description="the head shares the matrix of the token embedding (llama; gpt2 always does); auto: false"
     )
     norm: Literal["last", "first"] | None = Field(
-        None, description="where a layer's norms are (transformer): after each sum, or before each part; auto: last"
+        None, description="norms (transformer): last: after each residual sum; first: before each sublayer; auto: last"
     )
-    activation: Literal["relu", "gelu"] | None = Field(None, description="inside the MLP (transformer); auto: relu")
+    activation: Literal["relu", "gelu"] | None = Field(
+        None, description="activation of the MLP (transformer); auto: relu"
+    )
     causal: bool | None = Field(
-        None, description="a position of the target sees earlier ones only (transformer); auto: true"
+        None, description="a target position attends to no later position (transformer); auto: true"
     )
     embedding: Literal["tied", "untied", "none"] | None = Field(
         None,
-        description="one matrix for source, target and head, or three (transformer); none: both are vectors "
-        "(data.task tensors); auto: tied",
+        description="embedding matrices (transformer): tied: one for source, target and head; untied: three; none: "
+        "source and target are vectors (data.task tensors); auto: tied",
     )
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="share of activations dropped while training (gpt2, transformer, bert)"
-    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="probability of dropout in training (gpt2, transformer, bert)")
     bias: bool | None = Field(
         None,
-        description="biases in linear layers and norms (gpt2, transformer; a bert has them, a llama has none); auto: "
-        "true where there can be",
+        description="biases in linear layers and norms (gpt2, transformer; bert always, llama never); auto: true where "
+        "the model can have them",
     )
 
 
 class Lora(Section):
-    """Adapters beside matrices that stay as they are; they are trained, and nothing else (docs/lora.md)."""
+    """Low-rank adapters: they are trained beside matrices that are frozen (docs/lora.md)."""
 
     rank: int | None = Field(
-        None, ge=1, le=1_000_000, description="rank of the adapters; auto: there are none, all parameters are trained"
+        None, ge=1, le=1_000_000, description="rank of the adapters; auto: no adapters, all parameters are trained"
     )
     alpha: float | None = Field(
-        None, gt=0, description="what an adapter adds is multiplied by alpha / rank; auto: twice the rank"
+        None, gt=0, description="the output of an adapter is multiplied by alpha / rank; auto: 2 x rank"
     )
     targets: Text | None = Field(
-        None,
-        description='layers that get one, with commas between, such as "attn.qkv, mlp.down"; auto: every matrix of the '
-        "blocks",
+        None, description='layers with an adapter, such as "attn.qkv, mlp.down"; auto: every matrix of the blocks'
     )
     whole: Text | None = Field(
-        None,
-        description='layers that are trained as they are, beside the adapters, such as "norm_1, head"; auto: none but '
-        "the head of data.task qa",
+        None, description='layers trained in full, such as "norm_1, head"; auto: none, or the head of data.task qa'
     )
 
 
 class Data(Section):
-    """What it is trained on."""
+    """The data and the task."""
 
     corpus: TextOrPath = Field(
         "python-stdlib",
         description="python-stdlib, shakespeare, openwebtext or squad; or the path of a text file, a folder, a glob, a "
-        "JSONL file or a folder of token shards; of questions a file of SQuAD's form; of tensors a file (.h5, .pt, "
-        ".safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
+        "JSONL file or a folder of token shards; for data.task qa a file in SQuAD's format; for data.task tensors a "
+        "file (.h5, .pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's "
+        "sizes",
     )
-    task: Literal["lm", "sft", "mlm", "qa", "tensors", "seq2seq"] | None = Field(
+    task: Text | None = Field(
         None,
-        description="what is wanted of a sample: lm: each next token (gpt2, llama, transformer); sft: those of a "
-        "response to its prompt, or of the assistant in a conversation (gpt2, llama); mlm: the tokens that were "
-        "masked; qa: where the answer to a question begins and ends (bert); tensors: the target's vectors; seq2seq: "
-        "of a line what data.pairs says (transformer); auto: what the corpus or model.kind is made for",
+        description="what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a "
+        "response to its prompt, or of the assistant in a conversation (gpt2, llama); mlm: masked tokens (bert); qa: "
+        "where the answer to a question begins and ends (bert); tensors: vectors of the target (transformer); seq2seq: "
+        "the line that data.pairs makes of a line (transformer); auto: the task that fits the corpus or model.kind",
     )
     template: Text = Field(
         "{prompt}{response}",
-        description='how a prompt and its response read (sft), such as "Question: {prompt} Answer: {response}"',
+        description='text of a prompt and its response (sft), such as "Question: {prompt} Answer: {response}"',
     )
     chat_template: PathFromAnywhere | None = Field(
         None,
-        description="path of the Jinja template by which messages read (sft): a Hugging Face folder, its "
-        "tokenizer_config.json or its chat_template.jinja; auto: none, lines have a prompt and a response, and "
-        "data.template says how these read",
+        description="path of the Jinja template that formats messages (sft): a Hugging Face folder, its "
+        "tokenizer_config.json or its chat_template.jinja; auto: none, lines have a prompt and a response, formatted "
+        "by data.template",
     )
-    prompt_key: Text = Field("prompt", description="which key of a JSONL line holds the prompt (sft)")
-    response_key: Text = Field("response", description="which key of a JSONL line holds the response (sft)")
+    prompt_key: Text = Field("prompt", description="key of a JSONL line that holds the prompt (sft)")
+    response_key: Text = Field("response", description="key of a JSONL line that holds the response (sft)")
     messages_key: Text = Field(
-        "messages", description="which key of a JSONL line holds a list of messages, each a role and a content (sft)"
+        "messages", description="key of a JSONL line with a list of messages, each a role and a content (sft)"
     )
     pairs: Literal["reverse", "copy"] = Field(
-        "reverse",
-        description="what is wanted of a line (seq2seq): its tokens from the last to the first, or as they are",
+        "reverse", description="target of a line (seq2seq): reverse: its tokens in reverse order; copy: the same tokens"
     )
     format: Literal["memory", "hdf5", "pt", "safetensors"] | None = Field(
         None,
-        description="how tensors are kept: synthetic ones are written so, a file is so already; memory: made or read "
-        "whole by every rank; auto: as the file is, synthetic ones in memory",
+        description="storage of tensors: the format of the file, or the format that synthetic ones are written in; "
+        "memory: every rank reads the whole file, or generates synthetic ones; auto: the format of the file, memory "
+        "for synthetic ones",
     )
     tokenizer: Tokenizer = Field(
         "char",
         description="char, byte, gpt2, bert, bert-cased, bpe:VOCAB (a BPE trained on the corpus), bert:FILE (a "
         "vocabulary of WordPiece) or the path of a tokenizer JSON",
     )
-    folder: Folder = Field(Path("datasets"), description="folder that prepared corpora are kept in")
+    folder: Folder = Field(Path("datasets"), description="folder of prepared corpora")
     seq_len: int | None = Field(
-        None,
-        ge=1,
-        description="tokens per sample; auto: model.seq_len, of a transformer model.source_len + model.target_len",
+        None, ge=1, description="tokens per sample; auto: model.seq_len, or model.source_len + target_len (transformer)"
     )
     validation_fraction: float = Field(
-        0.1, gt=0, le=0.5, description="share of the corpus, at its end, kept for validation"
+        0.1, gt=0, le=0.5, description="share of the corpus, at its end, used for validation"
     )
-    text_key: Text = Field("text", description="which key of a JSONL line holds the text")
+    text_key: Text = Field("text", description="key of a JSONL line that holds the text")
     validation: TextOrPath | None = Field(
-        None, description="validation questions (qa): a file of SQuAD's form; auto: SQuAD's dev-v1.1.json"
+        None, description="file of validation questions in SQuAD's format (qa); auto: SQuAD's dev-v1.1.json"
     )
-    stride: int = Field(128, ge=1, description="tokens between the begins of two windows of a context (qa)")
-    question_len: int = Field(64, ge=1, description="longest question in tokens; what is over is cut off (qa)")
-    train_questions: int | None = Field(None, ge=1, description="the first so many to train on (qa); auto: all")
+    stride: int = Field(
+        128, ge=1, description="tokens from the start of one window of a context to the start of the next (qa)"
+    )
+    question_len: int = Field(64, ge=1, description="longest question in tokens; longer ones are truncated (qa)")
+    train_questions: int | None = Field(
+        None, ge=1, description="train on this many questions, the first ones (qa); auto: all"
+    )
     validation_questions: int | None = Field(
-        None, ge=1, description="the first so many to validate with (qa); auto: all"
+        None, ge=1, description="validate on this many questions, the first ones (qa); auto: all"
     )
-    prefetch: int = Field(16, ge=0, description="steps whose batches are read ahead at the most; 0: read when needed")
+    prefetch: int = Field(
+        16, ge=0, description="largest number of steps whose batches are read ahead; 0: read when needed"
+    )
 
 
 class Train(Section):
-    """How long, in which portions, on what."""
+    """Number of steps, batch sizes, precision and device."""
 
-    num_steps: int = Field(1000, ge=1, description="updates of the weights")
+    num_steps: int = Field(1000, ge=1, description="number of weight updates")
     global_batch_size: int = Field(12, ge=1, le=MAX_SAMPLES, description="samples per step, over all ranks")
     microbatch_size: int | None = Field(
-        None,
-        ge=1,
-        description="samples that a rank computes at once, the rest being accumulated; auto: all of the rank's",
+        None, ge=1, description="samples of a rank's forward pass; gradients are accumulated; auto: all of the rank's"
     )
     precision: Literal["fp64", "fp32", "bf16"] = Field(
         "fp32", description="number format of weights and activations; bf16 keeps an fp32 master copy of the weights"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is one, else cpu")
     compile: Literal["none", "blocks", "model"] = Field(
-        "none", description="what torch.compile is given: nothing, each block by itself, or the whole model"
+        "none", description="what torch.compile compiles: nothing, each block by itself, or the whole model"
     )
     eval_every: int = Field(250, ge=0, description="steps between validation losses; 0: never")
     eval_samples: int | None = Field(
-        None, ge=1, description="samples of a validation loss; auto: the whole validation split"
+        None, ge=1, description="samples per validation loss; auto: the whole validation split"
     )
     matmul: Literal["auto", "exact", "fast"] = Field(
         "auto",
-        description="kernels of fp32 matrix products on CPU; auto: tested for speed and error at the start; exact: "
-        "torch's default; fast: the others",
+        description="kernels of fp32 matrix products on CPU: exact: torch's default; fast: those of torch's medium "
+        "precision; auto: the faster one, measured at the start, if its error is small enough",
     )
     allocator: Literal["auto", "system"] = Field(
-        "auto", description="auto: malloc keeps big blocks for the next step (Linux, glibc); system: malloc as it is"
+        "auto",
+        description="auto: malloc keeps large blocks for the next step (Linux, glibc); system: malloc is not tuned",
     )
     head_chunk_tokens: int = Field(
-        1024, ge=0, description="tokens whose logits exist at the same time; 0: those of the whole micro-batch"
+        1024, ge=0, description="tokens whose logits are in memory at the same time; 0: those of the whole micro-batch"
     )
     num_threads: int | None = Field(
         None, ge=1, le=1024, description="threads per rank; auto: cores / ranks on this machine"
@@ -299,7 +295,9 @@ class Optimizer(Section):
     kind: Literal["adamw", "adam", "sgd", "adagrad", "adadelta", "rmsprop"] = Field("adamw", description="update rule")
     learning_rate: float = Field(6e-4, gt=0, description="highest learning rate, reached after the warm-up")
     min_learning_rate: float = Field(0.0, ge=0, description="learning rate at the end of the decay")
-    weight_decay: float = Field(0.1, ge=0, description="decay of matrices and embeddings; never of biases and norms")
+    weight_decay: float = Field(
+        0.1, ge=0, description="weight decay of matrices and embeddings; biases and norms have none"
+    )
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of gradients (adamw, adam)")
     beta2: float = Field(
         0.95, ge=0, lt=1, description="decay of the mean of squared gradients (adamw, adam, rmsprop, adadelta)"
@@ -309,7 +307,7 @@ class Optimizer(Section):
     fused: bool = Field(True, description="one kernel for the whole update, where torch has it for this rule")
     max_grad_norm: float = Field(1.0, ge=0, description="global gradient norm is clipped to this; 0: no clipping")
     schedule: Literal["cosine", "linear", "constant"] = Field(
-        "cosine", description="course of the learning rate after the warm-up"
+        "cosine", description="decay of the learning rate after the warm-up"
     )
     warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises from 0")
     decay_steps: int | None = Field(
@@ -323,55 +321,52 @@ class Optimizer(Section):
 class Parallel(Section):
     """How the ranks divide the work. World size = pp x dp_replicate x dp_shard x cp x tp."""
 
-    ranks: int = Field(1, ge=1, description="ranks that `codescent train` starts here, unless a launcher started it")
+    ranks: int = Field(
+        1, ge=1, description="ranks that `codescent train` starts on this machine, unless a launcher started it"
+    )
     dp_replicate: int | None = Field(
-        None, ge=1, description="copies of the model, each on its part of the batch; auto: what is left of the world"
+        None, ge=1, description="model replicas, each with its part of the batch; auto: world size / all other axes"
     )
     pp: int = Field(1, ge=1, description="pipeline stages")
     schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero-bubble"] = Field(
-        "1f1b", description="order in which a pipeline stage does its micro-batches"
+        "1f1b", description="pipeline schedule: the order in which a stage computes its micro-batches"
     )
     virtual_stages: int = Field(
         1, ge=1, description="chunks of the model on each pipeline stage (schedule interleaved: at least 2)"
     )
     cut: Literal["cost", "encoder-decoder"] = Field(
         "cost",
-        description="where a pipeline's stages begin: where the dearest is cheapest; or so that one begins at the "
-        "decoder's first layer, too",
+        description="where pipeline stages begin: cost: such that the most expensive stage is as cheap as possible; "
+        "encoder-decoder: the same, and one stage begins at the first layer of the decoder",
     )
-    dp_shard: int = Field(1, ge=1, description="ranks that share one copy's weights, each on its part of the batch")
+    dp_shard: int = Field(1, ge=1, description="ranks that shard one replica, each with its part of the batch")
     zero_stage: int = Field(
-        3, ge=1, le=3, description="what dp_shard divides: 1 the optimizer's state, 2 gradients too, 3 weights too"
+        3, ge=1, le=3, description="what dp_shard shards: 1: optimizer state; 2: gradients, too; 3: weights, too"
     )
-    cp: int = Field(1, ge=1, description="ranks that share one sequence")
+    cp: int = Field(1, ge=1, description="ranks that divide a sequence")
     context: Literal["ring", "all-gather"] = Field(
-        "ring", description="how keys and values reach the ranks that share a sequence"
+        "ring", description="how the ranks that divide a sequence exchange keys and values"
     )
-    tp: int = Field(1, ge=1, description="ranks that share one matrix")
+    tp: int = Field(1, ge=1, description="ranks that divide a matrix")
     sequence_parallel: bool = Field(
-        True, description="ranks that share matrices divide the sequence between them where no matrix is read"
+        True, description="with tp: norms, dropout and residual sums are divided along the sequence"
     )
     recompute: Literal["none", "selective", "full"] = Field(
         "none",
-        description="made again in backward to save memory: selective: GELU or SwiGLU, and attention probabilities; "
-        "full: every block, from its input",
+        description="activations that backward recomputes to save memory: selective: GELU or SwiGLU, and attention "
+        "probabilities; full: every block, from its input",
     )
     offload: Literal["none", "optimizer", "all"] = Field(
         "none",
-        description="kept in the host's memory, for training on CUDA: optimizer: master weights and optimizer state, "
-        "updated there; all: weights too (dp_shard with zero_stage 3)",
+        description="offload to host memory, for training on CUDA: optimizer: master weights and optimizer state, "
+        "updated there; all: weights, too (dp_shard with zero_stage 3)",
     )
     data_parallel: int = Field(
-        1,
-        ge=1,
-        le=1024,
-        description="CUDA devices of one process, by torch's DataParallel: to be compared with dp_replicate",
+        1, ge=1, le=1024, description="CUDA devices of one process (torch.nn.DataParallel), a baseline for dp_replicate"
     )
-    bucket_bytes: int = Field(16_777_216, ge=1, description="bytes of gradients that are reduced together")
+    bucket_bytes: int = Field(16_777_216, ge=1, description="bytes of gradients that are reduced in one collective")
     reduce_dtype: Literal["auto", "fp32", "bf16"] = Field(
-        "auto",
-        description="number format in which gradients are sent; auto: train.precision, fp32 where bf16 micro-batches "
-        "are added first",
+        "auto", description="number format of reduced gradients; auto: train.precision, or fp32 for accumulated bf16"
     )
     timeout_s: float = Field(
         600.0, gt=0, le=604_800, description="seconds that a rank waits for the others in a collective"
@@ -379,23 +374,23 @@ class Parallel(Section):
 
 
 class Checkpoint(Section):
-    """When the run is saved and what is kept."""
+    """When checkpoints are written, and which are kept."""
 
     every: int = Field(250, ge=0, description="steps between checkpoints; 0: only at the end")
-    keep_last: int = Field(2, ge=1, description="newest checkpoints that are kept")
-    keep_best: bool = Field(True, description="keep the one of the lowest validation loss, too")
+    keep_last: int = Field(2, ge=1, description="number of newest checkpoints to keep")
+    keep_best: bool = Field(True, description="also keep the checkpoint with the lowest validation loss")
 
 
 class Log(Section):
-    """What is shown."""
+    """What is printed and logged."""
 
     every: int = Field(10, ge=1, description="steps between printed lines")
-    sample_tokens: int = Field(0, ge=0, description="tokens that the model writes at the end of the run; 0: none")
+    sample_tokens: int = Field(0, ge=0, description="tokens that the model generates at the end of the run; 0: none")
     tensorboard: bool = Field(True, description="write TensorBoard files, where tensorboard is installed")
 
 
 class Config(BaseModel):
-    """A whole run. Raises pydantic's ValidationError on values of the wrong type, out of range, or contradictory."""
+    """A whole run. Raises pydantic's ValidationError for wrong types, values out of range and contradictions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -411,8 +406,7 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
-        problems = [f"{contradiction.keys[0]}: {contradiction.problem}" for contradiction in contradictions(self)]
-        if problems:
+        if problems := [f"{found.keys[0]}: {found.problem}" for found in contradictions(self)]:
             raise ValueError("; ".join(problems))
         return self
 
@@ -422,4 +416,90 @@ SECTIONS: dict[str, type[Section]] = {
     for name, field in Config.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
-"""Section name to its model, in the order in which files and tables list them."""
+"""Section name to model, in the order of files and tables."""
+
+
+class Contradiction(NamedTuple):
+    """Values that are valid one by one and contradict each other. Messages begin with `keys[0]`."""
+
+    keys: tuple[str, ...]
+    problem: str
+
+
+def contradictions(config: Config) -> Iterator[Contradiction]:
+    """Contradictions that hold for every world size, preset and corpus. `build` refuses the others."""
+    optimizer, train = config.optimizer, config.train
+    if optimizer.min_learning_rate > optimizer.learning_rate:
+        yield Contradiction(
+            ("optimizer.min_learning_rate", "optimizer.learning_rate"),
+            f"given {optimizer.min_learning_rate}, which is above optimizer.learning_rate ({optimizer.learning_rate}); "
+            "the learning rate decays towards it",
+        )
+    if optimizer.decay_steps is not None and optimizer.warmup_steps >= optimizer.decay_steps:
+        yield Contradiction(
+            ("optimizer.warmup_steps", "optimizer.decay_steps"),
+            f"given {optimizer.warmup_steps}, but the decay that follows ends at optimizer.decay_steps "
+            f"({optimizer.decay_steps}); must be a whole number from 0 to {optimizer.decay_steps - 1}",
+        )
+    yield from _device_contradictions(config)
+    yield from _lora_contradictions(config)
+    size, samples = train.microbatch_size, train.global_batch_size
+    if size is not None and samples % size:
+        divisors = (d for n in range(1, math.isqrt(samples) + 1) if samples % n == 0 for d in (n, samples // n))
+        yield Contradiction(
+            ("train.microbatch_size", "train.global_batch_size"),
+            f"given {size}, which does not divide train.global_batch_size ({samples}); "
+            f"the nearest smaller value that does is {max(d for d in divisors if d <= size)}",
+        )
+
+
+def _lora_contradictions(config: Config) -> Iterator[Contradiction]:
+    """Keys of [lora] without lora.rank, and keys that do not work with adapters."""
+    lora = config.lora
+    if lora.rank is None:
+        for name in ("alpha", "targets", "whole"):
+            if getattr(lora, name) is not None:
+                yield Contradiction((f"lora.{name}", "lora.rank"), "given, but lora.rank is not: there are no adapters")
+        return
+    if config.train.compile == "model":
+        yield Contradiction(
+            ("train.compile", "lora.rank"),
+            'given "model", but lora.rank is set: the embedding is not trained, and the compiler does not make a '
+            'gradient begin behind it; set train.compile to "blocks"',
+        )
+    if config.parallel.offload == "optimizer":
+        yield Contradiction(
+            ("parallel.offload", "lora.rank"),
+            'given "optimizer", but lora.rank is set: the optimizer has the state of adapters alone, which is small; '
+            'set parallel.offload to "none", or to "all" (weights too, with dp_shard and zero_stage 3)',
+        )
+
+
+def _device_contradictions(config: Config) -> Iterator[Contradiction]:
+    """Keys that need CUDA or exclude torch.compile. With train.device = "auto" each rank checks its own device."""
+    train, parallel = config.train, config.parallel
+    if train.device == "cpu" and parallel.offload != "none":
+        yield Contradiction(
+            ("parallel.offload", "train.device"),
+            f'given "{parallel.offload}", but train.device is "cpu", whose memory is the host\'s: there is nothing to '
+            'offload; leave it "none"',
+        )
+    if train.device == "cpu" and parallel.data_parallel > 1:
+        yield Contradiction(
+            ("parallel.data_parallel", "train.device"),
+            f'given {parallel.data_parallel}, but train.device is "cpu", and torch.nn.DataParallel divides a batch '
+            f"over CUDA devices; for several CPU ranks set parallel.ranks to {parallel.data_parallel}, without it",
+        )
+    if train.compile != "none" and parallel.pp > 1 and parallel.schedule == "zero-bubble":
+        yield Contradiction(
+            ("parallel.schedule", "train.compile"),
+            f'given "zero-bubble", but train.compile is "{train.compile}": compiled layers make the gradients of their '
+            'weights at once and put nothing off; set train.compile to "none", or parallel.schedule to "1f1b"',
+        )
+    if train.compile != "none" and parallel.data_parallel > 1:
+        yield Contradiction(
+            ("parallel.data_parallel", "train.compile"),
+            f'given {parallel.data_parallel}, but train.compile is "{train.compile}": torch.nn.DataParallel copies '
+            'modules in every step, and a compiled one is not copied; set train.compile to "none", or '
+            f"parallel.ranks to {parallel.data_parallel} instead of data_parallel",
+        )

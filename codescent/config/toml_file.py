@@ -1,5 +1,5 @@
-"""In: the path of a TOML file. Out: its table, and the line that each key is on, for messages that say where.
-Does not know what the keys mean."""
+"""In: the path of a TOML file. Out: its table, and the line of each key, for error messages.
+Does not know the keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_toml(file: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        read = error.object  # without the byte order mark, which error.start does not count either
+        read = error.object  # excludes the byte order mark, like error.start
         line, column = read[: error.start].count(b"\n") + 1, error.start - read.rfind(b"\n", 0, error.start)
         hint = " (it looks like UTF-16)" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
         byte = f"byte 0x{read[error.start]:02x}"
@@ -42,7 +42,7 @@ def read_toml(file: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
 def _syntax_problem(file: Path, text: str, message: str) -> str:
     lines = text.split("\n")
     found = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
-    if found is None:  # brackets nested a thousand deep, a number of thousands of digits: tomllib has no line for these
+    if found is None:  # tomllib gives no line for deep nesting and for very long numbers
         return f"{file}: not readable as TOML: {message}"
     last = len(text.rstrip("\n").split("\n"))
     line, column = (int(found[1]), int(found[2])) if found[1] else (last, len(lines[last - 1]) + 1)
@@ -59,9 +59,9 @@ def _syntax_problem(file: Path, text: str, message: str) -> str:
 
 
 def _lines_of_keys(text: str) -> dict[tuple[str, ...], int]:
-    """Line of each key of a valid TOML text, which tomllib does not tell.
+    """Line of each key of a valid TOML text; tomllib does not report lines.
 
-    A statement is the fewest lines that parse by themselves, so that strings and lists may span lines.
+    A statement is the fewest lines that parse by themselves: strings and lists may span lines.
     """
     lines: dict[tuple[str, ...], int] = {}
     header: tuple[str, ...] = ()

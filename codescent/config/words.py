@@ -1,5 +1,5 @@
-"""In: the typed models of a config. Out: what each key is, in words: for documentation and for error messages.
-Does not read a file and holds no value but defaults."""
+"""In: the typed models of a config. Out: the meaning of each key in words, for documentation and error messages.
+Does not read a file and holds no values except defaults."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from codescent.config.sections import AUTO, SECTIONS
 
 @dataclass(frozen=True)
 class Key:
-    """One key as documentation and error messages speak of it."""
+    """One key, as documentation and error messages name it."""
 
     section: str
     name: str
-    wanted: str  # what values are right, in words
-    default: str  # as a file would write it
+    wanted: str  # valid values, in words
+    default: str  # as TOML
     description: str
 
 
@@ -57,7 +57,7 @@ def keys_markdown() -> str:
 
 
 def toml_value(value: object) -> str:
-    """A value as a run's file writes it; None, which TOML lacks, as "auto"."""
+    """A value as TOML; TOML has no None, which is written as "auto"."""
     if value is None:
         return f'"{AUTO}"'
     return tomli_w.dumps({"v": str(value) if isinstance(value, Path) else value}).removeprefix("v = ").rstrip("\n")

@@ -1,5 +1,5 @@
 """In: a source, a seed, this rank's positions in the global batch. Out: its samples of each step, read ahead.
-Does not move them to a device, and has no state but the number of the next step: which sample comes is computed."""
+Does not move them to a device. Its only state is the next step: a function computes the sample order."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import hashlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from codescent.base.errors import UserError
 from codescent.data.samples import Samples, Source
 
 NUM_ROUNDS = 10
-MOST_STEPS_AT_ONCE = 64  # more would not be cheaper, and the first step waits for the first block
+MOST_STEPS_AT_ONCE = 64  # more steps are not cheaper, and the first step waits for the first block
 MOST_TOKENS_AT_ONCE = 1 << 22
 Numbers = npt.NDArray[np.uint64]
 
@@ -28,17 +28,17 @@ Numbers = npt.NDArray[np.uint64]
 class Sampler:
     """The order of the samples. An epoch is a permutation of them without replacement, cut into whole steps.
 
-    Position i of step s is sample P(s mod E * B + i), where B is the global batch size, E = num_samples // B the steps
-    of an epoch, and P the permutation of epoch s // E. The num_samples mod B last samples of a permutation are left out
-    of its epoch (others in each), so that a step never spans two permutations and never holds a sample twice.
+    Position i of step s is sample P(s mod E * B + i). B is the global batch size, E = num_samples // B the number of
+    steps of an epoch, P the permutation of epoch s // E. Each epoch skips the last num_samples mod B samples of its
+    permutation, so that a step never spans two permutations and never contains a sample twice.
 
     Args:
         seed: any whole number.
-        num_samples: samples of the split.
+        num_samples: number of samples of the split.
         global_batch_size: samples of a step, over all ranks.
 
     Raises:
-        UserError: fewer samples than one step needs.
+        UserError: the split has fewer samples than one step needs.
     """
 
     def __init__(self, seed: int, num_samples: int, global_batch_size: int) -> None:
@@ -69,7 +69,7 @@ class Sampler:
         return self.indices_of_steps(step, 1, start, stop).ravel()
 
     def indices_of_steps(self, first: int, count: int, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """The same of `count` steps from step `first` on, at the price of one: int64 [count, stop - start]."""
+        """The same for `count` steps from step `first` on, computed at once: int64 [count, stop - start]."""
         if first < 0 or not 0 <= start <= stop <= self.global_batch_size:
             raise IndexError(f"step {first}, positions [{start}, {stop}) of {self.global_batch_size}")
         rows: list[npt.NDArray[np.int64]] = []
@@ -86,11 +86,11 @@ class Sampler:
 
 
 def permute(places: Numbers, count: int, keys: Numbers) -> Numbers:
-    """A pseudo-random permutation of [0, count), at some places, without a table.
+    """A pseudo-random permutation of [0, count), evaluated at some places, without a table.
 
-    A Feistel network over the least power of two that holds `count` (its two halves may differ by a bit), and cycle
-    walking: what falls outside goes through the network again until it falls inside (Black and Rogaway, "Ciphers with
-    arbitrary finite domains", 2002). Less than two walks on average.
+    A Feistel network permutes the smallest power of two >= `count` (its halves may differ by a bit). Results outside
+    [0, count) go through the network again: cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains",
+    2002). On average there are less than two passes.
 
     Args:
         places: uint64, each < count.
@@ -115,7 +115,7 @@ def _feistel(places: Numbers, bits: int, keys: Numbers) -> Numbers:
 
 
 def _mixed(values: Numbers, key: np.uint64) -> Numbers:
-    """A hash of each value under a key: the finaliser of SplitMix64 (Steele, Lea and Flood, 2014), upper half."""
+    """Hash each value with a key: upper half of SplitMix64's finaliser (Steele, Lea and Flood, 2014)."""
     mixed = values ^ key
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -124,50 +124,49 @@ def _mixed(values: Numbers, key: np.uint64) -> Numbers:
 
 @lru_cache(maxsize=8)
 def _round_keys(seed: int, epoch: int) -> npt.NDArray[Any]:
-    """The keys of one epoch's permutation: BLAKE2b of (seed, epoch, round)."""
+    """The round keys of an epoch's permutation: BLAKE2b of (seed, epoch, round)."""
     digests = (hashlib.blake2b(f"{seed} {epoch} {turn}".encode(), digest_size=8).digest() for turn in range(NUM_ROUNDS))
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch of B samples, as `Samples` describes them."""
+    """One micro-batch of B samples as tensors; see `Samples`."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
-    beside: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, samples: Samples) -> Batch:
         """The same memory as tensors."""
-        beside = {name: torch.from_numpy(array) for name, array in samples.extras.items()}
-        return cls(torch.from_numpy(samples.inputs), torch.from_numpy(samples.targets), beside)
+        extras = {name: torch.from_numpy(array) for name, array in samples.extras.items()}
+        return cls(torch.from_numpy(samples.inputs), torch.from_numpy(samples.targets), extras)
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        extras = {name: change(tensor) for name, tensor in self.extras.items()}
+        return Batch(change(self.inputs), change(self.targets), extras)
 
     def __getitem__(self, rows: slice) -> Batch:
-        beside = {name: tensor[rows] for name, tensor in self.beside.items()}
-        return Batch(self.inputs[rows], self.targets[rows], beside)
+        return self._each(lambda tensor: tensor[rows])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Batch:
-        """On a device, what is read as vectors in the model's dtype; from page-locked memory the copy is not waited
-        for."""
-        beside = {name: tensor.to(device, non_blocking=True) for name, tensor in self.beside.items()}
-        inputs, targets = (tensor.to(device, non_blocking=True) for tensor in (self.inputs, self.targets))
-        inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
-        return Batch(inputs, targets, beside)
+        """Copy to a device, asynchronously from page-locked memory; input vectors are converted to `dtype`."""
+        batch = self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        return replace(batch, inputs=batch.inputs.to(dtype)) if batch.inputs.is_floating_point() else batch
 
     def pinned(self) -> Batch:
-        """In page-locked memory."""
-        beside = {name: tensor.pin_memory() for name, tensor in self.beside.items()}
-        return Batch(self.inputs.pin_memory(), self.targets.pin_memory(), beside)
+        """Copy to page-locked memory."""
+        return self._each(torch.Tensor.pin_memory)
 
 
 @dataclass(frozen=True)
 class Portion:
-    """What a rank reads of a step.
+    """A rank's part of a step.
 
     Attributes:
-        batches: its micro-batches.
-        losses: how many losses the step has, over all ranks: the mean is over them.
+        batches: the rank's micro-batches.
+        losses: number of losses of the step, over all ranks; the mean loss divides by it.
     """
 
     batches: list[Batch]
@@ -180,19 +179,18 @@ class _Failure:
 
 
 class Loader:
-    """The micro-batches of one rank, step after step, read by a thread that keeps some steps ahead.
+    """Reads the micro-batches of one rank, step after step, in a thread that is some steps ahead.
 
-    The thread reads several steps at a time: each time it runs, it takes a core and the interpreter from the step that
-    is under way.
+    The thread reads several steps at a time, because each read takes a core and the interpreter from the current step.
 
     Args:
-        source: who gives samples.
-        sampler: which ones.
-        sample_numbers: that a sample takes, about.
-        positions: (start, stop) in the global batch, of each micro-batch of this rank, one after the other.
-        first_step: the step that the first `next` gives.
-        prefetch: how many steps are kept ready at the most; 0: read in `next`, without a thread.
-        pin_memory: page-locked tensors, for copies to a CUDA device that do not block.
+        source: the samples.
+        sampler: the order of the samples.
+        sample_numbers: approximate count of numbers (tokens, vector components) in a sample.
+        positions: (start, stop) in the global batch of each of this rank's micro-batches, which are consecutive.
+        first_step: the step that the first `next` returns.
+        prefetch: largest number of steps read ahead; 0: `next` reads, without a thread.
+        pin_memory: return page-locked tensors, for asynchronous copies to a CUDA device.
     """
 
     def __init__(
@@ -212,7 +210,7 @@ class Loader:
         self._next_step = first_step
         self._closed = threading.Event()
         self._in_hand: deque[Portion | _Failure] = deque()
-        # Half of them wait here, half are being read or in the thread's hand.
+        # Half of the prefetched steps wait in the queue; the thread reads or holds the other half.
         samples = self._positions[-1][1] - self._positions[0][0] if self._positions else 0
         most = max(1, MOST_TOKENS_AT_ONCE // max(1, samples * sample_numbers))
         self._steps_at_once = max(1, min(prefetch // 2, MOST_STEPS_AT_ONCE, most))
@@ -223,10 +221,10 @@ class Loader:
             self._thread.start()
 
     def next(self) -> Portion:
-        """What this rank reads of the next step.
+        """This rank's part of the next step.
 
         Raises:
-            UserError: what reading met, e.g. a token outside the vocabulary.
+            UserError: the samples cannot be read, e.g. a token is outside the vocabulary.
             ValueError: the loader is closed.
         """
         if self._closed.is_set():
@@ -240,11 +238,11 @@ class Loader:
         return cast(Portion, self._in_hand.popleft())
 
     def close(self) -> None:
-        """End the thread and wait for it; may be called more than once."""
+        """End the thread and wait for it. More calls do nothing."""
         self._closed.set()
         while self._has_thread and self._thread.is_alive():
             try:
-                self._ready.get_nowait()  # room for what the thread may be about to put
+                self._ready.get_nowait()  # the thread may be blocked in `put`
             except queue.Empty:
                 self._thread.join(timeout=0.01)
 
@@ -263,10 +261,10 @@ class Loader:
                 return
 
     def _attempt(self, first: int, count: int) -> list[Portion | _Failure]:
-        """The batches of `count` steps, or of those before the first that cannot be read, and why it cannot."""
+        """The batches of `count` steps. If one cannot be read, those before it and its failure."""
         try:
             return list(self._read(first, count))
-        except Exception as error:  # raised in `next`, by whoever waits for this step
+        except Exception as error:  # `next` raises it at this step
             if count == 1:
                 return [_Failure(error)]
         outcomes: list[Portion | _Failure] = []
@@ -293,7 +291,7 @@ class Loader:
         return portions
 
     def _losses(self, first: int, count: int) -> list[int]:
-        """How many losses each of these steps has. Every rank finds the same, and nobody has to be asked."""
+        """Number of losses of each step. Every rank computes the same, without communication."""
         size, each = self._sampler.global_batch_size, self._source.losses_per_sample
         if each is not None:
             return [size * each] * count

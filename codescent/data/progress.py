@@ -1,5 +1,5 @@
-"""In: how much is to be done and each piece done. Out: a bar on a terminal, now and then a line where there is none.
-Does not slow the work: a line at most every ten seconds."""
+"""In: the size of some work, and of each finished piece. Out: a bar on a terminal, lines on other outputs.
+Does not slow the work: it prints a line at most every ten seconds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LINE_EVERY_S = 10.0
 
 @contextmanager
 def stage(title: str, total: int, enabled: bool, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """Show a stage of work on the standard error while the context lasts; yields what to call with each piece's size.
+    """Show the progress of a stage on the standard error. Yields a function to call with each piece's size.
 
     Args:
         total: bytes or characters of the stage; 0: not known.
-        done: of them, done before.
+        done: part of `total` that was done before.
     """
     if not enabled:
         yield lambda _: None

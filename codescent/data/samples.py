@@ -1,5 +1,5 @@
-"""In: nothing. Out: the nouns of a dataset's samples: what a model reads, what is wanted, and who gives them.
-Does not read files: a corpus of each kind has a source of its own."""
+"""In: nothing. Out: the types of a dataset: samples (inputs and targets) and the interface of their source.
+Does not read files: each task has its own source."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Numbers = npt.NDArray[np.int64]
 
 
 def in_range(numbers: npt.NDArray[np.integer[Any]], count: int, name: str) -> Numbers:
-    """Numbers of samples of a split that has `count`, as int64.
+    """Convert sample numbers of a split with `count` samples to int64.
 
     Raises:
-        IndexError: no such sample.
+        IndexError: a number is outside [0, count).
     """
     found = np.asarray(numbers, np.int64)
     if len(found) and not 0 <= int(found.min()) <= int(found.max()) < count:
@@ -31,25 +31,25 @@ class Samples:
     """n samples.
 
     Attributes:
-        inputs: int64 [n, T] tokens, or float32 [n, X, D] vectors: what the model's first layer reads.
-        targets: what its head is told to want: int64 [n, T] the token after each input (negative: nothing is wanted
-            there), int64 [n, 2] where an answer begins and ends, float32 [n, X, D] vectors.
-        beside: what layers at every depth read beside activations, by the name of the model's argument, each int64
-            with n rows: "segments_BT", "lengths_B".
+        inputs: the model's input: int64 [n, T] tokens, or float32 [n, X, D] vectors.
+        targets: int64 [n, T] the token after each input (negative: no loss at this position), int64 [n, 2] where an
+            answer begins and ends, or float32 [n, X, D] vectors.
+        extras: other inputs, read by layers at every depth, by name of the model's argument: "segments_BT",
+            "lengths_B"; each int64 with n rows.
     """
 
     inputs: npt.NDArray[Any]
     targets: npt.NDArray[Any]
-    beside: Mapping[str, Numbers] = field(default_factory=dict)
+    extras: Mapping[str, Numbers] = field(default_factory=dict)
 
 
 class Source(Protocol):
-    """The samples of one split by number.
+    """The samples of one split, by number.
 
     Attributes:
         name: "train" or "validation".
-        num_samples: how many there are.
-        losses_per_sample: how many losses the model gives of each (a token's, or a question's); None: see `losses`.
+        num_samples: number of samples.
+        losses_per_sample: number of losses (of tokens, or of questions) of each sample; None: it varies, see `losses`.
     """
 
     name: str
@@ -57,50 +57,45 @@ class Source(Protocol):
     losses_per_sample: int | None
 
     def read(self, numbers: Numbers) -> Samples:
-        """Samples, each number in [0, num_samples).
+        """Read samples, each number in [0, num_samples).
 
         Raises:
-            UserError: what is wrong with the files: where.
-            IndexError: no such sample.
+            UserError: a file is damaged: where.
+            IndexError: a number is outside the range.
         """
 
     def losses(self, numbers: Numbers) -> Numbers:
-        """How many losses the model gives of each of these samples: the mean of a step is over all of them."""
+        """Number of losses of each of these samples. The mean loss of a step divides by their sum."""
 
 
 class AnyDataset(Protocol):
-    """What a run reads, open.
-
-    Attributes:
-        description: what is known of its making, as JSON.
-        fingerprint: changes with what samples hold: a checkpoint is continued on the same alone.
-    """
+    """An open dataset of any task."""
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """Folder or file of the dataset."""
 
     @property
     def vocab_size(self) -> int | None:
-        """Tokens that there are; None: samples hold vectors."""
+        """Size of the vocabulary; None: samples are vectors."""
 
     @property
     def description(self) -> dict[str, Any]:
-        """See the class."""
+        """How the dataset was made, as JSON."""
 
     @property
     def fingerprint(self) -> str:
-        """See the class."""
+        """A hash of the samples. A checkpoint is only resumed on the same fingerprint."""
 
     @property
     def tokenizer_text(self) -> str | None:
-        """The tokenizer as a file holds it; None: there is none."""
+        """Text of the tokenizer's file; None: there is no tokenizer."""
 
     def source(self, split: str, seq_len: int, num_targets: int) -> Source:
-        """The samples of a split as the task makes them.
+        """The samples of a split in the task's form.
 
         Args:
             split: "train" or "validation".
             seq_len: positions of a sample.
-            num_targets: how many of these, the last ones, something is wanted of.
+            num_targets: number of positions with a target: the last ones.
         """

@@ -1,4 +1,4 @@
-"""In: models of ours, folders of Hugging Face's `transformers`. Out: each as the other, by one table for both ways.
+"""In: models of ours, folders of Hugging Face's `transformers`. Out: each as the other, through one table per kind.
 Does not know runs or checkpoints (codescent/verbs/exchange.py does), and never imports or runs `transformers`."""
 
 from __future__ import annotations
@@ -9,6 +9,6 @@ from codescent.huggingface.kind import Kind
 from codescent.huggingface.llama import LLAMA
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (GPT2, LLAMA, BERT)}
-"""By the name of our kind. To add one: a file that declares it, and its name here."""
+"""By the name of our kind. To add one, declare it in a file and list it here."""
 
 __all__ = ["KINDS", "Kind"]

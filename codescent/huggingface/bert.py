@@ -1,30 +1,21 @@
-"""In: nothing. Out: how a BERT of ours is written as one of `transformers`: names, axes, keys of config.json.
-Does not read or write: reading, writing and every refusal go by what is declared here."""
+"""In: nothing. Out: how a BERT is written as a folder of `transformers`: tensor names, axes, keys of config.json.
+Does not read or write: folder.py, read.py and write.py use this declaration."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from codescent.huggingface.correspond import Row, Theirs
-from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings
+from codescent.huggingface.correspond import Row, Theirs, same, with_bias
+from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings, keys
 from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape
 
 _BLOCK, _THEIRS = "blocks.#", "bert.encoder.layer.#"
 _ARCHITECTURES = {"mlm": ("BertForMaskedLM", "BertForPreTraining"), "qa": ("BertForQuestionAnswering",)}
-"""Classes whose folders have the head, the one that we write in front."""
-
-
-def _pair(ours: str, theirs: str, dims: str) -> tuple[Row, Row]:
-    """A weight with its bias."""
-    return (
-        Row(f"{ours}.weight", dims, (Theirs(f"{theirs}.weight", dims),)),
-        Row(f"{ours}.bias", dims.split()[0], (Theirs(f"{theirs}.bias", dims.split()[0]),)),
-    )
+"""Head to the classes of transformers that have it; export writes the first."""
 
 
 def _qkv(leaf: str, rest: str) -> Row:
-    """Ours head by head, of each its query, key and value; theirs are three."""
+    """Our rows go head by head: query, key, value. Theirs are three tensors."""
     kinds = enumerate(("query", "key", "value"))
     theirs = (
         Theirs(f"{_THEIRS}.attention.self.{kind}.{leaf}", f"(h k){rest}", {"e": (number, number + 1)})
@@ -33,28 +24,28 @@ def _qkv(leaf: str, rest: str) -> Row:
     return Row(f"{_BLOCK}.attn.qkv.{leaf}", f"(h e k){rest}", tuple(theirs))
 
 
-# Axes: v vocabulary, t positions, s segments, d hidden_dim, o outputs, i inputs; of attention h heads, k channels of a
-# head, e query, key, value.
+# Axes: v vocabulary, t positions, s segments, d hidden_dim, o outputs, i inputs; h heads, k channels of a head,
+# e query/key/value.
 _BODY = (
-    Row("tok.weight", "v d", (Theirs("bert.embeddings.word_embeddings.weight", "v d"),)),
-    Row("pos.weight", "t d", (Theirs("bert.embeddings.position_embeddings.weight", "t d"),)),
-    Row("segment.weight", "s d", (Theirs("bert.embeddings.token_type_embeddings.weight", "s d"),)),
-    *_pair("embed_norm", "bert.embeddings.LayerNorm", "d"),
+    same("tok.weight", "bert.embeddings.word_embeddings.weight", "v d"),
+    same("pos.weight", "bert.embeddings.position_embeddings.weight", "t d"),
+    same("segment.weight", "bert.embeddings.token_type_embeddings.weight", "s d"),
+    *with_bias("embed_norm", "bert.embeddings.LayerNorm", "d"),
     _qkv("weight", " i"),
     _qkv("bias", ""),
-    *_pair(f"{_BLOCK}.attn.out", f"{_THEIRS}.attention.output.dense", "o i"),
-    *_pair(f"{_BLOCK}.norm_1", f"{_THEIRS}.attention.output.LayerNorm", "d"),
-    *_pair(f"{_BLOCK}.mlp.up", f"{_THEIRS}.intermediate.dense", "o i"),
-    *_pair(f"{_BLOCK}.mlp.down", f"{_THEIRS}.output.dense", "o i"),
-    *_pair(f"{_BLOCK}.norm_2", f"{_THEIRS}.output.LayerNorm", "d"),
+    *with_bias(f"{_BLOCK}.attn.out", f"{_THEIRS}.attention.output.dense", "o i"),
+    *with_bias(f"{_BLOCK}.norm_1", f"{_THEIRS}.attention.output.LayerNorm", "d"),
+    *with_bias(f"{_BLOCK}.mlp.up", f"{_THEIRS}.intermediate.dense", "o i"),
+    *with_bias(f"{_BLOCK}.mlp.down", f"{_THEIRS}.output.dense", "o i"),
+    *with_bias(f"{_BLOCK}.norm_2", f"{_THEIRS}.output.LayerNorm", "d"),
 )
 _HEADS = {
     "mlm": (
-        Row("head.bias", "v", (Theirs("cls.predictions.bias", "v"),)),
-        *_pair("head.dense", "cls.predictions.transform.dense", "o i"),
-        *_pair("head.norm", "cls.predictions.transform.LayerNorm", "d"),
+        same("head.bias", "cls.predictions.bias", "v"),
+        *with_bias("head.dense", "cls.predictions.transform.dense", "o i"),
+        *with_bias("head.norm", "cls.predictions.transform.LayerNorm", "d"),
     ),
-    "qa": _pair("head", "qa_outputs", "o i"),
+    "qa": with_bias("head", "qa_outputs", "o i"),
 }
 
 
@@ -73,10 +64,6 @@ def _write(shape: BertShape) -> dict[str, Any]:
     return {"hidden_dropout_prob": shape.dropout, "attention_probs_dropout_prob": shape.dropout}
 
 
-def _defaults(settings: Settings) -> Mapping[str, Any]:
-    return {}
-
-
 BERT = Kind(
     name="bert",
     model_type="bert",
@@ -90,7 +77,6 @@ BERT = Kind(
         "vocab_size": "vocab_size",
         "seq_len": "max_position_embeddings",
     },
-    defaults=_defaults,
     fixed={
         "hidden_act": Fixed("gelu"),
         "layer_norm_eps": Fixed(NORM_EPS),
@@ -101,11 +87,12 @@ BERT = Kind(
         "tie_word_embeddings": Fixed(True),
     },
     ignored=COMMON_IGNORED
-    | {"classifier_dropout", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "output_past"}
-    | {"pooler_size_per_head", "pooler_type", "directionality", "chunk_size_feed_forward"},
+    | keys(
+        "classifier_dropout pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers output_past "
+        "pooler_size_per_head pooler_type directionality chunk_size_feed_forward"
+    ),
     rows=lambda shape: (*_BODY, *_HEADS[shape.head]),
     axes=lambda shape: {"h": shape.num_heads, "e": 3},
-    full=lambda shape: shape,
     read=_read,
     write=_write,
     handled=("hidden_dropout_prob", "attention_probs_dropout_prob"),

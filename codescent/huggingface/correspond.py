@@ -1,5 +1,5 @@
-"""In: rows of a table: a parameter of ours, tensors of theirs, the axes of both in words. Out: which element is which.
-Does not read a tensor: it computes with indices of dims, in both directions from the one description."""
+"""In: rows of a table: our parameter, their tensors, the axes of both. Out: which element of one is which of the other.
+Does not read a tensor: it maps indices of dims, in both directions from one description."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import numpy.typing as npt
 from codescent.plan.shard import Parameter
 
 Index = npt.NDArray[np.intp]
-"""Indices in one dim, in the order in which they are wanted."""
+"""Indices in one dim, in any order."""
 
 
 @dataclass(frozen=True)
 class Theirs:
-    """A tensor of theirs in a row of a table.
+    """One of their tensors in a row of the table.
 
     Attributes:
         name: of the tensor; "#" stands for the layer.
-        dims: its axes, a dim a word: "d (e h k)" is [d, e * h * k]. The axes are those of our parameter, in any order.
-        some: of these axes it has this part alone, [first, end); one that has a single index may be left out of `dims`.
+        dims: its axes, one word per dim: "d (e h k)" is [d, e * h * k]. They are our parameter's axes, in any order.
+        some: axes of which the tensor has only [first, end). `dims` may omit an axis with a single index.
     """
 
     name: str
@@ -34,19 +34,32 @@ class Theirs:
 
 @dataclass(frozen=True)
 class Row:
-    """A parameter of ours, by its name with "#" for the layer, its axes (see Theirs.dims), and where they have it."""
+    """Our parameter ("#" stands for the layer), its axes (see Theirs.dims), and their tensors that hold it."""
 
     parameter: str
     dims: str
     theirs: tuple[Theirs, ...]
 
 
+def same(ours: str, theirs: str, dims: str, their_dims: str = "") -> Row:
+    """A parameter that is one of their tensors, whole; `their_dims` if the order of the axes differs."""
+    return Row(ours, dims, (Theirs(theirs, their_dims or dims),))
+
+
+def with_bias(ours: str, theirs: str, dims: str) -> tuple[Row, Row]:
+    """A weight of `dims`, outputs first, and its bias."""
+    return (
+        same(f"{ours}.weight", f"{theirs}.weight", dims),
+        same(f"{ours}.bias", f"{theirs}.bias", words(dims)[0]),
+    )
+
+
 @dataclass(frozen=True)
 class Part:
-    """One tensor of theirs, of `shape`, and which elements of one parameter of ours are in it.
+    """One of their tensors, of `shape`, and the elements of our parameter that it holds.
 
-    Every dim of theirs is made of axes of one dim of ours: `ours_of[j]`. A dim of ours that none of theirs is made of
-    has one index in this tensor.
+    All axes of their dim j belong to our dim `ours_of[j]`. One of our dims that is missing in `ours_of` has a single
+    index in this tensor.
     """
 
     tensor: str
@@ -59,21 +72,24 @@ class Part:
     _some: Mapping[str, tuple[int, int]]
 
     def to_ours(self, dim: int, indices: Index) -> Index:
-        """Where the indices of a dim of theirs are in the dim `ours_of[dim]` of our parameter."""
+        """Map indices of their dim to indices of our dim `ours_of[dim]`."""
         places = np.unravel_index(indices, self._some_sizes(self._theirs[dim]))
         at = {axis: place + self._first(axis) for axis, place in zip(self._theirs[dim], places)}
         return self._ravel(self._ours[self.ours_of[dim]], at, len(indices))
 
     def of_ours(self, dim: int) -> Index:
-        """All the indices of a dim of ours that this tensor has."""
+        """All indices of our dim that this tensor holds."""
         theirs = [number for number, ours in enumerate(self.ours_of) if ours == dim]
         if theirs:
             return self.to_ours(theirs[0], np.arange(self.shape[theirs[0]]))
         return self._ravel(self._ours[dim], {}, 1)
 
     def to_theirs(self, dim: int, indices: Index) -> tuple[Index, Index]:
-        """Of indices of a dim of ours: which of them (positions in `indices`) are in this tensor, and where there; of
-        a dim that theirs have not, zeros."""
+        """Map indices of our dim to their tensor.
+
+        Returns:
+            Positions in `indices` of those that the tensor holds, and their indices there (zeros if it lacks the dim).
+        """
         axes = self._ours[dim]
         at = dict(zip(axes, np.unravel_index(indices, [self._sizes[axis] for axis in axes])))
         here = np.ones(len(indices), bool)
@@ -102,12 +118,12 @@ class Part:
 def correspond(
     parameters: Iterable[Parameter], rows: Iterable[Row], sizes: Mapping[str, int]
 ) -> dict[str, tuple[Part, ...]]:
-    """The parts of every parameter that the rows have, by its name.
+    """The parts of every parameter in the table, by parameter name.
 
     Args:
-        parameters: of ours.
+        parameters: our parameters.
         rows: the table.
-        sizes: of axes that do not follow from the parameter's shape: all but one in each of its dims.
+        sizes: sizes of axes. A dim may have one axis without a size: it follows from the parameter's shape.
     """
     table = {row.parameter: row for row in rows}
     found = {}
@@ -143,6 +159,11 @@ def _size(axis: str, sizes: Mapping[str, int], some: Mapping[str, tuple[int, int
     return end - first
 
 
+def words(dims: str) -> list[str]:
+    """ "d (e h k)" as ["d", "(e h k)"]."""
+    return re.findall(r"\([^)]*\)|\S+", dims)
+
+
 def _axes(dims: str) -> tuple[tuple[str, ...], ...]:
     """ "d (e h k)" as (("d",), ("e", "h", "k"))."""
-    return tuple(tuple(word.strip("()").split()) for word in re.findall(r"\([^)]*\)|\S+", dims))
+    return tuple(tuple(word.strip("()").split()) for word in words(dims))

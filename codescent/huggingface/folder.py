@@ -16,7 +16,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from codescent import models
+from codescent.base.dtypes import FLOATS, NUMBER_FORMATS
+from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
+from codescent.base.safetensors_header import read_header
 from codescent.huggingface import KINDS, Kind
 from codescent.huggingface.correspond import Part, correspond
 from codescent.plan import Parameter
@@ -24,7 +27,7 @@ from codescent.plan import Parameter
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-DTYPES = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+DTYPES = {NUMBER_FORMATS[name].code: name for name in FLOATS}
 _PICKLES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
@@ -88,12 +91,8 @@ class Folder:
         """SHA-256 of every file with tensors: other ones are other weights, wherever the folder is."""
         files = sorted({stored.file for stored in self.tensors.values()})
 
-        def digest(path: Path) -> str:
-            with path.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-
         with ThreadPoolExecutor(4) as pool:
-            return hashlib.sha256("".join(pool.map(digest, files)).encode()).hexdigest()
+            return hashlib.sha256("".join(pool.map(sha256_of, files)).encode()).hexdigest()
 
     def identity(self) -> dict[str, Any]:
         """By what its weights are known again (JSON): the fingerprint, and sizes and times of the files."""
@@ -299,10 +298,10 @@ def _differ(found: Mapping[str, Stored], name: str, other: str) -> Iterator[str]
 
 def _digest(stored: Stored) -> bytes:
     """SHA-256 of the bytes of a tensor, found by the header of its file."""
+    entries, first = read_header(stored.file)
+    start, stop = entries[stored.name]["data_offsets"]
     with stored.file.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        start, stop = json.loads(file.read(length))[stored.name]["data_offsets"]
-        file.seek(8 + length + start)
+        file.seek(first + start)
         digest, left = hashlib.sha256(), stop - start
         while left > 0 and (piece := file.read(min(left, 1 << 20))):
             digest.update(piece)

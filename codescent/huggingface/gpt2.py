@@ -1,44 +1,39 @@
-"""In: nothing. Out: how a GPT-2 of ours is written as one of `transformers`: names, axes, keys of config.json.
-Does not read or write: reading, writing and every refusal go by what is declared here."""
+"""In: nothing. Out: how a GPT-2 is written as a folder of `transformers`: tensor names, axes, keys of config.json.
+Does not read or write: folder.py, read.py and write.py use this declaration."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-from codescent.huggingface.correspond import Row, Theirs
-from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings
+from codescent.huggingface.correspond import Row, same, with_bias
+from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings, keys
 from codescent.models.gpt2.declare import GPT2Shape
 
 _BLOCK, _THEIRS = "blocks.#", "transformer.h.#"
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
-def _norm(ours: str, theirs: str) -> tuple[Row, Row]:
-    return tuple(Row(f"{ours}.{leaf}", "d", (Theirs(f"{theirs}.{leaf}", "d"),)) for leaf in ("weight", "bias"))  # type: ignore[return-value]
-
-
 def _conv(ours: str, theirs: str, outputs: str = "o", their_outputs: str = "o") -> tuple[Row, Row]:
     """Their Conv1D has [input, output], our Linear [output, input]."""
     return (
-        Row(f"{ours}.weight", f"{outputs} i", (Theirs(f"{theirs}.weight", f"i {their_outputs}"),)),
-        Row(f"{ours}.bias", outputs, (Theirs(f"{theirs}.bias", their_outputs),)),
+        same(f"{ours}.weight", f"{theirs}.weight", f"{outputs} i", f"i {their_outputs}"),
+        same(f"{ours}.bias", f"{theirs}.bias", outputs, their_outputs),
     )
 
 
-# Axes: v vocabulary, t positions, d hidden_dim, o outputs, i inputs; of attention h heads, k channels of a head,
-# e query, key, value: ours are head by head, theirs are all queries, then all keys, then all values.
+# Axes: v vocabulary, t positions, d hidden_dim, o outputs, i inputs; h heads, k channels of a head, e query/key/value.
+# Our qkv rows go head by head; theirs are all queries, then all keys, then all values.
 ROWS = (
-    Row("tok.weight", "v d", (Theirs("transformer.wte.weight", "v d"),)),
-    Row("pos.weight", "t d", (Theirs("transformer.wpe.weight", "t d"),)),
-    *_norm(f"{_BLOCK}.norm_1", f"{_THEIRS}.ln_1"),
+    same("tok.weight", "transformer.wte.weight", "v d"),
+    same("pos.weight", "transformer.wpe.weight", "t d"),
+    *with_bias(f"{_BLOCK}.norm_1", f"{_THEIRS}.ln_1", "d"),
     *_conv(f"{_BLOCK}.attn.qkv", f"{_THEIRS}.attn.c_attn", "(h e k)", "(e h k)"),
     *_conv(f"{_BLOCK}.attn.out", f"{_THEIRS}.attn.c_proj"),
-    *_norm(f"{_BLOCK}.norm_2", f"{_THEIRS}.ln_2"),
+    *with_bias(f"{_BLOCK}.norm_2", f"{_THEIRS}.ln_2", "d"),
     *_conv(f"{_BLOCK}.mlp.up", f"{_THEIRS}.mlp.c_fc"),
     *_conv(f"{_BLOCK}.mlp.down", f"{_THEIRS}.mlp.c_proj"),
-    *_norm("norm", "transformer.ln_f"),
+    *with_bias("norm", "transformer.ln_f", "d"),
 )
 
 
@@ -54,10 +49,6 @@ def _write(shape: GPT2Shape) -> dict[str, Any]:
     return dict.fromkeys(_DROPOUTS, shape.dropout)
 
 
-def _defaults(settings: Settings) -> Mapping[str, Any]:
-    return {"ffn_dim": 4 * settings.get("n_embd", 0)}
-
-
 GPT2 = Kind(
     name="gpt2",
     model_type="gpt2",
@@ -71,7 +62,7 @@ GPT2 = Kind(
         "vocab_size": "vocab_size",
         "seq_len": "n_positions",
     },
-    defaults=_defaults,
+    defaults=lambda settings: {"ffn_dim": 4 * settings.get("n_embd", 0)},
     fixed={
         "activation_function": Fixed("gelu_new", ("gelu_pytorch_tanh",)),
         "layer_norm_epsilon": Fixed(1e-5),
@@ -81,15 +72,10 @@ GPT2 = Kind(
         "tie_word_embeddings": Fixed(True),
     },
     ignored=COMMON_IGNORED
-    | {
-        "n_ctx",
-        "is_decoder",
-        "reorder_and_upcast_attn",
-        "summary_activation",
-        "summary_first_dropout",
-        "summary_proj_to_labels",
-    }
-    | {"summary_type", "summary_use_proj"},
+    | keys(
+        "n_ctx is_decoder reorder_and_upcast_attn summary_activation summary_first_dropout "
+        "summary_proj_to_labels summary_type summary_use_proj"
+    ),
     rows=lambda shape: ROWS,
     axes=lambda shape: {"h": shape.num_heads, "e": 3},
     full=lambda shape: dataclasses.replace(shape, bias=True),

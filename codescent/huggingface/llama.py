@@ -1,5 +1,5 @@
-"""In: nothing. Out: how a Llama of ours is written as one of `transformers`: names, axes, keys of config.json.
-Does not read or write: reading, writing and every refusal go by what is declared here."""
+"""In: nothing. Out: how a Llama is written as a folder of `transformers`: tensor names, axes, keys of config.json.
+Does not read or write: folder.py, read.py and write.py use this declaration."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from codescent.huggingface.correspond import Row, Theirs
+from codescent.huggingface.correspond import Row, Theirs, same
 from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings
-from codescent.models.llama.declare import LlamaShape, RopeScaling
+from codescent.models.llama.declare import LlamaShape
+from codescent.plan.model import RopeScaling
 
 _BLOCK, _THEIRS = "blocks.#", "model.layers.#"
 _SCALED = "llama3.1-8b"
-"""A preset whose rotary scaling is RopeScaling(): the one way in which a config can say that it has one."""
+"""A preset with RopeScaling(). A config turns rotary scaling on through a preset only."""
 
 _SCALING = {
     "factor": "factor",
@@ -23,21 +24,17 @@ _SCALING = {
 }
 
 
-def _same(ours: str, theirs: str, dims: str) -> Row:
-    return Row(ours, dims, (Theirs(theirs, dims),))
-
-
 def _rows(queries: int) -> tuple[Row, ...]:
-    """With so many heads of queries to one of keys and values.
+    """The table for `queries` query heads per key-value head.
 
-    Axes: v vocabulary, d hidden_dim, o outputs, i inputs, f ffn_dim; of attention g groups, e the heads of a group:
-    queries, key, value; c pairs of channels that are turned together, p the two of a pair: ours are side by side,
-    theirs half a head apart. Of `gate_up` u is gate and up.
+    Axes: v vocabulary, d hidden_dim, o outputs, i inputs, f ffn_dim; u gate and up. Attention: g groups; e heads of a
+    group (its queries, key, value); c rotary pairs of channels; p the two channels of a pair. Our two channels are
+    adjacent, theirs are half a head apart.
     """
     keys, values = (queries, queries + 1), (queries + 1, queries + 2)
     return (
-        _same("tok.weight", "model.embed_tokens.weight", "v d"),
-        _same(f"{_BLOCK}.norm_1.weight", f"{_THEIRS}.input_layernorm.weight", "d"),
+        same("tok.weight", "model.embed_tokens.weight", "v d"),
+        same(f"{_BLOCK}.norm_1.weight", f"{_THEIRS}.input_layernorm.weight", "d"),
         Row(
             f"{_BLOCK}.attn.qkv.weight",
             "(g e c p) d",
@@ -47,8 +44,8 @@ def _rows(queries: int) -> tuple[Row, ...]:
                 Theirs(f"{_THEIRS}.self_attn.v_proj.weight", "(g c p) d", {"e": values}),
             ),
         ),
-        _same(f"{_BLOCK}.attn.out.weight", f"{_THEIRS}.self_attn.o_proj.weight", "o i"),
-        _same(f"{_BLOCK}.norm_2.weight", f"{_THEIRS}.post_attention_layernorm.weight", "d"),
+        same(f"{_BLOCK}.attn.out.weight", f"{_THEIRS}.self_attn.o_proj.weight", "o i"),
+        same(f"{_BLOCK}.norm_2.weight", f"{_THEIRS}.post_attention_layernorm.weight", "d"),
         Row(
             f"{_BLOCK}.mlp.gate_up.weight",
             "f u d",
@@ -57,14 +54,14 @@ def _rows(queries: int) -> tuple[Row, ...]:
                 Theirs(f"{_THEIRS}.mlp.up_proj.weight", "f d", {"u": (1, 2)}),
             ),
         ),
-        _same(f"{_BLOCK}.mlp.down.weight", f"{_THEIRS}.mlp.down_proj.weight", "o i"),
-        _same("norm.weight", "model.norm.weight", "d"),
-        _same("head.weight", "lm_head.weight", "v d"),
+        same(f"{_BLOCK}.mlp.down.weight", f"{_THEIRS}.mlp.down_proj.weight", "o i"),
+        same("norm.weight", "model.norm.weight", "d"),
+        same("head.weight", "lm_head.weight", "v d"),
     )
 
 
 def _read(settings: Settings) -> tuple[dict[str, Any], list[str]]:
-    """Head size, ties and rotary positions; these under the names of transformers 4 and of 5."""
+    """Head size, tied head and rotary positions (under the keys of transformers 4 and 5)."""
     rope = dict(settings.get("rope_parameters") or settings.get("rope_scaling") or {})
     theta = rope.pop("rope_theta", settings.get("rope_theta", 10_000.0))
     kind = rope.pop("rope_type", rope.pop("type", "default"))
@@ -102,10 +99,6 @@ def _write(shape: LlamaShape) -> dict[str, Any]:
     }
 
 
-def _defaults(settings: Settings) -> Mapping[str, Any]:
-    return {"num_kv_heads": settings.get("num_attention_heads"), "norm_eps": 1e-6}
-
-
 def _axes(shape: LlamaShape) -> Mapping[str, int]:
     queries = shape.num_heads // shape.num_kv_heads
     return {"e": queries + 2, "c": shape.head_dim // 2, "p": 2}
@@ -126,7 +119,7 @@ LLAMA = Kind(
         "seq_len": "max_position_embeddings",
         "norm_eps": "rms_norm_eps",
     },
-    defaults=_defaults,
+    defaults=lambda settings: {"num_kv_heads": settings.get("num_attention_heads"), "norm_eps": 1e-6},
     fixed={
         "hidden_act": Fixed("silu", ("swish",)),
         "attention_bias": Fixed(False),
@@ -136,7 +129,6 @@ LLAMA = Kind(
     ignored=COMMON_IGNORED | {"pretraining_tp"},
     rows=lambda shape: _rows(shape.num_heads // shape.num_kv_heads),
     axes=_axes,
-    full=lambda shape: shape,
     read=_read,
     write=_write,
     handled=("rope_theta", "rope_scaling", "rope_parameters", "head_dim", "tie_word_embeddings"),

@@ -1,16 +1,16 @@
-"""In: a kind's table, a shape, adapters. Out: the tensors that a folder of `peft` has of them, its adapter_config.json.
-Does not read or write: the table of the kind says which axis is which, of an adapter as of its matrix."""
+"""In: a kind's table, a shape, adapters. Out: the tensors of a `peft` folder, and its adapter_config.json.
+Does not read or write files. The axes of an adapter follow from the row of its matrix."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from codescent import models
-from codescent.huggingface.correspond import Part, Row, Theirs, correspond
+from codescent.huggingface.correspond import Part, Row, Theirs, correspond, words
 from codescent.huggingface.folder import parts_of
 from codescent.huggingface.kind import Kind
 from codescent.models.lora.declare import A, B, is_adapter
@@ -20,82 +20,74 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _RANK = "R"  # no axis of a table has this name
-_TASKS = {"lm": "CAUSAL_LM", "sft": "CAUSAL_LM", "qa": "QUESTION_ANS"}
 
 
 def parts(kind: Kind, shape: models.Shape, lora: Lora) -> list[Part]:
-    """Every tensor of the folder, with the parameter of ours that it is a part of: adapters, and layers trained whole.
+    """Every tensor of the folder, with our parameter that it is a part of: adapters, and layers trained whole.
 
-    A matrix of ours that is several of theirs (q, k and v) has one A, which each of theirs has, and a B whose rows are
-    theirs. An embedding that is the head, too, is there twice: `peft` parts the two.
+    If our matrix is several of theirs (q, k and v), each of them repeats our A and takes its rows of our B. A tied
+    embedding appears twice, because `peft` unties it from the head.
     """
     trained = [p for p in models.parameters_of(kind.name, shape, lora) if p.trained]
     rows = list(kind.rows(shape))
     table = [
-        *(adapter for row in rows if len(_words(row.dims)) > 1 for adapter in _beside(row)),
-        *(Row(row.parameter, row.dims, tuple(_saved(one) for one in row.theirs)) for row in rows),
+        *(adapter for row in rows if len(words(row.dims)) > 1 for adapter in _beside(row)),
+        *(replace(row, theirs=tuple(replace(one, name=_PREFIX + one.name) for one in row.theirs)) for row in rows),
     ]
     by_parameter = correspond(trained, table, kind.axes(shape))
     found = [part for parameter in trained for part in by_parameter[parameter.name]]
     heads = {_PREFIX + name: head for head, name in kind.tied.items()}
     tied = [part for part in found if part.tensor in heads and len(part.parameter.depths) > 1]
-    return found + [dataclasses.replace(part, tensor=_PREFIX + heads[part.tensor]) for part in tied]
+    return found + [replace(part, tensor=_PREFIX + heads[part.tensor]) for part in tied]
 
 
 def refusals(kind: Kind, shape: models.Shape, found: Sequence[Part]) -> Iterator[str]:
-    """Why `peft` cannot load what `parts` has found.
+    """Why `peft` cannot load the tensors that `parts` found.
 
-    It loads layers trained whole as copies of modules: of one that has others inside, or more tensors than these, the
-    copy would lack them.
+    It loads a layer trained whole as a copy of its module. The copy would lack inner modules and other tensors.
     """
     whole = _whole(found)
     modules = _modules(kind, shape)
-    for module in dict.fromkeys(name.rpartition(".")[0] for name in whole):
+    for module in dict.fromkeys(_owner(name) for name in whole):
         inside = [other for other in modules if other.startswith(f"{module}.")]
-        lacking = [name for name in kind.tied if name.rpartition(".")[0] == module and name not in whole]
+        lacking = [name for name in kind.tied if _owner(name) == module and name not in whole]
         if inside or lacking:
             yield f"peft cannot load {module} apart from {', '.join([*inside, *lacking])}"
 
 
+def _owner(name: str) -> str:
+    """The module of a tensor."""
+    return name.rpartition(".")[0]
+
+
 def _whole(found: Sequence[Part]) -> list[str]:
-    """Their names of the tensors of layers trained whole."""
+    """Their tensor names of layers that are trained whole."""
     return [part.tensor.removeprefix(_PREFIX) for part in found if not is_adapter(part.parameter)]
 
 
 def _modules(kind: Kind, shape: models.Shape) -> list[str]:
-    """Every module of theirs that has tensors."""
+    """Their modules that have tensors."""
     names = [part.tensor for of_one in parts_of(kind, shape).values() for part in of_one]
-    return list(dict.fromkeys(name.rpartition(".")[0] for name in (*names, *kind.tied)))
+    return list(dict.fromkeys(_owner(name) for name in (*names, *kind.tied)))
 
 
 def _beside(row: Row) -> Iterator[Row]:
-    """The rows of an adapter beside a matrix: B has its outputs, A its inputs."""
-    *outputs, inputs = _words(row.dims)
-    owner = row.parameter.rpartition(".")[0]
+    """The rows of a matrix's adapter: B has the matrix's outputs, A its inputs."""
+    *outputs, inputs = words(row.dims)
+    owner = _owner(row.parameter)
     theirs_a, theirs_b = [], []
     for one in row.theirs:
-        at, out = _PREFIX + one.name.rpartition(".")[0], _outputs(one, inputs)
-        theirs_a.append(Theirs(f"{at}.lora_A.weight", f"{_RANK} {inputs}"))
-        theirs_b.append(Theirs(f"{at}.lora_B.weight", f"{out} {_RANK}", one.some))
+        module = _PREFIX + _owner(one.name)
+        (their_outputs,) = (word for word in words(one.dims) if word != inputs)
+        theirs_a.append(Theirs(f"{module}.lora_A.weight", f"{_RANK} {inputs}"))
+        theirs_b.append(Theirs(f"{module}.lora_B.weight", f"{their_outputs} {_RANK}", one.some))
     yield Row(f"{owner}.{A}", f"{_RANK} {inputs}", tuple(theirs_a))
     yield Row(f"{owner}.{B}", " ".join([*outputs, _RANK]), tuple(theirs_b))
 
 
-def _saved(one: Theirs) -> Theirs:
-    return Theirs(_PREFIX + one.name, one.dims, one.some)
-
-
-def _outputs(one: Theirs, inputs: str) -> str:
-    """The word of their outputs: the one that is not the inputs."""
-    (outputs,) = (word for word in _words(one.dims) if word != inputs)
-    return outputs
-
-
-def _words(dims: str) -> list[str]:
-    return re.findall(r"\([^)]*\)|\S+", dims)
-
-
-def settings(kind: Kind, shape: models.Shape, lora: Lora, found: Sequence[Part], task: str, base: Path) -> str:
+def settings(
+    kind: Kind, shape: models.Shape, lora: Lora, found: Sequence[Part], task_type: str | None, base: Path
+) -> str:
     """adapter_config.json, as `peft` reads it.
 
     Args:
@@ -103,16 +95,16 @@ def settings(kind: Kind, shape: models.Shape, lora: Lora, found: Sequence[Part],
         shape: of the model.
         lora: its adapters.
         found: from `parts`.
-        task: the run's data.task.
-        base: the folder of the weights that the adapters are beside.
+        task_type: what `peft` calls the task; None: it has no name for it.
+        base: the folder of the base weights.
     """
     names = [part.tensor.removeprefix(_PREFIX) for part in found if is_adapter(part.parameter)]
     targets = list(dict.fromkeys(_module(name.rpartition(".lora_")[0]) for name in names))
-    whole = list(dict.fromkeys(name.rpartition(".")[0] for name in _whole(found)))
+    whole = list(dict.fromkeys(_owner(name) for name in _whole(found)))
     modules = _modules(kind, shape)
     values = {
         "peft_type": "LORA",
-        "task_type": _TASKS.get(task),
+        "task_type": task_type,
         "base_model_name_or_path": str(base),
         "r": lora.rank,
         "lora_alpha": lora.alpha,
@@ -129,7 +121,7 @@ def settings(kind: Kind, shape: models.Shape, lora: Lora, found: Sequence[Part],
 
 
 def _ends(whole: Sequence[str], modules: Collection[str]) -> list[str]:
-    """Ends of names by which `peft` finds these modules and no other; where others end so too, whole names."""
+    """Name endings for `peft` to find these modules; the whole name if another module has the same ending."""
     others = [module for module in modules if module not in whole]
     ends = [_module(module) for module in whole]
     unique = [not any(other.endswith(end) for other in others) for end in ends]
@@ -137,12 +129,12 @@ def _ends(whole: Sequence[str], modules: Collection[str]) -> list[str]:
 
 
 def _module(name: str) -> str:
-    """The name of a module of theirs without what stands before it in every layer: "self_attn.q_proj"."""
+    """The name of their module inside its layer: "self_attn.q_proj"."""
     return re.split(r"\.\d+\.", name, maxsplit=1)[-1]
 
 
 def _targets(targets: Sequence[str], modules: Collection[str]) -> list[str] | str:
-    """Ends of names, by which `peft` finds modules; where other modules end so too, a regular expression."""
+    """Name endings for `peft` to find modules; a regular expression if other modules have the same ending."""
     others = [module for module in modules if module not in targets]
     if any(other.endswith(f".{target}") for other in others for target in targets):
         return rf".*\.\d+\.(?:{'|'.join(map(re.escape, targets))})"
@@ -152,7 +144,7 @@ def _targets(targets: Sequence[str], modules: Collection[str]) -> list[str] | st
 def _transposed(kind: Kind, shape: models.Shape) -> bool:
     """Whether their matrices are [inputs, outputs]."""
     for row in kind.rows(shape):
-        words = _words(row.dims)
-        if "#" in row.parameter and len(words) > 1:
-            return _words(row.theirs[0].dims)[0] == words[-1]
+        dims = words(row.dims)
+        if "#" in row.parameter and len(dims) > 1:
+            return words(row.theirs[0].dims)[0] == dims[-1]
     return False

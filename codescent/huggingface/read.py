@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.huggingface.correspond import Index, Part
 from codescent.huggingface.folder import Folder, Stored
-
-TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def box(folder: Folder, name: str, slices: Sequence[slice]) -> torch.Tensor:
@@ -26,7 +25,7 @@ def box(folder: Folder, name: str, slices: Sequence[slice]) -> torch.Tensor:
     parts = folder.parts[name]
     ours = [np.arange(*part.indices(size)) for part, size in zip(slices, parts[0].parameter.shape, strict=True)]
     stored = [folder.tensors[part.tensor] for part in parts]
-    dtypes = {TORCH_DTYPES[one.dtype] for one in stored}
+    dtypes = {CODE_DTYPES[one.dtype] for one in stored}
     wide = dtypes.pop() if len(dtypes) == 1 else torch.float32 if torch.float64 not in dtypes else torch.float64
     out = torch.empty([len(indices) for indices in ours], dtype=wide)
     for part, one in zip(parts, stored, strict=True):

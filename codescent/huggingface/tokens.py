@@ -1,5 +1,5 @@
-"""In: the text of a tokenizer's file of ours, or a folder of theirs. Out: the same tokenizer, in the other's files.
-Does not encode anything, and does not train: ids are the same on both sides, or there is no tokenizer."""
+"""In: the text of our tokenizer's file, or a Hugging Face folder. Out: the same tokenizer in the other's files.
+Does not encode and does not train. Ids are the same on both sides, or no tokenizer is written."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from typing import Any
 import tokenizers as library
 
 from codescent.base.errors import UserError
-from codescent.data.tokenizers import wordpiece
-from codescent.data.tokenizers.bpe import SEPARATORS, LibraryTokenizer
+from codescent.data.tokenizers import bpe, wordpiece
 from codescent.data.tokenizers.tokenizer import SEPARATOR_TEXT
 
 TOKENIZER = "tokenizer.json"
-BEGINNINGS = ("<|begin_of_text|>", "<s>")  # known names of the beginning; else it is the end of the one before
+BEGINNINGS = ("<|begin_of_text|>", "<s>")  # known names of the document start; without one, the document end
 VOCABULARY, MERGES, WORDPIECES = "vocab.json", "merges.txt", "vocab.txt"
 
 
 def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, int | None]]:
-    """The files from which `AutoTokenizer` makes a tokenizer with the same ids, and what config.json says of them.
+    """The files from which `AutoTokenizer` builds a tokenizer with the same ids, and the ids for config.json.
 
-    A text that spells `<|endoftext|>` is that one token there, as their users expect; with us it is ordinary text.
+    Text that spells `<|endoftext|>` is that one token for `AutoTokenizer`; for us it is ordinary text.
 
     Args:
         text: of a run's tokenizer.json.
-        seq_len: the model's.
+        seq_len: the model's longest sequence in tokens.
     """
     inner = library.Tokenizer.from_str(library_text(text))
     vocabulary = inner.get_vocab(with_added_tokens=True)
     fields = json.loads(inner.to_str())
-    end = next((name for name in SEPARATORS if name in vocabulary), None)
+    end = next((name for name in bpe.SEPARATORS if name in vocabulary), None)
     begin = next((name for name in BEGINNINGS if name in vocabulary), end)
     controls, inputs = {"bos_token": begin, "eos_token": end}, ["input_ids", "attention_mask"]
     if wordpiece.is_wordpiece(fields):
@@ -40,7 +39,7 @@ def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, 
         controls = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
         if fields["post_processor"] is None:
             inner.post_processor = _between_controls(vocabulary)
-    lower = (fields["normalizer"] or {}).get("lowercase")  # for who reads the words alone, and would take it for true
+    lower = (fields["normalizer"] or {}).get("lowercase")  # readers of vocab.txt alone would assume true
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": seq_len,
@@ -64,15 +63,15 @@ def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, 
 
 
 def tokenizer_text(folder: Path) -> str | None:
-    """The tokenizer of a folder of theirs, as our runs keep it; None where it has none that the library reads.
+    """The tokenizer of a Hugging Face folder as the text of our file; None if the library reads none there.
 
     Raises:
-        UserError: its file is not a tokenizer.
+        UserError: the file is not a tokenizer.
     """
     path = folder / TOKENIZER
     if path.is_file():
         text = _read(path)
-        LibraryTokenizer.from_json(text, str(path))
+        bpe.LibraryTokenizer.from_json(text, str(path))
         return text
     if (folder / WORDPIECES).is_file():
         lower = _settings(folder / "tokenizer_config.json").get("do_lower_case", True)
@@ -81,16 +80,13 @@ def tokenizer_text(folder: Path) -> str | None:
         return None
     try:
         vocabulary = json.loads(_read(folder / VOCABULARY))
-        lines = [line for line in _read(folder / MERGES).split("\n") if line and not line.startswith("#version")]
-        merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
-        inner = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=merges))
+        return str(bpe.from_merges(vocabulary, _read(folder / MERGES)).to_str())
     except Exception as error:  # the library raises a bare Exception
         raise UserError(f"{folder / VOCABULARY}, {MERGES}: not a BPE: {error}") from error
-    return str(_byte_level(inner).to_str())
 
 
 def library_text(text: str) -> str:
-    """The text of a tokenizer's file of ours as one of the tokenizers library, which gives the same ids."""
+    """Convert the text of our tokenizer's file to the library's JSON, which gives the same ids."""
     fields = json.loads(text)
     match fields:
         case {"codescent_tokenizer": "char", "characters": str(characters), "separator": bool(with_separator)}:
@@ -101,7 +97,7 @@ def library_text(text: str) -> str:
 
 
 def differing_tokens(text: str, folders: str) -> list[str]:
-    """Tokens of a vocabulary that have not the same id in the folder's, in words: rows of its matrix are not theirs."""
+    """Tokens whose id differs in the folder's vocabulary: they would use another token's embedding row."""
     ours, theirs = _vocabulary(text), _vocabulary(folders)
     other = [token for token, number in ours.items() if theirs.get(token) != number]
     return sorted(other, key=lambda token: ours[token])
@@ -113,7 +109,7 @@ def _vocabulary(text: str) -> Mapping[str, int]:
 
 
 def _characters(characters: str, with_separator: bool) -> Any:
-    """A word is a character; one that the alphabet lacks is an error there, too."""
+    """A word-level tokenizer whose words are characters. A character outside the alphabet is an error, as with ours."""
     vocabulary = {character: number for number, character in enumerate(characters)}
     inner = library.Tokenizer(library.models.WordLevel(vocab=vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(r"(?m:.)"), "isolated")
@@ -122,11 +118,10 @@ def _characters(characters: str, with_separator: bool) -> Any:
 
 
 def _bytes() -> Any:
-    """A BPE of the 256 bytes without a merge."""
+    """A BPE of the 256 bytes, without merges."""
     alphabet = _byte_alphabet()
     vocabulary = {alphabet[byte]: byte for byte in range(256)}
-    inner = library.Tokenizer(library.models.BPE(vocab=vocabulary, merges=[]))
-    return _with_separator(_byte_level(inner, use_regex=False))
+    return _with_separator(bpe.byte_level(library.models.BPE(vocab=vocabulary, merges=[]), use_regex=False))
 
 
 def _byte_alphabet() -> list[str]:
@@ -134,12 +129,6 @@ def _byte_alphabet() -> list[str]:
     shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = [byte for byte in range(256) if byte not in shown]
     return [chr(byte) if byte in shown else chr(256 + hidden.index(byte)) for byte in range(256)]
-
-
-def _byte_level(inner: Any, *, use_regex: bool = True) -> Any:
-    inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
-    inner.decoder = library.decoders.ByteLevel()
-    return inner
 
 
 def _with_separator(inner: Any) -> Any:
@@ -154,7 +143,7 @@ def _between_controls(vocabulary: Mapping[str, int]) -> Any:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file."""
+    """A JSON object; empty if the file does not exist."""
     try:
         found = json.loads(_read(path)) if path.is_file() else {}
     except ValueError as error:

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 
 from codescent.base.durable import write_synced
+from codescent.base.safetensors_header import encode_header
+from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.huggingface.correspond import Part
 from codescent.huggingface.folder import INDEX, WEIGHTS
-from codescent.huggingface.read import TORCH_DTYPES, take
+from codescent.huggingface.read import take
 
 BLOCK_NUMEL = 1 << 21
 """Elements of a tensor that are made and written at a time, and of a parameter that are read at a time, about."""
@@ -37,7 +39,7 @@ class Shard:
 
 def shards(parts: Sequence[Part], dtype: str, max_bytes: int) -> list[Shard]:
     """Divide tensors, in their order, into files of at most `max_bytes`; a larger tensor is a file of its own."""
-    element_bytes = TORCH_DTYPES[dtype].itemsize
+    element_bytes = CODE_DTYPES[dtype].itemsize
     groups: list[list[Part]] = [[]]
     filled = 0
     for part in parts:
@@ -74,27 +76,15 @@ def write_weights(folder: Path, files: Sequence[Shard], dtype: str, read: Read, 
     """
     for shard in files:
         with (folder / shard.file).open("xb", buffering=0) as file:
-            _write_all(file, _header(shard, dtype))
+            tensors = ((part.tensor, dtype, part.shape) for part in shard.parts)
+            _write_all(file, encode_header(tensors, {"format": "pt"})[0])
             for part in shard.parts:
                 for block in _blocks(part, None if part.parameter.name in zeros else read):
-                    data = block.to(TORCH_DTYPES[dtype]).contiguous()
+                    data = block.to(CODE_DTYPES[dtype]).contiguous()
                     _write_all(file, data.reshape(-1).view(torch.uint8).numpy().data)
             os.fsync(file.fileno())
     if len(files) > 1:
         write_synced(folder / INDEX, index_text(files))
-
-
-def _header(shard: Shard, dtype: str) -> bytes:
-    """8 bytes of length, then JSON, padded so that tensors begin at a multiple of 8 (safetensors' README, "Format")."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for part in shard.parts:
-        stop = position + math.prod(part.shape) * TORCH_DTYPES[dtype].itemsize
-        entries[part.tensor] = {"dtype": dtype, "shape": list(part.shape), "data_offsets": [position, stop]}
-        position = stop
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 def _blocks(part: Part, read: Read | None) -> Iterator[torch.Tensor]:

@@ -1,2 +1,2 @@
-"""In: nothing. Out: the room that says which rank a process is, and starts the ranks of one machine.
-Does not import torch, and knows nothing of what the ranks do."""
+"""In: environment variables, a command. Out: the rank of this process; the started ranks of one machine.
+Does not import torch and does not know what the ranks do."""

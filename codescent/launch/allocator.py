@@ -1,5 +1,5 @@
-"""In: the environment. Out: one in which glibc's malloc keeps big blocks for the next step, and whether that is new.
-Does not restart the process: tunables are read when a process starts, so the command line does, once."""
+"""In: the environment. Out: one in which glibc's malloc keeps big blocks for the next step; whether it differs.
+Does not restart the process: glibc reads tunables at the start, so the command line restarts once."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import os
 from collections.abc import Mapping
 
 MARKER = "CODESCENT_ALLOCATOR"
-"""Set in an environment that was tuned, so that a process is restarted at most once."""
+"""Set in a tuned environment, so that a process restarts at most once."""
 
 TUNABLES: Mapping[str, str] = {
-    "glibc.malloc.mmap_max": "0",  # freed big blocks go back to the heap, not to the kernel: no page faults
-    "glibc.malloc.trim_threshold": str(16 * 2**30),  # and the heap's end stays, too
-    "glibc.malloc.top_pad": str(256 * 2**20),  # the heap grows in large pieces
-    "glibc.malloc.hugetlb": "1",  # of huge pages: fewer entries in the translation cache
+    "glibc.malloc.mmap_max": "0",  # freed big blocks return to the heap, not to the kernel: no page faults
+    "glibc.malloc.trim_threshold": str(16 * 2**30),  # the end of the heap is not returned either
+    "glibc.malloc.top_pad": str(256 * 2**20),  # the heap grows in large steps
+    "glibc.malloc.hugetlb": "1",  # huge pages: fewer TLB entries
 }
-"""Worth 1.16 times the tokens per second on GPT-2 124M in bf16 (two cores, 4 x 64 tokens); docs/launch.md."""
+"""They give 1.16 times the tokens per second on GPT-2 124M in bf16 (two cores, 4 x 64 tokens); docs/launch.md."""
 
 
 def tuned_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """A copy of `env` with GLIBC_TUNABLES for training; tunables that the user has set stay as they are.
+    """A copy of `env` with GLIBC_TUNABLES for training; tunables of the user are not changed.
 
-    Equal to `env` where glibc's malloc is not what allocates: not Linux, another libc, an allocator preloaded.
+    Equal to `env` if glibc's malloc is not used: not Linux, another libc, or a preloaded allocator.
     """
     tuned = dict(env)
     if not _is_glibc() or "malloc" in env.get("LD_PRELOAD", ""):
@@ -35,7 +35,7 @@ def tuned_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def needs_restart(env: Mapping[str, str]) -> bool:
-    """Whether a process that started with `env` gains by starting again with `tuned_environment(env)`."""
+    """Whether a process that started with `env` should restart with `tuned_environment(env)`."""
     return MARKER not in env and tuned_environment(env).get("GLIBC_TUNABLES", "") != env.get("GLIBC_TUNABLES", "")
 
 
@@ -45,5 +45,5 @@ def _is_glibc() -> bool:
         return False
     try:
         return (os.confstr(name) or "").startswith("glibc")
-    except (OSError, ValueError):  # musl knows the name of the question, not the answer
+    except (OSError, ValueError):  # musl has the name but no value
         return False

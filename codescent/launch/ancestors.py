@@ -1,5 +1,5 @@
-"""In: the name of a program. Out: which process above this one runs it.
-Does not know other processes than those that this one descends from, and none where there is no /proc."""
+"""In: the name of a program. Out: the nearest ancestor process that runs it.
+Does not see processes other than ancestors, and needs /proc."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def nearest(program: str) -> int | None:
-    """Number of the nearest process above this one that runs `program`; None where there is none, or no /proc."""
+    """Process id of the nearest ancestor that runs `program`; None if there is none, or no /proc."""
     number = os.getppid()
     while number > 1:
         try:

@@ -1,5 +1,5 @@
-"""In: the environment variables that a launcher (any of `launchers`, or our own) sets. Out: which rank this process is.
-Does not connect to anything and does not guess: a set with a part missing is refused."""
+"""In: the environment variables of a launcher (one of `launchers`, or our own). Out: the rank of this process.
+Does not connect to anything and does not guess: an incomplete set is refused."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.launch import ancestors
-from codescent.launch.launchers import TORCHRUN, Launcher, is_set, started_by
+from codescent.launch.launchers import TORCHRUN, TORCHRUN_SET, Launcher, is_set, started_by
 from codescent.launch.slurm_lists import counts, hosts
 
 STORE_FD = "CODESCENT_STORE_FD"
 """Descriptor of the listening socket that `launch/local.py` hands to rank 0."""
 
 PORTS = range(20_000, 30_000)
-"""Where a port made of the job's name lies: above those of services, below those that systems give to clients."""
+"""Range of ports derived from a job's name: above those of services, below ephemeral ones."""
 
 MEANINGS: Mapping[str, str] = {
     "rank": "number of this process among all",
@@ -31,29 +31,29 @@ _ROLES = ("rank", "local_rank", "size", "local_size")
 
 
 def read(env: Mapping[str, str]) -> Rank | None:
-    """Which rank this process is; None when no launcher started it.
+    """The rank of this process; None if no launcher started it.
 
     Raises:
-        UserError: naming every variable that is missing, cannot be read, or contradicts another.
+        UserError: every variable that is missing, malformed, or contradicts another.
     """
     launcher = started_by(env)
     return None if launcher is None else _Reader(env, launcher).place()
 
 
 class _Reader:
-    """The variables of one launcher, as they are read; what is wrong with them is gathered in `problems`."""
+    """Reads the variables of one launcher and collects `problems`."""
 
     def __init__(self, env: Mapping[str, str], launcher: Launcher) -> None:
         self._env, self._launcher = env, launcher
         self._numbers: dict[str, int] = {}  # role or variable to number
-        self._names: dict[str, str] = {}  # role to the variable that said it
+        self._names: dict[str, str] = {}  # role to the variable that gave its number
         self.problems: list[str] = []
 
     def place(self) -> Rank:
-        """Everything together.
+        """Read all variables.
 
         Raises:
-            UserError: with all of `problems`.
+            UserError: all of `problems`.
         """
         launcher, numbers = self._launcher, self._numbers
         for role in _ROLES:
@@ -84,7 +84,7 @@ class _Reader:
         return self._env.get(name, "").strip()
 
     def _read_role(self, role: str) -> None:
-        """Find a role's number; note where it is missing, and where two variables say different things."""
+        """Read a role's number. It is a problem if no variable gives it, or if two variables differ."""
         names = tuple(dict.fromkeys((*getattr(self._launcher, role), *getattr(TORCHRUN, role))))
         given = [name for name in names if is_set(self._env, name)]
         if not given:
@@ -103,7 +103,7 @@ class _Reader:
                 )
 
     def _number(self, name: str, role: str) -> int | None:
-        """The number that a variable says, where it is set."""
+        """The number in a variable; None if it is not set or not a number, which is a problem."""
         text = self._text(name)
         if role == "local_size" and self._launcher.node and name in self._launcher.local_size:
             return self._in_list(name)
@@ -114,7 +114,7 @@ class _Reader:
         return None
 
     def _in_list(self, name: str) -> int | None:
-        """The entry of this machine in a list of numbers."""
+        """This machine's entry in a list over machines."""
         node = self._launcher.node
         try:
             of_nodes = counts(self._text(name))
@@ -137,7 +137,7 @@ class _Reader:
         return of_nodes[self._numbers[node]]
 
     def _job(self, here: bool) -> str:
-        """What this start of this job is called, by its ranks alone; "" where nothing says it."""
+        """An identifier of this start of this job, equal on its ranks; "" if nothing gives one."""
         launcher = self._launcher
         for names in launcher.job:
             if all(is_set(self._env, name) for name in names):
@@ -146,7 +146,7 @@ class _Reader:
         return "" if number is None else f"{launcher.proxy} {number}"
 
     def _address(self, here: bool) -> str:
-        """Where rank 0 is reached: what the user says, else this machine where all are here, else the first of all."""
+        """Address of rank 0: the user's, else loopback if all ranks are here, else the first machine of the list."""
         if is_set(self._env, "MASTER_ADDR"):
             return self._text("MASTER_ADDR")
         if here:
@@ -171,7 +171,7 @@ class _Reader:
         return ""
 
     def _port(self, job: str) -> int:
-        """Where rank 0 listens: what the user says, else a function of the job's name."""
+        """Port of rank 0: the user's, else a hash of the job's name."""
         if is_set(self._env, "MASTER_PORT"):
             port = self._number("MASTER_PORT", "")
             if port is not None and not 0 < port < 2**16:
@@ -192,26 +192,21 @@ class _Reader:
 
     def _missing(self, names: str, role: str) -> None:
         launcher = self._launcher
-        whole = ", ".join((*TORCHRUN.marks, "MASTER_ADDR", "MASTER_PORT"))
-        sets = f"a launcher such as torchrun sets all of {whole}" if launcher is TORCHRUN else f"set by {launcher.name}"
+        whole = f"a launcher such as torchrun sets all of {', '.join(TORCHRUN_SET)}"
+        sets = whole if launcher is TORCHRUN else f"set by {launcher.name}"
         self.problems.append(
             f"environment: {names} ({MEANINGS[role]}) is not set, but {launcher.mark(self._env)} is; {sets}"
         )
 
     def _contradictions(self) -> None:
-        """Problems among the numbers that are there."""
+        """Refuse numbers that are impossible together."""
         numbers, names = self._numbers, self._names
-        for small, large in (("rank", "size"), ("local_rank", "local_size")):
-            if small in numbers and large in numbers and numbers[small] >= numbers[large]:
-                self.problems.append(
-                    f"environment: {names[small]} is {numbers[small]}; must be below {names[large]} ({numbers[large]})"
-                )
-        for small, large, why in (
-            ("local_size", "size", ""),
-            ("local_rank", "rank", ", since it counts the lower ranks of this machine"),
+        for small, gap, large, why in (
+            ("rank", 1, "size", ""),
+            ("local_rank", 1, "local_size", ""),
+            ("local_size", 0, "size", ""),
+            ("local_rank", 0, "rank", ", since it counts the lower ranks of this machine"),
         ):
-            if small in numbers and large in numbers and numbers[small] > numbers[large]:
-                self.problems.append(
-                    f"environment: {names[small]} is {numbers[small]}; must be at most {names[large]} "
-                    f"({numbers[large]}){why}"
-                )
+            if small in numbers and large in numbers and numbers[small] + gap > numbers[large]:
+                limit = f"must be {'below' if gap else 'at most'} {names[large]} ({numbers[large]}){why}"
+                self.problems.append(f"environment: {names[small]} is {numbers[small]}; {limit}")

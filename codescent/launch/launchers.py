@@ -1,5 +1,5 @@
 """In: environment variables. Out: the table of launchers, and which of them started this process.
-Does not read what the variables say (environment does)."""
+Does not interpret the variables (environment.py does)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 MAX_NORMAL_STEP_ID = 0xFFFFFFF0
-"""SLURM's own (slurm.h): above it are the steps that no srun of the user's has made: batch, extern, interactive."""
+"""From slurm.h. Higher ids are SLURM's own steps (batch, extern, interactive), not started by the user's srun."""
 
 
 def is_set(env: Mapping[str, str], name: str) -> bool:
-    """Whether a variable says anything: an empty one does not."""
+    """Whether a variable is set and not empty."""
     return bool(env.get(name, "").strip())
 
 
 def in_srun_step(env: Mapping[str, str]) -> bool:
     """Whether this process belongs to a step that `srun` started.
 
-    The shell of sbatch and the one of salloc do not: each is alone, although the first finds SLURM_PROCID=0 and both
-    find the whole job's SLURM_NTASKS. Their step has no number, or one of SLURM's own: 4294967290, which newer versions
-    write as -6.
+    The shells of sbatch and salloc do not: each is a single process, although sbatch sets SLURM_PROCID=0 and both set
+    the whole job's SLURM_NTASKS. Their step has no number, or one of SLURM's own (4294967290; newer versions write -6).
     """
     text = next((env[name].strip() for name in ("SLURM_STEP_ID", "SLURM_STEPID") if is_set(env, name)), "")
     return text.isascii() and text.isdigit() and int(text) <= MAX_NORMAL_STEP_ID
@@ -30,32 +29,26 @@ def _outside_srun(env: Mapping[str, str]) -> bool:
     return not in_srun_step(env)
 
 
-def _anywhere(env: Mapping[str, str]) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Launcher:
-    """How a launcher tells a process which rank it is. Of several names for one thing, all that are set must agree.
+    """The variables by which a launcher numbers its ranks. If several name the same fact, all that are set must agree.
 
     Attributes:
-        name: as messages call it.
-        marks: of these variables one is enough to see that it started the process.
-        rank: variables with the number of this process among all.
-        local_rank: variables with its number among those of its machine.
-        size: variables with the number of processes in all.
-        local_size: variables with the number of those on its machine.
-        node: where given, `local_size` are lists of all machines, and this variable the place of this one in them.
-        hosts: variables with a list of machines, of which the first has rank 0.
-        job: variables that together name this start of this job, alike on all ranks and unlike any other's; the first
-            of the alternatives that is there.
-        proxy: a program of which each start has one process on a machine, above the ranks: where they are all on one,
-            its number names the job.
+        name: of the launcher, in messages.
+        marks: each of these variables shows that the launcher started this process.
+        rank: variables with the rank of this process.
+        local_rank: variables with its rank on its machine.
+        size: variables with the number of ranks.
+        local_size: variables with the number of ranks on this machine.
+        node: if given, `local_size` are lists over machines, and this variable is this machine's index.
+        hosts: variables with a list of machines; the first one has rank 0.
+        job: alternatives of variables that together identify this start of this job: equal on all ranks, unique to it.
+        proxy: a program that each start runs once per machine, as a parent of the ranks. If all ranks are on one
+            machine, its process id identifies the job.
         attempt: a variable that counts restarts of the job.
-        fills: whether an address may be left away where every rank is on this machine, and a port where the job has a
-            name.
+        fills: whether an address may be missing if every rank is on this machine, and a port if the job has a name.
         hand_over: how the user sets a variable for every rank.
-        where: whether its marks mean something here.
+        where: whether the marks are valid in this environment.
     """
 
     name: str
@@ -71,10 +64,10 @@ class Launcher:
     attempt: str = ""
     fills: bool = True
     hand_over: str = "export NAME=VALUE"
-    where: Callable[[Mapping[str, str]], bool] = _anywhere
+    where: Callable[[Mapping[str, str]], bool] = lambda env: True
 
     def mark(self, env: Mapping[str, str]) -> str | None:
-        """A variable by which one sees that this launcher started this process; None where it did not."""
+        """A variable that shows that this launcher started this process; None if it did not."""
         return next((name for name in self.marks if is_set(env, name)), None) if self.where(env) else None
 
 
@@ -88,7 +81,10 @@ TORCHRUN = Launcher(
     attempt="TORCHELASTIC_RESTART_COUNT",
     fills=False,
 )
-"""Its names are torch's own, which users export as well: each is the last alternative of every other launcher."""
+"""Its names are torch's own, and users export them, too: every other launcher accepts them as a last alternative."""
+
+TORCHRUN_SET = (*TORCHRUN.marks, "MASTER_ADDR", "MASTER_PORT")
+"""All variables that torchrun sets for the rendezvous of its ranks."""
 
 OTHERS = (
     Launcher(
@@ -147,14 +143,14 @@ OTHERS = (
         where=_outside_srun,  # SLURM's mpi/pmi2 sets rank and size, too
     ),
 )
-"""In the order in which they are asked: where one launcher is started by another, the inner one comes first."""
+"""In order of precedence: if one launcher starts another, the inner one comes first."""
 
 
 def started_by(env: Mapping[str, str]) -> Launcher | None:
-    """Who started this process: torchrun where its set is whole, else the first of the others that has left a mark.
+    """The launcher of this process: torchrun if its set is complete, else the first of the others with a mark.
 
-    A part of torchrun's set, such as a WORLD_SIZE in a job's script, is its mark only where there is no other's.
+    A part of torchrun's set, such as a WORLD_SIZE in a job script, counts only without a mark of another launcher.
     """
-    if all(is_set(env, name) for name in (*TORCHRUN.marks, "MASTER_ADDR", "MASTER_PORT")):
+    if all(is_set(env, name) for name in TORCHRUN_SET):
         return TORCHRUN
     return next((launcher for launcher in (*OTHERS, TORCHRUN) if launcher.mark(env) is not None), None)

@@ -1,5 +1,5 @@
-"""In: a command and a number of ranks. Out: that many processes on this machine, watched until the last is gone.
-Does not know what the ranks do and imports no torch; restarts nothing."""
+"""In: a command and a number of ranks. Out: that many processes on this machine, watched until the last ends.
+Does not know what the ranks do, does not import torch and restarts nothing."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from codescent.base.rank import LOOPBACK
 from codescent.launch.environment import STORE_FD
 from codescent.launch.signals import SignalQueue
 
-SETTLE_S = 1.0  # after a failure: how long the other ranks have to fail by themselves, which tells whose fault it was
-STOP_S = 10.0  # after SIGTERM: how long they have to go before SIGKILL
-REPEAT_S = 0.5  # a second SIGINT this soon is the first, passed on by a wrapper of ours (make, uv) as well
-SHOWN_BYTES = 20_000  # of the log of a rank that crashed
+SETTLE_S = 1.0  # time after a failure in which other ranks may fail by themselves: the order shows the cause
+STOP_S = 10.0  # time between SIGTERM and SIGKILL
+REPEAT_S = 0.5  # a second SIGINT within this time is the first one, repeated by a wrapper (make, uv)
+SHOWN_BYTES = 20_000  # printed from the log of a crashed rank
 
 USER_ERROR = 2
 ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -37,25 +37,25 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def run_ranks(command: Sequence[str], ranks: int, env: Mapping[str, str]) -> int:
     """Run `command` in `ranks` processes of this machine and wait for all of them.
 
-    Every rank finds torchrun's variables in its environment. Rank 0 also finds CODESCENT_STORE_FD, a listening
-    socket on 127.0.0.1 at MASTER_PORT, on which to serve the store. Rank 0's stdout is this process's; what the
-    others print, and every rank's stderr, goes to log files, of which is shown what explains a failure.
+    Every rank has torchrun's variables in its environment. Rank 0 also has CODESCENT_STORE_FD, a listening socket on
+    127.0.0.1 at MASTER_PORT for the store. Rank 0 shares this process's stdout. The stdout of other ranks and every
+    rank's stderr go to log files; the part that explains a failure is printed.
 
-    SIGINT, SIGTERM and SIGHUP are passed on to the ranks once, and they are awaited; a second SIGINT kills them. When a
-    rank fails, the others are stopped. No process is left when this returns; on Linux the ranks die with this process
-    even if it is killed.
+    SIGINT, SIGTERM and SIGHUP are forwarded to the ranks once; a second SIGINT kills them. When a rank fails, the
+    others are stopped. No process is left when this returns. On Linux the ranks die with this process, even if it is
+    killed.
 
     Args:
         command: the program and its arguments, the same for every rank.
         ranks: at least 1.
-        env: environment of the ranks; what is set here (threads, network interfaces) is kept.
+        env: environment of the ranks; its threads and network interfaces override our defaults.
 
     Returns:
-        0 when every rank returned 0; else the exit code of the first rank that failed, 128 + the signal's number
-        where a signal killed it; 128 + the signal's number where this process was asked to stop and the ranks did.
+        0 if every rank returned 0. Else the exit code of the first rank that failed (128 + number of the signal that
+        killed it), or 128 + number of the signal on which this process and its ranks stopped.
 
     Raises:
-        UserError: the machine does not let so many processes start.
+        UserError: the machine cannot start so many processes.
         OSError: the command cannot be started at all.
     """
     signals = [*ASKED_TO_STOP, signal.SIGCHLD, signal.SIGTSTP]
@@ -68,7 +68,7 @@ def run_ranks(command: Sequence[str], ranks: int, env: Mapping[str, str]) -> int
 
 
 def rank_environment(rank: int, ranks: int, port: int, env: Mapping[str, str]) -> dict[str, str]:
-    """What torchrun would set for `rank` of `ranks` on one machine, and what one machine makes possible."""
+    """The variables that torchrun sets for `rank` of `ranks` on one machine, and settings for one machine."""
     loopback_interface = "lo" if sys.platform == "linux" else "lo0"
     own = {
         "OMP_NUM_THREADS": str(threads_per_rank(available_cores(), ranks)),
@@ -91,22 +91,22 @@ def rank_environment(rank: int, ranks: int, port: int, env: Mapping[str, str]) -
 
 
 class _Ranks:
-    """The processes of one launch, their logs, and how each of them ended."""
+    """The processes of one launch, their logs and their exit codes."""
 
     def __init__(self, command: Sequence[str], ranks: int, env: Mapping[str, str]) -> None:
         self._command, self._num_ranks, self._env = list(command), ranks, env
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ended: set[int] = set()
-        self._failed: dict[int, int] = {}  # rank to return code, in the order noticed, until others were stopped
+        self._failed: dict[int, int] = {}  # rank to return code, in the order noticed, before others were stopped
         self._asked: int | None = None  # the first signal that asked to stop
         self._interrupted_s: float | None = None  # when the first SIGINT came
         self._killed = False
-        self._stopping = False  # what ranks return from here on is no failure of theirs
-        self._escalation: list[tuple[float, signal.Signals]] = []  # what to send the ranks, and when, earliest first
+        self._stopping = False  # from here on, exit codes of ranks are not failures
+        self._escalation: list[tuple[float, signal.Signals]] = []  # time and signal to send, earliest first
 
     def __enter__(self) -> _Ranks:
         self._logs = Path(tempfile.mkdtemp(prefix="codescent-ranks-"))
-        sys.stdout.flush()  # before rank 0 writes to the same place
+        sys.stdout.flush()  # rank 0 writes to the same file
         try:
             with socket.create_server((LOOPBACK, 0), backlog=max(128, self._num_ranks)) as listener:
                 for rank in range(self._num_ranks):
@@ -140,7 +140,7 @@ class _Ranks:
                         stdout=None if rank == 0 else log,
                         stderr=log,
                         pass_fds=passed,
-                        process_group=0,  # the terminal's Ctrl-C reaches this process alone, which passes it on
+                        process_group=0,  # only this process receives the terminal's Ctrl-C, and forwards it
                         preexec_fn=_die_with_parent(),
                     )
                 )
@@ -148,7 +148,7 @@ class _Ranks:
                 raise UserError(f"cannot start rank {rank} of {self._num_ranks}: {error.strerror}") from error
 
     def watch(self, queue: SignalQueue) -> int:
-        """Wait until every rank is gone, passing signals on and stopping the others when one fails."""
+        """Wait until every rank has ended. Forward signals; stop the others when one fails."""
         while len(self._ended) < self._num_ranks:
             next_s = self._escalation[0][0] if self._escalation else time.monotonic() + 1.0
             for number in queue.wait(next_s - time.monotonic()):
@@ -175,17 +175,17 @@ class _Ranks:
             if number == signal.SIGINT:
                 self._interrupted_s = now_s
                 _say("codescent: waiting for the ranks to save and stop; Ctrl-C once more kills them")
-            if self._asked is None:  # a scheduler may ask twice; a rank that is saving needs to hear it once
+            if self._asked is None:  # a scheduler may send SIGTERM twice; a rank that is saving needs it once
                 self._asked = number
                 self._send(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 
     def _collect(self) -> None:
-        """Notice the ranks that have ended; on the first failure set out how the others are stopped."""
+        """Collect the ranks that have ended; schedule the stop of the others on the first failure."""
         for rank, process in enumerate(self._processes):
             if rank in self._ended or (code := process.poll()) is None:
                 continue
             self._ended.add(rank)
-            _kill_group(process)  # what the rank itself started
+            _kill_group(process)  # processes that the rank started
             if code == 0 or self._stopping or (self._asked is not None and code in CLEAN_STOPS):
                 continue
             if not self._failed:
@@ -202,16 +202,13 @@ class _Ranks:
                     process.send_signal(number)
 
     def _pause(self) -> None:
-        """Ctrl-Z: the ranks stop with this process, and go on with it."""
-        running = [process for rank, process in enumerate(self._processes) if rank not in self._ended]
-        for process in running:
-            process.send_signal(signal.SIGSTOP)
+        """Ctrl-Z: stop and continue the ranks together with this process."""
+        self._send(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
-        for process in running:
-            process.send_signal(signal.SIGCONT)
+        self._send(signal.SIGCONT)
 
     def _culprit(self) -> int:
-        """The failed rank that the others failed after: of near ones, what cannot be a consequence goes first."""
+        """The rank that failed first. Among almost simultaneous ones, prefer an exit that cannot be a consequence."""
 
         def order(rank: int) -> int:
             code = self._failed[rank]
@@ -223,17 +220,17 @@ class _Ranks:
         return bool(self._failed) and self._failed[self._culprit()] != USER_ERROR and not self._killed
 
     def report(self) -> None:
-        """Show the log of the rank that failed, and say which that was; where none did, rank 0's warnings."""
+        """Print the log of the rank that failed and name it; if none did, print rank 0's warnings."""
         if self._killed:
             _say("codescent: the ranks were killed")
         elif not self._failed:
-            if self._processes[0].returncode >= 0:  # else its log says only that the signal interrupted it
+            if self._processes[0].returncode >= 0:  # after a signal, its log only says that it was interrupted
                 _say(_tail(self._log(0)))
-        elif not self._crashed():
-            _say(_tail(self._log(self._culprit())))
         else:
             culprit = self._culprit()
             _say(_tail(self._log(culprit)))
+            if not self._crashed():
+                return
             pid = self._processes[culprit].pid
             _say(f"codescent: rank {culprit} of {self._num_ranks} (pid {pid}) {_ending(self._failed[culprit])}")
             after = [f"rank {rank} {_ending(code)}" for rank, code in self._failed.items() if rank != culprit]
@@ -246,9 +243,9 @@ class _Ranks:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """What a rank does between fork and exec: ask the kernel to be killed when its parent dies (Linux only).
+    """A function to run between fork and exec: the kernel kills the rank when its parent dies (Linux only).
 
-    Two system calls, found before the fork: nothing that another thread of the parent could have locked.
+    It makes two system calls, looked up before the fork, and takes no lock that a thread of the parent may hold.
     """
     if sys.platform != "linux":
         return None
@@ -256,14 +253,14 @@ def _die_with_parent() -> Callable[[], None] | None:
 
     def ask() -> None:
         prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:  # it died before it was asked
+        if os.getppid() != parent:  # the parent died before prctl
             os.kill(os.getpid(), signal.SIGKILL)
 
     return ask
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a rank, where it still runs, and whatever it started."""
+    """Kill a rank and every process that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
         os.killpg(process.pid, signal.SIGKILL)
 

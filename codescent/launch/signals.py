@@ -1,5 +1,5 @@
-"""In: signals to this process. Out: their numbers, one by one, to whoever waits for them.
-Does not act on a signal: the one loop that waits does, so that no code runs at an arbitrary moment."""
+"""In: signals to this process. Out: their numbers, in order, for a loop that waits for them.
+Does not act on a signal: only the waiting loop does, so that no code runs at an arbitrary moment."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, Self
 
 
 class SignalQueue:
-    """Inside `with`, signals of `numbers` are queued instead of acted upon; afterwards all is as before.
+    """Inside `with`, signals of `numbers` are queued; afterwards the previous handlers act again.
 
-    Works in the main thread only (as signal.signal does: ValueError elsewhere).
+    Main thread only: signal.signal raises ValueError elsewhere.
     """
 
     def __init__(self, numbers: Sequence[int]) -> None:
@@ -30,7 +30,7 @@ class SignalQueue:
         return self
 
     def wait(self, timeout_s: float) -> list[int]:
-        """Signals that came since the last call, in order; waits up to `timeout_s` for the first."""
+        """Signals since the last call, in order; waits up to `timeout_s` for the first."""
         ready, _, _ = select.select([self._reader], [], [], max(0.0, timeout_s))
         return [number for number in os.read(self._reader, 4096) if number in self._numbers] if ready else []
 
@@ -44,4 +44,4 @@ class SignalQueue:
 
 
 def _queued(number: int, frame: types.FrameType | None) -> None:
-    """The interpreter has written the number into the pipe before it calls this."""
+    """Do nothing: the interpreter has already written the number into the pipe."""

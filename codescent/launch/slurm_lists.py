@@ -1,8 +1,9 @@
-"""In: lists as SLURM abbreviates them in variables, "gpu[01-03,07],login2" and "2(x3),1". Out: the same written out.
-Does not ask SLURM (no scontrol) and reads no environment."""
+"""In: SLURM's abbreviated lists, such as "gpu[01-03,07],login2" and "2(x3),1". Out: the same lists, expanded.
+Does not call SLURM (no scontrol) and does not read the environment."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from itertools import product
@@ -16,10 +17,10 @@ _COUNT = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
 
 
 def hosts(text: str) -> list[str]:
-    """The hosts of a list such as SLURM_STEP_NODELIST, in the order of `scontrol show hostnames`.
+    """Expand a list such as SLURM_STEP_NODELIST, in the order of `scontrol show hostnames`.
 
     Raises:
-        ValueError: it is no such list; the text says why.
+        ValueError: the list is malformed; the text says why.
     """
     found: list[str] = []
     for word in re.split(r",(?![^\[]*\])", text.strip()):
@@ -33,10 +34,10 @@ def hosts(text: str) -> list[str]:
 
 
 def counts(text: str) -> list[int]:
-    """The number of tasks of each node, from a list such as SLURM_STEP_TASKS_PER_NODE.
+    """The number of tasks on each node, from a list such as SLURM_STEP_TASKS_PER_NODE.
 
     Raises:
-        ValueError: it is no such list; the text says why.
+        ValueError: the list is malformed; the text says why.
     """
     found: list[int] = []
     for word in text.strip().split(","):
@@ -51,25 +52,20 @@ def counts(text: str) -> list[int]:
 
 
 def _names(texts: list[str], numbers: list[list[str]]) -> Iterator[str]:
-    """Every choice of a number for each bracket, between the texts; the last bracket changes fastest."""
+    """Every combination of one number per bracket, between the texts; the last bracket changes fastest."""
     if not numbers:
-        return iter(texts)
-    size = 1
-    for choices in numbers:
-        size *= len(choices)
-    if size > MAX_HOSTS:
+        yield from texts
+        return
+    if math.prod(map(len, numbers)) > MAX_HOSTS:
         raise ValueError(f"more than {MAX_HOSTS} hosts")
-    # SLURM walks the brackets before the last one from right to left, the first of them fastest.
-    walks = product(*reversed(numbers[:-1]), numbers[-1])
-    return (_joined(texts, [*reversed(walk[:-1]), walk[-1]]) for walk in walks)
-
-
-def _joined(texts: list[str], numbers: list[str]) -> str:
-    return texts[0] + "".join(number + text for number, text in zip(numbers, texts[1:], strict=True))
+    # Of the brackets before the last, SLURM changes the first fastest.
+    for *others, last in product(*reversed(numbers[:-1]), numbers[-1]):
+        chosen = [*reversed(others), last]
+        yield texts[0] + "".join(number + text for number, text in zip(chosen, texts[1:], strict=True))
 
 
 def _numbers(inside: str) -> list[str]:
-    """What a bracket stands for: "01-03,07" is 01, 02, 03, 07, as wide as the first of each range is written."""
+    """Expand a bracket: "01-03,07" is 01, 02, 03, 07. Each number is as wide as the first of its range."""
     found: list[str] = []
     for word in inside.split(","):
         match = _RANGE.fullmatch(word)

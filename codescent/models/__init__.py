@@ -1,68 +1,41 @@
-"""In: a kind of model (one of KINDS) and its sizes. Out: its shape, its declared parameters, its module.
+"""In: a kind of model (one of KINDS) and its sizes. Out: its shape, its declared parameters, its facts, its module.
 Does not import torch until a module is constructed: planning and `--help` never wait for it."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from codescent.base.errors import UserError
-from codescent.models.bert import declare as bert_shape
-from codescent.models.bert.declare import BertShape
-from codescent.models.gpt2 import declare as gpt2_shape
-from codescent.models.gpt2.declare import GPT2Shape
-from codescent.models.llama import declare as llama_shape
-from codescent.models.llama.declare import LlamaShape
-from codescent.models.lora import declare as lora_shape
-from codescent.models.shape import Size
-from codescent.models.transformer import declare as transformer_shape
-from codescent.models.transformer.declare import TransformerShape
-from codescent.plan.model import Lora
+from codescent.models.bert.declare import KIND as BERT
+from codescent.models.gpt2.declare import KIND as GPT2
+from codescent.models.llama.declare import KIND as LLAMA
+from codescent.models.lora.declare import adapted, is_adapter
+from codescent.models.shape import Kind
+from codescent.models.shape import Shape as Shape
+from codescent.models.transformer.declare import KIND as TRANSFORMER
+from codescent.plan.model import Lora, ModelFacts, Size
 from codescent.plan.shard import Parameter
 
 if TYPE_CHECKING:
     from torch import nn
 
-Shape = GPT2Shape | LlamaShape | TransformerShape | BertShape
-
-_SHAPES: dict[str, Any] = {
-    "gpt2": gpt2_shape,
-    "llama": llama_shape,
-    "transformer": transformer_shape,
-    "bert": bert_shape,
-}
-_MODULES = {
-    "gpt2": ("codescent.models.gpt2.module", "GPT2"),
-    "llama": ("codescent.models.llama.module", "Llama"),
-    "transformer": ("codescent.models.transformer.module", "Transformer"),
-    "bert": ("codescent.models.bert.module", "Bert"),
-}
-_KIND_OF_PRESET = {preset: kind for kind, module in _SHAPES.items() for preset in module.PRESETS}
-KINDS = tuple(_SHAPES)
-GENERATING = ("gpt2", "llama")
+_KINDS: dict[str, Kind] = {kind.name: kind for kind in (GPT2, LLAMA, TRANSFORMER, BERT)}
+_KIND_OF_PRESET = {preset: kind.name for kind in _KINDS.values() for preset in kind.presets}
+KINDS = tuple(_KINDS)
+GENERATING = tuple(kind.name for kind in _KINDS.values() if kind.generates)
 """Kinds whose models continue a text (see models/generate)."""
-UNCOMPILED: Mapping[str, str] = {
-    "transformer": "has losses that are not finite when it is compiled for a CPU, and nobody has found out why yet",
-    "bert": "has been compiled in one process alone so far, and divided over tp nobody has seen it come to an end",
-}
+UNCOMPILED: Mapping[str, str] = {kind.name: kind.uncompiled for kind in _KINDS.values() if kind.uncompiled}
 """Kinds that are not known to give the same losses when they are compiled, and why."""
-TASKS: dict[str, tuple[str, ...]] = {
-    "gpt2": ("lm", "sft"),
-    "llama": ("lm", "sft"),
-    "transformer": ("lm", "tensors", "seq2seq"),
-    "bert": ("mlm", "qa"),
-}
-"""What models of each kind can be trained for, the usual in front."""
-HEADS = bert_shape.HEADS
-"""Tasks for which a model has a head of its own: the size `head`."""
-SIZES = tuple(dict.fromkeys(size for module in _SHAPES.values() for size in module.SIZES))
-"""Of all kinds together; a kind refuses those that it has not."""
+SIZES = tuple(dict.fromkeys(size for kind in _KINDS.values() for size in kind.sizes))
+"""Sizes of all kinds together; a kind refuses those that it does not have."""
 
 
 def kind_of(kind: str | None, preset: str | None) -> str:
-    """The kind that is meant: the one that is named, else the preset's (or of the preset most like it), else gpt2."""
+    """The named kind; else that of the preset, or of the most similar preset; else gpt2."""
     if kind is not None:
         return kind
     near = difflib.get_close_matches(preset or "", _KIND_OF_PRESET, n=1)
@@ -70,16 +43,16 @@ def kind_of(kind: str | None, preset: str | None) -> str:
 
 
 def preset_positions(preset: str) -> int | None:
-    """The longest sample of a preset, in tokens; None of one that there is not, or that has no longest."""
+    """The longest sample of a preset, in tokens; None for an unknown preset, or one without a longest sample."""
     kind = _KIND_OF_PRESET.get(preset)
-    positions: int | None = None if kind is None else _SHAPES[kind].PRESETS[preset].get("seq_len")
+    positions: int | None = None if kind is None else _KINDS[kind].presets[preset].get("seq_len")
     return positions
 
 
-def _known(kind: str) -> str:
-    if kind not in _SHAPES:
+def _known(kind: str) -> Kind:
+    if kind not in _KINDS:
         raise UserError(f"model.kind: there is no model {kind!r}; models: {', '.join(KINDS)}")
-    return kind
+    return _KINDS[kind]
 
 
 def shape_of(
@@ -91,82 +64,93 @@ def shape_of(
     dropout: float = 0.0,
     where: str = "model",
 ) -> Shape:
-    """The shape that a preset and free sizes give (see `resolve` of each kind's shapes).
+    """The shape of a preset and free sizes; a given size replaces the preset's.
+
+    Args:
+        kind: one of KINDS.
+        sizes: any sizes of the kind; None or absent means the preset's, or else the default of the kind.
+        preset: of this kind; None: every size without a default must be given.
+        bias: whether linear layers and norms have a bias; None: the default of the kind.
+        dropout: probability in [0, 1).
+        where: how the user wrote these keys, for the messages.
 
     Raises:
         UserError: unknown kind or preset, missing or impossible sizes: every problem at once.
     """
-    other = _KIND_OF_PRESET.get(preset or "", kind)
-    if _known(kind) != other:
+    known, other = _known(kind), _KIND_OF_PRESET.get(preset or "", kind)
+    if kind != other:
         raise UserError(f'{where}.preset: {preset!r} is a preset of {where}.kind = "{other}", not of "{kind}"')
-    shape: Shape = _SHAPES[kind].resolve(sizes, preset, bias=bias, dropout=dropout, where=where)
-    return shape
+    return known.resolve(sizes, preset, bias, dropout, where)
 
 
 def parameters_of(kind: str, shape: Shape, lora: Lora | None = None) -> tuple[Parameter, ...]:
-    """Every parameter as the model declares it, in forward order; with adapters, those of a layer behind its own."""
-    declared: tuple[Parameter, ...] = _SHAPES[_known(kind)].parameters(shape)
-    return lora_shape.adapted(declared, lora)
+    """Every parameter, in forward order; the adapters of a layer follow its own parameters."""
+    return adapted(tuple(_known(kind).parameters(shape)), lora)
 
 
 def forward_flops(kind: str, shape: Shape, seq_len: int, lora: Lora | None = None) -> tuple[float, ...]:
-    """FLOPs of a forward pass per token at each depth (see `Parameter.depths`); of an adapter 2 per element."""
-    flops: list[float] = list(_SHAPES[_known(kind)].forward_flops(shape, seq_len))
+    """FLOPs of a forward pass per token at each depth (see `Parameter.depths`), with 2 per element of an adapter."""
+    flops = list(_known(kind).forward_flops(shape, seq_len))
     for adapter in parameters_of(kind, shape, lora) if lora is not None else ():
-        if lora_shape.is_adapter(adapter):
+        if is_adapter(adapter):
             flops[adapter.depths[0]] += 2.0 * adapter.numel
     return tuple(flops)
 
 
-def streams_of(shape: Shape) -> tuple[int, ...]:
-    """Lengths of the sequences that a sample is made of, one after the other; empty where it is one."""
-    return shape.streams if isinstance(shape, TransformerShape) else ()
-
-
-def encoder_layers(shape: Shape) -> int:
-    """Layers, in front, that read the first of several sequences alone; 0: there is no such."""
-    return shape.num_encoder_layers if isinstance(shape, TransformerShape) else 0
-
-
-def reads_beside(shape: Shape) -> bool:
-    """Whether layers at every depth read more of a sample than the activations of those before them."""
-    return isinstance(shape, BertShape)
-
-
-def head_share(shape: Shape) -> float:
-    """Of a sample's positions, how many the head reads; about as many, where chance decides."""
-    return shape.head_share if isinstance(shape, BertShape) else 1.0
-
-
-def refused(shape: Shape) -> Mapping[str, str]:
-    """Axes of the mesh that the model does not go with, and other keys of [parallel] that it does not where tp > 1;
-    and why."""
-    return shape.refuses if isinstance(shape, TransformerShape | BertShape) else {}
-
-
-def construct(
+def facts_of(
     kind: str,
     shape: Shape,
-    head_chunk_tokens: int = 1024,
-    device: str = "meta",
-    depths: range | None = None,
+    seq_len: int | None = None,
     lora: Lora | None = None,
-) -> nn.Module:
-    """The module, its parameters without values: none are drawn here, `initialize.initialize_` draws them.
+    head_chunk_tokens: int = 1024,
+    weights: str | None = None,
+) -> ModelFacts:
+    """The facts of a model, for a plan.
 
     Args:
         kind: one of KINDS.
         shape: from `shape_of`.
-        head_chunk_tokens: rows of logits that exist at a time while training; 0: all at once.
-        device: where the parameters lie. On "meta" nothing is allocated; elsewhere they are uninitialised memory.
-        depths: the part of the model; None: all of it.
-        lora: its adapters; None: there are none, and every parameter is trained.
+        seq_len: positions of a sample; None: the longest.
+        lora: its adapters; None: every parameter is trained.
+        head_chunk_tokens: tokens whose logits exist at a time while training; 0: all.
+        weights: folder of the first weights; None: they are drawn.
     """
-    module_name, class_name = _MODULES[_known(kind)]
-    module = importlib.import_module(module_name)
-    built: nn.Module = getattr(module, class_name)(shape, head_chunk_tokens, device, depths)
-    if lora is not None:
+    return ModelFacts(
+        kind=kind,
+        num_layers=shape.num_layers,
+        hidden_dim=shape.hidden_dim,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        forward_flops=forward_flops(kind, shape, shape.seq_len if seq_len is None else seq_len, lora),
+        dropout=shape.dropout,
+        encoder_layers=shape.encoder_layers,
+        head_chunk_tokens=head_chunk_tokens,
+        sizes=dataclasses.asdict(shape),
+        lora=lora,
+        weights=weights,
+    )
+
+
+def shape_of_facts(facts: ModelFacts) -> Shape:
+    """The shape that `facts_of` was given."""
+    return _known(facts.kind).shape.of(facts.sizes)
+
+
+def construct(facts: ModelFacts, device: str = "meta", depths: range | None = None) -> nn.Module:
+    """The module, its parameters without values: `initialize.initialize_` draws them.
+
+    Args:
+        facts: from `facts_of`.
+        device: of the parameters. On "meta" nothing is allocated; elsewhere memory is uninitialised.
+        depths: the part of the model; None: all of it.
+    """
+    kind, shape = _known(facts.kind), shape_of_facts(facts)
+    module = importlib.import_module(f"codescent.models.{kind.name}.module")
+    built: nn.Module = getattr(module, kind.module)(shape, facts.head_chunk_tokens, device, depths)
+    if facts.lora is not None:
         from codescent.models.lora.module import adapt_  # noqa: PLC0415 - keeps torch out of planning
 
-        adapt_(built, parameters_of(kind, shape, lora), lora.scale)
+        adapt_(built, parameters_of(kind.name, shape, facts.lora), facts.lora.scale)
     return built

@@ -1,45 +1,54 @@
-"""In: sizes of a decoder, or of an encoder of one sequence; the part that is wanted. Out: what all have at both ends.
-Does not have blocks and knows no kind of model: each is a class of its own on top of it."""
+"""In: tokens or activations, and targets while training. Out: the sum of the token losses, logits, or activations.
+Does not know any kind of model: each kind builds its modules in a class on top of these."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from codescent.models.shape import Shape
-from codescent.operators.dropout import sample_keys, site_keys
+from codescent.operators.cache import KVCache, LayerCache
+from codescent.operators.dropout import drop, sample_keys, site_keys
 from codescent.operators.head import Vocabulary
-from codescent.operators.linear import Later
+from codescent.operators.linear import Deferred
 
-# Shapes: B samples, T positions, D hidden_dim, V vocab_size.
+# Shapes: B samples, T positions, D hidden_dim, V vocab_size, L layers; C = head_dim / 2 of rotary positions; S dropout
+# sites, places of a model that drop activations: one before the first block, then those of each block.
 
 
-class Decoder(nn.Module):
-    """A decoder (or an encoder of one sequence, which has the same ends), or a part of it.
+class Part(nn.Module):
+    """A model, or the part of it on one virtual pipeline stage.
 
     Args:
         shape: sizes of the whole.
-        head_chunk_tokens: rows of logits that exist at a time while training; 0: all at once.
+        head_chunk_tokens: rows of logits that exist at a time while training; 0: all.
+        device: of the parameters, which have no values yet.
         depths: the part: 0 the embedding, 1 to num_layers the blocks, num_layers + 1 the head; None: all.
-        block_sites: places of a block where something is dropped; before the first block there is one.
 
     Attributes:
-        layers: numbers of the blocks of this part.
-        blocks: the layers by their number in the whole, one nn.Module each, to compile or to shard one by one.
-        tok: the vocabulary matrix that is read at the beginning; where the head is tied to it, at the end too.
+        block_sites: dropout sites of a block.
+        embeds, ends: whether the part has the embedding, and the head.
+        layers: numbers of its blocks.
+        blocks: its blocks by their number in the whole, one nn.Module each, to compile or to shard one by one.
+        tok: the vocabulary matrix of the embedding; where the head is tied to it, also of the head.
         norm: before the head.
-        vocabulary: what reads the vocabulary matrix, at either end.
-        tokens_T: the positions of the tokens that this module reads of each sample, None: all, where the sequence is
-            divided between ranks.
-        rows_T: the positions whose rows are in its residual stream; None: all.
-        later: what the backward passes of its linear layers have put off; None: nothing is.
+        vocabulary: what reads the vocabulary matrix, in embedding and head.
+        tokens_T: the positions of each sample whose tokens this rank reads; None: all.
+        rows_T: the positions of each sample whose rows are in the residual stream of this rank; None: all.
+        deferred: gradients of weights that backward passes have deferred; None: they defer none.
     """
 
+    block_sites = 0
+    shape: Shape
     blocks: nn.ModuleDict
     tok: nn.Embedding
     norm: nn.Module
 
-    def __init__(self, shape: Shape, head_chunk_tokens: int, depths: range | None, block_sites: int = 0) -> None:
+    def __init__(
+        self, shape: Shape, head_chunk_tokens: int = 1024, device: str = "meta", depths: range | None = None
+    ) -> None:
         super().__init__()
         depths = range(shape.num_layers + 2) if depths is None else depths
         self.shape, self.head_chunk_tokens = shape, head_chunk_tokens
@@ -48,12 +57,19 @@ class Decoder(nn.Module):
         self.vocabulary = Vocabulary()
         self.tokens_T: Tensor | None = None
         self.rows_T: Tensor | None = None
-        self.later: Later | None = None
-        self._num_sites = 1 + block_sites * shape.num_layers
-        self._dropout_keys_B: Tensor | None = None
+        self.deferred: Deferred | None = None
+        self._dropout_keys_SB: Tensor | None = None
+        with torch.device("meta"):  # torch's modules would draw values elsewhere, which nobody reads
+            self._build()
+        if device != "meta":
+            self.to_empty(device=device)
+
+    def _build(self) -> None:
+        """Make the modules of this part, in the order in which the kind declares their parameters."""
+        raise NotImplementedError
 
     def set_dropout_context(self, seed: int, step: int, sample_ids_B: Tensor) -> None:
-        """Says which samples the next forward pass reads; needed while training with dropout > 0.
+        """Set the samples of the next forward pass; needed while training with dropout > 0.
 
         Args:
             seed: the run's seed.
@@ -61,69 +77,201 @@ class Decoder(nn.Module):
             sample_ids_B: number of each sample of the micro-batch in the global batch of this step, on its device.
         """
         if self.shape.dropout > 0.0:
-            self._dropout_keys_B = sample_keys(seed, step, sample_ids_B)
+            num_sites = 1 + self.block_sites * self.shape.num_layers
+            self._dropout_keys_SB = site_keys(sample_keys(seed, step, sample_ids_B), num_sites)
 
-    def site_keys(self, batch: int) -> Tensor | None:
-        """The keys [S, B] of all places where this pass drops something; None: it drops nothing."""
+    def dropout_keys(self, batch: int) -> Tensor | None:
+        """The keys [S, B] of all sites; None: this pass drops nothing."""
         if not (self.training and self.shape.dropout > 0.0):
             return None
-        keys_B = self._dropout_keys_B
-        if keys_B is None or len(keys_B) != batch:
+        keys_SB = self._dropout_keys_SB
+        if keys_SB is None or keys_SB.shape[1] != batch:
             raise RuntimeError("training with dropout: call set_dropout_context with this micro-batch's sample numbers")
-        return site_keys(keys_B, self._num_sites)
+        return keys_SB
 
-    def here(self, weight_TD: Tensor, rows: int) -> Tensor:
-        """Of something that every position has a row of, this module's rows, so many."""
-        return weight_TD[:rows] if self.rows_T is None else weight_TD[self.rows_T.to(weight_TD.device)]
+    def each_block(self, keys_SB: Tensor | None) -> list[tuple[int, nn.Module, Tensor | None]]:
+        """Number, module and dropout keys of each block of this part."""
+        size = self.block_sites
+        firsts = [1 + layer * size for layer in self.layers]
+        keys = [None if keys_SB is None else keys_SB[first : first + size] for first in firsts]
+        return list(zip(self.layers, self.blocks.values(), keys, strict=True))
 
-    def embed(self, tokens_BT: Tensor, *, tied: bool) -> tuple[Tensor, Tensor | None]:
-        """Rows of the tokens at this module's positions.
+    def select_rows(self, table_TD: Tensor, rows: int) -> Tensor:
+        """Select from a per-position table the `rows` rows that this rank holds."""
+        return table_TD[:rows] if self.rows_T is None else table_TD[self.rows_T.to(table_TD.device)]
+
+    def select_tokens(self, tokens_BT: Tensor) -> Tensor:
+        """Select the tokens at the positions that this rank reads."""
+        return tokens_BT if self.tokens_T is None else tokens_BT[:, self.tokens_T.to(tokens_BT.device)]
+
+    def embed(self, tokens_BT: Tensor, *, tied: bool, head_tokens: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """Rows of the tokens that this rank reads.
 
         Args:
-            tokens_BT: all of them.
-            tied: whether the head will read the same matrix in this pass, and make a gradient of it.
+            tokens_BT: of all positions.
+            tied: whether the head reads the same matrix in this pass, and makes a gradient of it.
+            head_tokens: tokens that the head reads; None: all that the embedding reads.
 
         Returns:
-            The rows [B, T, D]; on a CPU the port through which a tied head hands in its gradient of `tok.weight`.
+            The rows [B, T, D]; on a CPU also what receives a tied head's gradient of `tok.weight` (see
+            `operators.head.tied_embedding`).
         """
-        tokens_BT, weight_VD, port_dtype = _some(tokens_BT, self.tokens_T), self.tok.weight, None
+        tokens_BT, weight_VD, tied_dtype = self.select_tokens(tokens_BT), self.tok.weight, None
         if tied and self.ends and tokens_BT.device.type == "cpu" and not torch.compiler.is_compiling():
-            # Several chunks of the head are added in fp32: the embedding's rows too then, and the sum is rounded once.
-            in_chunks = 0 < self.head_chunk_tokens < tokens_BT.numel()
-            port_dtype = torch.promote_types(weight_VD.dtype, torch.float32) if in_chunks else weight_VD.dtype
-        x_BTD, port_VD = self.vocabulary.embed(weight_VD, tokens_BT, port_dtype)
-        return wanting_gradient(x_BTD), port_VD
-
-    def end(
-        self,
-        x_BTD: Tensor,
-        weight_VD: Tensor,
-        targets_BT: Tensor | None,
-        loss_scale: float,
-        port_VD: Tensor | None,
-        last_B: Tensor | None,
-        *,
-        some: bool = False,
-    ) -> Tensor:
-        """The sum of the losses, or logits; with `last_B` of one token of each row. `weight_VD` is the head's; `some`:
-        targets may be negative, where nothing is wanted."""
-        x_BTD = self.norm(x_BTD)
-        if targets_BT is not None:
-            targets_BT = _some(targets_BT, self.tokens_T)
-            chunk = self.head_chunk_tokens
-            return self.vocabulary.loss(x_BTD, weight_VD, targets_BT, chunk, loss_scale, port_VD, some=some)
-        if last_B is not None:
-            x_BTD = x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), last_B]
-        return x_BTD @ weight_VD.t()
+            # Several chunks of the head are summed in fp32: so are the rows of the embedding, and rounded once.
+            in_chunks = 0 < self.head_chunk_tokens < (tokens_BT.numel() if head_tokens is None else head_tokens)
+            tied_dtype = torch.promote_types(weight_VD.dtype, torch.float32) if in_chunks else weight_VD.dtype
+        x_BTD, tied_gradient_VD = self.vocabulary.embed(weight_VD, tokens_BT, tied_dtype)
+        return with_gradient(x_BTD), tied_gradient_VD
 
 
-def wanting_gradient(x: Tensor) -> Tensor:
-    """x, whose gradient is made also where the embedding it comes from is not trained: so a backward pass goes through
-    the first block as through any other, whatever hooks and collectives wait for it there. Nobody reads it then: the
-    price is one product of the first block, of about 6 L in all of a backward pass."""
+def with_gradient(x: Tensor) -> Tensor:
+    """x, requiring a gradient also where the embedding is not trained.
+
+    So a backward pass goes through the first block as through any other, with all the hooks and collectives that wait
+    there. The price is one product of the first block, of about 6 L in a backward pass.
+    """
     return x if x.requires_grad or not torch.is_grad_enabled() else x.requires_grad_()
 
 
-def _some(tokens_BT: Tensor, positions_T: Tensor | None) -> Tensor:
-    """The tokens at these positions."""
-    return tokens_BT if positions_T is None else tokens_BT[:, positions_T.to(tokens_BT.device)]
+class ResidualBlock(nn.Module):
+    """Parts of one layer, each with a sum around it, and a norm before the part or after the sum.
+
+    Args:
+        norm: makes a norm.
+        dropout: probability.
+        norm_first: whether norms are before the parts.
+        parts: attention and feed-forward by their names; their norms are norm_1, norm_2, and so on.
+    """
+
+    def __init__(self, norm: Callable[[], nn.Module], dropout: float, *, norm_first: bool, **parts: nn.Module) -> None:
+        super().__init__()
+        self.dropout, self.norm_first = dropout, norm_first
+        for number, (name, part) in enumerate(parts.items(), start=1):
+            members = [(name, part), (f"norm_{number}", norm())]
+            for member, module in reversed(members) if norm_first else members:  # in the order of reading
+                self.add_module(member, module)
+
+    def residual(
+        self,
+        part: nn.Module,
+        norm: nn.Module,
+        x_BTD: Tensor,
+        keys_B: Tensor | None,
+        rows_T: Tensor | None,
+        *reads: object,
+    ) -> Tensor:
+        """x + part(norm(x)), or norm(x + part(x)); `keys_B` drop elements of the part's output, None drops nothing.
+
+        `rows_T` are the positions of x; None: all. `reads` are further arguments of the part.
+        """
+        y_BTD = part(norm(x_BTD), *reads) if self.norm_first else part(x_BTD, *reads)
+        if keys_B is not None:
+            y_BTD = drop(y_BTD, keys_B, self.dropout, rows_T)
+        sum_BTD: Tensor = x_BTD + y_BTD
+        return sum_BTD if self.norm_first else norm(sum_BTD)
+
+
+class Block(ResidualBlock):
+    """Attention of a sequence to itself, then a feed-forward."""
+
+    SITES = 3  # attention probabilities, output of attention, output of the feed-forward
+    attn: nn.Module
+    mlp: nn.Module
+    norm_1: nn.Module
+    norm_2: nn.Module
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        keys_3B: Tensor | None = None,
+        rows_T: Tensor | None = None,
+        padding_BT: Tensor | None = None,
+        cache: LayerCache | None = None,
+        turns_TC2: Tensor | None = None,
+    ) -> Tensor:
+        """The residual stream after this layer.
+
+        Args:
+            x_BTD: the residual stream.
+            keys_3B: dropout keys of this layer's sites; None drops nothing.
+            rows_T: the positions of x; None: all, from the first on.
+            padding_BT, cache, turns_TC2: see `operators.attention.Attention`.
+        """
+        keys = (None,) * self.SITES if keys_3B is None else keys_3B.unbind(0)
+        x_BTD = self.residual(self.attn, self.norm_1, x_BTD, keys[1], rows_T, keys[0], padding_BT, cache, turns_TC2)
+        return self.residual(self.mlp, self.norm_2, x_BTD, keys[2], rows_T)
+
+
+class Decoder(Part):
+    """A decoder that continues a text, or a part of it.
+
+    Attributes:
+        pos: learned positions; None: there are none in this part.
+        ties_head: whether the head reads `tok.weight`; else it reads `head.weight`.
+    """
+
+    pos: nn.Embedding | None
+    ties_head = True
+    head: nn.Linear
+
+    def angles(self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """Rotary angles for attention; None: there are none. `positions_BT` are those of the inputs with a cache."""
+        return None
+
+    def forward(
+        self,
+        inputs: Tensor,
+        targets_BT: Tensor | None = None,
+        cache: KVCache | None = None,
+        *,
+        loss_scale: float = 1.0,
+        counts: Sequence[int] | None = None,
+        lengths_B: Tensor | None = None,
+    ) -> Tensor:
+        """The sum of the token losses where targets are given, else logits; without the head, activations.
+
+        Args:
+            inputs: tokens int64 [B, T], T <= seq_len; for a part without the embedding, activations [B, T, D].
+            targets_BT: int64: the token that follows each one; with `lengths_B`, negative targets have no loss.
+            cache: keys and values of earlier tokens; then the logits are of each row's last token only.
+            loss_scale: factor on the gradients (not on the value): 1 / (target tokens of the global batch).
+            counts: with a cache, how many of the T tokens are real in each row (the rest is padding at the end).
+            lengths_B: tokens of each sample that are not padding; None: all. Padding follows them, so no real position
+                sees it: only the targets are read differently.
+
+        Returns:
+            A scalar (fp32; fp64 in fp64), or logits [B, T, V], or [B, V] with a cache; activations [B, T, D].
+        """
+        x_BTD, tied_gradient_VD, positions_BT, last_B = inputs, None, None, None
+        keys_SB = self.dropout_keys(len(inputs))
+        if cache is not None:
+            positions_BT, last_B = cache.begin(inputs.shape[1], counts)
+            x_BTD = self.tok(inputs) if self.pos is None else self.tok(inputs) + self.pos(positions_BT)
+        elif self.embeds:
+            x_BTD, tied_gradient_VD = self.embed(inputs, tied=self.ties_head and targets_BT is not None)
+            if self.pos is not None:
+                x_BTD = x_BTD + self.select_rows(self.pos.weight, x_BTD.shape[1])
+        turns_TC2 = self.angles(inputs, positions_BT, x_BTD.dtype)
+        if self.embeds and keys_SB is not None:
+            x_BTD = drop(x_BTD, keys_SB[0], self.shape.dropout, self.rows_T)
+        for layer, block, keys_3B in self.each_block(keys_SB):
+            layer_cache = None if cache is None else cache.layers[layer]
+            x_BTD = block(x_BTD, keys_3B, self.rows_T, None, layer_cache, turns_TC2)
+        if not self.ends:
+            return x_BTD
+        x_BTD, weight_VD = self.norm(x_BTD), self.tok.weight if self.ties_head else self.head.weight
+        if targets_BT is not None:
+            return self.vocabulary.loss(
+                x_BTD,
+                weight_VD,
+                self.select_tokens(targets_BT),
+                self.head_chunk_tokens,
+                loss_scale,
+                tied_gradient_VD,
+                skip_negative=lengths_B is not None,
+            )
+        if last_B is not None:
+            x_BTD = x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), last_B]
+        logits: Tensor = x_BTD @ weight_VD.t()
+        return logits

@@ -1,4 +1,4 @@
-"""In: a model and prompts as tokens. Out: the tokens that continue them, one for each prompt at a time.
+"""In: a model, prompts as tokens. Out: the tokens that continue them, one for each prompt at a time.
 Does not know text, files or terminals: `codescent.verbs.sample` does."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Choice:
         temperature: divides the logits; 0: always the likeliest token.
         top_k: only the k likeliest tokens; None: all.
         top_p: only the likeliest tokens that together have this probability, in (0, 1]; None: all.
-        seed: of all the draws.
+        seed: of all draws.
     """
 
     temperature: float = 1.0
@@ -50,9 +50,8 @@ class Choice:
 def context_start(length: int, seq_len: int) -> int:
     """How many of the oldest tokens of a text of `length` tokens the model no longer sees.
 
-    Keys are those of absolute positions (learned, or turned by them), so a shifted window has to be read anew. It is
-    shifted by a quarter of seq_len at a time: the model sees between 3/4 and all of seq_len tokens, and reads anew once
-    in seq_len / 4 tokens.
+    Keys depend on absolute positions, so the model reads a shifted window again. It is shifted by a quarter of seq_len
+    at a time: the model sees between 3/4 and all of seq_len tokens, and reads again once in seq_len / 4 tokens.
     """
     stride = max(1, seq_len // 4)
     return max(0, -(-(length - seq_len) // stride) * stride)
@@ -96,7 +95,7 @@ def choose(logits_BV: Tensor, choice: Choice, indices: Sequence[int], number: in
 
 @dataclass
 class _Row:
-    """One text that is being written: its tokens, its prompt's number, and where the cached part begins."""
+    """One text: its tokens so far, the number of its prompt, and the first token that the cache holds."""
 
     index: int
     tokens: list[int]
@@ -104,7 +103,7 @@ class _Row:
 
 
 class _Reader:
-    """The model and the cache of the rows that are not finished. The cache lacks only each row's last token."""
+    """The model and the cache of unfinished rows. The cache holds all but the last token of each row."""
 
     def __init__(self, module: Decoder, rows: list[_Row]) -> None:
         self.module, self.rows = module, rows
@@ -113,7 +112,9 @@ class _Reader:
         self.cache = self._new_cache(len(rows))
 
     def _new_cache(self, num_rows: int) -> KVCache:
-        return KVCache(self.module.shape, num_rows, self.device, self.module.tok.weight.dtype)
+        shape = self.module.shape
+        size = (num_rows, shape.seq_len, shape.num_kv_heads, shape.head_dim)
+        return KVCache(shape.num_layers, size, self.device, self.module.tok.weight.dtype)
 
     @torch.no_grad()
     def first(self) -> Tensor:
@@ -142,7 +143,7 @@ class _Reader:
         return logits
 
     def _read_anew(self, late: list[int]) -> None:
-        """Shift the window of these rows and cache all of it but the last token."""
+        """Shift the window of these rows, and cache it without its last token."""
         for number in late:
             self.rows[number].start = context_start(len(self.rows[number].tokens), self.seq_len)
         texts = [self.rows[number].tokens[self.rows[number].start : -1] for number in late]
@@ -152,7 +153,7 @@ class _Reader:
         self.cache.replace(late, fresh)
 
     def keep(self, numbers: list[int]) -> None:
-        """Forget every row but these."""
+        """Drop every row but these."""
         self.rows = [self.rows[number] for number in numbers]
         self.cache.keep(numbers)
 
@@ -170,25 +171,25 @@ def generate(
 ) -> Iterator[list[int | None]]:
     """Continue several prompts at once; a generator of one new token for each prompt at a time.
 
-    What is drawn for a prompt depends on (seed, its number in `prompts`) and not on the other prompts. The tokens are
-    those that the model would give without a cache, to rounding.
+    The draws for a prompt depend on (seed, its number in `prompts`) and not on the other prompts. The tokens are those
+    of the model without a cache, to rounding.
 
     Args:
-        module: a Decoder; it is in evaluation mode while the generator runs.
+        module: a Decoder; the generator sets evaluation mode while it runs.
         prompts: token ids, at least one each; lengths may differ and may exceed seq_len (see `context_start`).
-        max_new_tokens: at the most, for each prompt.
+        max_new_tokens: for each prompt at most.
         temperature: see Choice.
         top_k: see Choice.
         top_p: see Choice.
         seed: see Choice.
-        stop: token that ends a text; it is not given out.
-        vocab_size: only ids below it are drawn, where the tokenizer has fewer than the model; None: all.
+        stop: token that ends a text; it is not yielded.
+        vocab_size: only ids below it are drawn, where the tokenizer has fewer than the model; None: all ids.
 
     Yields:
         A token for each prompt, None for one that has ended; nothing more after all have.
 
     Raises:
-        UserError: values that cannot be used, all at once; logits that are not finite.
+        UserError: unusable values, all at once; logits that are not finite.
     """
     assert isinstance(module, Decoder)
     choice = Choice(temperature, top_k, top_p, seed)

@@ -27,7 +27,7 @@ _SQRT_HALF_BITS = np.float32(math.sqrt(0.5)).view(np.int32)
 
 
 def initial_values(seed: int, parameter: Parameter, slices: tuple[slice, ...] | None = None) -> torch.Tensor:
-    """Initial values of a parameter, or of a slice of it: fp32, bitwise equal to that slice of the whole.
+    """Initial values of a parameter or of a slice of it, in fp32, bitwise equal to that slice of the whole.
 
     Args:
         seed: the run's seed.
@@ -46,7 +46,7 @@ def initial_values(seed: int, parameter: Parameter, slices: tuple[slice, ...] | 
 
 
 def initialize_(module: nn.Module, seed: int, parameters: Iterable[Parameter]) -> None:
-    """Writes the initial values of every declared parameter into the module, whatever its dtype and device.
+    """Write the initial values of every declared parameter into the module, in its dtype and on its device.
 
     Raises:
         ValueError: the module has other parameters than the declared ones, or others in shape.
@@ -59,7 +59,7 @@ def initialize_(module: nn.Module, seed: int, parameters: Iterable[Parameter]) -
 
 
 def draw_(seed: int, parts: Iterable[tuple[Parameter, torch.Tensor, tuple[slice, ...] | None]]) -> None:
-    """Writes into each tensor the initial values of its part of a parameter (None: all of it); only these are drawn."""
+    """Write into each tensor the initial values of its part of a parameter (None: all of it); no others are drawn."""
 
     def write(part: tuple[Parameter, torch.Tensor, tuple[slice, ...] | None]) -> None:
         parameter, tensor, slices = part
@@ -88,7 +88,7 @@ def _key(seed: int, name: str) -> int:
 
 
 def _fill(out: Floats, key: int, parameter: Parameter, bounds: list[tuple[int, int]]) -> None:
-    """Fills `out` run by run: a run is what lies side by side both in the slice and in the whole."""
+    """Fill `out` run by run; the values of a run are neighbours in the slice and in the whole."""
     shape = parameter.shape
     dim = len(shape)
     while dim > 0 and (dim == len(shape) or bounds[dim] == (0, shape[dim])):
@@ -122,8 +122,8 @@ def _fill_run(out: Floats, key: int, first: int, scale: np.float32, mean: np.flo
 def _normal_pairs(words: Words) -> Floats:
     """[n, 2] independent standard normal values of n random words, by Box and Muller (1958).
 
-    Only operations that IEEE 754 rounds exactly are used (no library's log, sin or cos), so that every machine draws
-    the same bits; choices are made on the bits of the numbers, since numpy.where waits for a branch at each.
+    It uses only operations that IEEE 754 rounds exactly (no library's log, sin or cos), so that every machine draws
+    the same bits. It selects by bit operations, since numpy.where takes a branch per number.
     """
     halves = words.view(np.uint32).reshape(-1, 2)
     radius = _log_of_uniform(halves[:, 0])

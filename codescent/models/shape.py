@@ -1,70 +1,46 @@
-"""In: the presets of a kind of model, a preset's name, free sizes. Out: all of its sizes, or what is wrong, in words.
+"""In: what a kind of model declares: its presets, sizes and parameters. Out: the resolved sizes, or what is wrong.
 Does not know any kind of model and does not import torch."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass
+from typing import Any, ClassVar, Self
 
 from codescent.base.errors import UserError
+from codescent.base.nearest import in_words, near_divisors, nearest_multiples
+from codescent.plan.model import Size
 from codescent.plan.shard import Parameter, Role
 
 WEIGHT_STD = 0.02
 """Deviation of initial weights (Radford et al. 2018, "GPT", section 4.1; initializer_range in Llama's config.json)."""
 
-Size = int | float | bool | str
 
+class Shape:
+    """Sizes of a model, and what a plan has to know of it. Each kind has a frozen dataclass on top of this class.
 
-class Shape(Protocol):
-    """Sizes that every decoder has."""
+    num_heads are heads of queries; each of the num_kv_heads heads of keys and values is read by num_heads /
+    num_kv_heads of them. hidden_dim: channels of the residual stream. ffn_dim: channels inside the feed-forward.
+    seq_len: positions of the longest sample. dropout: probability while training.
+    """
 
-    @property
-    def num_layers(self) -> int:
-        """Blocks."""
-
-    @property
-    def num_heads(self) -> int:
-        """Heads of queries."""
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Heads of keys and values; each is read by num_heads / num_kv_heads heads of queries."""
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of one attention head."""
-
-    @property
-    def hidden_dim(self) -> int:
-        """Channels of the residual stream."""
-
-    @property
-    def ffn_dim(self) -> int:
-        """Channels inside the feed-forward."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the vocabulary matrix."""
-
-    @property
-    def seq_len(self) -> int:
-        """Longest sequence in tokens."""
-
-    @property
-    def bias(self) -> bool:
-        """Whether linear layers have a bias."""
-
-    @property
-    def dropout(self) -> float:
-        """Share of activations dropped while training."""
-
-
-class EqualHeads:
-    """Of shapes whose queries, keys and values have as many heads, of hidden_dim channels together."""
-
+    num_layers: int
     num_heads: int
+    num_kv_heads: int
     hidden_dim: int
+    ffn_dim: int
+    vocab_size: int
+    seq_len: int
+    bias: bool
+    dropout: float
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, Any]) -> Self:
+        """The shape with these fields: the inverse of `dataclasses.asdict`."""
+        return cls(**sizes)
 
     @property
     def head_dim(self) -> int:
@@ -72,56 +48,112 @@ class EqualHeads:
         return self.hidden_dim // self.num_heads
 
     @property
-    def num_kv_heads(self) -> int:
+    def streams(self) -> tuple[int, ...]:
+        """Lengths of the sequences that lie one after the other in a sample; empty where a sample is one sequence."""
+        return ()
+
+    @property
+    def encoder_layers(self) -> int:
+        """Layers in front that read only the first of several sequences."""
+        return 0
+
+    @property
+    def extras(self) -> bool:
+        """Whether layers at every depth read more of a sample than the activations of the layer before."""
+        return False
+
+    @property
+    def head_share(self) -> float:
+        """Share of the positions that the head reads; where chance decides, on average."""
+        return 1.0
+
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        """Axes of the mesh, and with tp > 1 keys of [parallel], that the model does not support, with the reason."""
+        return {}
+
+
+class EqualHeads(Shape):
+    """A shape with as many heads of keys and values as of queries."""
+
+    @property
+    def num_kv_heads(self) -> int:  # type: ignore[override]
         """Every head has its own keys and values."""
         return self.num_heads
 
 
-def fill(
-    kind: str,
-    sizes: Mapping[str, Size | None],
-    preset: str | None,
-    presets: Mapping[str, Mapping[str, Any]],
-    names: Collection[str],
-    where: str,
-) -> tuple[dict[str, Any], list[str]]:
-    """The sizes of a preset with those that are given in their place, and what is wrong with them.
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model, as its `declare` module describes it.
 
-    Args:
-        kind: of model, for the messages.
-        sizes: None or absent means the preset's.
-        preset: a key of `presets`; None: none.
-        presets: of this kind.
-        names: of the sizes that this kind has.
-        where: how the user wrote these keys, for the messages.
-
-    Raises:
-        UserError: there is no such preset.
+    Attributes:
+        name: of the kind.
+        shape: class of its sizes.
+        module: name of the module's class in codescent.models.NAME.module.
+        presets: sizes by the name of the preset.
+        parameters: shape -> every parameter, in the order in which forward first reads it.
+        forward_flops: shape, seq_len -> FLOPs of a forward pass per token at each depth: embedding, blocks, head.
+        derived: given sizes -> sizes that need not be given; None where the value cannot be known.
+        wrong: sizes, bias, dropout, how the user wrote [model] -> what is impossible in this kind alone.
+        options: which of the keys bias and dropout the user may set.
+        generates: whether its models continue a text (see models/generate).
+        uncompiled: why compiled models are not known to give the same losses; "": they are.
     """
-    problems = [
-        f"{where}.{name}: {kind} has no such size; its sizes are {', '.join(names)}"
-        for name, size in sizes.items()
-        if name not in names and size is not None
-    ]
-    if preset is not None and preset not in presets:
-        near = difflib.get_close_matches(preset, presets, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise UserError(
-            *problems, f"{where}.preset: there is no preset {preset!r} of {kind}{hint} Presets: {', '.join(presets)}"
-        )
-    full: dict[str, Any] = dict(presets[preset]) if preset is not None else {}
-    full.update({name: size for name, size in sizes.items() if size is not None and name in names})
-    return full, problems
+
+    name: str
+    shape: type[Shape]
+    module: str
+    presets: Mapping[str, Mapping[str, Any]]
+    parameters: Callable[[Any], Iterator[Parameter]]
+    forward_flops: Callable[[Any, int], tuple[float, ...]]
+    derived: Callable[[Mapping[str, Any]], Mapping[str, int | None]]
+    wrong: Callable[[Mapping[str, Any], bool | None, float, str], Iterator[str]] = lambda *_: iter(())
+    options: tuple[str, ...] = ("bias", "dropout")
+    generates: bool = False
+    uncompiled: str = ""
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Names of the sizes that a user may give."""
+        fields = dataclasses.fields(self.shape)
+        return tuple(field.name for field in fields if field.name not in ("bias", "dropout", "rope_scaling"))
+
+    def resolve(
+        self, sizes: Mapping[str, Size | None], preset: str | None, bias: bool | None, dropout: float, where: str
+    ) -> Shape:
+        """The shape of a preset and free sizes; a given size replaces the preset's. See `models.shape_of`."""
+        problems = [
+            f"{where}.{name}: {self.name} has no such size; its sizes are {', '.join(self.sizes)}"
+            for name, size in sizes.items()
+            if name not in self.sizes and size is not None
+        ]
+        if preset is not None and preset not in self.presets:
+            near = difflib.get_close_matches(preset, self.presets, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            names = ", ".join(self.presets)
+            raise UserError(
+                *problems, f"{where}.preset: there is no preset {preset!r} of {self.name}{hint} Presets: {names}"
+            )
+        full = dict(self.presets[preset]) if preset is not None else {}
+        full |= {name: size for name, size in sizes.items() if size is not None and name in self.sizes}
+        derived = self.derived(full)
+        full |= {name: size for name, size in derived.items() if size is not None and name not in full}
+        problems += self._missing(full, derived, where)
+        problems += _wrong_sizes(full, dropout if "dropout" in self.options else 0.0, where)
+        problems += self.wrong(full, bias, dropout, where)
+        if problems:
+            raise UserError(*problems)
+        options = {"bias": bias is not False, "dropout": dropout}
+        return self.shape.of(full | {name: options[name] for name in self.options})
+
+    def _missing(self, full: Mapping[str, Any], derived: Mapping[str, Any], where: str) -> Iterator[str]:
+        needed = [field.name for field in dataclasses.fields(self.shape) if field.default is MISSING]
+        if missing := [f"{where}.{name}" for name in needed if name not in full and name not in derived]:
+            yield (f"{', '.join(missing)}: not given; give them, or {where}.preset (one of {', '.join(self.presets)})")
 
 
-def wrong_sizes(
-    full: Mapping[str, Any], needed: Collection[str], presets: Collection[str], dropout: float, where: str
-) -> Iterator[str]:
-    """What is missing or impossible in any decoder."""
-    missing = [name for name in needed if name not in full]
-    if missing:
-        keys = ", ".join(f"{where}.{name}" for name in missing)
-        yield f"{keys}: not given; give them, or {where}.preset (one of {', '.join(presets)})"
+def _wrong_sizes(full: Mapping[str, Any], dropout: float, where: str) -> Iterator[str]:
+    """What is impossible in any model."""
     for name, size in full.items():
         if isinstance(size, int) and not isinstance(size, bool) and size < 1:
             yield f"{where}.{name}: {size} is not a size; it must be at least 1"
@@ -129,35 +161,72 @@ def wrong_sizes(
         yield f"{where}.dropout: {dropout} is not a probability in [0, 1)"
     heads, width = full.get("num_heads", 0), full.get("hidden_dim", 0)
     if heads > 0 and width > 0 and width % heads:
-        yield f"{where}.num_heads: {_indivisible(heads, width, where)}"
+        yield (
+            f"{where}.num_heads: {heads} heads do not divide {where}.hidden_dim = {width}; nearest: num_heads = "
+            f"{near_divisors(width, heads)} for this width, hidden_dim = "
+            f"{in_words(nearest_multiples(width, heads))} for these heads"
+        )
 
 
-def near_divisors(number: int, wanted: int) -> str:
-    """The divisors of `number` next below and next above `wanted`, in words."""
-    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
-    below = max((divisor for divisor in divisors if divisor < wanted), default=1)
-    above = min((divisor for divisor in divisors if divisor > wanted), default=below)
-    return " or ".join(str(divisor) for divisor in sorted({below, above}))
+def wrong_words(full: Mapping[str, Any], options: Mapping[str, tuple[str, ...]], where: str) -> Iterator[str]:
+    """Options that are words, where the word is not one of those that there are."""
+    for name, words in options.items():
+        if full.get(name, words[0]) not in words:
+            yield f"{where}.{name}: {full[name]!r} is none of {', '.join(words)}"
 
 
-def _indivisible(heads: int, width: int, where: str) -> str:
-    near_widths = " or ".join(str(number) for number in (width // heads * heads, -(-width // heads) * heads) if number)
-    return (
-        f"{heads} heads do not divide {where}.hidden_dim = {width}; nearest: num_heads = {near_divisors(width, heads)} "
-        f"for this width, hidden_dim = {near_widths} for these heads"
-    )
+def wide_ffn(full: Mapping[str, Any]) -> dict[str, int | None]:
+    """ffn_dim = 4 hidden_dim, where it is not given."""
+    return {"ffn_dim": 4 * full["hidden_dim"] if "hidden_dim" in full else None}
 
 
-def linear(name: str, inputs: int, outputs: int, role: Role, std: float, bias: bool, depth: int) -> Iterator[Parameter]:
-    """The parameters of a linear layer, [outputs, inputs] as torch.nn.Linear has them."""
-    yield Parameter(f"{name}.weight", (outputs, inputs), role, std, depths=(depth,))
+def linear(
+    name: str, inputs: int, outputs: int, role: Role, std: float, bias: bool, depth: int, stream: int | None = None
+) -> Iterator[Parameter]:
+    """The parameters of a linear layer; the matrix is [outputs, inputs], as in torch.nn.Linear."""
+    yield Parameter(f"{name}.weight", (outputs, inputs), role, std, depths=(depth,), stream=stream)
     if bias:
         bias_role = Role.BIAS_COLUMN if role is Role.COLUMN else Role.BIAS_ROW
-        yield Parameter(f"{name}.bias", (outputs,), bias_role, depths=(depth,))
+        yield Parameter(f"{name}.bias", (outputs,), bias_role, depths=(depth,), stream=stream)
 
 
 def norm(name: str, width: int, bias: bool, depth: int) -> Iterator[Parameter]:
-    """The parameters of a norm."""
+    """The parameters of a norm: 1 and 0."""
     yield Parameter(f"{name}.weight", (width,), Role.NORM, mean=1.0, depths=(depth,))
     if bias:
         yield Parameter(f"{name}.bias", (width,), Role.NORM, depths=(depth,))
+
+
+def attention(
+    name: str, shape: Shape, std: float, out_std: float, depth: int, stream: int | None = None
+) -> Iterator[Parameter]:
+    """The parameters of attention of a sequence to itself (see `operators.attention`)."""
+    width, queries, keys = shape.hidden_dim, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    yield from linear(f"{name}.qkv", width, queries + 2 * keys, Role.COLUMN, std, shape.bias, depth, stream)
+    yield from linear(f"{name}.out", queries, width, Role.ROW, out_std, shape.bias, depth, stream)
+
+
+def feed_forward(
+    name: str, shape: Shape, std: float, out_std: float, depth: int, stream: int | None = None
+) -> Iterator[Parameter]:
+    """The parameters of a feed-forward of two matrices."""
+    width, ffn = shape.hidden_dim, shape.ffn_dim
+    yield from linear(f"{name}.up", width, ffn, Role.COLUMN, std, shape.bias, depth, stream)
+    yield from linear(f"{name}.down", ffn, width, Role.ROW, out_std, shape.bias, depth, stream)
+
+
+def flops_of_blocks(shape: Shape, seq_len: int, outputs: int, matrices: int = 2) -> tuple[float, ...]:
+    """FLOPs of a forward pass per token at each depth, of a model whose blocks are alike.
+
+    2 per element of a matrix, and 4 s h for the two products of attention with s positions (Narayanan et al. 2021,
+    "Efficient Large-Scale Language Model Training on GPU Clusters", appendix); an embedding is a look-up.
+
+    Args:
+        shape: sizes.
+        seq_len: positions of a sample.
+        outputs: rows of all matrices of the head together.
+        matrices: of the feed-forward.
+    """
+    width, queries, keys = shape.hidden_dim, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    block = 2.0 * width * (2 * queries + 2 * keys + matrices * shape.ffn_dim) + 4.0 * seq_len * queries
+    return (0.0, *[block] * shape.num_layers, 2.0 * width * outputs * shape.head_share)

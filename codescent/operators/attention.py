@@ -1,5 +1,5 @@
-"""In: activations of one layer, normed. Out: what causal self-attention adds to the residual stream.
-Does not know tokens or other layers, and does not divide anything: who does, says so in `core` and `first_head`."""
+"""In: activations of one layer, and of a source where there is one. Out: what attention adds to the residual stream.
+Does not know tokens or other layers, and divides nothing: a strategy that does sets `core` and `first_head`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from codescent.models.shape import Shape
 from codescent.operators.dropout import drop
 from codescent.operators.linear import Linear, is_kept
 from codescent.operators.rotary import turn
@@ -19,10 +18,10 @@ from codescent.operators.rotary import turn
 if TYPE_CHECKING:
     from codescent.operators.cache import LayerCache
 
-# Shapes: B batch, T positions, D hidden_dim, H heads of queries, G heads of keys and values, R = H / G heads of queries
-# that read the same keys and values, E = R + 2 rows of heads of such a group: queries, keys, values; K head_dim,
-# W = G * E * K, S slots of the cache; in attention on a CPU: P = B * G pairs of sample and group, Q queries of a block,
-# which see the first S positions, N = R * Q rows of the heads of a group.
+# Shapes: B batch, T positions, S positions of the keys or slots of the cache, D hidden_dim, H heads of queries, G heads
+# of keys and values, R = H / G heads of queries that read the same keys and values, E = R + 2 rows of heads of such a
+# group: queries, keys, values; K head_dim, W = G * E * K. In attention on a CPU: P = B * G pairs of sample and group, Q
+# queries of a block, which see the first S positions, N = R * Q rows of the heads of a group.
 _BLOCK_QUERIES = 128
 _KEEP_HEAD_DIMS = 8  # up to seq_len = 8 * head_dim the probabilities take no more memory than the feed-forward's hidden
 
@@ -37,52 +36,65 @@ class AttentionCore(Protocol):
 
 
 class Attention(nn.Module):
-    """Causal self-attention. The rows of `qkv` are group by group of heads that read the same keys and values (Ainslie
-    et al. 2023, "GQA"), of each its q, then k, then v: so some of the groups are some of the rows, side by side.
+    """Attention of a sequence to itself.
+
+    The rows of `qkv` lie group by group of heads that read the same keys and values (Ainslie et al. 2023, "GQA"): the q
+    of the group, then its k, then its v. So a slice of the rows is a set of whole groups.
+
+    Args:
+        width: hidden_dim.
+        heads: of queries, and of keys and values.
+        bias: whether both matrices have one.
+        dropout: probability with which attention probabilities are dropped.
+        causal: whether a position sees only itself and earlier ones.
 
     Attributes:
-        recompute: make the probabilities again in the backward pass, where no fused kernel does so anyway.
-        core: what computes attention instead of the kernels here, where the sequence is divided.
+        recompute: whether backward makes the probabilities again where no fused kernel does so anyway.
+        core: computes attention in place of the kernels here, where the sequence is divided; None: it is not.
         first_head: number of the first head whose rows `qkv` has.
     """
 
-    def __init__(self, shape: Shape, device: str) -> None:
+    def __init__(
+        self, width: int, heads: tuple[int, int], bias: bool, dropout: float = 0.0, *, causal: bool = True
+    ) -> None:
         super().__init__()
-        self.head_dim, self.dropout = shape.head_dim, shape.dropout
-        self.group_rows = shape.num_heads // shape.num_kv_heads + 2
+        queries, groups = heads
+        self.head_dim, self.dropout, self.causal = width // queries, dropout, causal
+        self.group_rows = queries // groups + 2
         self.recompute = False
         self.core: AttentionCore | None = None
         self.first_head = 0
-        rows = shape.num_kv_heads * self.group_rows * shape.head_dim
-        self.qkv = Linear(shape.hidden_dim, rows, shape.bias, device)
-        self.out = Linear(shape.num_heads * shape.head_dim, shape.hidden_dim, shape.bias, device)
+        self.qkv = Linear(width, groups * self.group_rows * self.head_dim, bias)
+        self.out = Linear(queries * self.head_dim, width, bias)
 
     def forward(
         self,
         x_BTD: Tensor,
         keys_B: Tensor | None = None,
+        padding_BT: Tensor | None = None,
         cache: LayerCache | None = None,
         turns_TC2: Tensor | None = None,
     ) -> Tensor:
-        """What attention adds to the residual stream.
+        """What attention adds to the residual stream: [B, T, D].
 
         Args:
-            x_BTD: normed activations.
+            x_BTD: activations.
             keys_B: keys of the dropout of the attention probabilities; None drops nothing.
-            cache: keys and values of earlier positions; takes these ones too.
-            turns_TC2: what turns queries and keys (see `rotary`), of at least these positions; None: nothing does.
+            padding_BT: bool, True at positions that nobody sees; positions after the T are ignored.
+            cache: keys and values of earlier positions; it takes these ones too.
+            turns_TC2: angles of the positions (see `rotary`); positions after the T are ignored. None: no rotation.
         """
         qkv_BTW = self.qkv(x_BTD)
         batch, length, _ = qkv_BTW.shape
         qkv_BTGEK = qkv_BTW.view(batch, length, -1, self.group_rows, self.head_dim)
         if turns_TC2 is not None:
             qkv_BTGEK = turn(qkv_BTGEK, turns_TC2 if turns_TC2.ndim > 3 else turns_TC2[:length])
-        if keys_B is None and cache is None and self.core is None:
+        if self.causal and keys_B is None and padding_BT is None and cache is None and self.core is None:
             y_BTD: Tensor = self.out(causal_attention(qkv_BTGEK, self.recompute))
             return y_BTD
         q_BHTK, k_BTGK, v_BTGK = _by_kind(qkv_BTGEK)
+        k_BGTK, v_BGTK = k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
         if self.core is not None:
-            k_BGTK, v_BGTK = k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
             y_BHTK = self.core(q_BHTK, k_BGTK, v_BGTK, keys_B=keys_B, dropout=self.dropout, first_head=self.first_head)
         elif cache is not None:
             k_BSGK, v_BSGK = cache.extend(k_BTGK, v_BTGK)
@@ -94,21 +106,87 @@ class Attention(nn.Module):
                 enable_gqa=self.group_rows > 3,
             )
         else:
-            assert keys_B is not None
-            y_BHTK = self._dropped(q_BHTK, k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2), keys_B)
-        y_BTD = self.out(y_BHTK.transpose(1, 2).reshape(batch, length, -1))
+            hidden = hidden_keys(qkv_BTW, None if padding_BT is None else padding_BT[:, :length], causal=self.causal)
+            y_BHTK = attend(q_BHTK, k_BGTK, v_BGTK, hidden, keys_B, self.dropout, self.first_head)
+        y_BTD = self.out(y_BHTK.transpose(1, 2).flatten(2))
         return y_BTD
 
-    def _dropped(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, keys_B: Tensor) -> Tensor:
-        """Attention with some of its probabilities dropped, which no fused kernel does with our masks. Of models that
-        drop anything, each head has its own keys and values."""
-        length = q_BHTK.shape[2]
-        scores_BHTT = (q_BHTK * (1.0 / math.sqrt(self.head_dim))) @ k_BHTK.transpose(2, 3)
-        later_TT = torch.ones(length, length, dtype=torch.bool, device=q_BHTK.device).triu(1)
-        probabilities_BHTT = scores_BHTT.masked_fill(later_TT, -math.inf).softmax(-1)
-        rows_R = torch.arange(q_BHTK.shape[1] * length, device=q_BHTK.device) + self.first_head * length
-        kept = drop(probabilities_BHTT.flatten(1, 2), keys_B, self.dropout, rows_R)
-        return kept.view_as(probabilities_BHTT) @ v_BHTK
+
+class CrossAttention(nn.Module):
+    """Attention of a target to a source. The rows of `kv` lie head by head: the k of the head, then its v.
+
+    Attributes:
+        first_head: number of the first head whose rows `q` and `kv` have.
+    """
+
+    def __init__(self, width: int, heads: int, bias: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.head_dim, self.dropout = width // heads, dropout
+        self.first_head = 0
+        self.q = Linear(width, width, bias)
+        self.kv = Linear(width, 2 * width, bias)
+        self.out = Linear(width, width, bias)
+
+    def forward(
+        self, x_BTD: Tensor, source_BSD: Tensor, padding_BS: Tensor | None = None, keys_B: Tensor | None = None
+    ) -> Tensor:
+        """What attention adds to the target's residual stream: [B, T, D].
+
+        Args:
+            x_BTD: the target.
+            source_BSD: the encoder's output.
+            padding_BS: bool, True at positions of the source that nobody sees.
+            keys_B: keys of the dropout of the attention probabilities; None drops nothing.
+        """
+        q_BTHK = self.q(x_BTD).unflatten(2, (-1, self.head_dim))
+        k_BSHK, v_BSHK = self.kv(source_BSD).unflatten(2, (-1, 2, self.head_dim)).unbind(3)
+        hidden = hidden_keys(q_BTHK, padding_BS, causal=False)
+        q_BHTK, k_BHSK, v_BHSK = (tensor.transpose(1, 2) for tensor in (q_BTHK, k_BSHK, v_BSHK))
+        y_BHTK = attend(q_BHTK, k_BHSK, v_BHSK, hidden, keys_B, self.dropout, self.first_head)
+        out_BTD: Tensor = self.out(y_BHTK.transpose(1, 2).flatten(2))
+        return out_BTD
+
+
+def hidden_keys(like: Tensor, padding_BS: Tensor | None, *, causal: bool) -> Tensor | None:
+    """Which keys a query does not see: bool, broadcast to [B, H, T, S]; None: it sees all. `like` is [B, T, ..]."""
+    length = like.shape[1]
+    later_TT = torch.ones(length, length, dtype=torch.bool, device=like.device).triu(1) if causal else None
+    if padding_BS is None:
+        return later_TT
+    padding_B11S = padding_BS[:, None, None, :]
+    return padding_B11S if later_TT is None else padding_B11S | later_TT
+
+
+def attend(
+    q_BHTK: Tensor,
+    k_BHSK: Tensor,
+    v_BHSK: Tensor,
+    hidden: Tensor | None,
+    keys_B: Tensor | None,
+    dropout: float,
+    first_head: int,
+) -> Tensor:
+    """softmax(q k^T / sqrt(head_dim)) v: [B, H, T, K] (Vaswani et al. 2017, equation 1).
+
+    With dropout it is written out: no fused kernel drops by our masks. The output of a query that sees no key is
+    undefined.
+
+    Args:
+        q_BHTK, k_BHSK, v_BHSK: queries, keys, values.
+        hidden: see `hidden_keys`.
+        keys_B: keys of the dropout of the probabilities; None drops nothing.
+        dropout: probability.
+        first_head: number of the first of these heads in the model.
+    """
+    if keys_B is None:
+        return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, None if hidden is None else ~hidden)
+    scores_BHTS = (q_BHTK * (1.0 / math.sqrt(q_BHTK.shape[-1]))) @ k_BHSK.transpose(2, 3)
+    if hidden is not None:
+        scores_BHTS = scores_BHTS.masked_fill(hidden, -math.inf)
+    _, heads, length, _ = scores_BHTS.shape
+    rows_R = torch.arange(heads * length, device=q_BHTK.device) + first_head * length
+    kept = drop(scores_BHTS.softmax(-1).flatten(1, 2), keys_B, dropout, rows_R)
+    return kept.view_as(scores_BHTS) @ v_BHSK
 
 
 def _by_kind(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,7 +204,7 @@ def causal_attention(qkv_BTGEK: Tensor, recompute: bool = False) -> Tensor:
 
     Args:
         qkv_BTGEK: contiguous; group by group, of each its q, then k, then v.
-        recompute: keep no probabilities for the backward pass, even if they are small; fused kernels never do.
+        recompute: keep no probabilities for backward even if they are small; fused kernels never keep them.
     """
     if qkv_BTGEK.device.type == "cpu":
         if torch.compiler.is_compiling():
@@ -244,9 +322,9 @@ def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor]) -> T
 @torch.library.custom_op("codescent::block_attention", mutates_args=())
 def _block_attention_op(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor]:
     y_BTD, qkv_EPTK, _ = _attend(qkv_BTGEK, keep=False)
-    # Of one sample with one group it is a view, and what a custom op returns must be memory of its own.
-    apart = qkv_EPTK.untyped_storage().data_ptr() != qkv_BTGEK.untyped_storage().data_ptr()
-    return y_BTD, qkv_EPTK if apart else qkv_EPTK.clone()
+    # With one sample and one group it is a view, and a custom op must return memory of its own.
+    own = qkv_EPTK.untyped_storage().data_ptr() != qkv_BTGEK.untyped_storage().data_ptr()
+    return y_BTD, qkv_EPTK if own else qkv_EPTK.clone()
 
 
 @torch.library.custom_op("codescent::block_attention_backward", mutates_args=())

@@ -1,4 +1,4 @@
-"""In: keys and values of the tokens that were read. Out: the same to those that follow, for rows of different lengths.
+"""In: keys and values of tokens that were read. Out: the same for the tokens that follow, in rows of different lengths.
 Does not choose tokens."""
 
 from __future__ import annotations
@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from codescent.models.shape import Shape
 
 # Shapes: B rows (prompts), T new positions, S slots, H heads of keys and values, K head_dim.
 
@@ -31,19 +29,26 @@ class LayerCache:
 
 
 class KVCache:
-    """Keys and values of all the layers. Slot s of a row holds the token at position s of that row.
+    """Keys and values of all layers. Slot s of a row holds the token at position s of that row.
 
-    Rows may have different lengths: a forward pass brings T tokens to every row, of which the first `counts[row]`
-    are real; what lies behind them is never read and is overwritten by that row's next tokens.
+    Rows may have different lengths. A forward pass brings T tokens to every row; the first `counts[row]` are real. The
+    others are never read, and the next tokens of that row overwrite them.
+
+    Args:
+        num_layers: of the model.
+        size: rows, seq_len, heads of keys and values, head_dim.
+        device: of the tensors.
+        dtype: of the tensors.
     """
 
-    def __init__(self, shape: Shape, num_rows: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.seq_len = shape.seq_len
+    def __init__(
+        self, num_layers: int, size: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        num_rows, self.seq_len, _, _ = size
         self.lengths = [0] * num_rows
-        size = (num_rows, shape.seq_len, shape.num_kv_heads, shape.head_dim)
         self.layers = [
             LayerCache(torch.zeros(size, device=device, dtype=dtype), torch.zeros(size, device=device, dtype=dtype))
-            for _ in range(shape.num_layers)
+            for _ in range(num_layers)
         ]
         self.device = device
 

@@ -1,5 +1,5 @@
-"""In: seed, step, site, sample number and position of an activation. Out: the activation, part of it dropped.
-Does not use a random generator: a mask is a pure function of its coordinates, the same on every layout and device."""
+"""In: an activation, with its seed, step, site, samples and positions. Out: the activation with elements dropped.
+Does not use a random generator: a mask is a pure function of these coordinates, the same on every layout and device."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def sample_keys(seed: int, step: int, sample_ids_B: Tensor) -> Tensor:
 
 
 def site_keys(keys_B: Tensor, num_sites: int) -> Tensor:
-    """int64 [num_sites, B]: the key of each sample at each place of the model where something is dropped."""
+    """int64 [num_sites, B]: the key of each sample at each site, a place of the model that drops activations."""
     sites = torch.arange(num_sites, dtype=torch.int64, device=keys_B.device)
     return mix(keys_B[None, :] ^ mix(sites)[:, None])
 
 
 def dropped_at(keys_B: Tensor, rows_R: Tensor, columns_W: Tensor, probability: float) -> Tensor:
-    """bool [B, R, W], True where the element is dropped: one hash of (key, row, column) for each element.
+    """Which elements are dropped, as bool [B, R, W]: each by one hash of (key, row, column).
 
-    The row's 64-bit key is mixed once; its two halves enter the 32-bit hash of the column before and between the
-    rounds of murmur3's finaliser (Appleby), so that no two rows walk the same sequence.
+    The 64-bit key of the row is mixed once. Its two halves enter the 32-bit hash of the column before and between the
+    rounds of murmur3's finaliser (Appleby), so that no two rows repeat a sequence.
 
     Args:
         keys_B: from `site_keys`.
-        rows_R: int64 numbers of the rows in the whole activation, wherever a layout has put them.
+        rows_R: int64 numbers of the rows in the whole activation.
         columns_W: numbers of the columns in the whole activation; in compiled code int32.
         probability: of being dropped.
     """
@@ -63,7 +63,7 @@ def dropped_at(keys_B: Tensor, rows_R: Tensor, columns_W: Tensor, probability: f
 
 
 def dropped_rows(keys_B: Tensor, rows: int, width: int, probability: float, first_row: int = 0) -> Tensor:
-    """bool [B, rows, width]: `dropped_at` of neighbouring rows, and of all columns."""
+    """bool [B, rows, width]: `dropped_at` for neighbouring rows and all columns."""
     row_ids = torch.arange(first_row, first_row + rows, dtype=torch.int64, device=keys_B.device)
     return dropped_at(keys_B, row_ids, _columns(width, keys_B), probability)
 
@@ -79,11 +79,23 @@ def drop(x_BRW: Tensor, keys_B: Tensor, probability: float, rows_R: Tensor | Non
         x_BRW: whole rows of an activation.
         keys_B: from `site_keys`.
         probability: of being zeroed.
-        rows_R: numbers of these rows in the whole activation; None where x is all of it.
+        rows_R: numbers of these rows in the whole activation; None: x is all of it.
     """
     _, rows, width = x_BRW.shape
     if rows_R is None:
         dropped = dropped_rows(keys_B, rows, width, probability)
     else:
         dropped = dropped_at(keys_B, rows_R, _columns(width, keys_B), probability)
-    return x_BRW.masked_fill(dropped, 0.0) * (1.0 / (1.0 - probability))
+    return _dropped(x_BRW, dropped, probability)
+
+
+def drop_columns(x_BTW: Tensor, keys_B: Tensor, probability: float, first_column: int) -> Tensor:
+    """`drop` for some neighbouring columns of all rows of an activation; `first_column` is the number of the first."""
+    _, rows, width = x_BTW.shape
+    rows_T = torch.arange(rows, device=keys_B.device)
+    columns_W = torch.arange(first_column, first_column + width, dtype=torch.int32, device=keys_B.device)
+    return _dropped(x_BTW, dropped_at(keys_B, rows_T, columns_W, probability), probability)
+
+
+def _dropped(x_BRW: Tensor, where_BRW: Tensor, probability: float) -> Tensor:
+    return x_BRW.masked_fill(where_BRW, 0.0) * (1.0 / (1.0 - probability))

@@ -1,5 +1,5 @@
-"""In: the vocabulary matrix at both of its ends: tokens to embed; final activations and targets. Out: rows; the loss.
-Does not keep logits: a chunk of rows at a time becomes logits, then their gradient in the same memory, then is gone."""
+"""In: the vocabulary matrix, with tokens to embed, or with final activations and targets. Out: its rows; the loss.
+Does not keep logits: a chunk of rows becomes logits, then their gradient in the same memory, then it is freed."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ SoftmaxGradient = Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]
 
 
 class Vocabulary:
-    """Both ends of a model, on one device: what reads the vocabulary matrix. Where its rows are divided over ranks,
-    another object takes its place."""
+    """Embedding and head of a model on one device. A strategy that divides the vocabulary replaces this object."""
 
     def embed(
-        self, weight_VD: Tensor, tokens_BT: Tensor, port_dtype: torch.dtype | None
+        self, weight_VD: Tensor, tokens_BT: Tensor, tied_dtype: torch.dtype | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Rows of the matrix [B, T, D]; with a `port_dtype` also the port of `tied_embedding`."""
-        if port_dtype is None:
+        """Rows of the matrix [B, T, D]; with `tied_dtype` also the second output of `tied_embedding`, else None."""
+        if tied_dtype is None:
             return F.embedding(tokens_BT, weight_VD), None
-        return tied_embedding(weight_VD, tokens_BT, port_dtype)
+        return tied_embedding(weight_VD, tokens_BT, tied_dtype)
 
     def loss(
         self,
@@ -40,21 +39,22 @@ class Vocabulary:
         targets_BT: Tensor,
         chunk_tokens: int,
         loss_scale: float,
-        port_VD: Tensor | None,
+        tied_gradient_VD: Tensor | None,
         *,
-        some: bool = False,
+        skip_negative: bool = False,
     ) -> Tensor:
         """See `head_loss`."""
         x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
-        return head_loss(x_ND, weight_VD, targets_N, chunk_tokens, loss_scale, port_VD, some=some)
+        return head_loss(
+            x_ND, weight_VD, targets_N, chunk_tokens, loss_scale, tied_gradient_VD, skip_negative=skip_negative
+        )
 
     def every_row(self, x_BTD: Tensor) -> Tensor:
-        """The rows of all positions, of which some go to `loss_of_rows`: where each rank has rows of its own, others'
-        too."""
+        """The rows of all positions, gathered where each rank has some; `loss_of_rows` reads a selection of them."""
         return x_BTD
 
     def every_logit(self, y_BTC: Tensor) -> Tensor:
-        """The outputs of all positions of a head that every rank has whole, and makes the same loss of."""
+        """The outputs of all positions, gathered where each rank has some: for a head that every rank has whole."""
         return y_BTC
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -66,28 +66,28 @@ class Vocabulary:
         targets_M: Tensor,
         chunk_tokens: int,
         loss_scale: float,
-        port_VD: Tensor | None,
+        tied_gradient_VD: Tensor | None,
     ) -> Tensor:
-        """See `head_loss`: of those rows that are wanted, as many as there are (which no compiler knows)."""
-        return head_loss(x_MD, weight_VD, targets_M, chunk_tokens, loss_scale, port_VD, bias_V=bias_V)
+        """See `head_loss`. The number of rows depends on the data, so this is never compiled."""
+        return head_loss(x_MD, weight_VD, targets_M, chunk_tokens, loss_scale, tied_gradient_VD, bias_V=bias_V)
 
 
-def tied_embedding(weight_VD: Tensor, tokens_BT: Tensor, port_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows of a matrix that the head reads too, so that its gradient is made once.
+def tied_embedding(weight_VD: Tensor, tokens_BT: Tensor, tied_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows of a matrix that the head reads too, with one gradient for both.
 
     Autograd would make a second dense gradient [V, D] for the embedding, of zeros and a few rows, and add the two.
-    Here the head's gradient comes in through the port, and the embedding's rows are added to it in place.
+    Here the head gives its gradient to the second output, and backward adds the rows of the embedding in place.
 
     Args:
         weight_VD: the matrix.
         tokens_BT: int64.
-        port_dtype: dtype in which the head hands its gradient in; where it is wider than the weight's, the sum is
-            made in it and rounded once.
+        tied_dtype: dtype of the head's gradient. If it is wider than that of the weight, the sum is made in it and
+            rounded once.
 
     Returns:
-        x_BTD, and the port [V, D]: zeros that take no memory, whose gradient is the head's share of the weight's.
+        x_BTD, and [V, D] zeros that take no memory; their gradient is the head's share of the weight's gradient.
     """
-    out: tuple[Tensor, Tensor] = TiedEmbedding.apply(weight_VD, tokens_BT, port_dtype)  # type: ignore[no-untyped-call]
+    out: tuple[Tensor, Tensor] = TiedEmbedding.apply(weight_VD, tokens_BT, tied_dtype)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -95,21 +95,21 @@ class TiedEmbedding(torch.autograd.Function):
     """See `tied_embedding`."""
 
     @staticmethod
-    def forward(ctx: Any, weight_VD: Tensor, tokens_BT: Tensor, port_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, weight_VD: Tensor, tokens_BT: Tensor, tied_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """See `tied_embedding`."""
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(tokens_BT)
         ctx.like_weight = (weight_VD.shape, weight_VD.dtype)
-        return F.embedding(tokens_BT, weight_VD), weight_VD.new_zeros((), dtype=port_dtype).expand(weight_VD.shape)
+        return F.embedding(tokens_BT, weight_VD), weight_VD.new_zeros((), dtype=tied_dtype).expand(weight_VD.shape)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_x_BTD: Tensor | None, d_port_VD: Tensor | None) -> tuple[Tensor | None, None, None]:
-        """The gradient of the matrix: the port's, with the rows of the tokens added in place."""
+    def backward(ctx: Any, d_x_BTD: Tensor | None, d_tied_VD: Tensor | None) -> tuple[Tensor | None, None, None]:
+        """The gradient of the matrix: the head's, with the rows of the tokens added in place."""
         shape, dtype = ctx.like_weight
         if d_x_BTD is None:
-            return (None if d_port_VD is None else d_port_VD.to(dtype)), None, None
-        total_VD = d_x_BTD.new_zeros(shape) if d_port_VD is None else d_port_VD
+            return (None if d_tied_VD is None else d_tied_VD.to(dtype)), None, None
+        total_VD = d_x_BTD.new_zeros(shape) if d_tied_VD is None else d_tied_VD
         tokens_N, rows_ND = ctx.saved_tensors[0].flatten(), d_x_BTD.flatten(0, -2)
         if shape[0] <= _ONE_HOT_VOCAB:
             hot_NV = rows_ND.new_zeros(len(tokens_N), shape[0]).scatter_(1, tokens_N[:, None], 1.0)
@@ -125,18 +125,18 @@ def head_loss(
     targets_N: Tensor,
     chunk_tokens: int = 1024,
     loss_scale: float = 1.0,
-    port_VD: Tensor | None = None,
+    tied_gradient_VD: Tensor | None = None,
     softmax_gradient_: SoftmaxGradient | None = None,
     bias_V: Tensor | None = None,
     *,
-    some: bool = False,
+    skip_negative: bool = False,
 ) -> Tensor:
     """SUM over tokens of the cross-entropy of softmax(x @ weight.T + bias) against the targets: a scalar, fp32 (fp64 in
-    fp64). Of no tokens it is 0, and so are the gradients.
+    fp64). Without tokens, the loss and the gradients are 0.
 
-    Gradients are those of loss_scale * (what is returned): they are made in the forward pass and scaled there for
-    nothing, where a division of the loss would cost a pass over all of them. Backward multiplies them by the gradient
-    that comes in, except on a CPU where that is 1 (on CUDA, to look at it would mean to wait for the device).
+    Gradients are those of loss_scale * (what is returned). The forward pass makes them and scales them at no cost; a
+    division of the loss would take a pass over all of them. Backward multiplies them by the incoming gradient, except
+    on a CPU where that is 1 (on CUDA, reading it would wait for the device).
 
     Args:
         x_ND: activations after the last norm.
@@ -144,16 +144,16 @@ def head_loss(
         targets_N: int64, each in [0, V).
         chunk_tokens: rows of logits that exist at a time; 0: all.
         loss_scale: factor on the gradients, not on the value.
-        port_VD: what receives the gradient of weight, in its dtype; None: weight itself.
-        softmax_gradient_: for a weight that is some of the rows, while other ranks hold the others: the softmax over
-            all of them. Targets may be rows of another rank.
-        bias_V: added to the logits; None: nothing is. Not for compiled code.
-        some: targets may be negative: of these tokens nothing is wanted, and there is no loss. Not for compiled code.
+        tied_gradient_VD: receives the gradient of weight, in its own dtype (see `tied_embedding`); None: weight does.
+        softmax_gradient_: the softmax over the rows of all ranks, where weight is the rows of one rank. Targets may be
+            rows of another rank.
+        bias_V: added to the logits; None: there is none. Not for compiled code.
+        skip_negative: whether targets may be negative; such a token has no loss. Not for compiled code.
     """
-    if some:
-        softmax_gradient_ = _of_wanted(softmax_gradient_ or _softmax_gradient_)
+    if skip_negative:
+        softmax_gradient_ = _skipping(softmax_gradient_ or _softmax_gradient_)
     chunk = chunk_tokens or max(len(x_ND), 1)
-    receiver_VD = weight_VD if port_VD is None else port_VD
+    receiver_VD = weight_VD if tied_gradient_VD is None else tied_gradient_VD
     if torch.compiler.is_compiling() and softmax_gradient_ is None and bias_V is None:
         wants = torch.is_grad_enabled()
         loss: Tensor = _head_loss_op(x_ND, weight_VD, targets_N, chunk, loss_scale, wants)[0]
@@ -240,7 +240,7 @@ def _loss_and_gradients(
         if d_x_ND is not None:
             torch.mm(logits_NV, weight_VD, out=d_x_ND[start : start + chunk])
         if d_weight_dtype is not None:
-            # With the padding's columns: their rows of the product are left out of the view.
+            # With the columns of padding: the view leaves out their rows of the product.
             d_chunk_VD = (padded_NC.t() @ (x_chunk_ND * scale))[:vocab]
             if d_weight_VD is not None:
                 d_weight_VD += d_chunk_VD
@@ -278,18 +278,18 @@ def _softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, 
     return losses_N1
 
 
-def _of_wanted(softmax_gradient_: SoftmaxGradient) -> SoftmaxGradient:
-    """The same, where tokens with a negative target have no loss and no gradient. Their logits are computed: so what
-    ranks exchange of a chunk does not depend on the targets."""
+def _skipping(softmax_gradient_: SoftmaxGradient) -> SoftmaxGradient:
+    """The same, but tokens with a negative target have no loss and no gradient. Their logits are computed all the same:
+    so what ranks exchange per chunk does not depend on the targets."""
 
-    def wanted_alone_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool) -> Tensor:
-        unwanted_N1 = (targets_N < 0)[:, None]
+    def with_skipped_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool) -> Tensor:
+        skipped_N1 = (targets_N < 0)[:, None]
         losses_N1 = softmax_gradient_(logits_NV, targets_N.clamp(min=0), work, wants_gradient)
         if wants_gradient:
-            logits_NV.masked_fill_(unwanted_N1, 0.0)
-        return losses_N1.masked_fill(unwanted_N1, 0.0)
+            logits_NV.masked_fill_(skipped_N1, 0.0)
+        return losses_N1.masked_fill(skipped_N1, 0.0)
 
-    return wanted_alone_
+    return with_skipped_
 
 
 def softmax_in_pieces_(logits_NV: Tensor, work: torch.dtype, keep: bool) -> Tensor:
@@ -317,7 +317,7 @@ def softmax_in_pieces_(logits_NV: Tensor, work: torch.dtype, keep: bool) -> Tens
 
 
 class ScaledGradient(torch.autograd.Function):
-    """x, whose gradient is multiplied by a factor: of losses whose gradients are not made in the forward pass."""
+    """x with a gradient multiplied by a factor: for losses whose gradients autograd makes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:

@@ -10,22 +10,21 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from codescent.models.llama.declare import LlamaShape
+from codescent.plan.model import RopeScaling
 
 # Shapes: T positions (or B x T of them), C = head_dim / 2 pairs of channels, 2 a pair: cosine and sine, or two
 # channels side by side, which are the real and the imaginary part of a number; of attention: B samples, T positions,
 # G groups, R heads of queries of a group, E = R + 2, K head_dim.
 
 
-def frequencies(shape: LlamaShape) -> Tensor:
+def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Tensor:
     """fp64 [C]: radians per position of each pair of channels.
 
-    theta^(-2c / head_dim) (Su et al. 2021, "RoFormer", equation 15). Stretched as Llama 3.1 does it: by `factor` where
-    the wave is long, not where it is short, and linearly in original_seq_len / wave length between the two.
+    theta^(-2c / head_dim) (Su et al. 2021, "RoFormer", equation 15), divided as `scaling` says; None: not divided.
+    Between long and short waves the factor is interpolated linearly in original_seq_len / wave length.
     """
-    head_dim, scaling = shape.head_dim, shape.rope_scaling
     exponents_C = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    plain_C = shape.rope_theta**-exponents_C
+    plain_C = theta**-exponents_C
     if scaling is None:
         return plain_C
     waves_C = scaling.original_seq_len * plain_C / (2.0 * math.pi)
@@ -33,12 +32,12 @@ def frequencies(shape: LlamaShape) -> Tensor:
     return torch.lerp(plain_C / scaling.factor, plain_C, share_C.clamp(0.0, 1.0))
 
 
-def turns(shape: LlamaShape, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """[.., C, 2]: cosine and sine of each angle, for activations of this dtype: in at least fp32.
+def turns(frequencies_C: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cosine and sine of each angle for activations of this dtype: [.., C, 2], in at least fp32.
 
-    Angles are made in fp64: at position 100,000 those of fp32 are wrong by 0.004.
+    Angles are made in fp64: at position 100,000 an angle in fp32 is wrong by 0.004.
     """
-    angles = positions[..., None] * frequencies(shape).to(positions.device)
+    angles = positions[..., None] * frequencies_C.to(positions.device)
     return torch.stack([angles.cos(), angles.sin()], -1).to(torch.promote_types(dtype, torch.float32))
 
 

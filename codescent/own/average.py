@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from codescent.base.dtypes import TRAINED
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.strategies.collectives import at_end_of_backward, in_backward
 from codescent.strategies.ddp import BucketedGradients, buckets
 
-DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPE.items()}
+DTYPE_NAMES = {TORCH_DTYPE[name]: name for name in TRAINED}
 
 
 class AveragedGradients:

@@ -16,9 +16,9 @@ from torch.distributed.tensor import distribute_tensor as distribute
 
 from codescent.base.agreement import rank, together
 from codescent.base.errors import UserError
+from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, read_tensors
 from codescent.checkpoint.manifest import StoredTensor, read_manifest
-from codescent.checkpoint.storage import CODE_DTYPES, DTYPE_CODES
 from codescent.own.divide import state_like
 from codescent.strategies.fully_shard import free_gathered
 

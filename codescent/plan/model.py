@@ -34,6 +34,21 @@ class Lora:
 
 
 @dataclass(frozen=True)
+class RopeScaling:
+    """Rotary frequencies divided for sequences longer than those of pre-training, as in Llama 3.1.
+
+    Frequencies of waves longer than original_seq_len / low_freq_factor are divided by `factor`. Those of waves shorter
+    than original_seq_len / high_freq_factor stay. Between the two the change is gradual (meta-llama/llama-models,
+    models/llama3/model.py, apply_scaling).
+    """
+
+    factor: float = 8.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_seq_len: int = 8192
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """The model of a run, resolved.
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 
+from codescent.base.nearest import near_multiples
 from codescent.plan.schedule import Instruction, Schedule, Verb
 
 Order = list[Instruction]
@@ -80,11 +81,9 @@ def refusals(
     if num_stages == 1:
         yield "schedule interleaved: 1 pipeline stage has no neighbour; nearest that would do: 2, or schedule 1f1b"
     if num_microbatches % num_stages:
-        below = num_microbatches // num_stages * num_stages
-        near = [number for number in (below, below + num_stages) if number]
         yield (
             f"schedule interleaved: {num_microbatches} micro-batches are no multiple of {num_stages} pipeline stages; "
-            f"nearest that would do: {' or '.join(map(str, near))} micro-batches{keys}"
+            f"nearest that would do: {near_multiples(num_microbatches, num_stages)} micro-batches{keys}"
         )
 
 

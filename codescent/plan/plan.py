@@ -103,6 +103,33 @@ class Plan:
         first = (self.mesh.dp_index(rank) * self.work.num_microbatches + microbatch) * size
         return range(first, first + size)
 
+    def trajectory(self) -> dict[str, Scalar]:
+        """What decides the losses of a run, each by the key of the config that says it.
+
+        Two runs with equal trajectories have the same losses, to rounding, whatever their layouts are.
+        """
+        lora, update = self.model.lora, dict(self.update)
+        steps, workers = update.pop("decay_steps", None), update.pop("num_workers", None)
+        return {
+            "run.seed": self.seed,
+            "model.kind": self.model.kind,
+            **{f"model.{name}": size for name, size in self.model.sizes.items()},
+            # Beside adapters the weights themselves are compared: their folder may have been moved.
+            "model.weights": self.model.weights if lora is None else None,
+            "lora.rank": None if lora is None else lora.rank,
+            "lora.alpha": None if lora is None else lora.alpha,
+            "lora.targets": None if lora is None else ", ".join(sorted(lora.targets)),
+            "lora.whole": None if lora is None else ", ".join(sorted(lora.whole)),
+            "data.task": self.task.name,
+            **{f"data.{name}": value for name, value in self.task.identity.items()},
+            "data.seq_len": self.work.seq_len,
+            "train.global_batch_size": self.work.global_batch_size,
+            "train.precision": self.work.precision,
+            **{f"optimizer.{name}": value for name, value in update.items()},
+            "optimizer.decay_steps (or train.num_steps)": steps,
+            "data-parallel ranks, by which optimizer.scale_learning_rate multiplies": workers,
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Nested dicts, lists, strings and numbers; `from_json` gives an equal plan back."""
         encoded = _encode(self)

@@ -8,11 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from codescent.base.dtypes import DTYPE_BYTES
 from codescent.plan.mesh import Mesh
-
-DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2}
-WIDE: dict[str, str] = {"fp64": "fp64", "fp32": "fp32", "bf16": "fp32"}
-"""By precision: dtype of master weights and optimizer state, and of sums of several micro-batches' gradients."""
 
 
 class Memory(StrEnum):

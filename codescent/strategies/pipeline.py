@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from codescent.base.nearest import near_multiples
 from codescent.plan import DTYPE_BYTES, SENDS, Collective, Layout, Plan, Schedule, TensorPlan, Traffic, Verb
 from codescent.plan.pipeline import cut, cut_at, pipeline, refusals
-from codescent.base.nearest import near_multiples
 from codescent.strategies.refusals import near_degrees
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 

@@ -4,7 +4,6 @@ Does not refuse anything."""
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,31 +12,11 @@ if TYPE_CHECKING:
     from codescent.strategies.strategy import Candidate
 
 
-def near_multiples(value: int, factor: int) -> str:
-    """The multiples of `factor` next below and next above `value`."""
-    below, above = value // factor * factor, -(-value // factor) * factor
-    return f"{below} or {above}" if below else str(above)
-
-
 def near_lengths(value: int, factor: int) -> str:
     """`near_multiples` of the positions of a sequence; for more of them the model needs as many."""
     below, above = value // factor * factor, -(-value // factor) * factor
     longer = f"{above} positions (model.seq_len at least that)"
     return f"{below} positions (data.seq_len), or {longer}" if below else longer
-
-
-def near_divisors(value: int, wanted: int) -> str:
-    """`nearest_divisors` in words."""
-    return " or ".join(str(number) for number in nearest_divisors(value, wanted))
-
-
-def nearest_divisors(value: int, wanted: float) -> list[int]:
-    """The divisors of `value` next below and next above `wanted`."""
-    small = [number for number in range(1, math.isqrt(value) + 1) if value % number == 0]
-    divisors = [*small, *(value // number for number in small)]
-    below = max((number for number in divisors if number < wanted), default=None)
-    above = min((number for number in divisors if number > wanted), default=None)
-    return [number for number in (below, above) if number is not None]
 
 
 def near_degrees(candidate: Candidate, axis: str, most: int, fits: Callable[[Candidate], bool]) -> str:

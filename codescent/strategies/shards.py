@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
 
-from codescent.plan import WIDE, Memory
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.plan import WIDE, Memory
 from codescent.strategies.ddp import replicas
 from codescent.strategies.fully_shard import own_parameters, set_last_backward, shard_units_
 from codescent.strategies.overlap import GatherAhead, GradientsInFlight, ReduceBehind, local_gradient

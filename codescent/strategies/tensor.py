@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from codescent.base.nearest import near_multiples
 from codescent.plan import (
     DTYPE_BYTES,
     WIDE,
@@ -23,7 +24,6 @@ from codescent.plan import (
     Verb,
     Work,
 )
-from codescent.base.nearest import near_multiples
 from codescent.strategies.refusals import near_degrees, near_lengths
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 

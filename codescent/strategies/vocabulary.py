@@ -101,7 +101,7 @@ class SplitVocabulary:
         loss_scale: float,
         port_vD: Tensor | None,
         *,
-        some: bool = False,
+        skip_negative: bool = False,
     ) -> Tensor:
         """The sum of the cross-entropies of all B * T tokens, the same on every rank: see `head_loss`.
 
@@ -112,11 +112,13 @@ class SplitVocabulary:
             chunk_tokens: rows of logits that exist at a time; 0: all.
             loss_scale: factor on the gradients, not on the value.
             port_vD: what receives the gradient of weight; None: weight itself.
-            some: targets may be negative, where nothing is wanted. What is sent is the same.
+            skip_negative: whether targets may be negative; such a token has no loss. What is sent is the same.
         """
         x_BTD = (gather_sequence if self.sequence_parallel else enter)(x, self.group)
         x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
-        return head_loss(x_ND, weight_vD, targets_N, chunk_tokens, loss_scale, port_vD, self._softmax, some=some)
+        return head_loss(
+            x_ND, weight_vD, targets_N, chunk_tokens, loss_scale, port_vD, self._softmax, skip_negative=skip_negative
+        )
 
     def every_row(self, x: Tensor) -> Tensor:
         """The rows [B, T, D] of all positions of x, [B, t, D] or [B, T, D]; some of them go to `loss_of_rows`."""

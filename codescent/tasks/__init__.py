@@ -1,2 +1,125 @@
-"""In: a corpus. Out: samples of it for a task, and how good a model is at that task.
-Does not train, and does not know a layout."""
+"""In: what a run asks for. Out: its task, one of TASKS; its data, prepared and open.
+Does not know what a sample is: each task does."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codescent.base.errors import UserError
+from codescent.data.samples import AnyDataset
+from codescent.tasks.answers import Answers
+from codescent.tasks.conversations import Conversations
+from codescent.tasks.language_model import LanguageModel
+from codescent.tasks.masked_tokens import MaskedTokens
+from codescent.tasks.pairs import Pairs
+from codescent.tasks.task import Ask, Corpus, Task, Trial
+from codescent.tasks.tensors import Tensors
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Data, Model
+
+__all__ = [
+    "TASKS",
+    "Ask",
+    "Corpus",
+    "Task",
+    "Trial",
+    "asked",
+    "chosen",
+    "named",
+    "open_corpus",
+    "opened",
+    "prepared",
+    "refusals",
+]
+
+TASKS: tuple[Task, ...] = (LanguageModel(), MaskedTokens(), Tensors(), Answers(), Conversations(), Pairs())
+"""Every task; of those for a kind of model the first is its default."""
+
+
+def named(name: str) -> Task:
+    """The task of that name.
+
+    Raises:
+        UserError: there is none, with the nearest.
+    """
+    for task in TASKS:
+        if task.name == name:
+            return task
+    names = [task.name for task in TASKS]
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    hint = f'; did you mean "{near[0]}"?' if near else ""
+    wanted = ", ".join(f'"{task}"' for task in names)
+    raise UserError(f'data.task: given "{name}"; must be {wanted} or "auto"{hint}')
+
+
+def chosen(ask: Ask) -> Task:
+    """The task of a run: data.task, else the one that its corpus is made for, else the default of the model's kind.
+
+    Raises:
+        UserError: there is no such task, or it is not for the model's kind.
+    """
+    fitting = [task for task in TASKS if ask.kind in task.kinds]
+    if ask.data.task is not None:
+        task = named(ask.data.task)
+    else:
+        task = next((task for task in TASKS if task.made_for(ask.data)), fitting[0])
+    if task not in fitting:
+        raise UserError(
+            f'data.task = "{task.name}": model.kind = "{ask.kind}" is trained for '
+            f"{' or '.join(one.name for one in fitting)}; take that, or model.kind = {' or '.join(task.kinds)}"
+        )
+    return task
+
+
+def asked(data: Data, model: Model, seed: int, compile_what: str) -> Ask:
+    """What a run asks of its task, which `data.task` of it names from then on.
+
+    Raises:
+        UserError: see `chosen`.
+    """
+    ask = Ask(data, model, seed, compile_what)
+    return replace(ask, data=data.model_copy(update={"task": chosen(ask).name}))
+
+
+def refusals(ask: Ask) -> Iterator[str]:
+    """Why the task, the model and the keys of [data] do not go together."""
+    task = chosen(ask)
+    yield from task.refuse(ask)
+    for other in TASKS:
+        if other is not task:
+            yield from other.refuse_other(ask, task.name)
+
+
+def prepared(ask: Ask, *, progress: bool) -> Path:
+    """Where the data of a run is, prepared now where it is not there yet.
+
+    Raises:
+        UserError: `refusals`, or the corpus or the tokenizer cannot be used.
+    """
+    if problems := list(refusals(ask)):
+        raise UserError(*problems)
+    return chosen(ask).prepare(ask, progress=progress)
+
+
+def opened(ask: Ask, *, progress: bool) -> AnyDataset:
+    """The data of a run, open; prepared now where it is not there yet.
+
+    Raises:
+        UserError: see `prepared`; or it is damaged.
+    """
+    return chosen(ask).open(ask, prepared(ask, progress=progress))
+
+
+def open_corpus(corpus: str, validation_fraction: float) -> Corpus | None:
+    """A corpus that needs no preparation for the task that it is made for, open; None: it is a text.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    found = (task.open_corpus(corpus, validation_fraction) for task in TASKS)
+    return next((dataset for dataset in found if dataset is not None), None)

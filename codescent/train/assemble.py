@@ -12,12 +12,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from codescent import models
-from codescent.build import adapters, model_shape
+from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
 from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import ORDER, Gradients, ThisRank, serving
-from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.strategies.partial_gradients import PartialGradients
 from codescent.train.execute import Executor
 from codescent.train.initial import begin_
@@ -52,17 +51,15 @@ def assemble(
     Raises:
         UserError: the corpus is too short for a batch, or a lever that is asked for is not available.
     """
-    shape = model_shape(config, dataset.vocab_size)
-    lora = adapters(config, shape)
     this_rank = ThisRank(plan, world.place.rank, world.groups)
     parts = []
     for depths in plan.schedule.parts(world.stage):
-        part = models.construct(plan.model.kind, shape, config.train.head_chunk_tokens, "meta", depths, lora)
-        _widen(part, config.train.precision)
+        part = models.construct(plan.model, "meta", depths)
+        _widen(part, plan.work.precision)
         for strategy in serving(plan):
             strategy.divide(part, this_rank)
         parts.append(_with_memory(part, this_rank.tensors[0], world.device))
-    weights = _initialise(parts, config, this_rank, replaced=first_step > 0)
+    weights = _initialise(parts, this_rank, replaced=first_step > 0)
     gradients = _gradients(parts, this_rank)
     for part in parts:
         _compile(part, config.train.compile)
@@ -70,7 +67,7 @@ def assemble(
     divided = plan.mesh.degree(parted) > 1
     optimizer = Optimizer(weights, config.optimizer, partial(world.sum_over, axis=parted) if divided else None)
     loader = _loader(config, plan, world, dataset, first_step)
-    executor = Executor(plan, world, parts, gradients, optimizer, loader, config.run.seed, stop.wished)
+    executor = Executor(plan, world, parts, gradients, optimizer, loader, plan.seed, stop.wished)
     return Trainer(executor, parts, optimizer, loader)
 
 
@@ -94,7 +91,7 @@ def _with_memory(part: nn.Module, like: TensorPlan, device: torch.device) -> nn.
     return part.to_empty(device=device if like.gathered_from is Memory.DEVICE else "cpu")
 
 
-def _initialise(parts: list[nn.Module], config: Config, this_rank: ThisRank, *, replaced: bool) -> list[Weight]:
+def _initialise(parts: list[nn.Module], this_rank: ThisRank, *, replaced: bool) -> list[Weight]:
     """Initial values, and the master copies of bf16 weights, which keep the values that rounding takes from them.
 
     Where a strategy has made DTensors of the parameters, these are the masters: it makes what forward reads itself.
@@ -108,14 +105,14 @@ def _initialise(parts: list[nn.Module], config: Config, this_rank: ThisRank, *, 
     masters = {name: weight.master for name, weight in weights.items()}
     read = parameters | masters
     held = [(t.parameter, read[t.parameter.name], _slices(t, this_rank)) for t in this_rank.tensors]
-    begin_(config, held, replaced=replaced)
+    begin_(this_rank.plan.seed, this_rank.plan.model.weights, held, replaced=replaced)
     for weight in weights.values():
         if weight.updated_on_host:
             weight.tensor.copy_(weight.master)
     for part in parts:
         narrowed = not any(isinstance(tensor, DTensor) for tensor in part.parameters())
         if narrowed and not this_rank.tensors[0].updated_on_host:
-            part.to(TORCH_DTYPE[config.train.precision])
+            part.to(TORCH_DTYPE[this_rank.plan.work.precision])
             for name, tensor in part.named_parameters():
                 if name not in masters:
                     continue
@@ -175,7 +172,7 @@ def _compile(part: nn.Module, what: str) -> None:
 def _loader(config: Config, plan: Plan, world: World, dataset: AnyDataset, first_step: int) -> Loader:
     work, rank = plan.work, world.place.rank
     source = dataset.source("train", work.seq_len, work.positions(-1))
-    sampler = Sampler(config.run.seed, source.num_samples, work.global_batch_size)
+    sampler = Sampler(plan.seed, source.num_samples, work.global_batch_size)
     loads = any(instruction.verb is Verb.LOAD for instruction in plan.schedule.programs[world.stage])
     mine = [plan.samples(rank, number) for number in range(work.num_microbatches if loads else 0)]
     return Loader(

@@ -1,5 +1,5 @@
-"""In: rows of metrics. Out: TensorBoard's event files in the run folder, where tensorboard is installed.
-Does not hold anything that metrics.csv does not."""
+"""In: rows of metrics. Out: TensorBoard's event files in the run folder, if tensorboard is installed.
+Does not write anything that metrics.csv lacks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 
 class Board:
-    """Writes a step's numbers under "train/" and the validation loss under "validation/"; nothing where unwanted."""
+    """Writes metrics of a step under "train/" and the validation loss under "validation/", if `wanted`."""
 
     def __init__(self, folder: Path, first_step: int, *, wanted: bool) -> None:
         self.writer: Any = None
         if wanted and importlib.util.find_spec("tensorboard") is not None:
-            # An optional dependency, slow to import: only where it will be used.
+            # An optional dependency, slow to import.
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
 
             self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)

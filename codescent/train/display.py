@@ -1,4 +1,4 @@
-"""In: what happens in a run. Out: a live progress line on a terminal, plain lines where there is none; rank 0 alone.
+"""In: the progress of a run. Out: a live line on a terminal, plain lines on other outputs; on rank 0 only.
 Does not compute or record anything."""
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class _Console(Console):
-    """rich's console, but a reader that has gone (`codescent train ... | head`) does not end the run."""
+    """rich's console, but a closed pipe (`codescent train ... | head`) does not end the run."""
 
     def on_broken_pipe(self) -> None:
-        """Say nothing any more."""
+        """Stop printing."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Display:
-    """What a person sees of a run. On every rank but the first all methods do nothing."""
+    """Prints the progress of a run. On every rank except the first all methods do nothing."""
 
     def __init__(self, *, shown: bool, num_steps: int, first_step: int) -> None:
         self.shown = shown
@@ -55,12 +55,12 @@ class Display:
             self.live.stop()
 
     def say(self, text: str) -> None:
-        """One line that stays."""
+        """Print a line."""
         if self.shown:
             self.console.print(text, markup=False)
 
     def step(self, step: int, loss: float, tokens_per_s: float, *, due: bool) -> None:
-        """A step is done. On a terminal the live line moves; elsewhere a line is printed where one is `due`."""
+        """A step is done: update the live line; without a terminal, print a line if one is `due`."""
         news = f"loss {loss:.4f}  {tokens_per_s:,.0f} tokens/s"
         if self.live is not None:
             self.live.update(self.task, completed=step, news=news)
@@ -70,7 +70,7 @@ class Display:
             self.say(f"step {step}/{self.num_steps}  {news}  ETA {_clock(left_s)}")
 
     def validation(self, step: int, loss: float) -> None:
-        """A validation loss was computed."""
+        """Print a validation loss."""
         self.say(f"step {step}/{self.num_steps}  validation loss {loss:.4f}")
 
 

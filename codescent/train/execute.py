@@ -12,11 +12,11 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Batch, Loader, Portion
 from codescent.operators.linear import Deferred
 from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
-from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.train.messages import Message
 from codescent.train.optimize import Optimizer
 from codescent.train.world import World
@@ -136,7 +136,7 @@ class InFlight:
     outputs: torch.Tensor | None = None
     output_gradient: torch.Tensor | None = None
     input_gradient: torch.Tensor | None = None
-    deferred: tuple[list[tuple[torch.Tensor, torch.Tensor]], Later] | None = None
+    deferred: tuple[list[tuple[torch.Tensor, torch.Tensor]], Deferred] | None = None
 
 
 class Chunk:

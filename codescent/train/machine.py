@@ -1,5 +1,5 @@
-"""In: a device and a precision. Out: which fp32 matrix kernels to use, the measured peak, a record of the machine.
-Does not time anything but a few small matrix products, and changes one setting of torch: the kernels it has chosen."""
+"""In: a plan, a device, a precision. Out: the fp32 matrix kernels to use, peak speed and memory, the machine in words.
+Does not time anything except a few matrix products."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 
 import codescent
 from codescent.base.errors import UserError
-from codescent.plan import Plan
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.plan import Plan
 
 if TYPE_CHECKING:
     from codescent.config.sections import Optimizer as OptimizerConfig
@@ -26,13 +26,13 @@ Matmul = Literal["exact", "fast"]
 TORCH_SETTING: dict[Matmul, str] = {"exact": "highest", "fast": "medium"}
 
 TRIAL = 768
-"""Side of the square matrices of the trial: GPT-2's width; a product takes about 5 ms on one core."""
+"""Side of the trial's square matrices: GPT-2's width. A product takes about 5 ms on one core."""
 
 WORTH_IT = 1.15
-"""Other kernels are taken where they are this much faster: less is noise, and a choice must not change on resume."""
+"""Speedup from which fast kernels are chosen. Less is noise, and a choice must not change on resume."""
 
 ERROR_ALLOWED = 4.0
-"""... and where their error is at most this many times that of the exact ones: real fp32, summed in another order."""
+"""Largest error of fast kernels, as a multiple of the exact kernels' error: still fp32, summed in another order."""
 
 PEAK_SIDE: dict[str, int] = {"cpu": 1024, "cuda": 8192}
 
@@ -40,16 +40,16 @@ PEAK_SIDE: dict[str, int] = {"cpu": 1024, "cuda": 8192}
 def try_matmul(wanted: str, device: torch.device) -> dict[str, Any]:
     """Choose the fp32 matrix kernels of the CPU and switch torch to them.
 
-    torch sends fp32 products to MKL, which leaves AVX-512 unused on processors of another maker. "medium" precision
-    sends them to oneDNN, which uses it; but on a processor with AMX the same setting computes in bf16. So nothing is
-    known by name: both are tried here, for speed and for error against fp64.
+    By default torch uses MKL, which uses AVX-512 on Intel processors only. "medium" precision uses oneDNN, which uses
+    AVX-512 everywhere, but computes in bf16 on processors with AMX. A trial therefore measures both, for speed and for
+    error against fp64.
 
     Args:
         wanted: "auto", "exact" or "fast" (train.matmul).
-        device: "auto" leaves a CUDA device on exact: TF32 is another precision, to be asked for.
+        device: of this rank. On CUDA "auto" means exact, because TF32 is a lower precision.
 
     Returns:
-        "choice" ("exact" or "fast") and what was measured.
+        "choice" ("exact" or "fast") and the measurements.
     """
     found: dict[Matmul, dict[str, float]] = {}
     choice: Matmul = "fast" if wanted == "fast" else "exact"
@@ -63,7 +63,7 @@ def try_matmul(wanted: str, device: torch.device) -> dict[str, Any]:
 
 
 def recorded_matmul(before: dict[str, Any], here: dict[str, Any]) -> Matmul | None:
-    """The kernels that a run began with, where it goes on with the same torch on the same processor and device."""
+    """The kernels that a resumed run started with, if torch, processor and device are the same."""
     same = all(before.get(name) == here[name] for name in ("torch", "processor", "device"))
     choice: Matmul | None = before.get("matmul", {}).get("choice") if same else None
     return choice
@@ -75,8 +75,10 @@ def use_matmul(choice: Matmul) -> None:
 
 
 def _trial() -> dict[Matmul, dict[str, float]]:
-    """Of each kind of kernels the best of nine products in seconds, and the largest error against fp64, relative to
-    the largest result. They take turns: a neighbour on the machine then slows both, not one."""
+    """Measure both kinds of kernels: best time of nine products, and largest error against fp64.
+
+    Errors are relative to the largest result. The kinds alternate, so that other load on the machine slows both.
+    """
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(TRIAL, TRIAL, generator=generator) for _ in range(2))
     reference = a.double() @ b.double()
@@ -104,7 +106,7 @@ def _best_seconds(work: Any, device: torch.device, repeats: int) -> float:
 
 
 def peak_flops_per_s(device: torch.device, precision: str) -> float:
-    """Matrix product speed of this rank, here and now: best of five of one square product. MFU is relative to it."""
+    """Measured FLOP/s of a square matrix product on this rank, best of five. MFU is relative to it."""
     side = PEAK_SIDE[device.type]
     a, b = (torch.randn(side, side, device=device).to(TORCH_DTYPE[precision]) for _ in range(2))
     torch.mm(a, b)
@@ -112,7 +114,7 @@ def peak_flops_per_s(device: torch.device, precision: str) -> float:
 
 
 def slow_bf16(device: torch.device, precision: str, peak: float) -> str | None:
-    """A warning where bf16 is asked for and its products are slower here than fp32's; None where they are not."""
+    """A warning if precision is bf16 and its products are slower than fp32's on this CPU, else None."""
     if precision != "bf16" or device.type != "cpu":
         return None
     fp32 = peak_flops_per_s(device, "fp32")
@@ -125,14 +127,14 @@ def slow_bf16(device: torch.device, precision: str, peak: float) -> str | None:
 
 
 def refuse_device(plan: Plan, device: torch.device) -> None:
-    """Refuse a plan that needs another device than this rank's, or more of them.
+    """Refuse a plan that needs another device than this rank's, or more devices.
 
     Args:
         plan: the plan.
         device: of this rank.
 
     Raises:
-        UserError: what is missing, and what would do without it.
+        UserError: the missing devices, and a setting that works without them.
     """
     problems = []
     if device.type == "cpu" and any(tensor.host_bytes(plan.mesh) for tensor in plan.tensors):
@@ -141,9 +143,9 @@ def refuse_device(plan: Plan, device: torch.device) -> None:
             'leave it "none"'
         )
     if plan.devices > 1:
-        there = torch.cuda.device_count() if device.type == "cuda" else 0
-        if there < plan.devices:
-            have = f"this machine has {there} CUDA device(s)" if there else "this run computes on a CPU"
+        count = torch.cuda.device_count() if device.type == "cuda" else 0
+        if count < plan.devices:
+            have = f"this machine has {count} CUDA device(s)" if count else "this run computes on a CPU"
             problems.append(
                 f"parallel.data_parallel = {plan.devices}: torch.nn.DataParallel divides a batch over CUDA devices of "
                 f"one process, and {have}; leave it out and start ranks (--ranks N): dp_replicate takes any device"
@@ -153,9 +155,9 @@ def refuse_device(plan: Plan, device: torch.device) -> None:
 
 
 def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int) -> None:
-    """Refuse a plan whose weights, gradients and optimizer state alone are more than there is memory.
+    """Refuse a plan whose weights, gradients and optimizer state exceed the memory.
 
-    Activations come on top: what passes here may still be too large.
+    Activations are not counted: a plan that passes may still be too large.
 
     Args:
         plan: the plan.
@@ -163,12 +165,12 @@ def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int) ->
         local_world_size: ranks of this machine.
 
     Raises:
-        UserError: bytes needed and bytes there are.
+        UserError: the bytes needed and available.
     """
     mesh, stages = plan.mesh, [plan.held_by(stage) for stage in range(plan.mesh.pp)]
     in_all = [sum(tensor.state_bytes(mesh) for tensor in held) for held in stages]
     on_host = [sum(tensor.host_bytes(mesh) for tensor in held) for held in stages]
-    found: list[tuple[str, int, int, int]] = []  # where, ranks, bytes needed, bytes there are
+    found: list[tuple[str, int, int, int]] = []  # memory, ranks, bytes needed, bytes available
     if device.type == "cuda":
         most = max(total - host for total, host in zip(in_all, on_host, strict=True))
         found.append(("the device", 1, most, torch.cuda.get_device_properties(device).total_memory))
@@ -186,7 +188,7 @@ def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int) ->
 
 
 def _host_memory_bytes() -> int:
-    """Physical memory, or what the control group of this process may take, if that is less."""
+    """Physical memory, or the limit of this process's control group if that is less."""
     there_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
@@ -194,7 +196,7 @@ def _host_memory_bytes() -> int:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory that this process has held: allocated on a CUDA device, resident set on a CPU."""
+    """Peak memory of this process: allocated on a CUDA device, resident set on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -204,14 +206,14 @@ def peak_memory_bytes(device: torch.device) -> int:
 def set_deterministic(wanted: bool) -> None:
     """Make torch refuse operations whose result varies between identical runs (train.deterministic)."""
     if wanted != torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(wanted)  # imports the compiler: half a second that most runs do not need
+        torch.use_deterministic_algorithms(wanted)  # imports the compiler, which takes half a second
     if wanted:
-        # Without it cuBLAS, too, varies: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+        # cuBLAS needs it, too: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def levers(train: TrainConfig, optimizer: OptimizerConfig) -> dict[str, Any]:
-    """What else makes this run fast or slow, for environment.json."""
+    """Settings that change the speed of a run, for environment.json."""
     return {
         "precision": train.precision,
         "compile": train.compile,
@@ -224,7 +226,7 @@ def levers(train: TrainConfig, optimizer: OptimizerConfig) -> dict[str, Any]:
 
 
 def describe(device: torch.device, num_threads: int, world_size: int) -> dict[str, Any]:
-    """The machine and the software, as environment.json records them."""
+    """Machine and software versions, for environment.json."""
     return {
         "codescent": codescent.__version__,
         "python": platform.python_version(),
@@ -241,8 +243,6 @@ def describe(device: torch.device, num_threads: int, world_size: int) -> dict[st
 
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

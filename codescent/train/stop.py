@@ -1,5 +1,5 @@
-"""In: SIGINT, SIGTERM and SIGHUP. Out: the wish to stop, which the ranks share, and the exit code that says so.
-Does not save or exit: the loop does, after the step in which every rank has learnt of the wish."""
+"""In: SIGINT, SIGTERM and SIGHUP. Out: a request to stop, which the ranks share, and the exit code for it.
+Does not save or exit: the loop does, after the step in which every rank has received the request."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from types import FrameType
 from typing import Any
 
 AGAIN_S = 0.5
-"""One Ctrl-C reaches a rank more than once (from the terminal and from its launcher); a second one comes later."""
+"""One Ctrl-C may arrive twice (from the terminal and from a launcher); a second Ctrl-C comes later than this."""
 
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C; a scheduler or `kill`; the end of the terminal (unless nohup has seen to that)."""
+"""Ctrl-C; a scheduler or `kill`; the end of the terminal (ignored under nohup)."""
 
 
 class StopRequest:
-    """Turns the first of them into a wish; a second Ctrl-C, typed by hand, stops at once.
+    """Records the first of these signals as a request to stop. A second Ctrl-C raises KeyboardInterrupt.
 
-    Schedulers send SIGTERM several times, so only SIGINT insists, and only in a run of one rank (`alone`): several
-    ranks are stopped by whoever started them.
+    Schedulers repeat SIGTERM, so only SIGINT interrupts, and only a single rank (`alone`): the launcher stops several.
     """
 
     def __init__(self, *, alone: bool) -> None:
@@ -31,7 +30,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         for number in STOPPING:
-            # nohup asks to outlive the terminal. A shell's `&` ignores SIGINT, too, but who sends that one means it.
+            # nohup ignores SIGHUP to outlive the terminal. A shell's `&` ignores SIGINT, which is handled all the same.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._asked)
         return self
@@ -52,5 +51,5 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal, as a shell reports it; SIGINT where another rank was the one to be asked."""
+        """128 + the signal, as a shell reports it; SIGINT if another rank received the signal."""
         return 128 + (self.signal or signal.SIGINT)

@@ -1,4 +1,4 @@
-"""In: an executor, the validation split. Out: the mean loss, the same on every rank.
+"""In: an executor, the validation split. Out: the mean loss, equal on every rank.
 Does not change the model or the order of training samples."""
 
 from __future__ import annotations
@@ -10,28 +10,26 @@ import torch
 
 from codescent.data.loader import Batch
 from codescent.data.samples import Source
+from codescent.tasks.score import at_once
 from codescent.train.execute import Executor
-
-TOKENS_AT_ONCE = 8192
-"""Tokens of a forward pass without gradients, where a micro-batch is smaller: fewer, larger calls are faster."""
 
 
 def validation_loss(executor: Executor, source: Source, most_samples: int | None) -> float:
-    """Sum of the losses of the first samples of `source`, divided by their number.
+    """Mean loss of the first samples of `source`.
 
-    Each data-parallel part of the ranks reads its own share; the sum is fp64, so that the layout does not show.
+    Each data-parallel rank reads its share. The sum is fp64, so that it does not depend on the layout.
 
     Args:
-        executor: of this rank; its model is left in the mode in which it was.
-        source: its samples are taken in order, so that every validation loss of a run is of the same ones.
-        most_samples: how many samples at the most; None: all.
+        executor: of this rank; the mode of its model is restored.
+        source: its samples are read in order, so that all validation losses of a run use the same ones.
+        most_samples: largest number of samples; None: all.
     """
     plan = executor.plan
     num_samples = min(source.num_samples, most_samples or source.num_samples)
     part, parts = plan.mesh.dp_index(executor.world.place.rank), plan.mesh.dp
     mine = np.arange(part * num_samples // parts, (part + 1) * num_samples // parts)
-    batch = max(plan.work.microbatch_size, TOKENS_AT_ONCE // plan.work.seq_len)
-    # As many on every rank, and some of them on nothing: where weights are gathered, all ranks take part.
+    batch = max(plan.work.microbatch_size, at_once(plan.work.seq_len))
+    # Every rank makes the same number of passes, even without samples: all must take part in all-gathers.
     passes = math.ceil(math.ceil(num_samples / parts) / batch)
     total = torch.zeros(1, dtype=torch.float64, device=executor.device)
     with executor.evaluating() as evaluate:
@@ -39,11 +37,4 @@ def validation_loss(executor: Executor, source: Source, most_samples: int | None
             samples = mine[number * batch : (number + 1) * batch]
             loss = evaluate(Batch.of(source.read(samples if len(samples) else np.zeros(1, np.int64))))
             total += loss if len(samples) else 0.0
-    return executor.sum_of_losses(total).item() / _losses(source, num_samples)
-
-
-def _losses(source: Source, num_samples: int) -> int:
-    """How many losses the first samples have."""
-    if source.losses_per_sample is not None:
-        return num_samples * source.losses_per_sample
-    return max(1, int(source.losses(np.arange(num_samples)).sum()))
+    return executor.sum_of_losses(total).item() / max(1, int(source.losses(np.arange(num_samples)).sum()))

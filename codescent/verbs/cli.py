@@ -16,9 +16,7 @@ from codescent.verbs.arguments import Verb, parse
 
 if TYPE_CHECKING:
     from codescent.config.load import Resolved
-    from codescent.data.text.dataset import Dataset
-    from codescent.tasks.answers.source import QuestionDataset
-    from codescent.tasks.tensors.dataset import TensorDataset
+    from codescent.tasks import Corpus
 
 
 def run(words: Sequence[str], *, may_restart: bool = False) -> int:
@@ -52,7 +50,19 @@ def _load(arguments: argparse.Namespace) -> Resolved:
     overrides = list(arguments.overrides)
     if getattr(arguments, "ranks", None) is not None:
         overrides.append(f"parallel.ranks={arguments.ranks}")
-    return load(arguments.config, overrides)
+    resolved = load(arguments.config, overrides)
+    if resolved.config.data.task is not None:
+        _check_task(resolved.config.data.task, resolved.origins["data.task"])
+    return resolved
+
+
+def _check_task(name: str, origin: str) -> None:
+    from codescent.tasks import named
+
+    try:
+        named(name)
+    except UserError as error:
+        raise UserError(*(f"{origin}: {problem}" for problem in error.problems)) from error
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -164,21 +174,19 @@ def _config(arguments: argparse.Namespace) -> int:
 
 
 def _data(arguments: argparse.Namespace) -> int:
-    from codescent.tasks.answers.source import QuestionDataset
-    from codescent.tasks.tensors.dataset import is_tensors
+    from codescent import tasks
 
-    tensors = arguments.synthetic is not None or (arguments.corpus is not None and is_tensors(arguments.corpus))
     if (arguments.synthetic is None) == (arguments.corpus is None):
         raise UserError("codescent data: give a corpus, or --synthetic SAMPLES")
+    opened = None if arguments.corpus is None else tasks.open_corpus(arguments.corpus, arguments.validation_fraction)
+    vectors = arguments.corpus is None or (opened is not None and opened.vocab_size is None)
     of_text, of_tensors = ("tokenizer", "train_bpe", "workers"), ("source", "target", "format", "seed")
-    for name in (*(of_text if tensors else ()), *(() if arguments.synthetic else of_tensors)):
+    for name in (*(of_text if vectors else ()), *(() if arguments.synthetic else of_tensors)):
         if getattr(arguments, name) is not None:
             why = "tensors are no text" if name in of_text else "only --synthetic makes tensors"
             raise UserError(f"--{name.replace('_', '-')}: {why}; leave it out")
-    dataset = _tensors(arguments) if tensors else _tokens(arguments)
-    if arguments.verify and not isinstance(
-        dataset, QuestionDataset
-    ):  # of which every byte is compared when it is opened
+    dataset = opened or (_tokens(arguments) if arguments.synthetic is None else _tensors(arguments))
+    if arguments.verify:
         dataset.verify()
     for line in dataset.summary():
         print(line)
@@ -188,13 +196,10 @@ def _data(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tokens(arguments: argparse.Namespace) -> Dataset | QuestionDataset:
+def _tokens(arguments: argparse.Namespace) -> Corpus:
     from codescent.data.text.dataset import open_dataset
     from codescent.data.text.prepare import prepare
-    from codescent.tasks.answers.source import is_question_folder, open_questions
 
-    if is_question_folder(Path(arguments.corpus)):
-        return open_questions(Path(arguments.corpus))
     path = prepare(
         arguments.corpus,
         arguments.tokenizer,
@@ -208,12 +213,10 @@ def _tokens(arguments: argparse.Namespace) -> Dataset | QuestionDataset:
     return open_dataset(path)
 
 
-def _tensors(arguments: argparse.Namespace) -> TensorDataset:
+def _tensors(arguments: argparse.Namespace) -> Corpus:
     from codescent.tasks.tensors.dataset import open_tensors
     from codescent.tasks.tensors.prepare import make_recipe, parse_sizes, prepare_synthetic
 
-    if arguments.synthetic is None:
-        return open_tensors(arguments.corpus, arguments.validation_fraction)
     sizes = parse_sizes(arguments.source or "1x512", arguments.target or "20x512")
     recipe = make_recipe(arguments.synthetic, sizes, arguments.seed or 0, arguments.validation_fraction)
     path = prepare_synthetic(recipe, arguments.format or "hdf5", arguments.folder, progress=True)

@@ -3,13 +3,9 @@ Does not know how a kind of model is written there (huggingface/ does); what it 
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +13,30 @@ import torch
 from pydantic import ValidationError
 
 from codescent import models
-from codescent.base.durable import sync_folder, write_synced
+from codescent.base.dtypes import DTYPE_BYTES, NUMBER_FORMATS, WIDE
+from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
-from codescent.build import build
-from codescent.checkpoint.box import Promise
+from codescent.base.published import published
+from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.build import ask_of, build
+from codescent.checkpoint.box import LazyTensor
 from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.config.load import DEFAULT, Resolved, to_toml
 from codescent.config.sections import Config, Data, Model, Run
 from codescent.data.tokenizers.bpe import LibraryTokenizer
-from codescent.datasets import chat_files, task_of
 from codescent.huggingface import KINDS, peft
 from codescent.huggingface.correspond import Part
-from codescent.huggingface.folder import CONFIG, DTYPES, Folder, open_folder, parts_of
+from codescent.huggingface.folder import CONFIG, Folder, open_folder, parts_of
 from codescent.huggingface.kind import Kind
-from codescent.huggingface.read import TORCH_DTYPES, box
+from codescent.huggingface.read import box
 from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
 from codescent.huggingface.write import Shard, shards, write_weights
 from codescent.plan import Parameter
 from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
-from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG
-from codescent.tasks.conversations.chat_template import ChatTemplate
+from codescent.tasks import TASKS, chosen
 from codescent.verbs.trained import Trained, Values, find
 
-_TORCH_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _OF_RUN = ("run.name", "run.folder")  # told by the path of the run that is made
-_CODES = {name: code for code, name in DTYPES.items()}
 
 
 def export_run(
@@ -84,11 +79,11 @@ def export_run(
     values = Values(trained)
     parts = [part for of_one in parts_of(kind, shape).values() for part in of_one]
     dtype = dtype or trained.config.train.precision
-    files = shards(parts, _CODES[dtype], max_shard_bytes)
+    files = shards(parts, NUMBER_FORMATS[dtype].code, max_shard_bytes)
     texts, ends = _texts(trained)
     texts = {CONFIG: json.dumps(_settings(kind, shape, dtype, ends), indent=2) + "\n", **texts}
-    with _whole(folder, sum(shard.size_bytes for shard in files)) as making:
-        _write(making, files, _CODES[dtype], values, trained)
+    with published(folder, sum(shard.size_bytes for shard in files)) as making:
+        _write(making, files, NUMBER_FORMATS[dtype].code, values, trained)
         for name, text in texts.items():
             write_synced(making / name, text)
     return _exported(folder, trained, files, parts, dtype, texts)
@@ -108,12 +103,12 @@ def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
     parts = peft.parts(kind, shape, lora)
     if problems := [f"{run}: --adapters: {why}; leave it out" for why in peft.refusals(kind, shape, parts)]:
         raise UserError(*problems)
-    size = sum(math.prod(part.shape) for part in parts) * TORCH_DTYPES[_CODES[dtype]].itemsize
+    size = sum(math.prod(part.shape) for part in parts) * DTYPE_BYTES[dtype]
     values, file = Values(trained), Shard(peft.ADAPTER_WEIGHTS, tuple(parts), size)
     texts, _ = _texts(trained)
-    texts = {peft.ADAPTER_CONFIG: peft.settings(kind, shape, lora, parts, task_of(trained.config), base), **texts}
-    with _whole(folder, size) as making:
-        write_weights(making, [file], _CODES[dtype], values.held, frozenset())
+    texts = {peft.ADAPTER_CONFIG: peft.settings(kind, shape, lora, parts, trained.task.peft_task_type, base), **texts}
+    with published(folder, size) as making:
+        write_weights(making, [file], NUMBER_FORMATS[dtype].code, values.held, frozenset())
         for name, text in texts.items():
             write_synced(making / name, text)
     return [
@@ -131,19 +126,11 @@ def _write(making: Path, files: list[Shard], dtype: str, values: Values, trained
 
 
 def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, int | None]]:
-    """The tokenizer's files, with the chat template if the run has one, and its control tokens."""
+    """The tokenizer's files, with what the task adds, and its control tokens."""
     if trained.tokenizer is None:
         return {}, {"bos_token_id": None, "eos_token_id": None}
     texts, ends = tokenizer_files(trained.folder.tokenizer.read_text(encoding="utf-8"), trained.shape.seq_len)
-    if (chat := trained.chat) is not None:
-        files = chat.template.files
-        told = json.loads(texts[TOKENIZER_CONFIG]) | files.special
-        if (end := chat.end()) is not None:
-            ends["eos_token_id"] = end
-            if not chat.template.asks_for_end:  # whose texts would be others
-                told["eos_token"] = chat.text_of(end)
-        texts |= {JINJA: files.text, TOKENIZER_CONFIG: json.dumps(told, indent=2) + "\n"}
-    return texts, ends
+    return trained.task.export(trained.ask, trained.tokenizer, texts, ends)
 
 
 def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int | None]) -> dict[str, Any]:
@@ -155,7 +142,7 @@ def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int |
         **kind.write(shape),
         **{key: fixed.value for key, fixed in kind.fixed.items()},
         **ends,
-        "torch_dtype": _TORCH_NAMES[dtype],
+        "torch_dtype": NUMBER_FORMATS[dtype].torch,
     }
 
 
@@ -211,15 +198,14 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
     if problems:
         raise UserError(*problems)
     plan = build(config, vocab_size, config.parallel.ranks).to_json()
-    chat = chat_files(config)
-    kept = None if chat is None else ChatTemplate(chat).files.kept()
+    ask = ask_of(config)
+    kept = dict(chosen(ask).carry_unprepared(ask))
+    if text is not None:
+        kept[TOKENIZER] = text
     fingerprint = folder.fingerprint()
-    with _whole(run, _checkpoint_bytes(folder, config)) as making:
+    with published(run, _checkpoint_bytes(folder, config)) as making:
         made = RunFolder.create(making, to_toml(config), plan)
-        if text is not None:
-            made.write_tokenizer(text)
-        if kept is not None:
-            made.write_chat(kept)
+        made.write_kept(kept)
         state = {"step": 0, "tokens": 0, "imported": {"folder": str(path.absolute()), "fingerprint": fingerprint}}
         Checkpoints(making / CHECKPOINTS, 1, keep_best=False).save(0, _promised(folder, config), state)
         made.event("import", folder=str(path.absolute()), fingerprint=fingerprint)
@@ -277,7 +263,7 @@ def _config(folder: Folder, run: Path, resolved: Resolved, *, has_tokenizer: boo
     if has_tokenizer:
         data["tokenizer"] = str(path / TOKENIZER)
     if head is not None:  # what it was made for is the task
-        data["task"] = head
+        data["task"] = next(task.name for task in TASKS if task.head == head)
     log = base.log if folder.kind.name in models.GENERATING else base.log.model_copy(update={"sample_tokens": 0})
     return Config(
         run=Run(**{**base.run.model_dump(), "name": path.name, "folder": path}),
@@ -295,40 +281,18 @@ def _parameters(folder: Folder) -> list[Parameter]:
     return [parts[0].parameter for parts in folder.parts.values()]
 
 
-def _promised(folder: Folder, config: Config) -> dict[str, Promise]:
+def _promised(folder: Folder, config: Config) -> dict[str, LazyTensor]:
     """The master weights, each made when it is written."""
-    dtype = TORCH_DTYPES["F64" if config.train.precision == "fp64" else "F32"]
+    dtype = TORCH_DTYPE[WIDE[config.train.precision]]
 
-    def promise(name: str, shape: tuple[int, ...]) -> Promise:
+    def promise(name: str, shape: tuple[int, ...]) -> LazyTensor:
         def make(slices: tuple[slice, ...]) -> torch.Tensor:
             return box(folder, name, slices)
 
-        return Promise.of(shape, dtype, make)
+        return LazyTensor.of(shape, dtype, make)
 
     return {f"model.{one.name}": promise(one.name, one.shape) for one in _parameters(folder)}
 
 
 def _checkpoint_bytes(folder: Folder, config: Config) -> int:
-    return sum(one.numel for one in _parameters(folder)) * (8 if config.train.precision == "fp64" else 4)
-
-
-@contextmanager
-def _whole(path: Path, needed_bytes: int) -> Iterator[Path]:
-    """A hidden folder beside `path` that becomes it when all went well, and else is gone."""
-    making = path.absolute().parent / f".{path.name}.{os.urandom(4).hex()}.partial"
-    try:
-        making.parent.mkdir(parents=True, exist_ok=True)
-        if (free := shutil.disk_usage(making.parent).free) < needed_bytes:
-            raise UserError(f"{path}: no space left: it needs {needed_bytes:,} bytes, {free:,} are free")
-        making.mkdir()
-        yield making
-        sync_folder(making)
-        if os.path.lexists(path):  # another process made it since we looked
-            raise UserError(f"{path}: is there already; give the name of a new folder")
-        making.rename(path)
-        sync_folder(making.parent)
-    except OSError as error:
-        what = "no space left on the disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or error
-        raise UserError(f"{path}: {what}: nothing was kept of it") from error
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
+    return sum(one.numel for one in _parameters(folder)) * DTYPE_BYTES[WIDE[config.train.precision]]

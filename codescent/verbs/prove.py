@@ -1,4 +1,4 @@
-"""In: a config, numbers of ranks. Out: a table: how far each layout's losses are from those of a single process.
+"""In: a config, numbers of ranks. Out: a table of the differences between each layout's losses and one process's.
 Does not train: it starts `codescent train` for every layout and reads the run folders."""
 
 from __future__ import annotations
@@ -26,28 +26,26 @@ from rich.text import Text
 from codescent.base.errors import UserError
 from codescent.config.load import load
 from codescent.config.sections import Config, Parallel
+from codescent.launch.launchers import TORCHRUN_SET
 from codescent.plan import AXES
 from codescent.preflight import plan_of
 from codescent.record import RunFolder
 from codescent.strategies import ORDER
 
 TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}
-"""Largest relative difference of a loss or gradient norm at which a layout counts as the same, by precision."""
+"""Precision to the largest relative difference of losses and gradient norms that counts as the same."""
 
 COLUMNS = ("train_loss", "grad_norm", "val_loss")
 MAX_RANKS = 64
-"""Of one layout: they are all started on this machine."""
+"""Per layout: all its ranks start on this machine."""
 
 STOP_S = 30.0
-"""How long a run that is to stop may take to save and to end its ranks."""
-
-LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Time for a stopped run to save and to end its ranks."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Keys of [parallel], the number of ranks that they are for, and the samples of a micro-batch where the config's do
-    not fill a pipeline."""
+    """Keys of [parallel], the number of ranks, and the micro-batch size if the config's does not fill the pipeline."""
 
     keys: tuple[tuple[str, str], ...]
     ranks: int
@@ -55,30 +53,33 @@ class Layout:
 
     def __str__(self) -> str:
         words = [f"{key}={value}" for key, value in self.keys] or ["one process"]
-        return " ".join(words + ([] if self.microbatch_size is None else [f"microbatch_size={self.microbatch_size}"]))
+        return " ".join([*words, *self._microbatches("")])
 
     @property
     def overrides(self) -> list[str]:
-        """As words of a command line."""
-        words = [f"parallel.{key}={value}" for key, value in self.keys] + [f"parallel.ranks={self.ranks}"]
-        return words + ([] if self.microbatch_size is None else [f"train.microbatch_size={self.microbatch_size}"])
+        """The layout as words of a command line."""
+        words = [f"parallel.{key}={value}" for key, value in self.keys]
+        return [*words, f"parallel.ranks={self.ranks}", *self._microbatches("train.")]
+
+    def _microbatches(self, section: str) -> list[str]:
+        return [] if self.microbatch_size is None else [f"{section}microbatch_size={self.microbatch_size}"]
 
     def degree(self, axis: str) -> int:
-        """Ranks along an axis."""
+        """Number of ranks along an axis."""
         given = dict(self.keys).get(axis, "")
         return int(given) if given.isdecimal() else 1
 
     def filled(self, config: Config) -> Layout:
-        """The same, in the fewest micro-batches that are a multiple of the pipeline's stages. As it is where the
-        config's are that, where there is no pipeline, or where the batch does not divide so."""
+        """The layout with the fewest micro-batches that are a multiple of the pipeline stages.
+
+        Unchanged without a pipeline, if the config's micro-batches fill it, and if the batch does not divide.
+        """
         stages, train = self.degree("pp"), config.train
         share, left = divmod(train.global_batch_size, self.degree("dp_replicate") * self.degree("dp_shard"))
         if stages == 1 or left or share // (train.microbatch_size or share) % stages == 0:
             return self
-        for size in range(share // stages, 0, -1):
-            if share % (size * stages) == 0:
-                return replace(self, microbatch_size=size)
-        return self
+        sizes = (size for size in range(share // stages, 0, -1) if share % (size * stages) == 0)
+        return replace(self, microbatch_size=next(sizes, None))
 
 
 ALONE = Layout((), 1)
@@ -86,8 +87,10 @@ ALONE = Layout((), 1)
 
 @dataclass(frozen=True)
 class Finding:
-    """Of one layout: the largest relative difference in each of COLUMNS, the step of the largest loss difference, or
-    why there is none."""
+    """A layout's largest relative difference in each of COLUMNS, and the step of the largest loss difference.
+
+    `refused` or `failed` say why there are no differences.
+    """
 
     layout: str
     ranks: int
@@ -97,7 +100,7 @@ class Finding:
     failed: str = ""
 
     def verdict(self, tolerance: float) -> str:
-        """same, DIFFERS, FAILED or refused."""
+        """One of same, DIFFERS, FAILED and refused."""
         if self.refused:
             return "refused"
         if self.failed:
@@ -106,8 +109,11 @@ class Finding:
 
 
 def layouts_of(ranks: Sequence[int]) -> Iterator[Layout]:
-    """Every way to divide each number of ranks over the axes that strategies serve: an axis by itself in each of its
-    strategy's variants, several together once. And, on one rank, the variants of strategies that divide nothing."""
+    """Every way to divide each number of ranks over the axes of the strategies.
+
+    A single axis is tried in each variant of its strategy, several axes together once. One rank tries the variants of
+    the strategies without an axis.
+    """
     if 1 in ranks:
         undivided = (variant for kind in ORDER if not kind.axis for variant in kind.variants)
         yield from (Layout(_keys(variant), 1) for variant in undivided)
@@ -123,22 +129,22 @@ def layouts_of(ranks: Sequence[int]) -> Iterator[Layout]:
 
 
 def _keys(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """As a command line has them."""
+    """Keys and values as a command line spells them."""
     return tuple((key, str(value).lower() if isinstance(value, bool) else str(value)) for key, value in values.items())
 
 
 def _usual_options() -> list[str]:
-    """The defaults of what variants vary where an axis is used: an option of the config's own layout fits no other."""
+    """Defaults for the options that variants set. The config's own options may not fit other layouts."""
     varied = {key: None for kind in ORDER if kind.axis for variant in kind.variants for key in variant}
     defaults = _keys({key: Parallel.model_fields[key].default for key in varied})
     return [f"parallel.{key}={value}" for key, value in defaults]
 
 
 def parse_layouts(text: str) -> list[Layout]:
-    """Layouts as a user writes them: "dp_shard=2,zero_stage=1; dp_replicate=4".
+    """Parse layouts such as "dp_shard=2,zero_stage=1; dp_replicate=4".
 
     Raises:
-        UserError: parts that are not key=value, keys that are none of [parallel], more ranks than MAX_RANKS.
+        UserError: parts that are not key=value, unknown or repeated keys, more ranks than MAX_RANKS.
     """
     found, problems = [], []
     keys = [key for key in Parallel.model_fields if key != "ranks"]
@@ -172,7 +178,7 @@ class Prover:
         overrides: section.key=value.
         steps: how many steps each run takes.
         precision: "fp64" or "fp32".
-        folder: where the runs go.
+        folder: parent of the run folders.
 
     Raises:
         UserError: the config cannot be used on one process.
@@ -191,90 +197,81 @@ class Prover:
             "checkpoint.every=0",
             "log.sample_tokens=0",
             "log.tensorboard=false",
-            "parallel.cut=cost",  # one process is not cut; a layout may say otherwise
-            "parallel.reduce_dtype=auto",  # sent in bf16, gradients would be others
+            "parallel.cut=cost",  # one process has no pipeline to cut; a layout may set another value
+            "parallel.reduce_dtype=auto",  # reducing in bf16 would change the gradients
             *(f"parallel.{axis}={'auto' if axis == 'dp_replicate' else 1}" for axis in AXES),
         ]
         self.number = 0
 
     def check(self, layouts: Sequence[Layout]) -> None:
-        """Refuse what is wrong with the config or with the values of a layout, before anything runs.
+        """Check the config with the values of each layout, before anything runs.
 
         Raises:
-            UserError: all of it.
+            UserError: every problem.
         """
         problems: list[str] = []
         for layout in (ALONE, *layouts):
             try:
-                self._config(layout, self.steps)
+                self._config(layout)
             except UserError as error:
                 problems += error.problems
         if problems:
             raise UserError(*dict.fromkeys(problems))
 
     def reference(self) -> list[dict[str, float]]:
-        """Metrics of one process. Raises UserError where it does not run."""
+        """Metrics of one process. Raises UserError if it fails or if a loss is not finite."""
         rows = self._run(ALONE, self._new_folder(), self.steps)
         if isinstance(rows, str):
             raise UserError(f"one process: {rows}")
-        wrong = [
-            row["step"] for row in rows if not (math.isfinite(row["train_loss"]) and math.isfinite(row["grad_norm"]))
-        ]
-        if wrong:
-            raise UserError(f"one process: its loss is not finite at step {wrong[0]}: lower optimizer.learning_rate")
+        for row in rows:
+            if not (math.isfinite(row["train_loss"]) and math.isfinite(row["grad_norm"])):
+                problem = f"its loss is not finite at step {row['step']}: lower optimizer.learning_rate"
+                raise UserError(f"one process: {problem}")
         return rows
 
-    def try_layout(self, layout: Layout, expected: list[dict[str, float]]) -> Finding:
-        """Run a layout from the first step."""
-        if refused := self._refused(layout):
-            return Finding(str(layout), layout.ranks, {}, refused=refused)
-        folder = self._new_folder()
-        rows = self._run(layout, folder, self.steps)
-        shutil.rmtree(folder, ignore_errors=True)
-        return _finding(str(layout), layout.ranks, rows, expected)
-
-    def try_resume(self, before: Layout, after: Layout, expected: list[dict[str, float]]) -> Finding:
-        """Run half of the steps in one layout, and the rest in another, from the checkpoint of the first."""
-        name, ranks = f"{before} -> {after}", max(before.ranks, after.ranks)
-        if refused := self._refused(before) or self._refused(after):
+    def attempt(self, layouts: Sequence[Layout], expected: list[dict[str, float]]) -> Finding:
+        """Run one layout; or run half of the steps in the first of two, and resume its checkpoint in the second."""
+        name, ranks = " -> ".join(map(str, layouts)), max(layout.ranks for layout in layouts)
+        if refused := next(filter(None, map(self._refused, layouts)), ""):
             return Finding(name, ranks, {}, refused=refused)
         folder = self._new_folder()
-        rows = self._run(before, folder, self.steps // 2)
-        if not isinstance(rows, str):
-            rows = self._run(after, folder, self.steps, "--resume")
+        rows = self._run(layouts[0], folder, self.steps // len(layouts))
+        for layout in layouts[1:]:
+            if not isinstance(rows, str):
+                rows = self._run(layout, folder, self.steps, "--resume")
         shutil.rmtree(folder, ignore_errors=True)
         return _finding(name, ranks, rows, expected)
 
     def _refused(self, layout: Layout) -> str:
         try:
-            plan_of(self._config(layout, self.steps), layout.ranks)
+            plan_of(self._config(layout), layout.ranks)
         except UserError as error:
             return "; ".join(error.problems)
         return ""
 
     def filled(self, layout: Layout) -> Layout:
         """The layout with micro-batches that fill its pipeline."""
-        return layout.filled(self._config(ALONE, self.steps))
+        return layout.filled(self._config(ALONE))
 
     def _words(self, layout: Layout, steps: int) -> list[str]:
         return [*self.words, f"train.num_steps={steps}", *layout.overrides]
 
-    def _config(self, layout: Layout, steps: int) -> Config:
-        return load(self.config, self._words(layout, steps)).config
+    def _config(self, layout: Layout) -> Config:
+        return load(self.config, self._words(layout, self.steps)).config
 
     def _new_folder(self) -> Path:
         self.number += 1
         return self.folder / f"run{self.number}"
 
     def _run(self, layout: Layout, folder: Path, steps: int, *flags: str) -> list[dict[str, float]] | str:
-        """The metrics of a run, or the end of what it said where it failed."""
+        """The metrics of a run, or the reason of its failure."""
         words = [*self._words(layout, steps), f"run.folder={folder}", *flags]
-        env = {key: value for key, value in os.environ.items() if key not in LAUNCHERS}
+        env = {key: value for key, value in os.environ.items() if key not in TORCHRUN_SET}
         command = [sys.executable, "-P", "-m", "codescent", "train", self.config, *words]
         with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
             try:
                 _, said = child.communicate()
-            except BaseException:  # we are to stop: the run stops its ranks itself, and needs time for it
+            except BaseException:  # this process is being stopped: give the run time to stop its ranks
                 _stop(child)
                 raise
         if child.returncode != 0:
@@ -291,7 +288,7 @@ def _stop(child: subprocess.Popen[str]) -> None:
 
 
 def _cause(code: int, said: str) -> str:
-    """Why a run failed, in one line: its own message, else what its launcher says of the first rank that failed."""
+    """Why a run failed, in one line: its own message, else its launcher's about the first rank that failed."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     for beginning in ("error: ", "codescent: "):
         for line in lines:
@@ -304,7 +301,7 @@ def _cause(code: int, said: str) -> str:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind the stack, as Ctrl-C does, so that runs are stopped and folders removed."""
+    """Make SIGTERM and SIGHUP unwind the stack like Ctrl-C: runs stop and folders are removed."""
 
     def leave(number: int, _frame: object) -> None:
         sys.exit(128 + number)
@@ -328,7 +325,7 @@ def _finding(layout: str, ranks: int, found: list[dict[str, float]] | str, expec
 
 
 def _difference(found: float | None, expected: float | None) -> float:
-    """Relative; infinite where one of the two is missing or no number."""
+    """Relative difference; infinite if one of the two is missing or not finite."""
     if found is None and expected is None:
         return 0.0
     if found is None or expected is None or not (math.isfinite(found) and math.isfinite(expected)):
@@ -346,14 +343,17 @@ def prove(
     *,
     resume: bool,
 ) -> bool:
-    """Run the layouts, print the table. Returns whether all that were not refused gave the same losses, at least one.
+    """Run the layouts and print the table.
+
+    Returns:
+        Whether at least one layout was not refused, and all of those gave the same losses.
 
     Args:
         config: as `train` takes it.
         overrides: section.key=value.
         ranks: numbers of ranks whose layouts are tried.
-        layouts: these instead (see `parse_layouts`).
-        steps: of each run, at least 2.
+        layouts: try these instead (see `parse_layouts`).
+        steps: steps of each run, at least 2.
         precision: "fp64" or "fp32".
         resume: also continue each layout's checkpoint in the next one.
 
@@ -375,18 +375,13 @@ def prove(
             findings = []
             for number, layout in enumerate(tried, 1):
                 status.update(escape(f"{number} of {len(tried)}: {layout}"))
-                findings.append(prover.try_layout(layout, expected))
+                findings.append(prover.attempt([layout], expected))
             fit = [layout for layout, finding in zip(tried, findings, strict=True) if not finding.refused]
-            for before, after in _handovers(fit) if resume else ():
-                status.update(escape(f"{before} -> {after}"))
-                findings.append(prover.try_resume(before, after, expected))
+            for pair in itertools.pairwise([ALONE, *fit, ALONE]) if resume else ():
+                status.update(escape(" -> ".join(map(str, pair))))
+                findings.append(prover.attempt(pair, expected))
     _show(console, findings, prover)
     return {finding.verdict(prover.tolerance) for finding in findings} - {"refused"} == {"same"}
-
-
-def _handovers(layouts: Sequence[Layout]) -> Iterator[tuple[Layout, Layout]]:
-    """One process to the first, each to the next, the last to one process."""
-    return itertools.pairwise([ALONE, *layouts, ALONE])
 
 
 def _show(console: Console, findings: Sequence[Finding], prover: Prover) -> None:

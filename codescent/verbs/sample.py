@@ -6,21 +6,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO, cast
+from typing import TextIO
 
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.config.load import load
-from codescent.data.tokenizers.tokenizer import Tokenizer
+from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
 from codescent.models.generate import Choice, generate
 from codescent.record import CONFIG, RunFolder
-from codescent.tasks.conversations.chat_tokens import ChatTokens
 from codescent.tasks.conversations.conversations import HALF, half_a_character
+from codescent.tasks.prompts import Prompts
 from codescent.verbs.trained import Trained, device_of, find, module_of
 
 __all__ = ["TextStream", "generate", "sample_run"]
 
-REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not UTF-8 (yet)
 # On a terminal: control characters of a model's own text could move the cursor or worse.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
 
@@ -101,8 +100,8 @@ def sample_run(
     ]
     try:
         trained, tokenizer = _find(Path(run))
-        starts = _encode(tokenizer, trained.chat, prompts)
-        stop = _stop(tokenizer, trained.chat)
+        prompter = trained.task.prompts(trained.ask, tokenizer)
+        starts = _encode(prompter, prompts)
     except UserError as error:
         raise UserError(*problems, *error.problems) from error
     if problems or isinstance(where, str):
@@ -116,7 +115,7 @@ def sample_run(
         top_k,
         top_p,
         seed,
-        stop=stop,
+        stop=prompter.stop,
         vocab_size=tokenizer.vocab_size,
     )
     return _write([text for text, _ in starts], stream, tokenizer, sys.stdout if out is None else out)
@@ -142,41 +141,20 @@ def _find(run: Path) -> tuple[Trained, Tokenizer]:
     return trained, trained.tokenizer
 
 
-def _stop(tokenizer: Tokenizer, chat: ChatTokens | None) -> int | None:
-    """The token that ends a text: the turn's, or where there is none the document's."""
-    end = None if chat is None else chat.end()
-    return tokenizer.separator if end is None else end
-
-
-def _encode(
-    tokenizer: Tokenizer, chat: ChatTokens | None, prompts: Sequence[str] | None
-) -> list[tuple[str, list[int]]]:
-    """Each prompt with its tokens, as a user asks it where there is a chat; an empty one begins a document."""
+def _encode(prompter: Prompts, prompts: Sequence[str] | None) -> list[tuple[str, list[int]]]:
+    """Each prompt as it is shown, with its tokens; an empty one begins a document."""
     starts, problems = [], []
     for prompt in prompts or [""]:
         if half_a_character(prompt):
             problems.append(f"--prompt {prompt!r}: {HALF}, or bytes that are not UTF-8")
             continue
         try:
-            if chat is not None and prompt:
-                starts.append(chat.ask(prompt))
-            else:
-                starts.append((prompt, tokenizer.encode(prompt).tolist() if prompt else _beginning(tokenizer)))
+            starts.append(prompter.encode(prompt))
         except UserError as error:
             problems += [f"--prompt {prompt!r}: {problem}" for problem in error.problems]
     if problems:
         raise UserError(*problems)
     return starts
-
-
-def _beginning(tokenizer: Tokenizer) -> list[int]:
-    """What a document begins after: the separator, or a line's end where there is none."""
-    if tokenizer.separator is not None:
-        return [tokenizer.separator]
-    try:
-        return cast(list[int], tokenizer.encode("\n").tolist()) or [0]
-    except UserError:  # an alphabet without line ends
-        return [0]
 
 
 def _write(prompts: Sequence[str], stream: Iterator[list[int | None]], tokenizer: Tokenizer, out: TextIO) -> list[str]:

@@ -11,24 +11,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from codescent import models
+from codescent import models, tasks
 from codescent.base.errors import UserError
-from codescent.build import adapters, model_shape
+from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.build import Resolved, resolve
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, TensorReader, read_tensors
 from codescent.config.load import load
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.data.tokenizers.tokenizer import load as load_tokenizer
-from codescent.datasets import opened, prepare_dataset, task_of
 from codescent.models.lora import declare as lora_shape
-from codescent.plan import WIDE, Lora, Parameter, Plan
-from codescent.preflight import kept_chat
+from codescent.plan import WIDE, Lora, Parameter
+from codescent.preflight import ask_kept, saved_plan
 from codescent.record import CONFIG, RunFolder
-from codescent.base.torch_dtypes import TORCH_DTYPE
-from codescent.tasks.conversations.chat_files import ChatFiles
-from codescent.tasks.conversations.chat_template import ChatTemplate
-from codescent.tasks.conversations.chat_tokens import ChatTokens
 from codescent.train.initial import Beginning
 
 Slices = tuple[slice, ...]
@@ -42,10 +38,15 @@ class Trained:
     config: Config
     saved: Saved
 
+    @cached_property
+    def resolved(self) -> Resolved:
+        """Model and task as the run's config has them now: a folder of weights may have been moved since the plan."""
+        return resolve(self.config, saved_plan(self.folder).model.vocab_size or None)
+
     @property
     def kind(self) -> str:
         """Of the model."""
-        return models.kind_of(self.config.model.kind, self.config.model.preset)
+        return self.resolved.kind
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
@@ -53,34 +54,19 @@ class Trained:
         return load_tokenizer(self.folder.tokenizer) if self.folder.tokenizer.is_file() else None
 
     @cached_property
-    def chat(self) -> ChatTokens | None:
-        """How a user asks a model that was tuned with a chat template: by the copy that the run kept; None: it was not.
+    def task(self) -> tasks.Task:
+        """What it was trained for."""
+        return tasks.chosen(self.ask)
 
-        Raises:
-            UserError: the copy is damaged, or the run has none.
-        """
-        if (files := self._chat_files()) is None:
-            return None
-        if self.tokenizer is None:
-            raise UserError(f"{self.folder.tokenizer}: the run kept no tokenizer, which its chat template is for")
-        return ChatTokens(ChatTemplate(files), self.tokenizer)
-
-    def _chat_files(self) -> ChatFiles | None:
-        named = self.config.data.chat_template
-        if task_of(self.config) != "sft":
-            return None
-        found = kept_chat(self.folder)
-        if found is None and named is not None:
-            raise UserError(
-                f"{self.folder.chat}: is not there: an earlier version, which kept no chat template, made this run; "
-                f"`codescent train {self.folder.path}/config.toml --resume` puts it there while {named} is as it was"
-            )
-        return found
+    @cached_property
+    def ask(self) -> tasks.Ask:
+        """What the run asks of its task, with the files that it keeps."""
+        return ask_kept(self.resolved.ask, self.folder)
 
     @cached_property
     def shape(self) -> models.Shape:
-        """Sizes of the model; the vocabulary is the plan's where the config does not tell it."""
-        return model_shape(self.config, Plan.from_json(self.folder.plan).model.vocab_size)
+        """Sizes of the model."""
+        return self.resolved.shape
 
     @cached_property
     def declared(self) -> tuple[Parameter, ...]:
@@ -90,7 +76,7 @@ class Trained:
     @cached_property
     def lora(self) -> Lora | None:
         """The adapters that it was trained with."""
-        return adapters(self.config, self.shape)
+        return self.resolved.lora
 
     @cached_property
     def adapted(self) -> tuple[Parameter, ...]:
@@ -164,7 +150,7 @@ class Values:
 def _beginning(trained: Trained) -> Beginning:
     """What the run began with, if that is there and still the same."""
     try:
-        found = Beginning(trained.config)
+        found = Beginning(trained.config.run.seed, trained.resolved.weights)
     except UserError as error:
         words = (
             f"{trained.folder.path}: its checkpoints have adapters alone, beside the weights of model.weights; where "
@@ -173,7 +159,7 @@ def _beginning(trained: Trained) -> Beginning:
         raise UserError(words, *error.problems) from error
     if found.folder is not None and not found.folder.is_as(trained.saved.state["base"]):
         raise UserError(
-            f"{trained.config.model.weights}: not the weights beside which the adapters of {trained.folder.path} were "
+            f"{trained.resolved.weights}: not the weights beside which the adapters of {trained.folder.path} were "
             "trained"
         )
     return found
@@ -208,7 +194,7 @@ def module_of(trained: Trained, device: torch.device) -> nn.Module:
     """
     values = Values(trained, InMemory)
     tensors = {p.name: values.box(p.name, tuple(slice(0, size) for size in p.shape)) for p in trained.declared}
-    module = models.construct(trained.kind, trained.shape)
+    module = models.construct(models.facts_of(trained.kind, trained.shape))
     module.load_state_dict(tensors, assign=True)
     narrow = device.type == "cuda" and trained.config.train.precision == "bf16"
     return module.to(device, torch.bfloat16 if narrow else None)
@@ -220,8 +206,7 @@ def dataset_of(trained: Trained) -> AnyDataset:
     Raises:
         UserError: it cannot be had, or is not what the model was trained on.
     """
-    chat = kept_chat(trained.folder)
-    dataset = opened(trained.config, prepare_dataset(trained.config, progress=True, chat=chat))
+    dataset = tasks.opened(trained.ask, progress=True)
     before = trained.saved.state.get("dataset")
     if before not in (None, dataset.fingerprint):
         raise UserError(f"{dataset.path}: not what the run in {trained.folder.path} was trained on ({before})")

@@ -1,2 +1,2 @@
 """In: text files, or token shards. Out: token shards, and samples of their tokens.
-Does not know a task or a layout."""
+Does not know tasks or layouts."""

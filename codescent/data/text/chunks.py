@@ -1,5 +1,5 @@
-"""In: the blocks of a corpus and where its validation split begins. Out: chunks of like size, to be encoded one by one.
-Does not encode; cuts a document only where its ids stay those of the whole (docs/data.md, "Cutting")."""
+"""In: the blocks of a corpus, the start of its validation split. Out: chunks of similar size, to be encoded separately.
+Does not encode. Cuts a document only where its ids do not change (docs/data.md, "Cutting")."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from codescent.data.text.sources import Block
 
 CHUNK_CHARS = 1 << 19
-SEARCH_CHARS = 1 << 16  # how far before its limit a chunk looks for a place to be cut
-WINDOW_CHARS = 256  # the neighbours that decide whether a cut is safe
+SEARCH_CHARS = 1 << 16  # length of the search for a safe cut, up to the limit
+WINDOW_CHARS = 256  # length of the neighbours that decide whether a cut is safe
 MAX_TRIES = 64
-MAX_UNCUT_CHARS = 1 << 23  # text without any safe place is cut here all the same, and counted as forced
+MAX_UNCUT_CHARS = 1 << 23  # text without a safe cut is cut here, which counts as forced
 _WORD_END = re.compile(r"\S(?=\s)")
 
 
@@ -24,8 +24,8 @@ class Chunk:
     Attributes:
         split: "train" or "validation".
         segments: each a text, and whether a document ends with it.
-        characters, documents: of them; a document counts in the chunk where it ends.
-        forced_cuts: how many of them were cut where their ids may be others than in the whole text.
+        characters, documents: their numbers; a document counts in the chunk where it ends.
+        forced_cuts: number of texts cut where ids may differ from those of the uncut text.
     """
 
     split: str
@@ -35,7 +35,7 @@ class Chunk:
     forced_cuts: int = 0
 
     def add(self, text: str, ends_document: bool, forced: bool = False) -> None:
-        """One text more."""
+        """Append a text."""
         self.segments.append((text, ends_document))
         self.characters += len(text)
         self.documents += ends_document
@@ -43,21 +43,21 @@ class Chunk:
 
 
 def split_point(characters: int, validation_fraction: float) -> int:
-    """Characters of the train split: int(n * (1 - fraction)), as nanoGPT cuts its texts."""
+    """Characters of the train split: int(n * (1 - fraction)), as in nanoGPT."""
     return int(characters * (1.0 - validation_fraction))
 
 
 def cut_chunks(
     blocks: Iterable[Block], train_characters: int, context_free: bool, cut_is_safe: Callable[[str, str], bool]
 ) -> Iterator[Chunk]:
-    """The whole corpus in chunks: a function of the text alone, whoever encodes them.
+    """Cut the corpus into chunks. They depend on the text and the tokenizer only, not on the number of workers.
 
     Args:
         blocks: the corpus.
-        train_characters: the first so many characters are the train split, the rest is validation; the document on the
-            border is cut exactly there, and each side is a text of its own.
-        context_free: the tokenizer can be cut anywhere.
-        cut_is_safe: whether it can be cut between two neighbouring texts (each up to 256 characters).
+        train_characters: size of the train split; the rest is validation. The document on the border is cut there,
+            into two separate texts.
+        context_free: whether every cut is safe.
+        cut_is_safe: whether a cut between two neighbouring texts (each up to 256 characters) is safe.
     """
     cutter = _Cutter(context_free, cut_is_safe)
     chunk = Chunk("train")
@@ -79,11 +79,11 @@ def cut_chunks(
 
 
 class _Cutter:
-    """The text of the current document that is not in a chunk yet."""
+    """Holds the text of the current document that is not in a chunk yet."""
 
     def __init__(self, context_free: bool, cut_is_safe: Callable[[str, str], bool]) -> None:
         self.pending = ""
-        self._limit = CHUNK_CHARS  # grows while no safe place is found
+        self._limit = CHUNK_CHARS  # grows until a safe cut is found
         self._context_free = context_free
         self._cut_is_safe = cut_is_safe
 
@@ -91,8 +91,8 @@ class _Cutter:
         """(text, whether it ends the document, whether the cut was forced), or None: more text is needed.
 
         Args:
-            ends_document: nothing of this document comes after what is pending.
-            border: the split ends after so many characters.
+            ends_document: the document ends with the pending text.
+            border: number of characters until the split ends; None: it does not end.
         """
         while len(self.pending) >= self._limit + WINDOW_CHARS and (border is None or border >= self._limit):
             place = self._safe_place(border)
@@ -113,7 +113,7 @@ class _Cutter:
         return text, ends_document, forced
 
     def _safe_place(self, border: int | None) -> int | None:
-        """The last place before the limit where a word ends before white space and the tokenizer agrees to a cut."""
+        """The last word end before the limit at which the tokenizer allows a cut."""
         if self._context_free:
             return self._limit
         ends = [match.end() for match in _WORD_END.finditer(self.pending, self._limit - SEARCH_CHARS, self._limit)]

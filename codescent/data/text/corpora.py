@@ -1,5 +1,5 @@
 """In: the name of a corpus, or the path of a text file, folder, glob or JSONL. Out: its files, in a fixed order.
-Does not read their text (sources.py does) and never guesses: what is not there is refused with what would be."""
+Does not read their text (sources.py does) and does not guess: a missing corpus is refused with the nearest name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from codescent.base.errors import UserError
 from codescent.data.text import download
 
 NAMES = ("python-stdlib", "shakespeare", "openwebtext")
-# Folders of the library that are no example of its code: tests, other people's packages, tables and help texts.
+# Folders of the library without typical code: tests, installed packages, tables and help texts.
 STDLIB_LEFT_OUT = frozenset(
     ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data")
 )
@@ -31,13 +31,18 @@ class Source:
     name: str
     path: Path
 
+    @classmethod
+    def inside(cls, root: Path, path: Path) -> Source:
+        """A file of the corpus whose root folder is `root`."""
+        return cls(path.relative_to(root).as_posix(), path)
+
 
 @dataclass(frozen=True)
 class Corpus:
     """The files of a corpus in reading order.
 
-    `stamp` changes when a file is added, removed or changed, and costs one stat per file; where the content is known
-    beforehand by its sha256 it is that.
+    `stamp` changes when a file is added, removed or changed; it needs one stat per file. For a published file it is
+    the sha256.
     """
 
     name: str
@@ -47,33 +52,29 @@ class Corpus:
 
 
 def identity(corpus: str) -> str:
-    """What names a corpus in a dataset's description: the name, or the absolute path or glob."""
+    """The corpus in a dataset's description: its name, or the absolute path or glob."""
     return corpus if corpus in NAMES else str(Path(corpus).expanduser().absolute())
 
 
 def is_present(corpus: str) -> bool:
-    """Whether the corpus' text can be read here without a download."""
+    """Whether the corpus' text can be read without a download."""
     if corpus == "python-stdlib":
         return True
     if corpus == "shakespeare":
-        bases = [base for base in (download.data_folder(), download.cache_folder()) if base]
-        return any((base / download.SHAKESPEARE.name).is_file() for base in bases)
+        return download.found(download.SHAKESPEARE) is not None
     if corpus == "openwebtext":
-        folder = download.data_folder()
-        return (folder is not None and (folder / "openwebtext").is_dir()) or (
-            download.cache_folder() / download.OPENWEBTEXT.name
-        ).is_file()
+        return _openwebtext_folder() is not None or download.found(download.OPENWEBTEXT) is not None
     return bool(_matches(corpus))
 
 
 def resolve(corpus: str, advance: Callable[[int], None] = lambda _: None) -> Corpus:
-    """The corpus of this name or path; published ones are downloaded where they are not in the data folder or cached.
+    """The corpus of this name or path. Published ones are downloaded if the data folder and the cache lack them.
 
-    Files of a folder or glob come in the order of the sha256 of their names inside it: the same on every machine, and
-    mixed, so that the last part of the text (the validation split) is like the rest.
+    Files of a folder or glob are sorted by the sha256 of their names: the order is the same on every machine, and
+    mixed, so that the end of the text (the validation split) resembles the rest.
 
     Raises:
-        UserError: no such corpus or path; a folder without a file; a download that failed.
+        UserError: no such corpus or path; a folder without a file; a failed download.
     """
     if corpus == "python-stdlib":
         return _python_stdlib()
@@ -88,33 +89,32 @@ def resolve(corpus: str, advance: Callable[[int], None] = lambda _: None) -> Cor
 def _python_stdlib() -> Corpus:
     root = Path(sysconfig.get_paths()["stdlib"])
     found = [
-        Source(path.relative_to(root).as_posix(), path)
+        Source.inside(root, path)
         for path in _walk(root, STDLIB_LEFT_OUT)
         if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
     ]
     if not found:
         raise UserError(f"python-stdlib: this Python has no sources in {root}: name a text file or folder instead")
-    # Of the files' stat only the size: another machine with the same Python has the same corpus, not the same mtimes.
+    # Sizes without mtimes: the same Python on another machine has the same corpus with other mtimes.
     facts = (f"{source.name} {source.path.stat().st_size}" for source in found)
     stamp = _digest([platform.python_version(), *sorted(facts)])
     return Corpus("python-stdlib", _in_order(found), stamp, False)
 
 
 def _openwebtext(advance: Callable[[int], None]) -> Corpus:
-    """The user's files where there are any, else the published archive: 12.9 GB, checked once, as it is downloaded."""
-    base = download.data_folder()
-    folder = base / "openwebtext" if base else None
-    found = [
-        Source(path.relative_to(folder).as_posix(), path)
-        for path in (_walk(folder) if folder and folder.is_dir() else ())
-        if folder and path.suffix.lower() in OPENWEBTEXT_SUFFIXES
-    ]
-    if not found:
-        archive = download.cache_folder() / download.OPENWEBTEXT.name
-        if not archive.is_file():
-            archive = download.obtain(download.OPENWEBTEXT, advance)
-        found = [Source(archive.name, archive)]
+    """The user's files if there are any, else the published archive: 12.9 GB, checked only when it is downloaded."""
+    folder = _openwebtext_folder()
+    paths = [path for path in _walk(folder) if path.suffix.lower() in OPENWEBTEXT_SUFFIXES] if folder else []
+    if folder is None or not paths:
+        archive = download.found(download.OPENWEBTEXT) or download.obtain(download.OPENWEBTEXT, advance)
+        folder, paths = archive.parent, [archive]
+    found = [Source.inside(folder, path) for path in paths]
     return Corpus("openwebtext", _in_order(found), _stat_stamp(found), False)
+
+
+def _openwebtext_folder() -> Path | None:
+    base = download.data_folder()
+    return base / "openwebtext" if base and (base / "openwebtext").is_dir() else None
 
 
 def _files(corpus: str) -> Corpus:
@@ -124,13 +124,8 @@ def _files(corpus: str) -> Corpus:
         raise _nothing_there(corpus, path)
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UserError(f"{corpus}: not a file: its text is read twice, so put it into one")
-    if path.is_file():
-        found = [Source(path.name, path)]
-    elif path.is_dir():
-        found = [Source(file.relative_to(path).as_posix(), file) for file in matches]
-    else:
-        base = Path(os.path.commonpath([match.parent for match in matches]))
-        found = [Source(file.relative_to(base).as_posix(), file) for file in matches]
+    root = path if path.is_dir() else Path(os.path.commonpath([match.parent for match in matches]))
+    found = [Source.inside(root, file) for file in matches]
     return Corpus(_slug(corpus), _in_order(found), _stat_stamp(found), path.is_file())
 
 
@@ -158,8 +153,8 @@ def _nothing_there(corpus: str, path: Path) -> UserError:
 
 
 def _walk(root: Path, left_out: frozenset[str] = frozenset()) -> Iterable[Path]:
-    """Every regular file beneath a folder; hidden files and folders, and those named in `left_out`, are passed over."""
-    for folder, names, files in os.walk(root):  # links to folders are not followed: they may go in circles
+    """Every regular file below a folder, except hidden ones and folders named in `left_out`."""
+    for folder, names, files in os.walk(root):  # does not follow links to folders, which may form circles
         names[:] = sorted(
             name
             for name in names
@@ -172,7 +167,7 @@ def _walk(root: Path, left_out: frozenset[str] = frozenset()) -> Iterable[Path]:
 
 
 def _is_our_own(folder: Path) -> bool:
-    """Prepared datasets and run folders are no text, even where they lie in the folder that they were made from."""
+    """Whether a folder is a prepared dataset or a run folder; these may lie inside the corpus' folder."""
     return (folder / "description.json").is_file() or (
         (folder / "plan.json").is_file() and (folder / "checkpoints").is_dir()
     )
@@ -192,7 +187,7 @@ def _digest(lines: Iterable[str]) -> str:
 
 
 def _slug(corpus: str) -> str:
-    """A short plain name for the folder of the dataset: the last named part of the path."""
+    """A short name for the dataset's folder: the last part of the path that is not a glob."""
     parts = [part for part in Path(corpus).expanduser().absolute().parts if not glob.has_magic(part)]
     stem = parts[-1].split(".")[0] if parts else ""
     plain = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "-" for char in stem).strip("-")

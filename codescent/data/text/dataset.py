@@ -7,22 +7,74 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BeforeValidator, Field
 
+from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
-from codescent.data.described import AGAIN
+from codescent.data.prepared import (
+    AGAIN,
+    DESCRIPTION,
+    SPLITS,
+    TOKENIZER,
+    Part,
+    Splits,
+    TokenizerPart,
+    changed,
+    described,
+    edges_of,
+    noted,
+    refuse_damaged,
+    resized,
+)
 from codescent.data.text import corpora, download
-from codescent.data.text.description import description_of, read_description
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE, Foreign, ShardFile, is_foreign, read_foreign
-from codescent.data.text.request import DESCRIPTION, TOKENIZER, Request, make_request
+from codescent.data.text.request import FORMAT, Request, make_request
 from codescent.data.text.split import Split
 from codescent.data.text.text_source import TextSource
 from codescent.data.tokenizers import bpe
 from codescent.data.tokenizers.tokenizer import Tokenizer, load
 
 CHECKED_BYTES = 1 << 28  # up to so many bytes of tokens are checked when a dataset is opened; more, as they are read
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Shard(Part):
+    file: Annotated[str, Field(pattern=r"^[^/\\]+$")]
+    tokens: Count
+    sha256: str
+
+
+class _Corpus(Part):
+    empty_files: list[str]
+
+
+class _Split(Part):
+    characters: Count
+    shards: list[_Shard]
+
+
+class _Tokenizer(TokenizerPart):
+    sha256: str
+
+
+def _check_format(value: object) -> object:
+    if value != FORMAT:
+        raise ValueError(f"{value!r}, expected {FORMAT!r}")
+    return value
+
+
+class _Description(Part):
+    format: Annotated[str, BeforeValidator(_check_format)]
+    request: dict[str, Any]
+    stamp: str
+    corpus: _Corpus
+    forced_cuts: Count
+    tokenizer: _Tokenizer
+    dtype: Literal["uint16", "uint32"]
+    splits: Splits[_Split]
 
 
 @dataclass(frozen=True)
@@ -83,12 +135,8 @@ class Dataset:
             UserError: all shards that are not as they were made.
         """
         problems = [split.problem() for split in (self.train, self.validation)]
-        for split in self.description.get("splits", {}).values():
-            for shard in split.get("shards", ()):
-                with (self.path / shard["file"]).open("rb") as stream:
-                    found = hashlib.file_digest(stream, "sha256").hexdigest()
-                if found != shard["sha256"]:
-                    problems.append(f"{self.path / shard['file']}: changed: sha256 {found}, expected {shard['sha256']}")
+        shards = [shard for split in self.description.get("splits", {}).values() for shard in split.get("shards", ())]
+        problems += changed(self.path, {shard["file"]: shard["sha256"] for shard in shards})
         if wrong := [problem for problem in problems if problem]:
             ours = "request" in self.description
             raise UserError(*wrong, *([f"{self.path}: damaged: {AGAIN}"] if ours else []))
@@ -147,7 +195,8 @@ def locate_request(request: Request, root: Path) -> Path | None:
     """The same, of a checked request."""
     found = []
     for file in root.glob(f"[!.]*/{DESCRIPTION}"):
-        if description := description_of(file.parent, request.key):
+        description = noted(file.parent)  # empty of a broken one; if it is the one in question, preparing it says so
+        if (description.get("format"), description.get("request")) == (FORMAT, request.key):
             found.append((file.stat().st_mtime_ns, file.parent, description))
     if found and corpora.is_present(request.corpus):
         known = request.corpus == "shakespeare"  # pinned: no need to look at the file
@@ -160,26 +209,31 @@ def locate_request(request: Request, root: Path) -> Path | None:
     return folder
 
 
+def read_description(folder: Path) -> dict[str, Any]:
+    """What a folder of ours says of itself.
+
+    Raises:
+        UserError: it is damaged, with every field that is wrong, of another format, or beside another tokenizer.
+    """
+    description = described(folder, _Description, "token shards")
+    tokenizer = folder / TOKENIZER
+    if not tokenizer.is_file():
+        raise UserError(f"{tokenizer}: missing: {AGAIN}")
+    if sha256_of(tokenizer) != description["tokenizer"]["sha256"]:
+        raise UserError(f"{tokenizer}: changed: no longer the tokenizer that made these tokens: {AGAIN}")
+    return description
+
+
 def check_shards(folder: Path, description: dict[str, Any]) -> tuple[tuple[ShardFile, ...], ...]:
     """The shards of each split. Raises UserError with all that are missing or have another length than was written."""
     dtype = np.dtype(description["dtype"]).newbyteorder("<")
-    problems, splits = [], []
-    for split in ("train", "validation"):
-        files = []
-        for shard in description["splits"][split]["shards"]:
-            path = folder / shard["file"]
-            expected_bytes = shard["tokens"] * dtype.itemsize
-            size_bytes = path.stat().st_size if path.is_file() else -1
-            if size_bytes < 0:
-                problems.append(f"{path}: missing")
-            elif size_bytes != expected_bytes:
-                what = "truncated" if size_bytes < expected_bytes else "too long"
-                problems.append(f"{path}: {what}: ends at byte {size_bytes}, expected {expected_bytes}")
-            files.append(ShardFile(path, 0, shard["tokens"], dtype))
-        splits.append(tuple(files))
-    if problems:
-        raise UserError(*problems, f"{folder}: damaged: {AGAIN}")
-    return tuple(splits)
+    shards = {split: description["splits"][split]["shards"] for split in SPLITS}
+    sizes = {shard["file"]: shard["tokens"] * dtype.itemsize for split in SPLITS for shard in shards[split]}
+    refuse_damaged(folder, resized(folder, sizes))
+    return tuple(
+        tuple(ShardFile(folder / shard["file"], 0, shard["tokens"], dtype) for shard in shards[split])
+        for split in SPLITS
+    )
 
 
 def _open_ours(path: Path) -> Dataset:
@@ -202,10 +256,7 @@ def _open_foreign(shards: Foreign) -> Dataset:
     digest = hashlib.sha256()
     for file in (*shards.train, *shards.validation):
         digest.update(f"{file.path.name} {file.num_tokens}\n".encode())
-        with file.path.open("rb") as stream:
-            digest.update(stream.read(1 << 16))
-            stream.seek(-min(1 << 16, file.path.stat().st_size), 2)
-            digest.update(stream.read(1 << 16))
+        digest.update(edges_of(file.path))
     train = Split("train", shards.train, vocab_size)
     validation = Split("validation", shards.validation, vocab_size)
     description = {

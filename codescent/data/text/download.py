@@ -1,5 +1,5 @@
-"""In: the name of a published file whose sha256 is known. Out: a path to a copy of it that has exactly those bytes.
-Does not take any other bytes: a copy that differs is refused, never repaired."""
+"""In: a published file with a known sha256. Out: the path of a copy with exactly those bytes.
+Does not accept other bytes: a copy that differs is refused, never repaired."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Published:
-    """A public file: where it lies under the data folder, its only right bytes, and whence it can be had."""
+    """A public file: its path under the data folder, its size and hash, and its URL."""
 
     name: str
     size_bytes: int
@@ -79,38 +79,41 @@ SQUAD_DEV = Published(
 
 
 def data_folder() -> Path | None:
-    """The folder of corpora that the user keeps (CODESCENT_DATA_DIR), if one is named."""
+    """The user's folder of corpora (CODESCENT_DATA_DIR); None if it is not set."""
     value = os.environ.get("CODESCENT_DATA_DIR")
     return Path(value).expanduser() if value else None
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: `$XDG_CACHE_HOME/codescent`, by default `~/.cache/codescent`."""
+    """The folder of downloads: `$XDG_CACHE_HOME/codescent`, by default `~/.cache/codescent`."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "codescent"
+
+
+def found(published: Published) -> Path | None:
+    """A copy in CODESCENT_DATA_DIR, else in the cache, without a check of its bytes; None: there is none."""
+    paths = (folder / published.name for folder in (data_folder(), cache_folder()) if folder)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def obtain(published: Published, advance: Callable[[int], None] = lambda _: None) -> Path:
     """The file from CODESCENT_DATA_DIR, else from the cache, else downloaded into the cache.
 
     Raises:
-        UserError: a copy with other bytes, or nothing there and no way to download it: what to put where.
+        UserError: the copy has other bytes, or the file is missing and cannot be downloaded: where to put it.
     """
-    folder = data_folder()
-    for base in ([folder] if folder else []) + [cache_folder()]:
-        path = base / published.name
-        if path.is_file():
-            _check(path, published, str(path))
-            return path
+    if path := found(published):
+        _check(path, published, str(path))
+        return path
     return _download(published, cache_folder() / published.name, advance)
 
 
 def _check(path: Path, published: Published, what: str) -> None:
     with path.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != published.sha256:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != published.sha256:
         raise UserError(
-            f"{what}: not the published {published.name}: sha256 {found}, expected {published.sha256} "
+            f"{what}: not the published {published.name}: sha256 {digest}, expected {published.sha256} "
             f"({path.stat().st_size} bytes, expected {published.size_bytes})"
         )
 

@@ -1,5 +1,5 @@
-"""In: a folder or file of nanoGPT's or llm.c's making. Out: which token shards it holds, and of which vocabulary.
-Does not load a pickle (nanoGPT's meta.pkl can run code), and reads of a shard only its header."""
+"""In: a folder or file of token shards from nanoGPT or llm.c. Out: its shards and the size of their vocabulary.
+Does not load a pickle (nanoGPT's meta.pkl can run code), and reads only the header of a shard."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class Foreign:
-    """Shards made elsewhere. `vocab_size` None: not told anywhere, so one more than the largest token."""
+    """Shards of another program. `vocab_size` None: unknown, so callers take the largest token plus one."""
 
     format: str
     folder: Path
@@ -42,17 +42,17 @@ class Foreign:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether this is a `.bin` file or a folder with some for training."""
+    """Whether this is a `.bin` file, or a folder with `.bin` files for training."""
     if path.is_dir():
         return any("train" in file.name for file in path.glob("*.bin"))
     return path.suffix == ".bin" and path.is_file()
 
 
 def read_foreign(path: Path) -> Foreign:
-    """The shards of a folder, or of the set that one training file belongs to (`X_train*.bin` with `X_val*.bin`).
+    """The shards of a folder, or the set of one training file (`X_train*.bin` with `X_val*.bin`).
 
     Raises:
-        UserError: no validation file; several sets in one folder; a file shorter or longer than its header says.
+        UserError: no validation file; several sets in one folder; a file size that contradicts the header.
     """
     folder = path if path.is_dir() else path.parent
     files = sorted(folder.glob("*.bin"))
@@ -78,7 +78,7 @@ def read_foreign(path: Path) -> Foreign:
     if headed == {True}:
         vocab_size = next(size for _, dtype, size in HEADERS.values() if dtype in dtypes)
     elif (folder / "meta.pkl").exists():
-        vocab_size = None  # nanoGPT's sign of another tokenizer than GPT-2's
+        vocab_size = None  # nanoGPT writes it for tokenizers other than GPT-2's
     return Foreign(
         "llm.c" if headed == {True} else "nanoGPT",
         folder,

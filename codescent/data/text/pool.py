@@ -1,5 +1,5 @@
-"""In: chunks of text, in order. Out: each with its token ids, in the same order, encoded by worker processes or here.
-Does not hold more than two chunks a worker at a time."""
+"""In: chunks of text, in order. Out: each with its token ids, in order, encoded by worker processes or here.
+Does not hold more than two chunks per worker at a time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from codescent.data.text.chunks import Chunk
 from codescent.data.text.worker import read_answer, write_request
 from codescent.data.tokenizers.tokenizer import Tokenizer, encode_segments, token_dtype
 
-WORTH_WORKERS_S = 1.0  # less work than this is done before workers have started
+WORTH_WORKERS_S = 1.0  # smaller work is finished before workers have started
 
 Encoded = tuple[Chunk, npt.NDArray[Any]]
 
 
 def choose_workers(asked: int | None, tokenizer: Tokenizer, characters: int) -> int:
-    """Worker processes for so much text: as many as asked; unasked, one per core if the work is worth their start."""
+    """Number of worker processes: `asked`, or by default one per core if the work is worth their start."""
     if asked is not None:
         return asked
     return available_cores() if characters / tokenizer.chars_per_s > WORTH_WORKERS_S else 1
@@ -43,10 +43,10 @@ def encode_here(chunks: Iterable[Chunk], tokenizer: Tokenizer, separate: bool) -
 
 
 class WorkerPool:
-    """Processes that encode (codescent.data.text.worker), each served by a thread of ours.
+    """Processes that encode (codescent.data.text.worker), one thread of this process for each.
 
-    They are no children of multiprocessing: they do not import the caller's main module, and they end when their input
-    does, so that none outlives a killed parent.
+    Unlike multiprocessing's children they do not import the main module. They end with their input, so that none
+    outlives a killed parent.
     """
 
     def __init__(self, tokenizer_path: Path, vocab_size: int, separate: bool, num_workers: int) -> None:
@@ -54,7 +54,7 @@ class WorkerPool:
         self._num_workers = num_workers
         self._threads = ThreadPoolExecutor(num_workers)
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-        root = str(Path(__file__).resolve().parents[3])  # so that the workers find codescent where we did
+        root = str(Path(__file__).resolve().parents[3])  # workers import the same codescent
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
@@ -82,10 +82,10 @@ class WorkerPool:
         self.close()
 
     def encode(self, chunks: Iterable[Chunk]) -> Iterator[Encoded]:
-        """Encode, results in the chunks' order.
+        """Encode chunks; results are in the order of the chunks.
 
         Raises:
-            UserError: a worker was killed (by the system, for memory, or by hand).
+            UserError: a worker was killed (by the system, for memory, or by the user).
         """
         waiting: deque[tuple[Chunk, Future[npt.NDArray[Any]]]] = deque()
         for chunk in chunks:
@@ -97,14 +97,15 @@ class WorkerPool:
             yield first, future.result()
 
     def close(self) -> None:
-        """End the workers at once and wait for them."""
+        """Kill the workers and wait for them."""
         for process in self._processes:
             process.kill()
         self._threads.shutdown(cancel_futures=True)
         for process in self._processes:
             process.wait()
-            for stream in (process.stdin, process.stdout):
-                _close_quietly(stream)
+            for stream in cast(tuple[BinaryIO, BinaryIO], (process.stdin, process.stdout)):
+                with suppress(BrokenPipeError):  # its buffer may hold data for the dead process
+                    stream.close()
 
     def _ask(self, chunk: Chunk) -> npt.NDArray[Any]:
         process = self._idle.get()
@@ -116,20 +117,14 @@ class WorkerPool:
         finally:
             self._idle.put(process)
         if data is None:
-            raise UserError(_epitaph(process))
+            raise UserError(_cause_of_death(process))
         return np.frombuffer(data, self._dtype)
 
 
-def _epitaph(process: subprocess.Popen[bytes]) -> str:
+def _cause_of_death(process: subprocess.Popen[bytes]) -> str:
     code = process.wait()
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return (
         f"a tokenizer process (pid {process.pid}) {how}, perhaps for want of memory: what was prepared is kept; "
         "run the same command again to continue, with fewer workers if it happens again"
     )
-
-
-def _close_quietly(stream: Any) -> None:
-    """Close a pipe of a process that is gone: what is left in its buffer has no reader."""
-    with suppress(BrokenPipeError):
-        stream.close()

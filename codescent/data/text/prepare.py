@@ -4,7 +4,6 @@ Does not leave a half-made dataset under its name: it is made in a hidden folder
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,22 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.cores import available_cores
-from codescent.base.durable import sync_folder
+from codescent.base.durable import sha256_of, write_json
 from codescent.base.errors import UserError
+from codescent.base.published import commit
+from codescent.data.prepared import DESCRIPTION, JOURNAL, TOKENIZER, claimed
 from codescent.data.progress import stage
 from codescent.data.text import corpora
 from codescent.data.text.chunks import Chunk, cut_chunks, split_point
-from codescent.data.text.claim import claimed, disk_errors
 from codescent.data.text.corpora import Corpus
-from codescent.data.text.dataset import check_shards, locate_request, token_shards
-from codescent.data.text.description import read_description
+from codescent.data.text.dataset import check_shards, locate_request, read_description, token_shards
 from codescent.data.text.pool import Encoded, WorkerPool, choose_workers, encode_here
-from codescent.data.text.request import DESCRIPTION, FORMAT, TOKENIZER, Request, make_request
+from codescent.data.text.request import FORMAT, Request, make_request, tokenizer_of
 from codescent.data.text.scan import Scan, scan
-from codescent.data.text.shards import JOURNAL, ShardWriter, write_json
+from codescent.data.text.shards import ShardWriter
 from codescent.data.text.sources import Block, read_blocks
-from codescent.data.tokenizers import bpe, wordpiece
-from codescent.data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load, token_dtype
+from codescent.data.tokenizers import bpe
+from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer, load, token_dtype
 
 SCAN = "scan.json"
 JOURNAL_EVERY_CHUNKS = 16
@@ -70,7 +69,7 @@ def prepare(
     if found := locate_request(request, root):
         return found
     partial = request.partial_folder(root)
-    with disk_errors(partial), claimed(partial):
+    with claimed(partial):
         found = locate_request(request, root)
         return found or _Preparation(request, root, partial, num_workers, progress).run()
 
@@ -88,7 +87,8 @@ class _Preparation:
     def run(self) -> Path:
         with stage("downloading", 0, self.progress and not corpora.is_present(self.request.corpus)) as advance:
             corpus = corpora.resolve(self.request.corpus, advance)
-        given = self._given_tokenizer()  # before the long work, to be refused before it
+        made_of_text = self.request.kind in ("char", "bpe")
+        given = None if made_of_text else tokenizer_of(self.request.tokenizer)  # refused before the long work
         counted = self._scanned(corpus)
         target = self.request.folder(self.root, corpus.name, counted.sha256)
         if (target / DESCRIPTION).exists():
@@ -96,8 +96,7 @@ class _Preparation:
         tokenizer = self._tokenizer(corpus, counted, given)
         splits, forced_cuts = self._shards(corpus, counted, tokenizer)
         self._describe(corpus, counted, tokenizer, splits, forced_cuts)
-        self.partial.rename(target)
-        sync_folder(self.root)
+        commit(self.partial, target)
         return target
 
     def _scanned(self, corpus: Corpus) -> Scan:
@@ -119,19 +118,6 @@ class _Preparation:
             )
         write_json(path, {"stamp": corpus.stamp, "scan": asdict(counted)})
         return counted
-
-    def _given_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, where it does not depend on the corpus."""
-        match self.request.kind:
-            case "byte":
-                return ByteTokenizer()
-            case "gpt2":
-                return bpe.gpt2()
-            case "file":
-                return load(self.request.tokenizer_path)
-            case kind if kind in wordpiece.KINDS:
-                return wordpiece.bert(self.request.tokenizer)
-        return None
 
     def _tokenizer(self, corpus: Corpus, counted: Scan, given: Tokenizer | None) -> Tokenizer:
         """The tokenizer, also written for the workers and for whoever reads the shards."""
@@ -227,7 +213,7 @@ class _Preparation:
                 "kind": self.request.kind,
                 "vocab_size": tokenizer.vocab_size,
                 "separator": tokenizer.separator if counted.documents > 1 else None,
-                "sha256": hashlib.sha256((self.partial / TOKENIZER).read_bytes()).hexdigest(),
+                "sha256": sha256_of(self.partial / TOKENIZER),
             },
             "dtype": token_dtype(tokenizer.vocab_size).name,
             "forced_cuts": forced_cuts,

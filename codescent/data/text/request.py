@@ -4,20 +4,19 @@ Does not read the corpus' text and does not prepare anything."""
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
+from codescent.data.prepared import digest
 from codescent.data.text import corpora
-from codescent.data.tokenizers import wordpiece
+from codescent.data.tokenizers import bpe, wordpiece
 from codescent.data.tokenizers.bpe import MAX_BPE_VOCAB_SIZE, MIN_BPE_VOCAB_SIZE
+from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, load
 
 FORMAT = "codescent tokens 2"
-DESCRIPTION = "description.json"
-TOKENIZER = "tokenizer.json"
 KINDS = ("char", "byte", "gpt2", *wordpiece.KINDS)
 
 
@@ -94,7 +93,7 @@ def make_request(
     else:
         kind = "file"
         try:
-            identity = f"file:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+            identity = f"file:{sha256_of(path)}"
         except OSError as error:
             problems.append(f"tokenizer {wanted}: {_no_tokenizer(wanted, error)}")
     if problems:
@@ -109,9 +108,13 @@ def make_request(
     return Request(corpus, kind, wanted, size, path, key)
 
 
-def digest(value: Any) -> str:
-    """sha256 of a JSON value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+def tokenizer_of(name: str) -> Tokenizer:
+    """The tokenizer of a name that does not depend on a corpus: byte, gpt2, BERT's, or a file. Raises UserError."""
+    if wordpiece.split_name(name):
+        return wordpiece.bert(name)
+    if name == "byte":
+        return ByteTokenizer()
+    return bpe.gpt2() if name == "gpt2" else load(Path(name).expanduser())
 
 
 def _no_tokenizer(wanted: str, error: OSError) -> str:

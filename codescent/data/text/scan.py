@@ -1,4 +1,4 @@
-"""In: a corpus. Out: what its first reading tells: all that is wrong with the text, its counts, hash and alphabet.
+"""In: a corpus. Out: the results of its first reading: all problems of the text; its counts, hash and alphabet.
 Does not tokenise and does not write."""
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ NUM_CODE_POINTS = 0x110000
 
 @dataclass(frozen=True)
 class Scan:
-    """A corpus as counted: `sha256` is that of its file, or of the `sha256sum` lines of its files in reading order.
+    """Counts of a corpus. `sha256` is that of its file, or of the `sha256sum` lines of its files in reading order.
 
-    `alphabet` holds every character that occurs, sorted ("" where it was not asked for); `empty` names empty files.
+    `alphabet` has all characters that occur, sorted ("" if not requested); `empty` names empty files.
     """
 
     num_bytes: int
@@ -32,15 +32,6 @@ class Scan:
     sha256: str
     alphabet: str
     empty: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Facts:
-    num_bytes: int
-    characters: int
-    documents: int
-    sha256: str
-    points: frozenset[int]
 
 
 def scan(
@@ -53,22 +44,23 @@ def scan(
     """Read a corpus once, several files at a time, in bounded memory.
 
     Args:
-        advance: is told of every piece of bytes read.
+        with_alphabet: collect the characters that occur.
+        advance: called with the size of each piece read.
 
     Raises:
-        UserError: with all bad files of the corpus (the first 20), or: there is no text at all.
+        UserError: all problems of the files (the first 20), or: the corpus has no text.
     """
 
     stopped = threading.Event()
 
-    def look(source: Source) -> _Facts | UserError:
+    def look(source: Source) -> Scan | UserError:
         try:
             return _scan_file(source, text_key, with_alphabet, advance, stopped)
         except UserError as error:
             return error
 
-    facts: list[_Facts] = []
-    points: set[int] = set()
+    files: list[Scan] = []
+    alphabet: set[str] = set()
     problems: list[str] = []
     threads = ThreadPoolExecutor(num_threads)
     try:
@@ -76,39 +68,39 @@ def scan(
             if isinstance(outcome, UserError):
                 problems.extend(outcome.problems)
             else:
-                points |= outcome.points
-                facts.append(replace(outcome, points=frozenset()))  # a set per file would grow with their number
+                alphabet |= set(outcome.alphabet)
+                files.append(replace(outcome, alphabet=""))  # keep one alphabet in all, not one per file
             if len(problems) >= MAX_PROBLEMS:
                 problems.append("and maybe more: only the first ones are told")
                 break
     finally:
-        stopped.set()  # on Ctrl-C too: nobody waits for files that are being read
+        stopped.set()  # on Ctrl-C, too: do not wait for files that are being read
         threads.shutdown(cancel_futures=True)
     if problems:
         raise UserError(*problems)
-    return _summed(corpus, facts, points)
+    return _summed(corpus, files, "".join(sorted(alphabet)))
 
 
-def _summed(corpus: Corpus, facts: list[_Facts], points: set[int]) -> Scan:
-    characters = sum(fact.characters for fact in facts)
+def _summed(corpus: Corpus, files: list[Scan], alphabet: str) -> Scan:
+    characters = sum(file.characters for file in files)
     if not characters:
         where = corpus.sources[0].path if corpus.is_single_file else corpus.name
         raise UserError(f"{where}: empty: there is no text to train on")
-    lines = "".join(f"{fact.sha256}  {source.name}\n" for source, fact in zip(corpus.sources, facts))
+    lines = "".join(f"{file.sha256}  {source.name}\n" for source, file in zip(corpus.sources, files))
     one = corpus.is_single_file
     return Scan(
-        num_bytes=sum(fact.num_bytes for fact in facts),
+        num_bytes=sum(file.num_bytes for file in files),
         characters=characters,
-        documents=sum(fact.documents for fact in facts),
-        sha256=facts[0].sha256 if one else hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest(),
-        alphabet="".join(map(chr, sorted(points))),
-        empty=tuple(source.name for source, fact in zip(corpus.sources, facts) if not fact.characters),
+        documents=sum(file.documents for file in files),
+        sha256=files[0].sha256 if one else hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest(),
+        alphabet=alphabet,
+        empty=tuple(name for file in files for name in file.empty),
     )
 
 
 def _scan_file(
     source: Source, text_key: str, with_alphabet: bool, advance: Callable[[int], None], stopped: threading.Event
-) -> _Facts:
+) -> Scan:
     digest = hashlib.sha256()
     num_bytes = characters = documents = 0
     seen = np.zeros(NUM_CODE_POINTS if with_alphabet else 0, np.bool_)
@@ -126,4 +118,5 @@ def _scan_file(
         documents += ends_document
         if with_alphabet:
             seen[np.frombuffer(text.encode("utf-32-le"), "<u4")] = True
-    return _Facts(num_bytes, characters, documents, digest.hexdigest(), frozenset(np.flatnonzero(seen).tolist()))
+    alphabet = "".join(map(chr, np.flatnonzero(seen).tolist()))
+    return Scan(num_bytes, characters, documents, digest.hexdigest(), alphabet, () if characters else (source.name,))

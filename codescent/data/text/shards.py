@@ -13,16 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codescent.base.durable import replace_file, sync_folder
+from codescent.base.durable import sync_folder, write_json
+from codescent.data.prepared import JOURNAL, SPLITS
 
 SHARD_TOKENS = 1 << 26
-JOURNAL = "progress.json"
-SPLITS = ("train", "validation")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file so that a reader sees the old one or the new one, whole, whatever happens."""
-    replace_file(path, json.dumps(value, indent=1) + "\n")
 
 
 class SplitWriter:
@@ -76,23 +70,15 @@ class SplitWriter:
         """Bring what was written to the disk; what to hand to the constructor to continue from here."""
         if self._stream is not None:
             os.fsync(self._stream.fileno())
-        return {
-            "shards": list(self.shards),
-            "open_tokens": self._open_tokens,
-            "characters": self.characters,
-            "documents": self.documents,
-        }
+        counts = {"characters": self.characters, "documents": self.documents}
+        return {"shards": list(self.shards), "open_tokens": self._open_tokens, **counts}
 
     def finish(self) -> dict[str, Any]:
         """Close the last shard; the split as the dataset's description tells it."""
         if self._stream is not None:
             self._close_shard()
-        return {
-            "characters": self.characters,
-            "documents": self.documents,
-            "tokens": self.num_tokens,
-            "shards": self.shards,
-        }
+        counts = {"characters": self.characters, "documents": self.documents}
+        return {**counts, "tokens": self.num_tokens, "shards": self.shards}
 
     def abandon(self) -> None:
         """Let go of the open file; what it holds past the last `sync` does not count."""

@@ -1,5 +1,5 @@
 """In: a file of text: plain, JSON lines, compressed, or a tar of such. Out: its text in blocks, in bounded memory.
-Does not choose files, split or tokenise; takes the text as it is (line ends too), but for a byte order mark."""
+Does not choose files, split or tokenise. Keeps the text as it is (line ends, too), except a byte order mark."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from typing import IO, Any, NamedTuple, cast
 from codescent.base.errors import UserError
 
 READ_BYTES = 1 << 20
-BLOCK_BYTES = 1 << 16  # larger ones, decoded, leave holes in glibc's heap that add up to hundreds of MiB
-MAX_LINE_BYTES = 1 << 26  # a JSON line is held in memory whole: 64 MiB at most
+BLOCK_BYTES = 1 << 16  # larger decoded blocks fragment glibc's heap by hundreds of MiB
+MAX_LINE_BYTES = 1 << 26  # a JSON line is in memory as a whole: 64 MiB at most
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 TAR_SUFFIXES = (".tar", ".tgz", ".txz")
 _OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
 
 class _Watched(io.RawIOBase):
-    """A raw file whose bytes are shown to `watch` as they are read (for a hash and for progress)."""
+    """A raw file that calls `watch` with all bytes as they are read (for a hash and for progress)."""
 
     def __init__(self, raw: io.RawIOBase, watch: Callable[[memoryview], None]) -> None:
         self._raw = raw
@@ -60,7 +60,7 @@ class _Watched(io.RawIOBase):
 
 
 class _Rejoined(io.RawIOBase):
-    """A stream whose first bytes were read already, put back before the rest."""
+    """A stream with its first bytes, which were read already, put back."""
 
     def __init__(self, head: bytes, rest: IO[bytes]) -> None:
         self._head = head
@@ -79,14 +79,14 @@ class _Rejoined(io.RawIOBase):
 
 
 def read_blocks(path: Path, text_key: str, watch: Callable[[memoryview], None] | None = None) -> Iterator[Block]:
-    """The text of a file, in order; every document ends with a block that says so. Empty documents are left out.
+    """The text of a file, in order. The last block of each document is marked; empty documents are skipped.
 
-    By the end of the name: `.jsonl`/`.ndjson` hold one JSON object a line, the text under `text_key`; `.gz .xz .bz2`
-    are unpacked on the fly, `.tar` (and a tar inside a compressed file, whatever its name) is read member by member;
-    anything else is one document of UTF-8 text. Never holds more than a block, or one JSON line, in memory.
+    The suffix decides: `.jsonl` and `.ndjson` have one JSON object per line with the text under `text_key`; `.gz .xz
+    .bz2` are decompressed; `.tar` (also inside a compressed file of any name) is read member by member; other files
+    are one document of UTF-8 text. At most one block, or one JSON line, is in memory.
 
     Args:
-        watch: is shown every byte of the file once, in order, by the time the last block has been taken.
+        watch: called with every byte of the file once, in order, before the last block has been taken.
 
     Raises:
         UserError: cannot be read; not UTF-8 (byte offset, line); a JSON line without the key (line); damaged archive.
@@ -96,7 +96,7 @@ def read_blocks(path: Path, text_key: str, watch: Callable[[memoryview], None] |
             watched = _Watched(raw, watch) if watch else raw
             stream = io.BufferedReader(cast(io.RawIOBase, watched), READ_BYTES)
             yield from _blocks(str(path), path.name.lower(), cast(IO[bytes], stream), text_key)
-            while stream.read(READ_BYTES):  # what a decompressor left unread belongs to the hash too
+            while stream.read(READ_BYTES):  # the hash includes bytes that a decompressor did not read
                 pass
     except _BAD_ARCHIVE as error:
         raise UserError(f"{path}: damaged or cut short: {error}") from error
@@ -123,7 +123,7 @@ def _blocks(where: str, name: str, stream: IO[bytes], text_key: str) -> Iterator
 
 
 def _tar_blocks(where: str, stream: IO[bytes], text_key: str) -> Iterator[Block]:
-    """Members in the archive's order, hidden ones left out; nothing is unpacked to disk."""
+    """The members in the archive's order, without hidden ones. Nothing is unpacked to disk."""
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             parts = Path(member.name).parts
@@ -159,7 +159,7 @@ def _text_blocks(where: str, stream: IO[bytes]) -> Iterator[Block]:
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError, offset_bytes: int, num_lines: int) -> UserError:
-    """The refusal of bytes that are not UTF-8; the two numbers are those of the first byte that was being decoded."""
+    """The error for bytes that are not UTF-8. The two numbers are those of the first byte of `error.object`."""
     data: bytes = error.object
     line = num_lines + data[: error.start].count(b"\n") + 1
     hint = "; it looks like UTF-16" if offset_bytes == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""

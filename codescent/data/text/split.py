@@ -1,5 +1,5 @@
 """In: the token shards of a split. Out: samples of its tokens, memory-mapped, by number.
-Does not order the samples (loader.py does) and does not know what they are for."""
+Does not order the samples (loader.py does) and does not know the task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = npt.NDArray[np.int64]
 
 
 class Split:
-    """The tokens of one split: its shards one after the other, and samples of them by number."""
+    """The tokens of one split: its shards in order, and samples by number."""
 
     def __init__(self, name: str, files: tuple[ShardFile, ...], vocab_size: int) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class Split:
         return int(self._starts[-1])
 
     def num_samples(self, seq_len: int) -> int:
-        """Whole samples of `seq_len` inputs and, one further on, `seq_len` targets."""
+        """Number of whole samples of `seq_len` inputs and `seq_len` targets (the inputs, shifted by one)."""
         return max(0, (self.num_tokens - 1) // seq_len)
 
     def read(self, samples: npt.NDArray[np.integer[Any]], seq_len: int) -> Rows:
@@ -51,8 +51,8 @@ class Split:
             int64 [n, seq_len + 1].
 
         Raises:
-            UserError: a token outside the vocabulary: which file, at which byte.
-            IndexError: no such sample.
+            UserError: a token is outside the vocabulary: file and byte.
+            IndexError: a number is outside the range.
         """
         numbers = in_range(samples, self.num_samples(seq_len), self.name)
         firsts = numbers * seq_len
@@ -71,10 +71,10 @@ class Split:
         return out
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> Rows:
-        """Positions of the tokens that are chosen, by their id, in order; reads the whole split.
+        """Positions of all tokens whose id is in `chosen` (a mask over ids), in order; reads the whole split.
 
         Raises:
-            UserError: a token outside the vocabulary: which file, at which byte.
+            UserError: a token is outside the vocabulary: file and byte.
         """
         found = [np.empty(0, np.int64)]
         for start, tokens in self._pieces():
@@ -84,7 +84,7 @@ class Split:
         return np.concatenate(found)
 
     def span(self, first: int, count: int) -> Rows:
-        """Tokens [first, first + count), in however many shards they lie: int64 [count]."""
+        """Tokens [first, first + count), across shards: int64 [count]."""
         out = np.empty(count, np.int64)
         done = 0
         while done < count:
@@ -96,7 +96,7 @@ class Split:
         return out
 
     def problem(self) -> str | None:
-        """The first token outside the vocabulary, in words, or None; reads the whole split."""
+        """A message about the first token outside the vocabulary, or None; reads the whole split."""
         return next(filter(None, (self._problem(start, tokens) for start, tokens in self._pieces())), None)
 
     def largest(self) -> int:

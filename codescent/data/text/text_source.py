@@ -1,5 +1,5 @@
-"""In: a split of tokens, the length of a sample. Out: its samples: tokens, and the token that follows each.
-Does not order them (loader.py does)."""
+"""In: a split of tokens, the length of a sample. Out: samples: tokens, and the next token of each.
+Does not order samples (loader.py does)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from codescent.data.text.split import Split
 
 
 class TextSource:
-    """A split cut into samples of `seq_len` tokens, one after the other.
+    """A split, cut into consecutive samples of `seq_len` tokens.
 
     Args:
         split: the tokens.
-        seq_len: tokens that a model reads of a sample.
-        losses_per_sample: of how many of them it gives a loss: all, or those of the target stream.
+        seq_len: tokens of a sample that a model reads.
+        losses_per_sample: number of losses of a sample: one for each token, or for each of the target stream.
     """
 
     def __init__(self, split: Split, seq_len: int, losses_per_sample: int) -> None:
@@ -28,12 +28,12 @@ class TextSource:
         """inputs and targets int64 [n, seq_len].
 
         Raises:
-            UserError: a token outside the vocabulary: which file, at which byte.
-            IndexError: no such sample.
+            UserError: a token is outside the vocabulary: file and byte.
+            IndexError: a number is outside [0, num_samples).
         """
         rows = self._split.read(numbers, self._seq_len)
         return Samples(np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:]))
 
     def losses(self, numbers: Numbers) -> Numbers:
-        """The same for each."""
+        """`losses_per_sample` for each."""
         return np.full(len(numbers), self._losses, np.int64)

@@ -1,5 +1,5 @@
 """In: a tokenizer's path, then texts on standard input. Out: their token ids on standard output, until the input ends.
-Does not import torch, touches no other file, and outlives no parent: a parent's death ends its input."""
+Does not import torch and does not open other files. A parent's death ends the input, and so the worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from codescent.data.tokenizers.tokenizer import encode_segments, load
 
 COUNT = struct.Struct("<Q")
 SEGMENT = struct.Struct("<QB")  # bytes of UTF-8, whether a document ends with them
-ANSWER = struct.Struct("<BQ")  # how it went, bytes that follow (token ids, or what went wrong)
+ANSWER = struct.Struct("<BQ")  # outcome, number of bytes that follow (token ids, or the error)
 FAILED, ENCODED, REFUSED = range(3)
 
 
@@ -30,7 +30,7 @@ def write_request(stream: BinaryIO, segments: Sequence[tuple[str, bool]]) -> Non
 
 
 def read_request(stream: BinaryIO) -> list[tuple[str, bool]] | None:
-    """The texts that were sent, or None at the end of the input."""
+    """The texts of a request, or None at the end of the input."""
     head = stream.read(COUNT.size)
     if len(head) < COUNT.size:
         return None
@@ -40,11 +40,11 @@ def read_request(stream: BinaryIO) -> list[tuple[str, bool]] | None:
 
 
 def read_answer(stream: BinaryIO) -> bytes | None:
-    """The token ids of a request as bytes, or None: the worker is gone.
+    """The token ids of a request as bytes; None: the worker has ended.
 
     Raises:
         UserError: the tokenizer refused the text.
-        RuntimeError: the worker failed; its traceback.
+        RuntimeError: the worker failed, with its traceback.
     """
     head = stream.read(ANSWER.size)
     if len(head) < ANSWER.size:
@@ -61,22 +61,22 @@ def read_answer(stream: BinaryIO) -> bytes | None:
 
 
 def serve(tokenizer_path: Path, separate: bool, requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until the input ends."""
     tokenizer = load(tokenizer_path)
     while (segments := read_request(requests)) is not None:
         try:
             data, outcome = encode_segments(tokenizer, segments, separate).tobytes(), ENCODED
         except UserError as error:
             data, outcome = str(error).encode(), REFUSED
-        except Exception:  # told to the parent, which raises it
+        except Exception:  # the parent raises it
             data, outcome = traceback.format_exc().encode(), FAILED
         answers.write(ANSWER.pack(outcome, len(data)) + data)
         answers.flush()
 
 
 def main() -> None:
-    """Serve on the standard streams; what else is printed goes to the standard error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    """Serve on the standard streams. Other output goes to the standard error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:

@@ -1,5 +1,5 @@
-"""In: a tokenizer of the tokenizers library: GPT-2's, a JSON file's, one trained here. Out: token ids, fast, and text.
-Does not do merges of its own: a word's tokens always come from the library; here they are only remembered."""
+"""In: a tokenizer of the tokenizers library: GPT-2's, a JSON file's, or one trained here. Out: token ids, and text.
+Does not apply merges: the library computes the ids of a word, and a table caches them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import tokenizers as library
 from codescent.base.errors import UserError
 from codescent.data.text import download
 
-SEPARATORS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")  # known names of the end of a document
+SEPARATORS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")  # known names of the document end
 MIN_BPE_VOCAB_SIZE = 257  # 256 bytes and the separator
 MAX_BPE_VOCAB_SIZE = 10_000_000  # far above any in use
 TRAINING_PIECE_CHARS = 1 << 14
@@ -24,7 +24,7 @@ _NEIGHBOURS = {"letter": "a", "number": "1", "other": "!"}
 
 
 class LibraryTokenizer:
-    """A tokenizer of the library. Ids of text never include control tokens: text that spells one is ordinary text."""
+    """A tokenizer of the library. Text that spells a control token is ordinary text."""
 
     context_free = False
 
@@ -43,7 +43,7 @@ class LibraryTokenizer:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> LibraryTokenizer:
-        """From the text of a JSON file. Raises UserError naming `where` if it is not a tokenizer of the library."""
+        """Parse the text of a JSON file. Raises UserError with `where` if it is not a tokenizer of the library."""
         try:
             inner = library.Tokenizer.from_str(text)
         except Exception as error:  # the library raises a bare Exception
@@ -53,13 +53,13 @@ class LibraryTokenizer:
         return cls(inner)
 
     def encode(self, text: str) -> npt.NDArray[Any]:
-        """Ids of a text, exactly those of the library's `encode(text, add_special_tokens=False)`."""
+        """Ids of a text, equal to those of the library's `encode(text, add_special_tokens=False)`."""
         if self._words:
             return self._words.encode(text)
         return np.array(self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids, self._dtype)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ids, control tokens spelt out. Raises ValueError for an id outside the vocabulary."""
+        """Text of ids, including control tokens. Raises ValueError for an id outside the vocabulary."""
         ids = [int(token) for token in tokens]
         wrong = next((token for token in ids if not 0 <= token < self.vocab_size), None)
         if wrong is not None:
@@ -68,39 +68,38 @@ class LibraryTokenizer:
         return text
 
     def cut_is_safe(self, left: str, right: str) -> bool:
-        """Whether the two neighbours, encoded apart, give the ids that they give together."""
+        """Whether encoding the two neighbours separately gives the ids of encoding them together."""
         apart = [*self.encode(left).tolist(), *self.encode(right).tolist()]
         together: list[int] = self.encode(left + right).tolist()
         return apart == together
 
     @property
     def text(self) -> str:
-        """It as the library's JSON, as `save` writes it."""
+        """The tokenizer as JSON of the library."""
         return str(self._inner.to_str())
 
     def save(self, path: Path) -> None:
-        """Write it as the library's JSON."""
+        """Write the library's JSON."""
         path.write_text(self.text, encoding="utf-8")
 
 
 def gpt2() -> LibraryTokenizer:
-    """GPT-2's BPE: 50,257 ids, `<|endoftext|>` = 50256, from its two published files.
+    """GPT-2's BPE from its two published files: 50,257 ids, `<|endoftext|>` = 50256.
 
     Raises:
-        UserError: they are neither in CODESCENT_DATA_DIR nor cached and cannot be downloaded.
+        UserError: a file is neither in CODESCENT_DATA_DIR nor in the cache and cannot be downloaded.
     """
     vocabulary = json.loads(download.obtain(download.GPT2_VOCABULARY).read_text(encoding="utf-8"))
-    lines = download.obtain(download.GPT2_MERGES).read_text(encoding="utf-8").split("\n")[1:]
-    merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines if line)]
-    return LibraryTokenizer(_byte_level(library.models.BPE(vocab=vocabulary, merges=merges)))
+    merges = download.obtain(download.GPT2_MERGES).read_text(encoding="utf-8")
+    return LibraryTokenizer(from_merges(vocabulary, merges))
 
 
 def train(texts: Iterator[str], vocab_size: int) -> LibraryTokenizer:
-    """A byte-level BPE trained on texts: 256 bytes, `<|endoftext|>` (id 0), and the most frequent merges.
+    """Train a byte-level BPE: 256 bytes, `<|endoftext|>` (id 0), and the most frequent merges.
 
-    The vocabulary comes out smaller than asked for where the texts have no more pairs to merge.
+    The vocabulary is smaller than `vocab_size` if the texts have too few pairs to merge.
     """
-    inner = _byte_level(library.models.BPE())
+    inner = byte_level(library.models.BPE())
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[SEPARATORS[0]],
@@ -112,7 +111,7 @@ def train(texts: Iterator[str], vocab_size: int) -> LibraryTokenizer:
 
 
 def _short(text: str) -> Iterator[str]:
-    """A text in short pieces, between words: the library holds some hundreds of them at a time, taken apart."""
+    """Split a text between words into short pieces. The library holds hundreds of split pieces in memory."""
     start = 0
     while len(text) - start > TRAINING_PIECE_CHARS:
         space = text.rfind(" ", start + 1, start + TRAINING_PIECE_CHARS)
@@ -122,15 +121,23 @@ def _short(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _byte_level(model: Any) -> library.Tokenizer:
+def from_merges(vocabulary: dict[str, int], merges: str) -> library.Tokenizer:
+    """A byte-level BPE from the text of a merges.txt: a pair per line, after a line `#version`."""
+    lines = (line.partition(" ") for line in merges.split("\n") if line and not line.startswith("#version"))
+    pairs = [(left, right) for left, _, right in lines]
+    return byte_level(library.models.BPE(vocab=vocabulary, merges=pairs))
+
+
+def byte_level(model: Any, *, use_regex: bool = True) -> library.Tokenizer:
+    """A tokenizer of the library that applies `model` to bytes; `use_regex` splits a text into GPT-2's words first."""
     inner = library.Tokenizer(model)
-    inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     inner.decoder = library.decoders.ByteLevel()
     return inner
 
 
 def _splits_like_gpt2(fields: dict[str, Any]) -> bool:
-    """Whether a tokenizer is BPE inside GPT-2's words and nothing else: a word's ids depend on the word alone."""
+    """Whether a tokenizer only applies BPE inside GPT-2's words: a word's ids depend on the word alone."""
     words = fields["pre_tokenizer"] or {}
     return bool(
         fields["normalizer"] is None
@@ -144,13 +151,12 @@ def _splits_like_gpt2(fields: dict[str, Any]) -> bool:
 
 
 class WordTable:
-    """GPT-2's words of a text, each looked up in a table of words whose ids the library has told before.
+    """Splits a text into GPT-2's words and caches the ids that the library gives for each word.
 
-    The words are those of GPT-2's pattern (Radford et al. 2019, encoder.py):
-    `'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`. Which characters are letters,
-    numbers and white space is asked of the library, a character at a time, when one is first met, so that its
-    Unicode and ours cannot differ. A text has few different words, so this is two to three times as fast as asking for
-    all of them (docs/data.md, "Speed").
+    The words follow GPT-2's pattern (Radford et al. 2019, encoder.py):
+    `'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`. The library classifies each
+    new character as letter, number or white space, so that both use the same Unicode version. A text has few different
+    words: the cache is two to three times as fast as the library alone (docs/data.md, "Speed").
     """
 
     MAX_WORDS = 1 << 19
@@ -186,17 +192,17 @@ class WordTable:
         self._lengths = np.empty(0, np.int64)
 
     def _learn(self, words: list[str]) -> None:
-        told = [encoding.ids for encoding in self._inner.encode_batch_fast(words, add_special_tokens=False)]
-        lengths = np.array([len(ids) for ids in told], np.int64)
+        new = [encoding.ids for encoding in self._inner.encode_batch_fast(words, add_special_tokens=False)]
+        lengths = np.array([len(ids) for ids in new], np.int64)
         starts = len(self._ids) + lengths.cumsum() - lengths
         self._index.update(zip(words, range(len(self._index), len(self._index) + len(words))))
         self._num_chars += sum(map(len, words))
-        self._ids = np.concatenate([self._ids, np.array([token for ids in told for token in ids], self._dtype)])
+        self._ids = np.concatenate([self._ids, np.array([token for ids in new for token in ids], self._dtype)])
         self._starts = np.concatenate([self._starts, starts])
         self._lengths = np.concatenate([self._lengths, lengths])
 
     def _meet(self, characters: set[str]) -> None:
-        """Ask the library of which kind each character is: between two of a kind, one of it makes no new word."""
+        """Classify new characters. A character between two of its own kind does not split the word."""
         split = self._inner.pre_tokenizer.pre_tokenize_str
         for char in characters:
             together = (kind for kind, near in _NEIGHBOURS.items() if len(split(near + char + near)) == 1)
@@ -209,7 +215,7 @@ class WordTable:
 
 
 def _character_class(kinds: dict[str, str], kind: str) -> str:
-    """The inside of a regular expression's class of one kind; a range may run over characters that were never met."""
+    """The ranges of a regular expression's class for one kind. A range may include characters not yet classified."""
     runs: list[list[str]] = []
     last = ""
     for char in sorted(kinds):

@@ -1,5 +1,5 @@
-"""In: text. Out: token ids, and text again: characters, bytes, and one shape for every tokenizer.
-Does not do BPE or WordPiece (bpe.py and wordpiece.py do), nor decide which tokenizer a corpus gets."""
+"""In: text. Out: token ids, and text again. Has the interface of all tokenizers, and those of characters and bytes.
+Does not do BPE or WordPiece (bpe.py and wordpiece.py do) and does not choose a corpus' tokenizer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from codescent.data.tokenizers.wordpiece import WordPiece, is_wordpiece
 
 TokenArray = npt.NDArray[Any]  # uint16 or uint32, see token_dtype
 SEPARATOR_TEXT = "<|endoftext|>"
+REPLACEMENT = "\ufffd"  # what decoders write for bytes that are not UTF-8 (yet)
 
 
 class Tokenizer(Protocol):
-    """What every tokenizer is: text to ids and back.
+    """The interface of a tokenizer: text to ids and back.
 
     Attributes:
         vocab_size: ids lie in [0, vocab_size).
-        separator: the id that ends a document where a corpus has several; None where there is no such id.
-        context_free: the ids of a text are those of its parts, wherever it is cut.
-        chars_per_s: roughly how fast one core encodes, to decide whether worker processes pay.
+        separator: the id after each document of a corpus with several; None: the vocabulary has no such id.
+        context_free: cutting a text anywhere does not change its ids.
+        chars_per_s: approximate speed of one core. It decides whether worker processes are worth their start.
     """
 
     vocab_size: int
@@ -35,20 +36,16 @@ class Tokenizer(Protocol):
     chars_per_s: float
 
     def encode(self, text: str) -> TokenArray:
-        """Ids of a text, in the vocabulary's `token_dtype`; text that spells a control token is ordinary text."""
-        ...
+        """Ids of a text, in the vocabulary's `token_dtype`. Text that spells a control token is ordinary text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ids; bytes that are not UTF-8 become U+FFFD."""
-        ...
 
     def cut_is_safe(self, left: str, right: str) -> bool:
-        """Whether a text may be cut between these neighbours without changing its ids."""
-        ...
+        """Whether cutting a text between these neighbours leaves its ids unchanged."""
 
     def save(self, path: Path) -> None:
-        """Write it as JSON, for `load`."""
-        ...
+        """Write a JSON file for `load`."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -56,15 +53,24 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
 
-class CharTokenizer:
-    """One id per character of a fixed alphabet, in the order of code points; optionally one more that ends documents.
-
-    Args:
-        characters: the alphabet, sorted, without doubles.
-        with_separator: the corpus has several documents, so an id for their end is needed (the last one).
-    """
+class _ContextFree:
+    """A tokenizer whose ids do not depend on neighbouring characters: any cut is safe."""
 
     context_free = True
+
+    def cut_is_safe(self, left: str, right: str) -> bool:
+        """True: the ids never change."""
+        return True
+
+
+class CharTokenizer(_ContextFree):
+    """One id per character of a fixed alphabet, in the order of code points, and optionally one for document ends.
+
+    Args:
+        characters: the alphabet, sorted, without duplicates.
+        with_separator: add a last id, which ends documents: the corpus has several.
+    """
+
     chars_per_s = 1.5e8
 
     def __init__(self, characters: str, with_separator: bool) -> None:
@@ -78,7 +84,7 @@ class CharTokenizer:
         self._texts = [*characters, *([SEPARATOR_TEXT] if with_separator else [])]
 
     def encode(self, text: str) -> TokenArray:
-        """Ids of a text. Raises UserError naming the characters that the alphabet lacks."""
+        """Ids of a text. Raises UserError with the characters that the alphabet lacks."""
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
         ids = self._ids.take(points, mode="clip")
         if points.max(initial=0) >= len(self._ids) or ids.min(initial=0) < 0:
@@ -94,22 +100,17 @@ class CharTokenizer:
         _check_range(tokens, self.vocab_size)
         return "".join(self._texts[token] for token in tokens)
 
-    def cut_is_safe(self, left: str, right: str) -> bool:
-        """Anywhere."""
-        return True
-
     def save(self, path: Path) -> None:
         """Write it as JSON, for `load`."""
         fields = {"codescent_tokenizer": "char", "characters": self.characters, "separator": self.separator is not None}
         path.write_text(json.dumps(fields), encoding="utf-8")
 
 
-class ByteTokenizer:
+class ByteTokenizer(_ContextFree):
     """The 256 bytes of UTF-8, and id 256 for the end of a document: the same vocabulary for every corpus."""
 
     vocab_size = 257
     separator: int | None = 256
-    context_free = True
     chars_per_s = 5e8
 
     def encode(self, text: str) -> TokenArray:
@@ -124,20 +125,16 @@ class ByteTokenizer:
             errors="replace"
         )
 
-    def cut_is_safe(self, left: str, right: str) -> bool:
-        """Anywhere."""
-        return True
-
     def save(self, path: Path) -> None:
         """Write it as JSON, for `load`."""
         path.write_text(json.dumps({"codescent_tokenizer": "byte"}), encoding="utf-8")
 
 
 def load(path: Path) -> Tokenizer:
-    """The tokenizer of a file: one that `save` wrote, or a JSON file of the tokenizers library.
+    """Load a tokenizer from a file of `save` or from a JSON file of the tokenizers library.
 
     Raises:
-        UserError: no such file, or not a tokenizer.
+        UserError: the file is missing or is not a tokenizer.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -156,11 +153,11 @@ def load(path: Path) -> Tokenizer:
 
 
 def encode_segments(tokenizer: Tokenizer, segments: Iterable[tuple[str, bool]], separate: bool) -> TokenArray:
-    """Ids of consecutive texts, one after the other.
+    """Concatenated ids of consecutive texts.
 
     Args:
         segments: each a text, and whether a document ends with it.
-        separate: put the separator (where the tokenizer has one) after each document.
+        separate: add the separator, if the tokenizer has one, after each document.
     """
     dtype = token_dtype(tokenizer.vocab_size)
     end = np.array([] if tokenizer.separator is None or not separate else [tokenizer.separator], dtype)

@@ -1,5 +1,5 @@
-"""In: BERT's vocabulary, published or the user's. Out: its WordPiece tokenizer: ids, their characters, text again.
-Does not cut texts into windows (windows.py does) and does not hide tokens (masked.py does)."""
+"""In: BERT's vocabulary, published or the user's. Out: its WordPiece tokenizer: ids, character spans, text again.
+Does not cut texts into windows and does not mask tokens (tasks do)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ MAX_PROBLEMS = 20
 
 
 class Pieces(NamedTuple):
-    """A text's tokens: int64 ids [N], and of each which characters [begin, end) it stands for, int32 [N, 2]."""
+    """A text's tokens: int64 ids [N], and the characters [begin, end) of each token, int32 [N, 2]."""
 
     ids: npt.NDArray[np.int64]
     characters: npt.NDArray[np.int32]
 
 
 class WordPiece(LibraryTokenizer):
-    """BERT's tokenizer: words by white space, punctuation and Chinese characters, each the longest pieces there are.
+    """BERT's tokenizer: it splits at white space, punctuation and Chinese characters, then into the longest pieces.
 
-    Uncased ones lower the text and strip its accents first. What is not in the vocabulary is [UNK].
+    Uncased ones first convert to lower case and strip accents. Words outside the vocabulary become [UNK].
 
     Attributes:
-        pad, unknown, begin, end, mask: the ids of [PAD], [UNK], [CLS], [SEP] and [MASK]. Text never becomes one
-            of them but [UNK].
+        pad, unknown, begin, end, mask: the ids of [PAD], [UNK], [CLS], [SEP] and [MASK]. Encoding a text gives
+            none of them except [UNK].
     """
 
     def __init__(self, inner: library.Tokenizer) -> None:
@@ -45,7 +45,7 @@ class WordPiece(LibraryTokenizer):
         self.pad, self.unknown, self.begin, self.end, self.mask = (vocabulary[name] for name in CONTROLS)
 
     def pieces(self, texts: Sequence[str]) -> list[Pieces]:
-        """Tokens of each text, with their characters in the text as it was given."""
+        """Tokens of each text, with their character spans in the original text."""
         encodings = self._inner.encode_batch(list(texts), add_special_tokens=False)
         return [
             Pieces(np.array(found.ids, np.int64), np.array(found.offsets, np.int32).reshape(-1, 2))
@@ -54,7 +54,7 @@ class WordPiece(LibraryTokenizer):
 
 
 def is_wordpiece(fields: Any) -> bool:
-    """Whether the library's JSON is that of BERT's kind: WordPiece, and all five control tokens."""
+    """Whether the library's JSON is a WordPiece tokenizer with all five control tokens."""
     match fields:
         case {"model": {"type": "WordPiece", "vocab": dict(vocabulary)}}:
             return all(name in vocabulary for name in CONTROLS)
@@ -62,13 +62,13 @@ def is_wordpiece(fields: Any) -> bool:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """(kind, path of a vocab.txt or "") of "bert", "bert-cased", "bert:PATH", "bert-cased:PATH"; None of others."""
+    """Split "bert", "bert-cased", "bert:PATH" or "bert-cased:PATH" into (kind, path or ""); None for other names."""
     kind, _, path = name.partition(":")
     return (kind, path) if kind in KINDS and (path or kind == name) else None
 
 
 def identity(name: str) -> str:
-    """What names it in a dataset's key: the published one, or the sha256 of the user's vocabulary.
+    """The tokenizer's name in a dataset's key: the published name, or the sha256 of the user's vocabulary.
 
     Raises:
         UserError: the user's vocabulary cannot be read.
@@ -78,13 +78,13 @@ def identity(name: str) -> str:
 
 
 def bert(name: str) -> WordPiece:
-    """BERT's tokenizer of a name that `split_name` knows.
+    """Build BERT's tokenizer for a name that `split_name` accepts.
 
-    "bert" is google-bert/bert-base-uncased's (30,522 ids), "bert-cased" bert-base-cased's (28,996); ":PATH" takes the
-    vocabulary of a vocab.txt instead, a token a line.
+    "bert" is google-bert/bert-base-uncased's (30,522 ids), "bert-cased" bert-base-cased's (28,996). ":PATH" reads the
+    vocabulary from a vocab.txt, one token per line.
 
     Raises:
-        UserError: the published file is neither here nor can it be downloaded; all that is wrong with the user's.
+        UserError: the published file is missing and cannot be downloaded; every problem of the user's vocabulary.
     """
     kind, path = split_name(name) or (name, "")
     file = Path(path).expanduser() if path else download.obtain(KINDS[kind])

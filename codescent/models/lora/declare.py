@@ -1,5 +1,5 @@
-"""In: a model's declared parameters; rank, factor and places of adapters. Out: the same with adapters, and what is
-trained. Does not import torch and allocates nothing: `lora` puts adapters into a module."""
+"""In: a model's declared parameters; rank, factor and layers of adapters. Out: the parameters with adapters declared.
+Does not import torch and allocates nothing: `lora.module` puts adapters into a module."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _BLOCK = re.compile(r"blocks\.\d+\.")
 def resolve(
     parameters: Sequence[Parameter], rank: int, alpha: float | None, targets: str | None, whole: str | None
 ) -> Lora:
-    """The adapters that are asked for.
+    """The adapters that a user asks for.
 
     Args:
         parameters: the model's own.
         rank: of every adapter.
         alpha: None: twice the rank.
-        targets: names of layers with commas between; None: every matrix of the blocks that may be divided.
-        whole: the same; None: a head whose outputs are no vocabulary, which is new to each task.
+        targets: names of layers, separated by commas; None: every matrix of the blocks that may be divided.
+        whole: names of layers trained whole; None: a head whose outputs are no vocabulary, which is new to each task.
 
     Raises:
-        UserError: every name that the model has not, and a rank that is not below the sizes of a matrix.
+        UserError: every unknown name, and a rank that is not below the sizes of a matrix.
     """
     matrices, layers = _matrices(parameters), _layers(parameters)
     heads = tuple(dict.fromkeys(_layer(p) for p in parameters if p.role is Role.LOGITS))
@@ -60,10 +60,10 @@ def resolve(
 
 
 def adapted(parameters: Sequence[Parameter], lora: Lora | None) -> tuple[Parameter, ...]:
-    """The parameters of the model with its adapters, each behind those of its layer; None: there are none.
+    """The parameters with adapters; the adapter of a layer follows the layer's own parameters. None: no adapters.
 
-    A's initial values have the deviation that `peft` gives them, 1 / sqrt(3 I); B's are 0: at first an adapter adds
-    nothing. What is neither an adapter nor in `lora.whole` is not trained.
+    Initial values of A have the deviation of `peft`, 1 / sqrt(3 I); those of B are 0, so at first an adapter adds
+    nothing. Only adapters and the layers in `lora.whole` are trained.
     """
     return tuple(parameters) if lora is None else tuple(_adapted(parameters, lora))
 
@@ -88,18 +88,18 @@ def _adapter(matrix: Parameter, rank: int) -> Iterator[Parameter]:
 
 
 def is_adapter(parameter: Parameter) -> bool:
-    """Whether it is one of the two matrices of an adapter."""
+    """Whether the parameter is one of the two matrices of an adapter."""
     return parameter.name.rpartition(".")[2] in (A, B)
 
 
 def names(matrix: str) -> tuple[str, str]:
-    """Of the two matrices of the adapter beside a matrix of that name."""
+    """Names of the two matrices of the adapter beside a matrix of that name."""
     owner = matrix.rpartition(".")[0]
     return f"{owner}.{A}", f"{owner}.{B}"
 
 
 def _matrices(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
-    """Those beside which an adapter may be, by the name of their layer."""
+    """The matrices that may have an adapter, by the name of their layer."""
     return {_layer(p): p for p in parameters if p.role in _ROLES and _BLOCK.match(p.name)}
 
 
@@ -108,7 +108,7 @@ def _layers(parameters: Sequence[Parameter]) -> Collection[str]:
 
 
 def _layer(parameter: Parameter) -> str:
-    """Its name without that of the block it is in, and without its own last word."""
+    """The name of the parameter without its block and without its last word: that of its layer."""
     return _BLOCK.sub("", parameter.name, count=1).rpartition(".")[0]
 
 

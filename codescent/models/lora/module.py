@@ -1,5 +1,5 @@
-"""In: a module, or a part of one, and its declared parameters, adapters among them. Out: the module with adapters.
-Does not compute anything (linear does) and draws no values."""
+"""In: a model, or a part of it, and its declared parameters with adapters. Out: the module with adapters.
+Does not compute anything (operators.linear does) and draws no values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from codescent.plan.shard import Parameter
 
 
 def adapt_(module: nn.Module, parameters: Iterable[Parameter], scale: float) -> None:
-    """Give the module its adapters, on its device, and have only those parameters want gradients that are trained.
+    """Give the module its adapters, on its device; afterwards only trained parameters require gradients.
 
     Args:
         module: a model or a part of it, whose own parameters are declared.
-        parameters: of the whole model, with adapters (see `lora_shape.adapted`).
-        scale: what an adapter's product is multiplied by.
+        parameters: of the whole model, with adapters (see `lora.declare.adapted`).
+        scale: factor on the product of an adapter.
     """
     there = dict(module.named_parameters())
     for parameter in parameters:
@@ -27,7 +27,7 @@ def adapt_(module: nn.Module, parameters: Iterable[Parameter], scale: float) -> 
         if parameter.name in there:
             there[parameter.name].requires_grad_(parameter.trained)
         elif leaf in (A, B) and f"{owner}.weight" in there:
-            layer, beside = module.get_submodule(owner), there[f"{owner}.weight"]
+            layer, weight = module.get_submodule(owner), there[f"{owner}.weight"]
             assert isinstance(layer, Linear), owner
-            setattr(layer, leaf, nn.Parameter(torch.empty(parameter.shape, device=beside.device, dtype=beside.dtype)))
+            setattr(layer, leaf, nn.Parameter(torch.empty(parameter.shape, device=weight.device, dtype=weight.dtype)))
             layer.scale = scale

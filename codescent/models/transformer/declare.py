@@ -1,4 +1,4 @@
-"""In: a preset's name, free sizes and options. Out: the shape of an encoder-decoder, its parameters, its FLOPs.
+"""In: nothing. Out: the kind "transformer", an encoder-decoder: its presets, its sizes, its parameters, its FLOPs.
 Does not import torch and allocates nothing: the planner reads it, and the module is built to match it."""
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from codescent.base.errors import UserError
-from codescent.models.shape import EqualHeads, Size, fill, wrong_sizes
+from codescent.models.shape import EqualHeads, Kind, attention, feed_forward, linear, norm, wide_ffn, wrong_words
 from codescent.plan.shard import Parameter, Role
 
 # Vaswani et al. 2017, table 3; the base is torch.nn.Transformer's default. Their vocabulary of pairs of bytes has
@@ -36,8 +35,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "activation": ("relu", "gelu"),
     "embedding": ("tied", "untied", "none"),
 }
-"""Options that are words, with the values that there are, the default first."""
-SIZES = (*_BASE, *OPTIONS, "causal")
+"""Options that are words, with their values. The first is the default."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class TransformerShape(EqualHeads):
     A sample is `source_len` positions of the source and then those of the target, one sequence after the other.
 
     Attributes:
-        dropout: one probability for all the places where torch.nn.Transformer drops, and for the embeddings.
+        dropout: one probability for every place where torch.nn.Transformer drops, and for the embeddings.
         norm: "last", after each sum (Vaswani et al. 2017), or "first", before each layer's parts.
         causal: whether a position of the target sees earlier ones only.
         embedding: "tied", one matrix for source, target and head (section 3.4); "untied", three; "none": source and
@@ -66,27 +64,37 @@ class TransformerShape(EqualHeads):
     dropout: float = 0.0
     norm: str = "last"
     activation: str = "relu"
-    causal: bool = True
     embedding: str = "tied"
+    causal: bool = True
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, Any]) -> TransformerShape:
+        """The shape with these fields; without embeddings there is no vocabulary."""
+        return cls(**{**sizes, "vocab_size": 0} if sizes.get("embedding") == "none" else sizes)
 
     @property
-    def num_layers(self) -> int:
-        """Layers of both stacks; the decoder's are counted on."""
+    def num_layers(self) -> int:  # type: ignore[override]
+        """Layers of both stacks; those of the decoder have the higher numbers."""
         return self.num_encoder_layers + self.num_decoder_layers
 
     @property
-    def seq_len(self) -> int:
-        """Positions of a sample, those of both sequences: rows of the residual stream."""
+    def seq_len(self) -> int:  # type: ignore[override]
+        """Positions of a sample, source and target together."""
         return self.source_len + self.target_len
 
     @property
     def streams(self) -> tuple[int, ...]:
-        """Lengths of the sequences that lie one after the other in the residual stream; the loss is of the last."""
+        """Lengths of source and target; the loss is of the target."""
         return self.source_len, self.target_len
 
     @property
+    def encoder_layers(self) -> int:
+        """Layers that read only the source."""
+        return self.num_encoder_layers
+
+    @property
     def refuses(self) -> Mapping[str, str]:
-        """Axes of the mesh, and keys of [parallel], that this model does not go with, and why."""
+        """Context parallelism; without embeddings also sequence parallelism."""
         refused = {
             "cp": "in an encoder-decoder each rank would need a part of two sequences, of which every decoder layer "
             "reads the other whole, and the attention that travels is causal attention over one"
@@ -96,61 +104,25 @@ class TransformerShape(EqualHeads):
         return refused
 
 
-def resolve(
-    sizes: Mapping[str, Size | None],
-    preset: str | None = None,
-    *,
-    bias: bool | None = None,
-    dropout: float = 0.0,
-    where: str = "model",
-) -> TransformerShape:
-    """The shape that a preset and free sizes give; a size that is given wins over the preset's.
-
-    Args:
-        sizes: any of SIZES; None or absent means the preset's. Where nothing says otherwise, `ffn_dim` is 4 *
-            hidden_dim, and options are TransformerShape's.
-        preset: a key of PRESETS, or None: then every size but ffn_dim must be given (without embedding, vocab_size
-            is not asked for either: it is 0).
-        bias: whether linear layers and norms have a bias; None: they have.
-        dropout: probability in [0, 1).
-        where: how the user wrote these keys, for the messages.
-
-    Raises:
-        UserError: every problem at once.
-    """
-    full, problems = fill("transformer", sizes, preset, PRESETS, SIZES, where)
-    if "ffn_dim" not in full and "hidden_dim" in full:
-        full["ffn_dim"] = 4 * full["hidden_dim"]
-    embeds = full.get("embedding") != "none"
-    asked = [name for name in _BASE if name != "ffn_dim" and (embeds or name != "vocab_size")]
-    problems += wrong_sizes(full, asked, PRESETS, dropout, where)
-    problems += [
-        f"{where}.{name}: {full[name]!r} is none of {', '.join(words)}"
-        for name, words in OPTIONS.items()
-        if full.get(name, words[0]) not in words
-    ]
-    if problems:
-        raise UserError(*problems)
-    if not embeds:
-        full["vocab_size"] = 0
-    return TransformerShape(**full, bias=bias is not False, dropout=dropout)
+def _derived(full: Mapping[str, Any]) -> dict[str, int | None]:
+    return wide_ffn(full) | ({"vocab_size": None} if full.get("embedding") == "none" else {})
 
 
-def parameters(shape: TransformerShape) -> tuple[Parameter, ...]:
+def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: str) -> Iterator[str]:
+    return wrong_words(full, OPTIONS, where)
+
+
+def parameters(shape: TransformerShape) -> Iterator[Parameter]:
     """Every parameter, in the order in which forward first reads it.
 
-    Matrices are [output, input], as torch.nn.Linear has them. Initial values: matrices normal with the variance of
-    Glorot and Bengio (2010), 2 / (inputs + outputs), queries, keys and values as one matrix of 3 * hidden_dim outputs
-    as torch.nn.Transformer draws them; embeddings with variance 1 / hidden_dim, so that rows scaled by
-    sqrt(hidden_dim) are of the size of the positions added to them; norms 1 and 0, biases 0.
+    Initial values: matrices normal with the variance of Glorot and Bengio (2010), 2 / (inputs + outputs), where
+    queries, keys and values are one matrix of 3 * hidden_dim outputs, as torch.nn.Transformer draws them; embeddings
+    with variance 1 / hidden_dim, so that rows scaled by sqrt(hidden_dim) are of the size of the positions added to
+    them; norms 1 and 0, biases 0.
 
     Depths: 0 the embeddings of source and target, then the encoder's layers, the last of them with the encoder's norm,
-    then the decoder's, and at the end the decoder's norm and the head.
+    then the decoder's layers, at the end the decoder's norm and the head.
     """
-    return tuple(_parameters(shape))
-
-
-def _parameters(shape: TransformerShape) -> Iterator[Parameter]:
     end = shape.num_layers + 1
     if shape.embedding == "tied":
         yield _vocabulary("tok.weight", shape, (0, end))
@@ -159,49 +131,9 @@ def _parameters(shape: TransformerShape) -> Iterator[Parameter]:
         yield _vocabulary("target_tok.weight", shape, (0,), _TARGET)
     for layer in range(shape.num_layers):
         yield from _block(shape, layer)
-    yield from _norm("norm", shape, end)
+    yield from norm("norm", shape.hidden_dim, shape.bias, end)
     if shape.embedding == "untied":
         yield _vocabulary("head.weight", shape, (end,), _TARGET)
-
-
-def _block(shape: TransformerShape, layer: int) -> Iterator[Parameter]:
-    at, last = f"blocks.{layer}", shape.num_encoder_layers - 1
-    parts = {"attn": _attention, "mlp": _feed_forward} if layer <= last else _DECODER_PARTS
-    for number, (name, part) in enumerate(parts.items(), start=1):
-        norm = _norm(f"{at}.norm_{number}", shape, layer + 1)
-        inside = part(shape, f"{at}.{name}", layer)
-        yield from chain(norm, inside) if shape.norm == "first" else chain(inside, norm)
-    if layer == last:
-        # With the layer, not with those that read it: so one stage has it, and what is sent on is what they read.
-        yield from _norm(f"{at}.norm_end", shape, layer + 1)
-
-
-def _attention(shape: TransformerShape, at: str, layer: int) -> Iterator[Parameter]:
-    width, stream = shape.hidden_dim, _stream(shape, layer)
-    std = math.sqrt(2 / (4 * width))
-    yield from _linear(f"{at}.qkv", width, 3 * width, Role.COLUMN, shape, layer, stream, std)
-    yield from _linear(f"{at}.out", width, width, Role.ROW, shape, layer, stream)
-
-
-def _cross_attention(shape: TransformerShape, at: str, layer: int) -> Iterator[Parameter]:
-    width = shape.hidden_dim
-    std = math.sqrt(2 / (4 * width))
-    yield from _linear(f"{at}.q", width, width, Role.COLUMN, shape, layer, _TARGET, std)
-    yield from _linear(f"{at}.kv", width, 2 * width, Role.COLUMN, shape, layer, _SOURCE, std)
-    yield from _linear(f"{at}.out", width, width, Role.ROW, shape, layer, _TARGET)
-
-
-def _feed_forward(shape: TransformerShape, at: str, layer: int) -> Iterator[Parameter]:
-    width, ffn, stream = shape.hidden_dim, shape.ffn_dim, _stream(shape, layer)
-    yield from _linear(f"{at}.up", width, ffn, Role.COLUMN, shape, layer, stream)
-    yield from _linear(f"{at}.down", ffn, width, Role.ROW, shape, layer, stream)
-
-
-_DECODER_PARTS = {"attn": _attention, "cross": _cross_attention, "mlp": _feed_forward}
-
-
-def _stream(shape: TransformerShape, layer: int) -> int:
-    return _SOURCE if layer < shape.num_encoder_layers else _TARGET
 
 
 def _vocabulary(name: str, shape: TransformerShape, depths: tuple[int, ...], stream: int | None = None) -> Parameter:
@@ -209,33 +141,39 @@ def _vocabulary(name: str, shape: TransformerShape, depths: tuple[int, ...], str
     return Parameter(name, (shape.vocab_size, width), Role.VOCAB, 1 / math.sqrt(width), depths=depths, stream=stream)
 
 
-def _norm(name: str, shape: TransformerShape, depth: int) -> Iterator[Parameter]:
-    yield Parameter(f"{name}.weight", (shape.hidden_dim,), Role.NORM, mean=1.0, depths=(depth,))
-    if shape.bias:
-        yield Parameter(f"{name}.bias", (shape.hidden_dim,), Role.NORM, depths=(depth,))
+def _block(shape: TransformerShape, layer: int) -> Iterator[Parameter]:
+    block, depth, width = f"blocks.{layer}", layer + 1, shape.hidden_dim
+    encodes, last = layer < shape.num_encoder_layers, layer == shape.num_encoder_layers - 1
+    stream = _SOURCE if encodes else _TARGET
+    qkv_std, square_std = _glorot(width, 3 * width), _glorot(width, width)
+    ffn_std = _glorot(width, shape.ffn_dim)
+    parts = [attention(f"{block}.attn", shape, qkv_std, square_std, depth, stream)]
+    if not encodes:
+        parts.append(_cross_attention(f"{block}.cross", shape, qkv_std, square_std, depth))
+    parts.append(feed_forward(f"{block}.mlp", shape, ffn_std, ffn_std, depth, stream))
+    for number, part in enumerate(parts, start=1):
+        around = norm(f"{block}.norm_{number}", width, shape.bias, depth)
+        yield from chain(around, part) if shape.norm == "first" else chain(part, around)
+    if last:
+        # At the depth of its layer, not of the layers that read it: then one stage has it and sends its output on.
+        yield from norm(f"{block}.norm_end", width, shape.bias, depth)
 
 
-def _linear(
-    name: str,
-    inputs: int,
-    outputs: int,
-    role: Role,
-    shape: TransformerShape,
-    layer: int,
-    stream: int,
-    std: float | None = None,
-) -> Iterator[Parameter]:
-    std, depths = math.sqrt(2 / (inputs + outputs)) if std is None else std, (layer + 1,)
-    yield Parameter(f"{name}.weight", (outputs, inputs), role, std, depths=depths, stream=stream)
-    if shape.bias:
-        bias_role = Role.BIAS_COLUMN if role is Role.COLUMN else Role.BIAS_ROW
-        yield Parameter(f"{name}.bias", (outputs,), bias_role, depths=depths, stream=stream)
+def _cross_attention(name: str, shape: TransformerShape, std: float, out_std: float, depth: int) -> Iterator[Parameter]:
+    width, bias = shape.hidden_dim, shape.bias
+    yield from linear(f"{name}.q", width, width, Role.COLUMN, std, bias, depth, _TARGET)
+    yield from linear(f"{name}.kv", width, 2 * width, Role.COLUMN, std, bias, depth, _SOURCE)
+    yield from linear(f"{name}.out", width, width, Role.ROW, out_std, bias, depth, _TARGET)
+
+
+def _glorot(inputs: int, outputs: int) -> float:
+    return math.sqrt(2 / (inputs + outputs))
 
 
 def forward_flops(shape: TransformerShape, seq_len: int) -> tuple[float, ...]:
     """FLOPs of a forward pass at each depth, per position of a sample of `seq_len`, source and target together.
 
-    2 per element of a matrix and position that it reads, and 4 h per pair of query and key (as gpt2_shape counts them).
+    2 per element of a matrix and position that it reads, and 4 h per pair of query and key (as in `flops_of_blocks`).
     """
     width, source = shape.hidden_dim, shape.source_len
     target = seq_len - source
@@ -246,3 +184,16 @@ def forward_flops(shape: TransformerShape, seq_len: int) -> tuple[float, ...]:
     head = 2.0 * target * width * shape.vocab_size
     depths = (0.0, *[encoder] * shape.num_encoder_layers, *[decoder] * shape.num_decoder_layers, head)
     return tuple(flops / seq_len for flops in depths)
+
+
+KIND = Kind(
+    "transformer",
+    TransformerShape,
+    "Transformer",
+    PRESETS,
+    parameters,
+    forward_flops,
+    _derived,
+    _wrong,
+    uncompiled="has losses that are not finite when it is compiled for a CPU, and nobody has found out why yet",
+)

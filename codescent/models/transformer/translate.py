@@ -1,5 +1,5 @@
-"""In: a whole encoder-decoder, sources. Out: the targets that it finds likeliest token by token.
-Does not know text, and keeps no keys and values: the decoder reads what there is of a target again for each token."""
+"""In: a whole encoder-decoder, sources. Out: their targets, each token the likeliest after those before it.
+Does not know text and keeps no keys and values: the decoder reads the target so far again for each token."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from codescent.models.transformer.module import Transformer, sinusoids
 
 @torch.no_grad()
 def greedy(module: Transformer, source_BS: Tensor, lengths_B: Tensor, begin: int, end: int) -> Tensor:
-    """Targets int64 [B, target_len], always the likeliest next token; behind its first `end` a target is all `end`.
+    """Targets int64 [B, target_len], always the likeliest next token; after its first `end` a target is all `end`.
 
     Args:
         module: the model, in evaluation mode, not divided.
         source_BS: tokens.
-        lengths_B: tokens of each source; what is behind is padding.
+        lengths_B: tokens of each source; the rest is padding.
         begin, end: the tokens that begin and end a target.
     """
     shape = module.shape

@@ -16,11 +16,11 @@ Logits = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Decoding:
-    """How answers are read off; the defaults are those of BERT's run_squad.py.
+    """How answers are read off logits; the defaults are those of BERT's run_squad.py.
 
     Attributes:
-        n_best: so many spans are kept of each question.
-        max_answer: tokens of an answer at the most.
+        n_best: spans that are kept of each question.
+        max_answer: the most tokens that an answer has.
     """
 
     n_best: int = 20
@@ -38,7 +38,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the best answers to a question; probabilities are among the candidates, and add up to 1."""
+    """One of the best answers to a question; the probabilities of a question's candidates add up to 1."""
 
     text: str
     probability: float
@@ -48,10 +48,10 @@ class Candidate:
 
 
 def best_spans(row: Rows, start_logits: Logits, end_logits: Logits, decoding: Decoding) -> list[Span]:
-    """The best spans of one window, best first; of equal ones the earlier begin, then the earlier end.
+    """The best spans of one window, best first; among equal ones the earlier begin, then the earlier end.
 
-    A span is of context tokens only, begins with a token that is in its best window, and has `max_answer` tokens at
-    most. All such spans are looked at (BERT's script: those of the 20 best begins and the 20 best ends).
+    A span has context tokens only, at most `max_answer`, and its first token is in its best window. All such spans are
+    compared (BERT's script compares those of the 20 best begins and the 20 best ends).
 
     Args:
         row: the window, with text.
@@ -78,9 +78,9 @@ def best_spans(row: Rows, start_logits: Logits, end_logits: Logits, decoding: De
 
 
 def candidates(context: str, spans_of_windows: Sequence[Sequence[Span]], decoding: Decoding) -> list[Candidate]:
-    """The best spans of all windows of a question as texts, best first; a text that comes again is left out.
+    """The best spans of all windows of a question as texts, best first, each text once.
 
-    Of equal scores the earlier window's comes first. Without any span there is the empty text.
+    Among equal scores the earlier window comes first. Without any span the answer is the empty text.
     """
     spans = sorted((span for spans in spans_of_windows for span in spans), key=lambda span: -span.score)
     texts: dict[str, Span] = {}

@@ -1,26 +1,35 @@
-"""In: prepared windows of questions, who gives their logits. Out: an answer to each question, and how good they are.
-Does not load a model."""
+"""In: prepared windows of questions, a model. Out: an answer to each question, and how good they are.
+Does not load the model and does not read answers off logits (decode.py does)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor, nn
 
 from codescent.base.errors import UserError
+from codescent.data.loader import Batch
+from codescent.data.prepared import TOKENIZER
 from codescent.data.samples import Samples
+from codescent.data.tokenizers.wordpiece import WordPiece
 from codescent.tasks.answers.decode import Candidate, Decoding, Logits, best_spans, candidates
-from codescent.tasks.answers.source import QuestionSource
-from codescent.tasks.answers.squad import Questions
+from codescent.tasks.answers.predictions import lines, write_predictions
+from codescent.tasks.answers.source import QuestionDataset, QuestionSource
+from codescent.tasks.answers.squad import Questions, read_questions
 from codescent.tasks.answers.squad_metrics import Score, score
-from codescent.tasks.answers.windows import Rows
+from codescent.tasks.answers.windows import Rows, WindowSizes, make_windows
+from codescent.tasks.score import at_once
+from codescent.tasks.task import Trial
 
 LogitsOf = Callable[[Samples], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
-"""The logits of n samples: for each position, that the answer begins there, and that it ends there: [n, max_length]."""
+"""The logits of n samples, that the answer begins and that it ends at a position: twice [n, max_length]."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +58,11 @@ def evaluate_questions(
     """Answer every question and score the answers.
 
     Args:
-        logits_of: the model; is given `batch_size` windows at a time, the last time less.
+        logits_of: the model; it is called with at most `batch_size` windows.
         source: a validation split.
-        questions: those that it was made of (`QuestionDataset.questions`).
+        questions: of that split (`QuestionDataset.questions`).
         batch_size: windows at a time.
-        decoding: how answers are read off; None: as BERT does.
+        decoding: how answers are read off the logits; None: as BERT does.
 
     Raises:
         UserError: logits that are not finite.
@@ -77,3 +86,43 @@ def _windows(logits_of: LogitsOf, source: QuestionSource, batch_size: int) -> It
         if not (np.isfinite(starts).all() and np.isfinite(ends).all()):
             raise UserError(f"the model's logits of validation windows {first} to {numbers[-1]} are not finite")
         yield from zip(source.rows[numbers], starts, ends, strict=True)
+
+
+def answer_lines(trial: Trial, out: Path) -> list[str]:
+    """Answers of a trained model, written to `out` and scored.
+
+    Raises:
+        UserError: questions that cannot be read, logits that are not finite.
+    """
+    source, questions = _questions(trial)
+    logits_of = _logits_of(trial.make_module(), trial.device)
+    found = evaluate_questions(logits_of, source, questions, batch_size=at_once(trial.work.seq_len))
+    write_predictions(out, found.predictions)
+    return [*lines(found.score, questions.path), f"predictions: {out}"]
+
+
+def _questions(trial: Trial) -> tuple[QuestionSource, Questions]:
+    """The run's own validation questions, or those of a file, cut as the run cuts."""
+    if trial.data is None:
+        dataset = trial.open_dataset()
+        assert isinstance(dataset, QuestionDataset)
+        return dataset.validation, dataset.questions()
+    questions, data = read_questions(trial.data), trial.ask.data
+    if not isinstance(trial.tokenizer, WordPiece):
+        raise UserError(f"{trial.ask.run / TOKENIZER}: not BERT's tokenizer")
+    sizes = WindowSizes(trial.work.seq_len, data.stride, data.question_len)
+    rows = [cut.rows for cut in make_windows(questions.questions, trial.tokenizer, sizes, training=False)]
+    return QuestionSource("validation", np.concatenate(rows)), questions
+
+
+def _logits_of(module: nn.Module, device: torch.device) -> LogitsOf:
+    """The model as `evaluate_questions` calls it."""
+
+    def logits_of(samples: Samples) -> tuple[Any, Any]:
+        batch = Batch.of(samples).to(device, next(module.parameters()).dtype)
+        with torch.no_grad():
+            logits_BT2: Tensor = module(batch.inputs, **batch.extras)
+        starts, ends = logits_BT2.double().cpu().unbind(-1)
+        return starts.numpy(), ends.numpy()
+
+    return logits_of

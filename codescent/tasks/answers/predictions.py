@@ -1,5 +1,5 @@
 """In: files of predictions, of questions. Out: predictions, checked against the questions, scored, written.
-Does not make predictions (questions.py does)."""
+Does not make predictions (evaluate.py does)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN_IDS = 3
 
 
 def score_files(predictions: Path, data: Path) -> list[str]:
-    """Score a file of predictions by a file of SQuAD's form; what there is to say, in lines.
+    """Score a file of predictions by a file of SQuAD's form, in lines.
 
     Raises:
         UserError: all that is wrong with either file.
@@ -43,7 +43,7 @@ def read_predictions(path: Path, questions: Questions | None) -> dict[str, str]:
 
     Args:
         path: the file.
-        questions: what it is to answer; a prediction for none of them is refused. None: not known.
+        questions: a prediction for any other question is refused; None: they are not known.
 
     Raises:
         UserError: cannot be read, not JSON, or all (the first twenty) of its entries that cannot be used.
@@ -81,7 +81,7 @@ def write_predictions(path: Path, predictions: Mapping[str, str]) -> None:
 
 
 def lines(found: Score, data: Path) -> list[str]:
-    """A score in words."""
+    """A score as lines."""
     told_of = f"{found.num_questions:,} questions of {data}"
     if missing := found.unanswered:
         shown = f"{', '.join(missing[:SHOWN_IDS])}{', …' * (len(missing) > SHOWN_IDS)}"
@@ -90,4 +90,4 @@ def lines(found: Score, data: Path) -> list[str]:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object's pairs, those of one name too."""
+    """The pairs of a JSON object, in which a name can occur twice."""

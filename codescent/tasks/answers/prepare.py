@@ -1,10 +1,8 @@
 """In: SQuAD or files of its form, a tokenizer, sizes. Out: the folder of their windows: complete or absent.
-Does not read them again (question_source.py does)."""
+Does not open the folder (source.py does)."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,15 +11,22 @@ import numpy as np
 
 from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
+from codescent.data.prepared import (
+    SPLITS,
+    TOKENIZER,
+    describe,
+    existing,
+    folder_of,
+    given_sha256,
+    prepared,
+    write_array,
+)
 from codescent.data.progress import stage
 from codescent.data.text import download
-from codescent.data.text.claim import made_once
-from codescent.data.text.request import DESCRIPTION, KINDS, TOKENIZER, digest
-from codescent.data.text.shards import write_json
+from codescent.data.text.request import KINDS, tokenizer_of
 from codescent.data.tokenizers import wordpiece
-from codescent.data.tokenizers.tokenizer import load
 from codescent.data.tokenizers.wordpiece import WordPiece
-from codescent.tasks.answers.source import FORMAT, QUESTIONS, SPLITS, is_question_folder, open_questions
+from codescent.tasks.answers.source import FORMAT, QUESTIONS, is_question_folder, open_questions
 from codescent.tasks.answers.squad import Questions, read_questions, write_questions
 from codescent.tasks.answers.windows import WindowSizes, make_windows
 
@@ -31,14 +36,14 @@ PUBLISHED = {"train": download.SQUAD_TRAIN, "validation": download.SQUAD_DEV}
 
 @dataclass(frozen=True)
 class QuestionRequest:
-    """Prepared questions as asked for.
+    """What is to be prepared.
 
     Attributes:
         corpus: "squad" (v1.1 as published), or a training file of its form.
         validation: a file of that form; None: SQuAD's dev-v1.1.json, which only "squad" has.
         tokenizer: bert, bert-cased, `bert:FILE`, `bert-cased:FILE`, or a WordPiece tokenizer's JSON file; None: bert.
         sizes: how contexts are cut.
-        max_train, max_validation: only so many questions, the first ones; None: all.
+        max_train, max_validation: the first so many questions; None: all.
     """
 
     corpus: str = SQUAD
@@ -65,7 +70,7 @@ class QuestionRequest:
         for split in SPLITS:
             try:
                 path = self._path(split)
-                key[split] = PUBLISHED[split].sha256 if path is None else _sha256(path, f"the {split} questions")
+                key[split] = PUBLISHED[split].sha256 if path is None else given_sha256(path, f"the {split} questions")
             except UserError as error:
                 problems += error.problems
         try:
@@ -77,7 +82,7 @@ class QuestionRequest:
         return key
 
     def read(self, split: str) -> Questions:
-        """The questions of a split, from where they are or downloaded.
+        """The questions of a split; published ones are downloaded.
 
         Raises:
             UserError: not there, or not of SQuAD's form.
@@ -104,16 +109,11 @@ def locate_questions(request: QuestionRequest, root: Path) -> Path | None:
     """
     if is_question_folder(Path(request.corpus).expanduser()):
         return Path(request.corpus).expanduser()
-    return _existing(_folder(request, request.key(), root))
+    return existing(folder_of(root, request.key(), request.corpus, request.tokenizer or "bert"), open_questions)
 
 
 def prepare_questions(request: QuestionRequest, root: Path, *, progress: bool = False) -> Path:
-    """Cut questions into windows; returns their folder, at once where it is there already.
-
-    Args:
-        request: what is asked for; its corpus may be a folder that was prepared before: returned as it is.
-        root: the folder of datasets; made if need be.
-        progress: show bars (on a terminal) or lines on the standard error.
+    """Like `locate_questions`, but cuts the windows where they are not there; `progress` shows bars or lines.
 
     Raises:
         UserError: anything wrong with the request, the files or the disk. Nothing half-made is left.
@@ -121,32 +121,14 @@ def prepare_questions(request: QuestionRequest, root: Path, *, progress: bool = 
     if is_question_folder(Path(request.corpus).expanduser()):
         return Path(request.corpus).expanduser()
     key = request.key()
-    target = _folder(request, key, root)
-    return made_once(
-        lambda: _existing(target),
-        lambda partial: _make(request, key, partial, progress),
-        root / f".partial-{digest(key)[:16]}",
-        target,
-    )
-
-
-def _existing(target: Path) -> Path | None:
-    if not (target / DESCRIPTION).is_file():
-        return None
-    open_questions(target)
-    return target
-
-
-def _folder(request: QuestionRequest, key: dict[str, Any], root: Path) -> Path:
-    tokenizer = (request.tokenizer or "bert").split(":")[0]
-    name = "-".join(Path(part).stem[:40] for part in (request.corpus, tokenizer))
-    return root / f"{name}-{digest(key)[:8]}"
+    target = folder_of(root, key, request.corpus, request.tokenizer or "bert")
+    return prepared(target, lambda folder: _make(request, key, folder, progress), open_questions)
 
 
 def _make(request: QuestionRequest, key: dict[str, Any], folder: Path, progress: bool) -> None:
-    """Write everything; the description, which makes it a dataset, last."""
+    """Write all files; the description, which makes the folder a dataset, last."""
     tokenizer = _tokenizer(request.tokenizer or "bert")
-    described, files = {}, {}
+    described = {}
     read = {split: request.read(split) for split in SPLITS}  # all refusals before the work
     if changed := [str(found.path) for split, found in read.items() if found.sha256 != key[split]]:
         raise UserError(*(f"{path}: changed while it was being read: run the same command again" for path in changed))
@@ -154,25 +136,21 @@ def _make(request: QuestionRequest, key: dict[str, Any], folder: Path, progress:
         described[split] = _write_split(folder / f"{split}.npy", questions, tokenizer, request.sizes, progress)
     write_synced(folder / QUESTIONS, write_questions(read["validation"].questions))
     write_synced(folder / TOKENIZER, tokenizer.text)
-    for name in (*(f"{split}.npy" for split in SPLITS), QUESTIONS, TOKENIZER):
-        with (folder / name).open("rb") as stream:
-            files[name] = hashlib.file_digest(stream, "sha256").hexdigest()
-    description = {
+    fields = {
         "format": FORMAT,
         "request": key,
         "sources": {split: str(questions.path) for split, questions in read.items()},
         "tokenizer": {"kind": request.tokenizer or "bert", "vocab_size": tokenizer.vocab_size},
         "sizes": asdict(request.sizes),
         "splits": described,
-        "files": files,
     }
-    write_json(folder / DESCRIPTION, description)
+    describe(folder, fields, (*(f"{split}.npy" for split in SPLITS), QUESTIONS, TOKENIZER))
 
 
 def _write_split(
     path: Path, questions: Questions, tokenizer: WordPiece, sizes: WindowSizes, progress: bool
 ) -> dict[str, Any]:
-    """Write the windows of a split; what the description tells of them."""
+    """Write the windows of a split; returns their part of the description."""
     cuts = []
     characters = sum(len(question.context) for question in questions.questions)
     with stage(f"cutting {questions.path.name}", characters, progress) as advance:
@@ -182,11 +160,7 @@ def _write_split(
     whole = np.concatenate([cut.rows for cut in cuts])
     if not len(whole):
         raise UserError(f"{questions.path}: no answer is where the file says: nothing to train on")
-    with path.open("wb") as stream:
-        np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(whole))
-        stream.write(whole.tobytes())  # np.save writes beside Python, and loses why the disk refused
-        stream.flush()
-        os.fsync(stream.fileno())
+    write_array(path, whole)
     return {
         "questions": len(questions),
         "windows": len(whole),
@@ -201,13 +175,11 @@ def _tokenizer_identity(name: str) -> str:
         return wordpiece.identity(name)
     if name in KINDS:
         raise UserError(f"tokenizer {name}: {_WANTED}")
-    return f"file:{_sha256(Path(name).expanduser(), f'tokenizer ({_WANTED})')}"
+    return f"file:{given_sha256(Path(name).expanduser(), f'tokenizer ({_WANTED})')}"
 
 
 def _tokenizer(name: str) -> WordPiece:
-    if wordpiece.split_name(name):
-        return wordpiece.bert(name)
-    found = load(Path(name).expanduser())
+    found = tokenizer_of(name)
     if not isinstance(found, WordPiece):
         raise UserError(f"tokenizer {name}: {_WANTED}")
     return found
@@ -217,11 +189,3 @@ _WANTED = (
     "questions are cut by WordPiece: bert, bert-cased, bert:FILE, bert-cased:FILE, or a JSON file of a WordPiece "
     f"tokenizer with {', '.join(wordpiece.CONTROLS)}"
 )
-
-
-def _sha256(path: Path, what: str) -> str:
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}: {what}") from error

@@ -1,37 +1,25 @@
 """In: a folder of prepared question windows. Out: its samples by number, memory-mapped, and the questions themselves.
-Does not prepare them (question_prepare.py does) and does not order them (loader.py does)."""
+Does not prepare them (prepare.py does) and does not order them (data/loader.py does)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from codescent.base.errors import UserError
-from codescent.data.described import described, fingerprint_of, is_described
+from codescent.data.prepared import SPLITS, TOKENIZER, Described, Part, Splits, described, fingerprint_of, noted
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.data.text.request import TOKENIZER
 from codescent.tasks.answers.squad import Questions, read_questions
 from codescent.tasks.answers.windows import Rows, WindowSizes, segments_of
 
 FORMAT = "codescent questions 1"
 QUESTIONS = "validation.json"
-SPLITS = ("train", "validation")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True)  # other fields are there for people
-
-
-class _Tokenizer(_Part):
-    kind: str
-    vocab_size: Annotated[int, Field(ge=1)]
-
-
-class _Split(_Part):
+class _Split(Part):
     questions: int
     windows: int
     with_answer: int
@@ -39,22 +27,14 @@ class _Split(_Part):
     without_tokens: list[str]
 
 
-class _Splits(_Part):
-    train: _Split
-    validation: _Split
-
-
-class _Description(_Part):
+class _Description(Described):
     format: Literal["codescent questions 1"]
-    request: dict[str, Any]
-    tokenizer: _Tokenizer
     sizes: dict[str, int]
-    splits: _Splits
-    files: dict[str, str]  # name -> sha256
+    splits: Splits[_Split]
 
 
 class QuestionSource:
-    """The windows of one split; each has one loss, that of where its answer begins and ends.
+    """The windows of one split; a window has one loss: where its answer begins and ends.
 
     Attributes:
         rows: the windows as they were made, of the dtype of `WindowSizes.dtype`.
@@ -67,15 +47,15 @@ class QuestionSource:
         self.losses_per_sample: int | None = 1
 
     def read(self, numbers: Numbers) -> Samples:
-        """inputs int64 [n, max_length], targets int64 [n, 2], beside them `segments_BT` and `lengths_B`.
+        """inputs int64 [n, max_length], targets int64 [n, 2], extras `segments_BT` and `lengths_B`.
 
         Raises:
             IndexError: no such sample.
         """
         numbers = in_range(numbers, self.num_samples, self.name)
         rows = self.rows[numbers]
-        beside = {"segments_BT": segments_of(rows), "lengths_B": rows["length"].astype(np.int64)}
-        return Samples(rows["tokens"].astype(np.int64), rows["targets"].astype(np.int64), beside)
+        extras = {"segments_BT": segments_of(rows), "lengths_B": rows["length"].astype(np.int64)}
+        return Samples(rows["tokens"].astype(np.int64), rows["targets"].astype(np.int64), extras)
 
     def losses(self, numbers: Numbers) -> Numbers:
         """One for each."""
@@ -88,7 +68,7 @@ class QuestionDataset:
 
     Attributes:
         seq_len: positions of a window.
-        description: what is known of their making: all of description.json.
+        description: all of description.json.
         fingerprint: changes with any byte of the windows.
     """
 
@@ -102,11 +82,11 @@ class QuestionDataset:
 
     @property
     def tokenizer_text(self) -> str:
-        """The tokenizer as a file holds it, to be kept elsewhere."""
+        """The text of the tokenizer's file."""
         return (self.path / TOKENIZER).read_text(encoding="utf-8")
 
     def source(self, split: str, seq_len: int, num_targets: int) -> QuestionSource:
-        """The windows of a split. `num_targets` are not asked for: something is wanted of each window as a whole.
+        """The windows of a split. `num_targets` is not used: an answer is wanted of each window.
 
         Raises:
             UserError: the windows have another length.
@@ -116,15 +96,18 @@ class QuestionDataset:
         return self.train if split == "train" else self.validation
 
     def questions(self) -> Questions:
-        """The questions of the validation split, with contexts and answers: `validation.rows["question"]` counts them.
+        """The questions of the validation split, with contexts and answers; `rows["question"]` are their numbers.
 
         Raises:
             UserError: their file is not as it was made.
         """
         return read_questions(self.path / QUESTIONS)
 
+    def verify(self) -> None:
+        """Nothing: every byte was compared when it was opened."""
+
     def summary(self) -> list[str]:
-        """What there is to say of it in a few lines."""
+        """What `codescent data` prints."""
         sizes, tokenizer = self.description["sizes"], self.description["tokenizer"]
         lines = [
             f"{self.path}: {tokenizer['kind']}, vocabulary of {self.vocab_size:,}; windows of {sizes['max_length']} "
@@ -146,14 +129,14 @@ class QuestionDataset:
 
 def is_question_folder(path: Path) -> bool:
     """Whether a folder says that it holds prepared questions."""
-    return is_described(path, FORMAT)
+    return noted(path).get("format") == FORMAT
 
 
 def open_questions(path: Path) -> QuestionDataset:
-    """Open prepared questions; every byte of them is compared with its sha256.
+    """Open prepared questions; every file is compared with its sha256.
 
     Raises:
-        UserError: no prepared questions there, or all that is damaged.
+        UserError: there are none, or every file that is damaged.
     """
     description = described(path, _Description, "prepared questions")
     fingerprint = fingerprint_of(path, description["files"])

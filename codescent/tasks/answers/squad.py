@@ -1,5 +1,5 @@
-"""In: a file of SQuAD v1.1's form. Out: its questions, or every place where it is not of that form and what would be.
-Does not tokenise (windows.py does) and does not score (evaluate/ does)."""
+"""In: a file of SQuAD v1.1's form. Out: its questions, or every place that is not of that form.
+Does not tokenise (windows.py does) and does not score (squad_metrics.py does)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Question:
     def span(self) -> tuple[int, int] | None:
         """Characters [begin, end) of the first answer, without white space around it; None where it is not there.
 
-        White space may be spelt differently in the answer and in the context, as in BERT's reading of the file.
+        White space may differ between the answer and the context, as in BERT's script.
         """
         answer = self.answers[0]
         found = self.context[answer.start : answer.start + len(answer.text)]
@@ -67,11 +67,11 @@ class Questions:
         return len(self.questions)
 
     def misplaced(self) -> list[str]:
-        """Ids of questions whose first answer is not where the file says: not trained on, as in BERT's script."""
+        """Ids of the questions whose first answer is not where the file says; BERT's script leaves them out too."""
         return [question.id for question in self.questions if question.span() is None]
 
     def first(self, count: int | None) -> Questions:
-        """So many of them; None: all."""
+        """The first `count` questions; None: all."""
         return Questions(self.path, self.sha256, self.questions[:count])
 
 
@@ -95,7 +95,7 @@ def read_questions(path: Path) -> Questions:
 
 
 def write_questions(questions: Iterable[Question]) -> str:
-    """The same form again, as text: questions in their order, those about one context together."""
+    """The text of a file of that form: questions in their order, those about one context together."""
     articles: list[dict[str, Any]] = []
     for question in questions:
         if not articles or articles[-1]["title"] != question.title:
@@ -109,11 +109,11 @@ def write_questions(questions: Iterable[Question]) -> str:
 
 
 def load_json(path: Path, pairs: Any = None) -> tuple[bytes, Any]:
-    """A file's bytes, and the JSON value that they are.
+    """A file's bytes, and their JSON value.
 
     Args:
         path: the file.
-        pairs: what makes an object of its pairs (json's `object_pairs_hook`).
+        pairs: json's `object_pairs_hook`.
 
     Raises:
         UserError: cannot be read, or where it is not JSON.
@@ -139,7 +139,7 @@ def told(path: Path, problems: list[str]) -> list[str]:
 
 
 def _questions(data: Any, problems: list[str]) -> Iterator[Question]:
-    """What is of the right form; what is not is added to `problems`."""
+    """The questions that are of the right form; what is not is added to `problems`."""
     if not isinstance(data, dict):
         problems.append(f'a JSON object with the keys "version" and "data" is needed, found {_kind(data)}')
         return
@@ -174,7 +174,7 @@ def _answers(question: dict[str, Any], where: str, problems: list[str]) -> Itera
 
 
 def _objects(parent: dict[str, Any], key: str, where: str, problems: list[str]) -> Iterator[tuple[dict[str, Any], str]]:
-    """The objects of the list under a key, each with its place in words."""
+    """The objects of the list under a key, each with its place in the file."""
     place = f"{where}.{key}" if where else key
     if key not in parent:
         problems.append(f"{place}: missing: a list is needed")

@@ -17,7 +17,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True)
 class Score:
-    """Both in percent of all questions; those without a prediction count as wrong.
+    """Exact match and F1 in percent of all questions; a question without a prediction counts as wrong.
 
     Attributes:
         num_questions: how many there are.
@@ -31,7 +31,7 @@ class Score:
 
 
 def score(questions: Sequence[Question], predictions: Mapping[str, str]) -> Score:
-    """Score predictions by question id: of several right answers the one that fits best counts (evaluate-v1.1.py)."""
+    """Score predictions by question id; the right answer that fits best counts (evaluate-v1.1.py)."""
     exact, overlap = 0, 0.0
     unanswered = []
     for question in questions:
@@ -47,15 +47,15 @@ def score(questions: Sequence[Question], predictions: Mapping[str, str]) -> Scor
 
 
 def normalise(text: str) -> str:
-    """Lower case, without ASCII punctuation, then without the words a, an, the; words with one space between them."""
+    """Lower case, without ASCII punctuation and the words a, an, the, and with one space between words."""
     bare = text.lower().translate(_NO_PUNCTUATION)
     return " ".join(_ARTICLE.sub(" ", bare).split())
 
 
 def f1(prediction: str, answer: str) -> float:
-    """Harmonic mean of precision and recall of the words of two normalised texts; 0 where they have none in common.
+    """Harmonic mean of precision and recall of the words of two normalised texts; 0 where no word is in both.
 
-    So it is 0 for two texts without a word, whose exact match is 1: that is how SQuAD defines it.
+    By SQuAD's definition it is 0 for two texts without words, whose exact match is 1.
     """
     predicted, right = prediction.split(), answer.split()
     common = (Counter(predicted) & Counter(right)).total()

@@ -1,5 +1,5 @@
 """In: questions about contexts, WordPiece. Out: windows: [CLS] question [SEP] part of the context [SEP], and targets.
-Does not read or write files (squad.py and question_source.py do)."""
+Does not read or write files (squad.py and source.py do)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTROLS = 3  # [CLS], [SEP], [SEP]
 
 
 KEYS = {"max_length": "data.seq_len", "stride": "data.stride", "max_question": "data.question_len"}
-"""What a config calls the sizes."""
+"""The keys of the config that give the sizes."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class WindowSizes:
 
 
 class Cut(NamedTuple):
-    """The windows of some questions, and the ids of those that are not trained on, by the reason."""
+    """The windows of some questions, and the ids of the questions that are left out, by reason."""
 
     rows: Rows
     characters: int
@@ -77,14 +77,14 @@ class Cut(NamedTuple):
 def make_windows(
     questions: Sequence[Question], tokenizer: WordPiece, sizes: WindowSizes, *, training: bool
 ) -> Iterator[Cut]:
-    """The windows of questions, some questions at a time; a question's windows follow one another.
+    """The windows of questions, a few questions at a time; the windows of one question follow one another.
 
     Args:
         questions: of one file.
         tokenizer: BERT's.
         sizes: how contexts are cut.
-        training: leave out questions whose answer is not at the place that the file says, or has no token (they are
-            told), and what only reading an answer off a window needs. Else every question has windows.
+        training: leave out questions whose answer is not where the file says, or has no token; and leave out the
+            fields that only decoding needs. Otherwise every question has windows.
 
     Raises:
         UserError: sizes that leave no room.

@@ -1,2 +1,195 @@
-"""In: prompts with responses, or conversations. Out: samples in which the responses alone are targets.
-Does not know a layout."""
+"""In: prompts with responses, or conversations. Out: the task "sft": what is said in response alone is wanted.
+Does not make samples: source.py does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from codescent.base.errors import UserError
+from codescent.data.prepared import TOKENIZER
+from codescent.data.samples import AnyDataset
+from codescent.data.tokenizers.tokenizer import Tokenizer
+from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG, ChatFiles, read_chat_files
+from codescent.tasks.conversations.chat_template import ChatTemplate
+from codescent.tasks.conversations.chat_tokens import ChatTokens
+from codescent.tasks.conversations.prepare import ResponseRequest, locate_responses, prepare_responses
+from codescent.tasks.conversations.source import ResponseDataset, is_response_folder, open_responses
+from codescent.tasks.prompts import Prompts
+from codescent.tasks.task import Ask, Task
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Data
+
+CHAT = "chat.json"
+"""What a run keeps of its chat template: its text, its special tokens, the day that it takes for today."""
+
+
+class Conversations(Task):
+    """Respond to a prompt, or as the assistant of a conversation: supervised fine-tuning."""
+
+    name = "sft"
+    kinds = ("gpt2", "llama")
+    keys = (*Task.keys, "template", "chat_template", "prompt_key", "response_key", "messages_key")
+    extras = True
+    files = (TOKENIZER, CHAT)
+    unit = "tokens of responses"
+    peft_task_type = "CAUSAL_LM"
+
+    def made_for(self, data: Data) -> bool:
+        """See `Task`."""
+        return is_response_folder(Path(data.corpus).expanduser())
+
+    def refuse(self, ask: Ask) -> Iterator[str]:
+        """See `Task`."""
+        yield from super().refuse(ask)
+        if ask.compile == "model":
+            yield (
+                f'train.compile = "model": data.task = "{self.name}" has tokens of which nothing is wanted, and the '
+                'compiled head does not know them; take train.compile = "blocks"'
+            )
+
+    def refuse_other(self, ask: Ask, name: str) -> Iterator[str]:
+        """See `Task`."""
+        if ask.data.chat_template is not None:
+            yield (
+                f'data.chat_template: conversations are what data.task = "{self.name}" learns from, and here it is '
+                f'"{name}"; give data.task = "{self.name}", or leave the template out'
+            )
+
+    def vocab_size(self, ask: Ask) -> int | None:
+        """See `Task`; that of prepared examples where they are there."""
+        found = locate_responses(_request(ask), ask.data.folder)
+        return super().vocab_size(ask) if found is None else open_responses(found).vocab_size
+
+    def prepare(self, ask: Ask, *, progress: bool) -> Path:
+        """See `Task`."""
+        return prepare_responses(_request(ask), ask.data.folder, progress=progress)
+
+    def open(self, ask: Ask, path: Path) -> ResponseDataset:
+        """See `Task`."""
+        return open_responses(path)
+
+    def open_corpus(self, corpus: str, validation_fraction: float) -> ResponseDataset | None:
+        """See `Task`."""
+        return open_responses(Path(corpus)) if is_response_folder(Path(corpus)) else None
+
+    def pin(self, ask: Ask) -> Mapping[str, Any]:
+        """The chat template at data.chat_template, with its day; where a run keeps one, that day stands."""
+        if ask.data.chat_template is None:
+            return {}
+        files, kept = read_chat_files(ask.data.chat_template), _kept(ask)
+        if kept is not None and not kept.is_same(files):
+            raise UserError(
+                f"data.chat_template: {files.name}: not the template with which the run began, which is in "
+                f"{kept.name}; begin a new run, or undo what was changed"
+            )
+        return asdict(replace(files, day=(kept and kept.day) or date.today().isoformat()))
+
+    def carry(self, dataset: AnyDataset) -> Mapping[str, str]:
+        """See `Task`; and the chat template, if there is one."""
+        assert isinstance(dataset, ResponseDataset)
+        return {**super().carry(dataset), **_file_of(dataset.chat)}
+
+    def carry_unprepared(self, ask: Ask) -> Mapping[str, str]:
+        """See `Task`."""
+        pinned = self.pin(ask)
+        return _file_of(ChatTemplate(ChatFiles(**pinned)).files if pinned else None)
+
+    def refuse_resume(self, ask: Ask, dataset: AnyDataset) -> Iterator[str]:
+        """See `Task`; the data must have been prepared by the chat template that the run keeps."""
+        assert isinstance(dataset, ResponseDataset)
+        before, now = _kept(ask), dataset.chat
+        if before is not None and (now is None or now.kept() != before.kept()):
+            yield (
+                f"{dataset.path}: prepared by another chat template than the run in {ask.run} began with, which is in "
+                f"{ask.run / CHAT}; begin a new run, or give data.corpus as it was"
+            )
+
+    def prompts(self, ask: Ask, tokenizer: Tokenizer) -> Prompts:
+        """See `Task`; a prompt is what a user says to the assistant, where there is a chat template."""
+        chat = _chat(ask, tokenizer)
+        return Prompts(tokenizer) if chat is None else _ChatPrompts(tokenizer, chat)
+
+    def export(
+        self, ask: Ask, tokenizer: Tokenizer, texts: dict[str, str], ends: dict[str, int | None]
+    ) -> tuple[dict[str, str], dict[str, int | None]]:
+        """See `Task`; with the chat template, its special tokens, and the token that ends a turn."""
+        if (chat := _chat(ask, tokenizer)) is None:
+            return texts, ends
+        files = chat.template.files
+        settings = json.loads(texts[TOKENIZER_CONFIG]) | files.special
+        if (end := chat.end()) is not None:
+            ends = {**ends, "eos_token_id": end}
+            if not chat.template.asks_for_end:  # else the template would write other texts
+                settings["eos_token"] = chat.text_of(end)
+        return {**texts, JINJA: files.text, TOKENIZER_CONFIG: json.dumps(settings, indent=2) + "\n"}, ends
+
+
+class _ChatPrompts(Prompts):
+    """Prompts that a user gives to the assistant."""
+
+    def __init__(self, tokenizer: Tokenizer, chat: ChatTokens) -> None:
+        super().__init__(tokenizer)
+        self._chat = chat
+        if (end := chat.end()) is not None:
+            self.stop = end
+
+    def encode(self, prompt: str) -> tuple[str, list[int]]:
+        """See `Prompts`."""
+        return self._chat.ask(prompt) if prompt else super().encode(prompt)
+
+
+def _request(ask: Ask) -> ResponseRequest:
+    """The prompts and responses, or conversations, that a config asks for."""
+    data = ask.data
+    chat = _kept(ask) if ask.pinned is None else ChatFiles(**ask.pinned) if ask.pinned else None
+    return ResponseRequest(
+        corpus=data.corpus,
+        tokenizer=data.tokenizer,
+        template=data.template,
+        prompt_key=data.prompt_key,
+        response_key=data.response_key,
+        validation_fraction=data.validation_fraction,
+        messages_key=data.messages_key,
+        chat_template=chat or data.chat_template,
+    )
+
+
+def _kept(ask: Ask) -> ChatFiles | None:
+    """The chat template that a run keeps; None: it keeps none.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    if CHAT not in ask.kept:
+        return None
+    path = ask.run / CHAT
+    try:
+        return ChatFiles.of_kept(str(path), json.loads(ask.kept[CHAT]))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a JSON object ({error})") from error
+
+
+def _chat(ask: Ask, tokenizer: Tokenizer) -> ChatTokens | None:
+    """How a user asks a trained model: by the template that the run keeps; None: it was tuned without one.
+
+    Raises:
+        UserError: the template is damaged, or an earlier version did not keep it.
+    """
+    kept, wanted = _kept(ask), ask.data.chat_template
+    if kept is None and wanted is not None:
+        raise UserError(
+            f"{ask.run / CHAT}: is not there: an earlier version, which kept no chat template, made this run; "
+            f"`codescent train {ask.run}/config.toml --resume` puts it there while {wanted} is as it was"
+        )
+    return None if kept is None else ChatTokens(ChatTemplate(kept), tokenizer)
+
+
+def _file_of(chat: ChatFiles | None) -> dict[str, str]:
+    """The file that a run keeps of a chat template."""
+    return {} if chat is None else {CHAT: json.dumps(chat.kept(), indent=1) + "\n"}

@@ -14,7 +14,7 @@ from codescent.tasks.conversations.conversations import HALF, half_a_character
 JINJA = "chat_template.jinja"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_MAP = "special_tokens_map.json"
-DEFAULT = "default"  # which of several templates transformers takes
+DEFAULT = "default"  # the one of several templates that transformers takes
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 MOST_BYTES, MOST_CHARACTERS = 1 << 26, 1 << 22
 
@@ -26,8 +26,8 @@ class ChatFiles:
     Attributes:
         name: the file, for messages.
         text: Jinja.
-        special: of SPECIAL those that files name; None: the model has none such.
-        day: YYYY-MM-DD, what the template takes for today; None: the day on which it is compiled.
+        special: the tokens of SPECIAL that files name; None: the model has no such token.
+        day: the template's today, as YYYY-MM-DD; None: the day on which it is compiled.
     """
 
     name: str
@@ -36,28 +36,28 @@ class ChatFiles:
     day: str | None = None
 
     def kept(self) -> dict[str, Any]:
-        """It as JSON data, to be kept with what was made by it."""
+        """JSON data, to be kept with what was prepared by it."""
         day = {} if self.day is None else {"day": self.day}
         return {"template": self.text, "special_tokens": self.special, **day}
 
     @classmethod
     def of_kept(cls, name: str, fields: Any) -> ChatFiles:
-        """What `kept` gave. Raises UserError where it did not give that."""
+        """The inverse of `kept`. Raises UserError: not such data."""
         match fields:
             case {"template": str(text), "special_tokens": dict(special)}:
                 return cls(name, text, special, fields.get("day"))
         raise UserError(f'{name}: damaged: an object with "template" and "special_tokens" is needed')
 
     def is_same(self, other: ChatFiles) -> bool:
-        """Whether both write the same, on one day."""
+        """Whether both write the same text on the same day."""
         return (self.text, self.special) == (other.text, other.special)
 
 
 def read_chat_files(path: Path) -> ChatFiles:
     """The template of a folder, or of a file: JSON that has one under "chat_template", or Jinja.
 
-    In a folder chat_template.jinja comes before tokenizer_config.json, as `transformers` has it. Special tokens are
-    those of the files beside the template, whichever file that is.
+    As in `transformers`, a folder's chat_template.jinja comes before its tokenizer_config.json. Special tokens are
+    read from the files in the template's folder.
 
     Raises:
         UserError: there is none, or it cannot be read.
@@ -124,7 +124,7 @@ def _template(path: Path, value: Any) -> str:
 
 
 def _tokens_beside(folder: Path) -> dict[str, Any]:
-    """What the files of a folder say of special tokens; the older of the two is heeded as `transformers` does."""
+    """The special tokens in the files of a folder; the older file counts where it does in `transformers`."""
     config, older = (
         _fields(path, _read(path)) if path.is_file() else {}
         for path in (folder / TOKENIZER_CONFIG, folder / SPECIAL_MAP)

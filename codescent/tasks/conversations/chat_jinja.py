@@ -1,4 +1,4 @@
-"""In: the text of a chat template. Out: it compiled, in a sandbox with the functions that `transformers` gives it.
+"""In: the text of a chat template. Out: the template, compiled in a sandbox with the functions of `transformers`.
 Does not read files (chat_files.py does) and knows no conversation (chat_template.py does)."""
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from codescent.base.errors import UserError
 from codescent.tasks.conversations.chat_files import ChatFiles
 
 TAGS = "{% generation %} … {% endgeneration %}"
-MARKED = "codescent_marks"  # a variable that is set while the marks of TAGS are wanted
-BEGIN, END = "\ufdd0", "\ufdd1"  # such marks: code points that Unicode promises never to make characters
+MARKED = "codescent_marks"  # a variable that is set to have TAGS marked
+BEGIN, END = "\ufdd0", "\ufdd1"  # the marks: code points that are never characters in Unicode
 NOW = "strftime_now"
 MOST_WRITTEN = 1 << 26
 
 
 def compiled(files: ChatFiles) -> tuple[Template, set[str], date | None]:
-    """A template, the names of what it asks to be given, and what it takes for today if it asks that (`ChatFiles.day`).
+    """A compiled template, the names of its variables, and its day (`ChatFiles.day`) if it reads the date.
 
-    A day has no hours: it is midnight, so that the texts of one day do not differ.
+    Its time is midnight, so that all texts of one day are the same.
 
     Raises:
-        UserError: it is no Jinja.
+        UserError: it is not Jinja.
     """
     where = f"data.chat_template: {files.name}"
     day = date.today() if files.day is None else date.fromisoformat(files.day)
@@ -49,7 +49,7 @@ def compiled(files: ChatFiles) -> tuple[Template, set[str], date | None]:
 
 
 def written(template: Template, name: str, variables: dict[str, Any]) -> str:
-    """What a template writes. Raises UserError: it refuses, in its own words; or it writes without end."""
+    """What a template writes. Raises UserError: the template's own refusal, or too long a text."""
     pieces, length = [], 0
     try:
         for piece in template.generate(**variables):
@@ -67,12 +67,12 @@ def written(template: Template, name: str, variables: dict[str, Any]) -> str:
 
 
 class _Generation(Extension):
-    """The tag by which templates say themselves what the assistant says, as `transformers` has it."""
+    """The tag by which a template marks what the assistant says, as in `transformers`."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The block: its text, between marks where these are wanted."""
+        """The block's text, between marks if MARKED is set."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         call = self.call_method("_around", [nodes.Name(MARKED, "load")])
@@ -84,7 +84,7 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """What a template calls dict: without the type's methods, by which it could change what it was given."""
+    """A template's `dict`, without the methods of the type, which could change what it was given."""
 
     def __call__(self, *args: Any, **fields: Any) -> dict[Any, Any]:
         return dict(*args, **fields)
@@ -95,7 +95,7 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """What a template calls namespace: no names that mean something to Python."""
+    """A template's `namespace`, without names that mean something to Python."""
 
     def __init__(*args: Any, **fields: Any) -> None:  # a field may be called self
         self, *rest = args
@@ -115,7 +115,7 @@ def _check_name(name: Any) -> None:
 
 
 def _environment(strftime_now: Callable[[str], str]) -> ImmutableSandboxedEnvironment:
-    """Jinja as `transformers` has it: nothing that a template says can reach beyond its text."""
+    """Jinja as in `transformers`: a template can reach nothing but its text."""
 
     def raise_exception(message: str) -> NoReturn:
         raise TemplateError(message)

@@ -1,5 +1,5 @@
 """In: a chat template, a conversation. Out: its text as `transformers` writes it; which characters the assistant says.
-Does not look for the template (chat_files.py does) and does not make tokens (chat_tokens.py does)."""
+Does not find the template (chat_files.py does) and does not make tokens (chat_tokens.py does)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from codescent.tasks.conversations.chat_jinja import BEGIN, END, MARKED, TAGS, c
 from codescent.tasks.conversations.conversations import ASSISTANT, HALF, USER, Message, half_a_character, texts_of
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""What a message calls its reasoning: by the first name templates ask for it, but gpt-oss by the second."""
+"""Names that messages have for their reasoning; most templates read the first, gpt-oss the second."""
 
 
 class Written(NamedTuple):
@@ -29,20 +29,20 @@ class Written(NamedTuple):
 class ChatTemplate:
     """A chat template, compiled.
 
-    Rendered with the options, functions and variables of `transformers`' `apply_chat_template(tokenize=False)`, on one
-    day, so that two renderings of a conversation do not differ by it.
+    It renders with the options, functions and variables of `transformers`' `apply_chat_template(tokenize=False)`.
+    Its day is fixed, so that two renderings of a conversation are the same.
 
     Args:
         files: the template and its special tokens.
 
     Attributes:
         name: the file, for messages.
-        special: the special tokens that the template asks for, by name, where the model has them.
-        asks_for_end: whether the eos_token is among what it asks for.
-        files: the template as it is kept with what is made by it; with its day if its texts depend on that.
+        special: the special tokens that the template reads and the model has, by name.
+        asks_for_end: whether it reads the eos_token.
+        files: the template as it is kept with what is prepared by it; with its day if its texts depend on that.
 
     Raises:
-        UserError: it is no Jinja, or it asks for special tokens that no file tells.
+        UserError: it is not Jinja, or it reads special tokens that no file gives.
     """
 
     def __init__(self, files: ChatFiles) -> None:
@@ -63,7 +63,7 @@ class ChatTemplate:
 
     @classmethod
     def read(cls, path: Path) -> ChatTemplate:
-        """That of a folder or a file. Raises UserError as `read_chat_files` and the class do."""
+        """The template of a folder or a file. Raises UserError as `read_chat_files` and the class do."""
         return cls(read_chat_files(path))
 
     def render(self, messages: Sequence[Message], *, ask: bool = False, marked: bool = False) -> str:
@@ -89,15 +89,17 @@ class ChatTemplate:
         return text
 
     def write(self, messages: Sequence[Message], controls: tuple[str, ...]) -> Written:
-        """The text of a conversation, and what of it the assistant says: what the template tags so; without tags of
-        each turn the words and what ends it, which is whatever stands behind the beginning that asks for the turn.
+        """The text of a conversation, and which characters the assistant says.
+
+        These are the ones that the template tags. Without tags they are each turn's text behind the generation prompt:
+        its words and what ends it.
 
         Args:
             messages: all of them.
-            controls: texts of the tokenizer's control tokens; white space behind one that ends a turn is not said.
+            controls: texts of the tokenizer's control tokens; white space behind one at a turn's end does not count.
 
         Raises:
-            UserError: the template refuses the conversation, or the assistant's turns cannot be told from the rest.
+            UserError: the template refuses the conversation, or the assistant's turns cannot be found in its text.
         """
         text = self.render(messages)
         if self._tagged:
@@ -115,7 +117,7 @@ class ChatTemplate:
         return self.render([{"role": USER, "content": prompt}], ask=True)
 
     def _tagged_turns(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
-        """Which characters of a conversation's text are within TAGS."""
+        """The characters of a conversation's text that are inside TAGS."""
         if any(mark in it for it in texts_of(list(messages)) for mark in (BEGIN, END)):
             raise UserError(f"the conversation has {BEGIN!r} or {END!r} in it, which mark what is in {TAGS}")
         found = list(_unmarked(self.render(messages, marked=True), text, self.name))
@@ -124,7 +126,7 @@ class ChatTemplate:
         return found
 
     def _turn(self, messages: Sequence[Message], number: int, text: str) -> tuple[int, int]:
-        """Which characters of a conversation's text belong to one turn of the assistant and follow its beginning."""
+        """The characters of one turn of the assistant, behind its generation prompt."""
         turn = f"message {number + 1}, the assistant's"
         try:
             before, asked = self.render(messages[:number]), self.render(messages[:number], ask=True)
@@ -151,14 +153,15 @@ class ChatTemplate:
         return len(asked), len(told)
 
     def _needs_no_asking(self, messages: Sequence[Message], told: str, turn: str) -> bool:
-        """Whether a template without add_generation_prompt begins the last turn of messages with its words, and does
-        not end it with the beginning of the next: that would be gone where the user goes on."""
+        """Whether the last turn begins with its words and does not end with the beginning of the next turn.
+
+        Only then can a template that ignores add_generation_prompt be used without tags."""
         goes_on = self.render([*messages, {"role": USER, "content": "?"}])
         return turn.lstrip().startswith(messages[-1]["content"].strip()) and goes_on.startswith(told)
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:
-    """Copies of messages as `transformers` hands them over; what a template does to them stays with it."""
+    """Copies of messages as `transformers` passes them; a template can change only the copies."""
     found = []
     for message in messages:
         plain = {key: value for key, value in message.items() if value is not None}
@@ -169,7 +172,7 @@ def _plain(messages: Sequence[Message]) -> list[Message]:
 
 
 def _unmarked(marked: str, text: str, name: str) -> Iterator[tuple[int, int]]:
-    """Where the parts between marks are in the text without them."""
+    """Where the parts between marks are in the text without marks."""
     pieces, marks = re.split(f"[{BEGIN}{END}]", marked), re.findall(f"[{BEGIN}{END}]", marked)
     if "".join(pieces) != text:
         raise UserError(f"{name}: what it writes in {TAGS} it goes on to change, so that its place is not to be found")

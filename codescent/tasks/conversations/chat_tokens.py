@@ -25,15 +25,15 @@ _SHORTEST: tuple[Message, ...] = ({"role": USER, "content": "?"}, {"role": ASSIS
 class ChatTokens:
     """Conversations to tokens, by a template and a tokenizer.
 
-    A conversation is encoded whole, and its text alone: what the template does not write, such as a tokenizer's own
-    beginning of a text, is not there. Wherever the text spells a control token it is that token, in messages too, as
-    `transformers`' `apply_chat_template(tokenize=True)` has it.
+    The text of a conversation is encoded as a whole, without what the tokenizer itself would add, such as a beginning.
+    Wherever the text spells a control token it becomes that token, in messages too, as by `transformers`'
+    `apply_chat_template(tokenize=True)`.
 
     Attributes:
         template: it.
 
     Raises:
-        UserError: a special token that the template asks for is none of the tokenizer's, or that is of characters.
+        UserError: the tokenizer lacks a special token that the template reads, or is one of characters.
     """
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
@@ -58,8 +58,8 @@ class ChatTokens:
     def encode(self, messages: Sequence[Message]) -> tuple[Pieces, list[tuple[int, int]]]:
         """Tokens of a conversation, and which of these, [begin, end), the assistant says, turn by turn.
 
-        A token that is the assistant's in part is wanted, but for a control token that begins before. The first token
-        never is: nothing foretells it.
+        A token that is partly the assistant's is wanted, except a control token that begins before. The first token is
+        never wanted: nothing predicts it.
 
         Raises:
             UserError: see `ChatTemplate.write`; nothing is wanted.
@@ -72,7 +72,7 @@ class ChatTokens:
         """Tokens by characters: see `encode`."""
         begins, ends = pieces.characters[:, 0], np.maximum(pieces.characters[:, 1], pieces.characters[:, 0] + 1)
         is_control = np.isin(pieces.ids, list(self._pieces.controls.values()))
-        wanted = np.zeros(len(pieces.ids) + 2, np.int8)  # with one that is not wanted on either side
+        wanted = np.zeros(len(pieces.ids) + 2, np.int8)  # and one on either side that is not wanted
         for begin, end in turns:
             wanted[1:-1] |= (begins < end) & (ends > begin) & ((begins >= begin) | ~is_control)
         wanted[1:2] = 0
@@ -82,7 +82,7 @@ class ChatTokens:
         return [(int(begin), int(end)) for begin, end in edges.reshape(-1, 2)]
 
     def ask(self, prompt: str) -> tuple[str, list[int]]:
-        """What a model reads that is to answer a user: the text, and its tokens.
+        """The text and the tokens with which a user asks a model.
 
         Raises:
             UserError: the template refuses it.
@@ -91,10 +91,10 @@ class ChatTokens:
         return text, self._pieces.encode(text).ids.tolist()
 
     def end(self) -> int | None:
-        """The control token with which the assistant ends a turn: the first one behind the words; None: none does.
+        """The control token that ends a turn of the assistant: the first one behind its words; None: there is none.
 
         Raises:
-            UserError: the template refuses the shortest of conversations.
+            UserError: the template refuses the shortest conversation.
         """
         text, turns = self.template.write(_SHORTEST, self._controls)
         pieces = self._pieces.encode(text)
@@ -102,14 +102,14 @@ class ChatTokens:
         found, controls = None, set(self._pieces.controls.values())
         for number in range(end - 1, begin - 1, -1):
             first, last = pieces.characters[number]
-            if text[first:last].strip():  # there are control tokens of white space, which end nothing
+            if text[first:last].strip():  # control tokens of white space end nothing
                 if int(pieces.ids[number]) not in controls:
                     break
                 found = int(pieces.ids[number])
         return found
 
     def text_of(self, control: int) -> str:
-        """How a control token is spelt."""
+        """The text of a control token."""
         return next(text for text, number in self._pieces.controls.items() if number == control)
 
 
@@ -117,8 +117,8 @@ class _LibraryPieces:
     """A tokenizer of the library that knows control tokens where text spells them.
 
     Args:
-        tokenizer: the same for ordinary text; its separator becomes a control token, if it is none so far.
-        special: texts that are control tokens beside those, where they are in the vocabulary.
+        tokenizer: of ordinary text; its separator becomes a control token if it is not one.
+        special: more texts that become control tokens if they are in the vocabulary.
 
     Attributes:
         controls: ids of control tokens by their texts.
@@ -126,7 +126,7 @@ class _LibraryPieces:
 
     def __init__(self, tokenizer: LibraryTokenizer, special: list[str]) -> None:
         fields = json.loads(tokenizer.text)
-        # It would only add tokens that are not asked for, and take white space off the characters of tokens.
+        # It would add tokens, and take white space off the characters of tokens.
         fields["post_processor"] = None
         self._inner = library.Tokenizer.from_str(json.dumps(fields))
         known = self._inner.get_vocab(with_added_tokens=True)

@@ -1,5 +1,5 @@
-"""In: a file of JSON lines. Out: its conversations, every line checked; a prompt and its response are one of two turns.
-Does not know how a conversation is written as text (chat_template.py and response_prepare.py do)."""
+"""In: a file of JSON lines. Out: its conversations, every line checked; a prompt and a response are one of two turns.
+Does not write a conversation as text (chat_template.py and prepare.py do)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Keys:
-    """What the parts of a line are called."""
+    """The keys of a line's JSON object."""
 
     prompt: str = "prompt"
     response: str = "response"
@@ -34,19 +34,19 @@ class Keys:
 
 @dataclass(frozen=True)
 class Conversation:
-    """A line's messages, and where it stands: "FILE:LINE"."""
+    """The messages of a line, and its place: "FILE:LINE"."""
 
     where: str
     messages: tuple[Message, ...]
 
 
 def half_a_character(value: Any) -> bool:
-    """Whether a text has half of a surrogate pair; or any text in a JSON value, keys too."""
+    """Whether any text in a JSON value, keys included, has half of a surrogate pair."""
     return any(_SURROGATE.search(text) for text in texts_of(value))
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Every text in a JSON value, keys too, however deep."""
+    """Every text in a JSON value, keys included, at any depth."""
     left = [value]
     while left:
         match left.pop():
@@ -58,43 +58,28 @@ def texts_of(value: Any) -> Iterator[str]:
                 left += [*fields, *fields.values()]
 
 
-class Problems:
-    """What is wrong with lines; of very many the first are told.
-
-    Attributes:
-        path: the file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._found: list[str] = []
-
-    def add(self, *problems: str) -> None:
-        """One more line that is no example."""
-        self._found += problems
-
-    def refuse(self) -> None:
-        """Raise UserError with them, if there are any."""
-        if more := self._found[MOST_PROBLEMS:]:
-            raise UserError(*self._found[:MOST_PROBLEMS], f"{self.path}: {len(more)} more of such")
-        if self._found:
-            raise UserError(*self._found)
+def refuse(path: Path, problems: list[str]) -> None:
+    """Raise UserError with the first problems of a file's lines, and how many more there are; if there are any."""
+    more = len(problems) - MOST_PROBLEMS
+    if problems:
+        raise UserError(*problems[:MOST_PROBLEMS], *([f"{path}: {more} more of such"] if more > 0 else []))
 
 
 def read_conversations(path: Path, keys: Keys, *, with_template: bool) -> list[Conversation]:
-    """The conversations of a file: all of messages, or all of a prompt and a response, as its first line is.
+    """The conversations of a file. All lines are of the first one's kind: messages, or a prompt and a response.
 
-    A line that has messages is taken for these, whatever else is in it; but without a template, for its pair.
+    A line that has both is read as messages with a template, and as a pair without one.
 
     Args:
         path: a JSON object a line; lines of white space are skipped.
-        keys: what is read of it.
-        with_template: a chat template is given, without which messages cannot be written as text.
+        keys: of its object.
+        with_template: there is a chat template; without one messages cannot be written as text.
 
     Raises:
         UserError: the lines that are no conversations, or not of the first one's kind; messages without a template.
     """
-    problems, found = Problems(path), []
+    problems: list[str] = []
+    found = []
     first_kind = first_where = ""
     for where, value in _objects(path, problems):
         kind = _kind(value, keys, with_template=with_template)
@@ -106,19 +91,19 @@ def read_conversations(path: Path, keys: Keys, *, with_template: bool) -> list[C
                 "the model that is tuned, its tokenizer_config.json or its chat_template.jinja"
             )
         if kind != first_kind:
-            problems.add(
+            problems.append(
                 f"{where}: {kind}, and the first line has {first_kind} ({first_where}): a file has lines of one kind"
             )
         elif wrong := list(_wrong_messages(value, keys) if kind == TURNS else _wrong_pair(value, keys)):
-            problems.add(*(f"{where}: {problem}" for problem in wrong))
+            problems += [f"{where}: {problem}" for problem in wrong]
         else:
             found.append(Conversation(where, _messages(value, keys, kind)))
-    problems.refuse()
+    refuse(path, problems)
     return found
 
 
-def _objects(path: Path, problems: Problems) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each line stands and the object that it is; what is none goes to the problems."""
+def _objects(path: Path, problems: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The place and the object of each line; a line that is none goes to the problems."""
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
             continue
@@ -126,12 +111,12 @@ def _objects(path: Path, problems: Problems) -> Iterator[tuple[str, dict[str, An
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            problems.add(f"{where}: not JSON: {error}")
+            problems.append(f"{where}: not JSON: {error}")
             continue
         if isinstance(value, dict):
             yield where, value
         else:
-            problems.add(f"{where}: a JSON object is needed, found {type(value).__name__}")
+            problems.append(f"{where}: a JSON object is needed, found {type(value).__name__}")
 
 
 def _kind(value: dict[str, Any], keys: Keys, *, with_template: bool) -> str:
@@ -147,7 +132,7 @@ def _messages(value: dict[str, Any], keys: Keys, kind: str) -> tuple[Message, ..
 
 
 def _wrong_pair(value: dict[str, Any], keys: Keys) -> Iterator[str]:
-    """Why a line is no prompt with a response; the first reason."""
+    """The first reason why a line is no prompt with a response."""
     for key in (keys.prompt, keys.response):
         if not isinstance(value.get(key), str):
             there = ", ".join(map(str, value)) or "nothing"
@@ -164,7 +149,7 @@ def _wrong_pair(value: dict[str, Any], keys: Keys) -> Iterator[str]:
 
 
 def _wrong_messages(value: dict[str, Any], keys: Keys) -> Iterator[str]:
-    """Why a line is no conversation, each reason."""
+    """Every reason why a line is no conversation."""
     messages = value[keys.messages]
     if not isinstance(messages, list):
         yield f'"{keys.messages}": a list of messages is needed, found {type(messages).__name__}'
@@ -178,7 +163,7 @@ def _wrong_messages(value: dict[str, Any], keys: Keys) -> Iterator[str]:
 
 
 def _wrong_message(message: Any) -> Iterator[str]:
-    """Why it is no message; the first reason."""
+    """The first reason why it is no message."""
     if not isinstance(message, dict):
         yield f"an object with a role and a content is needed, found {type(message).__name__}"
         return

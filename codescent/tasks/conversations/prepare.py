@@ -1,10 +1,8 @@
 """In: JSON lines of prompts and responses or of messages, a tokenizer. Out: the folder of their tokens, or nothing.
-Does not read it again (responses.py does) and does not check lines (conversations.py does)."""
+Does not open the folder (source.py does) and does not check lines (conversations.py does)."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,23 +12,30 @@ from typing import Any
 
 import numpy as np
 
-from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
-from codescent.data.described import AGAIN
+from codescent.data.prepared import (
+    AGAIN,
+    DESCRIPTION,
+    SPLITS,
+    TOKENIZER,
+    describe,
+    existing,
+    folder_of,
+    given_sha256,
+    prepared,
+    write_array,
+)
 from codescent.data.progress import stage
-from codescent.data.text.claim import made_once
-from codescent.data.text.request import DESCRIPTION, TOKENIZER, digest
-from codescent.data.text.shards import write_json
-from codescent.data.tokenizers import bpe, wordpiece
-from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, load, token_dtype
+from codescent.data.text.request import tokenizer_of
+from codescent.data.tokenizers import wordpiece
+from codescent.data.tokenizers.tokenizer import Tokenizer, token_dtype
 from codescent.tasks.conversations.chat_files import ChatFiles
 from codescent.tasks.conversations.chat_template import ChatTemplate
 from codescent.tasks.conversations.chat_tokens import ChatTokens
-from codescent.tasks.conversations.conversations import Conversation, Keys, Message, Problems, read_conversations
+from codescent.tasks.conversations.conversations import Conversation, Keys, Message, read_conversations, refuse
 from codescent.tasks.conversations.source import (
     ARRAYS,
     FORMAT,
-    SPLITS,
     is_response_folder,
     open_description,
     prepared_chat,
@@ -39,19 +44,12 @@ from codescent.tasks.conversations.source import (
 PLAIN = "{prompt}{response}"
 Spans = list[tuple[int, int]]
 Encode = Callable[[tuple[Message, ...]], tuple[list[int], Spans]]
-"""Messages to their tokens and the pieces of these, [begin, end), that are wanted."""
-
-WHOLE = ("byte", "gpt2")
-"""Tokenizers that are the same for every corpus, beside files and BERT's."""
+"""Messages to their tokens, and the pieces [begin, end) of these that are wanted."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """How an example reads: text, "{prompt}", text, "{response}", text; only those two are replaced, once each.
-
-    Raises:
-        UserError: from `parse`, where it is not so.
-    """
+    """How an example reads: text, "{prompt}", text, "{response}", text."""
 
     before: str
     between: str
@@ -59,7 +57,7 @@ class Template:
 
     @classmethod
     def parse(cls, text: str) -> Template:
-        """Of "{prompt}" and "{response}", in this order, each once."""
+        """Raises UserError where the text has not both, in this order, each once."""
         before, prompt, rest = text.partition("{prompt}")
         between, response, after = rest.partition("{response}")
         if not prompt or not response or text.count("{prompt}") > 1 or text.count("{response}") > 1:
@@ -72,17 +70,15 @@ class Template:
 
 @dataclass(frozen=True)
 class ResponseRequest:
-    """Prepared examples as asked for.
+    """What is to be prepared.
 
     Attributes:
         corpus: a file of JSON lines, each an object with a prompt and a response, texts both, or with messages.
         tokenizer: byte, gpt2, bert, bert-cased, bert:FILE, or a tokenizer's JSON file.
         template: see `Template`.
-        prompt_key, response_key: what they are called there.
-        validation_fraction: the last examples, so large a share of them, are the validation split.
-        messages_key: what messages are called there.
-        chat_template: the template that writes messages as text, or where it is: see chat_files.py; None: `template`
-            does, and there are no messages.
+        prompt_key, response_key, messages_key: their keys there.
+        validation_fraction: share of the examples, the last ones, for the validation split.
+        chat_template: writes messages as text; or its path; None: `template` writes prompts and responses.
     """
 
     corpus: str
@@ -96,15 +92,11 @@ class ResponseRequest:
 
     @property
     def path(self) -> Path:
-        """Of the file."""
+        """The corpus."""
         return Path(self.corpus).expanduser()
 
     def key(self) -> dict[str, Any]:
-        """What the tokens depend on.
-
-        Raises:
-            UserError: all that is wrong with what was asked for.
-        """
+        """What the tokens depend on. Raises UserError: all that is wrong with what was asked for."""
         problems: list[str] = []
         key: dict[str, Any] = {"format": FORMAT, **asdict(self)}
         parts: dict[str, Callable[[], Any]] = {
@@ -124,7 +116,7 @@ class ResponseRequest:
 
     @cached_property
     def chat(self) -> ChatTemplate | None:
-        """The chat template, compiled. Raises UserError where it cannot be had."""
+        """The chat template, compiled. Raises UserError: it cannot be read or compiled."""
         given = self.chat_template
         return None if given is None else ChatTemplate.read(given) if isinstance(given, Path) else ChatTemplate(given)
 
@@ -140,47 +132,31 @@ class ResponseRequest:
     def _corpus_sha256(self) -> str:
         if (self.path / DESCRIPTION).is_file():
             raise UserError(f"{self.path}: prepared, but not in the format {FORMAT!r}: {AGAIN}")
-        return _sha256(self.path, "a file of JSON lines with prompts and responses, or with messages")
+        return given_sha256(self.path, "a file of JSON lines with prompts and responses, or with messages")
 
     def _tokenizer_identity(self) -> str:
         if wordpiece.split_name(self.tokenizer):
             return wordpiece.identity(self.tokenizer)
-        if self.tokenizer in WHOLE:
+        if self.tokenizer in ("byte", "gpt2"):
             return self.tokenizer
         if self.tokenizer == "char" or self.tokenizer.startswith("bpe:"):
             raise UserError(
                 f'data.tokenizer = "{self.tokenizer}": it is made of a corpus of text, and prompts and responses are '
                 "not; take byte, gpt2, or the tokenizer.json of the model that is tuned"
             )
-        return f"file:{_sha256(Path(self.tokenizer).expanduser(), 'a tokenizer, or byte, gpt2, bert')}"
-
-    def make_tokenizer(self) -> Tokenizer:
-        """The tokenizer itself. Raises UserError where it cannot be had."""
-        if wordpiece.split_name(self.tokenizer):
-            return wordpiece.bert(self.tokenizer)
-        match self.tokenizer:
-            case "byte":
-                return ByteTokenizer()
-            case "gpt2":
-                return bpe.gpt2()
-        return load(Path(self.tokenizer).expanduser())
+        return f"file:{given_sha256(Path(self.tokenizer).expanduser(), 'a tokenizer, or byte, gpt2, bert')}"
 
 
 def locate_responses(request: ResponseRequest, root: Path) -> Path | None:
-    """The prepared examples of a request, if they are there.
-
-    Raises:
-        UserError: all that is wrong with the request.
-    """
+    """The prepared examples of a request, if they are there. Raises UserError: all that is wrong with the request."""
     if is_response_folder(request.path):
         _refuse_other(request)
         return request.path
-    target = _folder(request, request.key(), root)
-    return target if (target / DESCRIPTION).is_file() else None
+    return existing(folder_of(root, request.key(), request.corpus, request.tokenizer), open_description)
 
 
 def _refuse_other(request: ResponseRequest) -> None:
-    """Raise UserError for what was given beside a folder that was prepared otherwise; a default is not given."""
+    """Raise UserError where a key that is not at its default differs from what the folder was prepared with."""
     prepared = open_description(request.path)["request"]
     problems = [
         f"data.{name} = {getattr(request, name)!r}: {request.path} was prepared with {prepared.get(name)!r}; "
@@ -199,35 +175,22 @@ def _refuse_other(request: ResponseRequest) -> None:
 
 
 def prepare_responses(request: ResponseRequest, root: Path, *, progress: bool = False) -> Path:
-    """Turn prompts and responses into tokens; returns their folder, at once where it is there already.
-
-    Args:
-        request: what is asked for; its corpus may be a folder that was prepared before: returned as it is.
-        root: the folder of datasets; made if need be.
-        progress: show bars (on a terminal) or lines on the standard error.
+    """Like `locate_responses`, but makes the examples where they are not there; `progress` shows bars or lines.
 
     Raises:
         UserError: anything wrong with the request, the file or the disk. Nothing half-made is left.
     """
-    if found := locate_responses(request, root):
-        return found
+    if is_response_folder(request.path):
+        _refuse_other(request)
+        return request.path
     key = request.key()
-    return made_once(
-        lambda: locate_responses(request, root),
-        lambda partial: _make(request, key, partial, progress),
-        root / f".partial-{digest(key)[:16]}",
-        _folder(request, key, root),
-    )
-
-
-def _folder(request: ResponseRequest, key: dict[str, Any], root: Path) -> Path:
-    name = "-".join(Path(part).stem[:40] for part in (request.corpus, request.tokenizer.split(":")[0]))
-    return root / f"{name}-{digest(key)[:8]}"
+    target = folder_of(root, key, request.corpus, request.tokenizer)
+    return prepared(target, lambda folder: _make(request, key, folder, progress), open_description)
 
 
 def _make(request: ResponseRequest, key: dict[str, Any], folder: Path, progress: bool) -> None:
-    """Write everything; the description, which makes it a dataset, last."""
-    tokenizer = request.make_tokenizer()
+    """Write all files; the description, which makes the folder a dataset, last."""
+    tokenizer = tokenizer_of(request.tokenizer)
     chat = None if request.chat is None else ChatTokens(request.chat, tokenizer)
     if chat is not None and progress:
         _tell_endless(chat, tokenizer)
@@ -238,39 +201,38 @@ def _make(request: ResponseRequest, key: dict[str, Any], folder: Path, progress:
     if num_train < 1:
         raise UserError(f"{request.path}: {len(examples)} examples are too few to split into train and validation")
     described: dict[str, Any] = {}
-    problems, dtype = Problems(request.path), token_dtype(tokenizer.vocab_size)
+    problems: list[str] = []
+    dtype = token_dtype(tokenizer.vocab_size)
     with stage(f"tokenising {request.path.name}", len(examples), progress) as advance:
         for split, part in zip(SPLITS, (examples[:num_train], examples[num_train:]), strict=True):
             arrays = _tokens(part, encode, dtype, problems, advance)
             for name, array in zip(ARRAYS, arrays, strict=True):
-                _write_array(folder / f"{split}_{name}.npy", array)
+                write_array(folder / f"{split}_{name}.npy", array)
             described[split] = {"examples": len(part), "tokens": len(arrays[0])}
-    problems.refuse()
+    refuse(request.path, problems)
     tokenizer.save(folder / TOKENIZER)
-    names = [*(f"{split}_{array}.npy" for split in SPLITS for array in ARRAYS), TOKENIZER]
-    description = {
+    fields = {
         "format": FORMAT,
         "request": key,
         "source": str(request.path),
         "tokenizer": {"kind": request.tokenizer, "vocab_size": tokenizer.vocab_size},
         "splits": described,
-        "files": {name: _sha256(folder / name, "") for name in names},
     }
-    write_json(folder / DESCRIPTION, description)
+    describe(folder, fields, [*(f"{split}_{array}.npy" for split in SPLITS for array in ARRAYS), TOKENIZER])
 
 
 def _tell_endless(chat: ChatTokens, tokenizer: Tokenizer) -> None:
-    """Say so where a turn of the assistant ends with no control token: a model learns to end by one."""
+    """Warn where no control token ends a turn of the assistant: a model learns to end by one."""
     try:
         if chat.end() is None:
             stop = "go on to its longest" if tokenizer.separator is None else "end where a document does"
             print(f"data.chat_template: no control token ends the assistant's turn: samples {stop}", file=sys.stderr)
-    except UserError:  # it has no such conversation; those of the file it may have
+    except UserError:  # the template may still write the conversations of the file
         return
 
 
 def _encoder(template: Template, chat: ChatTokens | None, tokenizer: Tokenizer) -> Encode:
-    """How the messages of an example become tokens: by the chat template, or by the plain one."""
+    """The function from messages to tokens: by the chat template, or by the plain one."""
     if chat is None:
         return lambda messages: _encode_pair(messages, template, tokenizer)
 
@@ -282,9 +244,9 @@ def _encoder(template: Template, chat: ChatTokens | None, tokenizer: Tokenizer) 
 
 
 def _encode_pair(messages: tuple[Message, ...], template: Template, tokenizer: Tokenizer) -> tuple[list[int], Spans]:
-    """Tokens of a prompt and its response, which is wanted.
+    """Tokens of a prompt and of its response, which is wanted.
 
-    They are encoded each by itself: what a model continues when it is asked is the prompt's tokens.
+    Each is encoded by itself: a model that is asked continues the tokens of the prompt alone.
     """
     prompt, response = (message["content"] for message in messages)
     end = [] if tokenizer.separator is None else [tokenizer.separator]
@@ -299,33 +261,19 @@ def _tokens(
     examples: list[Conversation],
     encode: Encode,
     dtype: np.dtype[Any],
-    problems: Problems,
+    problems: list[str],
     advance: Callable[[int], None],
 ) -> tuple[np.ndarray[Any, Any], ...]:
-    """Tokens of all examples, where each begins, which pieces are wanted; what cannot be encoded goes to problems."""
+    """Tokens of all examples, where each begins, which pieces are wanted; an example that fails goes to `problems`."""
     parts, begins, wanted = [np.empty(0, dtype)], [0], []
     for example in examples:
         try:
             tokens, spans = encode(example.messages)
         except UserError as error:
-            problems.add(*(f"{example.where}: {problem}" for problem in error.problems))
+            problems += [f"{example.where}: {problem}" for problem in error.problems]
             continue
         wanted += [(begins[-1] + begin, begins[-1] + end) for begin, end in spans]
         begins.append(begins[-1] + len(tokens))
         parts.append(np.array(tokens, dtype))
         advance(1)
     return np.concatenate(parts), np.array(begins, np.int64), np.array(wanted, np.int64).reshape(-1, 2)
-
-
-def _write_array(path: Path, array: np.ndarray[Any, Any]) -> None:
-    made = io.BytesIO()
-    np.save(made, array)
-    write_synced(path, made.getvalue())
-
-
-def _sha256(path: Path, wanted: str) -> str:
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}: {wanted}") from error

@@ -1,68 +1,57 @@
-"""In: prepared prompts and responses, conversations. Out: samples in which what was said in response alone is wanted.
-Does not prepare them (response_prepare.py does) and does not order them (loader.py does)."""
+"""In: a folder of prepared examples. Out: its samples by number; only tokens of responses are targets.
+Does not prepare them (prepare.py does) and does not order them (data/loader.py does)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
 
-from codescent.data.described import described, fingerprint_of, is_described
+from codescent.data.prepared import (
+    DESCRIPTION,
+    SPLITS,
+    TOKENIZER,
+    Described,
+    Part,
+    Splits,
+    described,
+    fingerprint_of,
+    noted,
+)
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.data.text.request import DESCRIPTION, TOKENIZER
 from codescent.tasks.conversations.chat_files import ChatFiles
 
 FORMAT = "codescent responses 2"
-SPLITS = ("train", "validation")
 ARRAYS = ("tokens", "begins", "wanted")
 NOTHING = -1  # where nothing is wanted
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True)  # other fields are there for people
-
-
-class _Tokenizer(_Part):
-    kind: str
-    vocab_size: Annotated[int, Field(ge=1)]
-
-
-class _Split(_Part):
+class _Split(Part):
     examples: int
     tokens: int
 
 
-class _Splits(_Part):
-    train: _Split
-    validation: _Split
-
-
-class _Description(_Part):
+class _Description(Described):
     format: Literal["codescent responses 2"]
-    request: dict[str, Any]
-    tokenizer: _Tokenizer
-    splits: _Splits
-    files: dict[str, str]  # name -> sha256
+    splits: Splits[_Split]
 
 
 class ResponseSource:
-    """The examples of a split, one a sample: cut after `seq_len` tokens, padded behind.
+    """The examples of a split. A sample is one example, cut after `seq_len` tokens or padded at its end.
 
-    Of an example some pieces are wanted, each token by token: a response and what ends it, or every turn of the
-    assistant in a conversation. Examples without a wanted token within the sample are left out. Padding is token 0: no
-    position sees those behind it, and nothing is wanted there.
+    Targets are the wanted pieces of an example: a response and its end, or every turn of the assistant. Examples
+    without a wanted token inside the sample are left out. Padding is token 0; it has no targets.
 
     Args:
         name: "train" or "validation".
-        tokens: of all examples, one after the other.
-        begins: [examples + 1], where each begins; the last number is where the last one ends.
-        wanted: [pieces, 2], where each piece begins and ends in `tokens`: in order, inside of one example, none empty
-            and none with an example's first token.
-        seq_len: tokens that a model reads of a sample.
+        tokens: all examples, one after the other.
+        begins: [examples + 1], where each example begins, and where the last one ends.
+        wanted: [pieces, 2], where each piece begins and ends in `tokens`, in order; a piece is inside one example, is
+            not empty, and does not have the example's first token.
+        seq_len: tokens of a sample.
     """
 
     losses_per_sample: int | None = None
@@ -70,7 +59,7 @@ class ResponseSource:
     def __init__(self, name: str, tokens: npt.NDArray[Any], begins: Numbers, wanted: Numbers, seq_len: int) -> None:
         self.name, self._tokens, self._wanted, self._seq_len = name, tokens, wanted, seq_len
         lengths = np.minimum(begins[1:] - begins[:-1], seq_len + 1)
-        pieces = np.searchsorted(wanted[:, 0], begins)  # which is the first of each example
+        pieces = np.searchsorted(wanted[:, 0], begins)  # number of the first piece of each example
         owners = np.repeat(np.arange(len(lengths)), np.diff(pieces))
         ends = np.minimum(wanted[:, 1], (begins[:-1] + lengths)[owners])
         losses = np.zeros(len(lengths), np.int64)
@@ -82,7 +71,7 @@ class ResponseSource:
         self.left_out = len(kept) - self.num_samples
 
     def read(self, numbers: Numbers) -> Samples:
-        """inputs and targets int64 [n, seq_len], beside them `lengths_B`: tokens of each that are not padding.
+        """inputs and targets int64 [n, seq_len], extras `lengths_B`: tokens of each that are not padding.
 
         Raises:
             IndexError: no such sample.
@@ -96,11 +85,11 @@ class ResponseSource:
             tokens = self._tokens[begin : begin + length]
             inputs[row, : length - 1] = tokens[:-1]
             for start, end in (self._wanted[first[number] : stop[number]] - begin).tolist():
-                targets[row, start - 1 : end - 1] = tokens[start:end]  # slices that end with the sample, both
+                targets[row, start - 1 : end - 1] = tokens[start:end]  # both slices end where the sample does
         return Samples(inputs, targets, {"lengths_B": self._lengths[numbers] - 1})
 
     def losses(self, numbers: Numbers) -> Numbers:
-        """Tokens that are wanted, as many as there is room for."""
+        """Wanted tokens inside each sample."""
         counts: Numbers = self._losses[numbers]
         return counts
 
@@ -110,7 +99,7 @@ class ResponseDataset:
     """Prepared prompts and responses or conversations, open.
 
     Attributes:
-        arrays: by split, its tokens, where examples begin, which pieces are wanted: see `ResponseSource`.
+        arrays: by split: tokens, begins, wanted; see `ResponseSource`.
         fingerprint: changes with any byte of these.
     """
 
@@ -122,21 +111,24 @@ class ResponseDataset:
 
     @property
     def tokenizer_text(self) -> str:
-        """The tokenizer as a file holds it."""
+        """The text of the tokenizer's file."""
         return (self.path / TOKENIZER).read_text(encoding="utf-8")
 
     @property
     def chat(self) -> ChatFiles | None:
-        """The chat template that it was prepared with."""
+        """The chat template by which it was prepared; None: by none."""
         return prepared_chat(self.path, self.description["request"])
 
     def source(self, split: str, seq_len: int, num_targets: int) -> ResponseSource:
-        """The examples of a split: see `AnyDataset`. `num_targets` are not asked for."""
+        """The examples of a split: see `AnyDataset`. `num_targets` is not used."""
         tokens, begins, wanted = self.arrays[split]
         return ResponseSource(split, tokens, begins, wanted, seq_len)
 
+    def verify(self) -> None:
+        """Nothing: every byte was compared when it was opened."""
+
     def summary(self) -> list[str]:
-        """What there is to say of it in a few lines."""
+        """What `codescent data` prints."""
         tokenizer, splits = self.description["tokenizer"], self.description["splits"]
         return [
             f"{self.path}: {tokenizer['kind']}, vocabulary of {self.vocab_size:,}",
@@ -146,25 +138,25 @@ class ResponseDataset:
 
 def is_response_folder(path: Path) -> bool:
     """Whether a folder says that it holds prepared prompts and responses."""
-    return is_described(path, FORMAT)
+    return noted(path).get("format") == FORMAT
 
 
 def open_description(path: Path) -> dict[str, Any]:
-    """What a folder of prepared prompts and responses says of itself. Raises UserError: it is none, or damaged."""
+    """The description of a folder of prepared examples. Raises UserError: there is none, or it is damaged."""
     return described(path, _Description, "prepared responses")
 
 
 def prepared_chat(path: Path, request: dict[str, Any]) -> ChatFiles | None:
-    """The chat template that a folder was prepared with, by the request in its description; None: with none."""
+    """The chat template of a request, as a folder's description has it; None: there is none."""
     fields = request.get("chat_template")
     return None if fields is None else ChatFiles.of_kept(str(path / DESCRIPTION), fields)
 
 
 def open_responses(path: Path) -> ResponseDataset:
-    """Open prepared prompts and responses; every byte of them is compared with its sha256.
+    """Open prepared examples; every file is compared with its sha256.
 
     Raises:
-        UserError: there are none there, or all that is damaged.
+        UserError: there are none, or every file that is damaged.
     """
     description = open_description(path)
     fingerprint = fingerprint_of(path, description["files"])

@@ -1,2 +1,26 @@
-"""In: tokens of a text. Out: how well each next token is predicted.
-Does not know a layout."""
+"""In: a text. Out: the task "lm": each next token is wanted.
+Does not make samples: data/text/text_source.py does."""
+
+from __future__ import annotations
+
+from codescent import models
+from codescent.tasks.task import Trial
+from codescent.tasks.text import TextTask
+
+
+class LanguageModel(TextTask):
+    """Predict each next token of a text."""
+
+    name = "lm"
+    kinds = ("gpt2", "llama", "transformer")
+    peft_task_type = "CAUSAL_LM"
+
+    def scores_files(self, kind: str) -> bool:
+        """See `Task`; a decoder reads any text."""
+        return kind in models.GENERATING
+
+    def score(self, trial: Trial) -> list[str]:
+        """See `Task`; of a decoder loss, perplexity and bits per byte of all the text."""
+        from codescent.tasks.language_model.evaluate import text_lines  # noqa: PLC0415 - planning does without torch
+
+        return text_lines(trial) if trial.ask.kind in models.GENERATING else super().score(trial)

@@ -1,5 +1,5 @@
 """In: a trained decoder, a text. Out: its loss, perplexity and bits per byte on all of the text, in lines.
-Does not read the run folder (trained.py does) and holds a text of the user's in memory."""
+Does not read the run folder (verbs/trained.py does). It holds the user's text in memory."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ import torch
 from torch import nn
 
 from codescent.base.errors import UserError
+from codescent.data.prepared import TOKENIZER
 from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset
 from codescent.data.text.sources import read_blocks
-from codescent.data.tokenizers.tokenizer import Tokenizer
-from codescent.plan import Plan
-from codescent.verbs.trained import Trained, dataset_of
+from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
+from codescent.tasks.score import at_once
+from codescent.tasks.task import Trial
 
-TOKENS_AT_ONCE = 8192  # of a forward pass without gradients
 DECODED_AT_ONCE = 1 << 16
-REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not whole UTF-8
-LARGEST_LOSS = 700.0  # whose e is still a number
+LARGEST_LOSS = 700.0  # exp of a larger one is no finite number
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 Tokens = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class TextScore:
-    """How well a text was foretold.
+    """How well a text was predicted.
 
     Attributes:
-        nats: sum of the losses of its tokens, each given those before it in its window.
-        num_tokens: tokens that were foretold.
-        num_bytes: bytes of UTF-8 that these stand for; a document's end stands for none.
+        nats: sum of the losses of its tokens, each predicted from those before it in its window.
+        num_tokens: tokens that were predicted.
+        num_bytes: their bytes of UTF-8; the end of a document has none.
     """
 
     nats: float
@@ -44,36 +43,30 @@ class TextScore:
     num_bytes: int
 
     def line(self) -> str:
-        """In words."""
+        """As a line for people."""
         loss = self.nats / self.num_tokens
         bits = f", {self.nats / math.log(2) / self.num_bytes:.4f} bits per byte" if self.num_bytes else ""
         return f"loss {loss:.4f}, perplexity {math.exp(min(loss, LARGEST_LOSS)):.4g}{bits}"
 
 
-def text_lines(trained: Trained, module: nn.Module, device: torch.device, data: Path | None) -> list[str]:
+def text_lines(trial: Trial) -> list[str]:
     """Score a text, or the run's validation split.
 
-    Args:
-        trained: the run.
-        module: its model, not training.
-        device: where that is.
-        data: a text file, folder, glob or JSON lines; None: the validation split.
-
     Raises:
-        UserError: the text cannot be read, or has no token that could be foretold.
+        UserError: the text cannot be read, or has no token that could be predicted.
     """
-    seq_len = Plan.from_json(trained.folder.plan).work.seq_len
-    if data is None:
-        dataset = dataset_of(trained)
+    seq_len, module = trial.work.seq_len, trial.make_module()
+    if trial.data is None:
+        dataset = trial.open_dataset()
         assert isinstance(dataset, Dataset)
         split, tokenizer = dataset.validation, dataset.tokenizer
         name, tokens = f"{dataset.path}, validation split", split.span(0, split.num_tokens)
         num_bytes = 0 if tokenizer is None else sum(_bytes_of(tokens[1:], tokenizer))
     else:
-        name, (tokens, num_bytes) = str(data), _encoded(data, trained)
+        name, (tokens, num_bytes) = str(trial.data), _encoded(trial.data, trial)
     if len(tokens) < 2:
         raise UserError(f"{name}: {len(tokens)} tokens: there is nothing to foretell")
-    score = TextScore(_nats(module, tokens, seq_len, device), len(tokens) - 1, num_bytes)
+    score = TextScore(_nats(module, tokens, seq_len, trial.device), len(tokens) - 1, num_bytes)
     return [f"{name}: {score.num_tokens:,} tokens, {score.num_bytes:,} bytes, in windows of {seq_len}", score.line()]
 
 
@@ -81,8 +74,8 @@ def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device)
     """The sum of the losses of all tokens but the first, in windows of `seq_len`, one after the other."""
     whole = (len(tokens) - 1) // seq_len
     windows = np.lib.stride_tricks.sliding_window_view(tokens, seq_len + 1)[::seq_len] if whole else tokens[None][:0]
-    at_once = max(1, TOKENS_AT_ONCE // seq_len)
-    pieces = [windows[first : first + at_once] for first in range(0, whole, at_once)]
+    step = at_once(seq_len)
+    pieces = [windows[first : first + step] for first in range(0, whole, step)]
     if whole * seq_len + 1 < len(tokens):
         pieces.append(tokens[None, whole * seq_len :])
     nats = 0.0
@@ -93,20 +86,22 @@ def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device)
     return nats
 
 
-def _encoded(data: Path, trained: Trained) -> tuple[Tokens, int]:
-    """The tokens of a text, every one of which can be foretold where there is a token that ends documents: it is put in
-    front; and how many bytes they stand for."""
-    tokenizer = trained.tokenizer
+def _encoded(data: Path, trial: Trial) -> tuple[Tokens, int]:
+    """The tokens of a text and the number of bytes that are predicted.
+
+    A separator, where the tokenizer has one, is put in front, so that the first token is predicted too.
+    """
+    tokenizer = trial.tokenizer
     if tokenizer is None:
-        raise UserError(f"{trained.folder.tokenizer}: the run kept no tokenizer, so it cannot read {data}")
-    texts = list(_documents(data, trained.config.data.text_key))
+        raise UserError(f"{trial.ask.run / TOKENIZER}: the run kept no tokenizer, so it cannot read {data}")
+    texts = list(_documents(data, trial.ask.data.text_key))
     end = [] if tokenizer.separator is None else [tokenizer.separator]
     parts = [np.array(end, np.int64)]
     for number, text in enumerate(texts):
         parts += [tokenizer.encode(text).astype(np.int64), np.array(end if number + 1 < len(texts) else [], np.int64)]
     tokens = np.concatenate(parts)
     num_bytes = sum(len(text.encode("utf-8", "surrogateescape")) for text in texts)
-    if not end and len(tokens):  # nothing foretells the first one
+    if not end and len(tokens):  # nothing predicts the first one
         num_bytes -= sum(_bytes_of(tokens[:1], tokenizer))
     return tokens, num_bytes
 
@@ -122,7 +117,7 @@ def _documents(data: Path, text_key: str) -> Iterator[str]:
 
 
 def _bytes_of(tokens: Tokens, tokenizer: Tokenizer) -> Iterator[int]:
-    """Bytes of UTF-8 that tokens stand for, some at a time, never parted inside a character."""
+    """Bytes of UTF-8 of tokens, some tokens at a time; a character is never split between two."""
     separator = tokenizer.separator
     text_tokens = tokens if separator is None else tokens[tokens != separator]
     first = 0

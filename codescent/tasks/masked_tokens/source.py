@@ -1,48 +1,51 @@
-"""In: a split of BERT's tokens, the length of a sample. Out: its samples with some tokens hidden, and which they were.
-Does not order them (loader.py does) and has no state: what is hidden is computed from seed and number."""
+"""In: a split of BERT's tokens, the length of a sample. Out: its samples with some tokens masked, and what they were.
+Does not order them (data/loader.py does) and has no state: a mask is a function of seed and number."""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
+from codescent.data.prepared import digest
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.data.text.dataset import Dataset
-from codescent.data.text.request import digest
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.wordpiece import CONTROLS, WordPiece
+from codescent.tasks.text import TextDataset
 
-SHARE = 0.15  # of the tokens are chosen, of these
-MASKED = 0.8  # become [MASK],
-RANDOM = 0.1  # any token of the vocabulary; the rest stays as it is (Devlin et al. 2018, section 3.1)
-MASKINGS = 10  # different choices of each training sample, as BERT's own data had (dupe_factor)
-VERSION = 1  # of how a sample is made of (seed, number): whoever changes it counts on
+# Devlin et al. 2018, section 3.1
+SHARE = 0.15  # share of the tokens that is chosen
+MASKED = 0.8  # share of the chosen tokens that becomes [MASK]
+RANDOM = 0.1  # share of them that becomes a random token; the rest stays as it is
+MASKINGS = 10  # times that each piece of training text is masked, as in BERT's own data (dupe_factor)
+VERSION = 1  # of the function from (seed, number) to a sample; count on when it changes
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 class MaskedSource:
-    """A split cut into [CLS], `seq_len` - 2 tokens, [SEP]; of each so many tokens are hidden and to be told.
+    """A split cut into samples of [CLS], `seq_len` - 2 tokens, [SEP], in which some tokens are masked.
 
-    They are exactly K = max(1, round(0.15 (seq_len - 2))), the same number for every sample. Which they are is a
-    function of (seed, number of the sample) alone, as everything that a step reads. So that not the same is hidden in
-    every epoch, each piece of text is there as `maskings` samples, numbered masking * pieces + piece: an epoch goes
-    over the text so many times. BERT's own training data was made like that, and no reader has to know the step.
+    Every sample has K = max(1, round(0.15 (seq_len - 2))) masked tokens. Which ones is a function of (seed, number of
+    the sample). Each piece of text is there as `maskings` samples with different masks, numbered masking * pieces +
+    piece: an epoch reads the text that many times. BERT's own training data was made like that, and a sample does not
+    depend on the step.
 
-    Documents' ends in the text ([SEP]) are chosen last, where nothing else is left.
+    Ends of documents ([SEP]) are masked only where no other token is left.
 
     Args:
         split: the tokens.
-        tokenizer: that made them.
+        tokenizer: of these tokens.
         seq_len: positions of a sample.
         seed: any whole number.
-        maskings: how often each piece of text comes in an epoch, each time with other tokens hidden.
+        maskings: samples of each piece of text in an epoch.
 
     Raises:
-        UserError: samples too short to hide anything.
+        UserError: samples too short to mask anything.
     """
 
     def __init__(self, split: Split, tokenizer: WordPiece, seq_len: int, seed: int, maskings: int) -> None:
@@ -58,7 +61,7 @@ class MaskedSource:
         self._key = int.from_bytes(hashlib.blake2b(f"{seed} {split.name}".encode(), digest_size=8).digest(), "little")
 
     def read(self, numbers: Numbers) -> Samples:
-        """inputs int64 [n, seq_len]; targets int64 [n, seq_len]: the token that is to be told, -1 elsewhere.
+        """inputs int64 [n, seq_len]; targets int64 [n, seq_len]: the token that was masked, -1 elsewhere.
 
         Raises:
             UserError: a token outside the vocabulary: which file, at which byte.
@@ -78,47 +81,48 @@ class MaskedSource:
         targets = np.full_like(inputs, -1)
         np.put_along_axis(inputs, chosen + 1, hidden, 1)
         np.put_along_axis(targets, chosen + 1, told, 1)
-        beside = {"segments_BT": np.zeros_like(inputs), "lengths_B": np.full(len(numbers), inputs.shape[1], np.int64)}
-        return Samples(inputs, targets, beside)
+        extras = {"segments_BT": np.zeros_like(inputs), "lengths_B": np.full(len(numbers), inputs.shape[1], np.int64)}
+        return Samples(inputs, targets, extras)
 
     def losses(self, numbers: Numbers) -> Numbers:
         """The same for each."""
         return np.full(len(numbers), self.num_hidden, np.int64)
 
 
-class MaskedDataset:
-    """Token shards whose samples are masked. The fingerprint changes with the tokens, the tokenizer, which says what is
-    hidden by what, and with the way of masking.
+@dataclass(frozen=True)
+class MaskedDataset(TextDataset):
+    """A prepared text of BERT's tokens whose samples are masked.
 
-    Args:
-        dataset: of BERT's tokens.
+    Attributes:
         seed: any whole number.
 
     Raises:
-        UserError: the dataset's tokenizer is not BERT's.
+        UserError: the tokenizer is not BERT's.
     """
 
-    def __init__(self, dataset: Dataset, seed: int) -> None:
-        tokenizer = dataset.tokenizer
-        if not isinstance(tokenizer, WordPiece):
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text.tokenizer, WordPiece):
             raise UserError(
-                f"{dataset.path}: masked language modelling needs a tokenizer with {', '.join(CONTROLS)}: "
+                f"{self.path}: masked language modelling needs a tokenizer with {', '.join(CONTROLS)}: "
                 'data.tokenizer = "bert", "bert-cased", or the JSON file of a WordPiece tokenizer'
             )
-        self.path, self.vocab_size, self.description = dataset.path, dataset.vocab_size, dataset.description
-        self.tokenizer_text = dataset.tokenizer_text
-        made = ["masked", VERSION, SHARE, MASKED, RANDOM, MASKINGS, self.tokenizer_text, dataset.fingerprint]
-        self.fingerprint = digest(made)
-        self._dataset, self._tokenizer, self._seed = dataset, tokenizer, seed
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with the tokens, the tokenizer, which decides what replaces a token, and the way of masking."""
+        return digest(["masked", VERSION, SHARE, MASKED, RANDOM, MASKINGS, self.tokenizer_text, self.text.fingerprint])
 
     def source(self, split: str, seq_len: int, num_targets: int) -> MaskedSource:
-        """The samples of a split; of validation each piece of text comes once. `num_targets` are not asked for."""
-        tokens, maskings = (self._dataset.train, MASKINGS) if split == "train" else (self._dataset.validation, 1)
-        return MaskedSource(tokens, self._tokenizer, seq_len, self._seed, maskings)
+        """The samples of a split; each piece of validation text comes once. `num_targets` is not used."""
+        tokens, maskings = (self.text.train, MASKINGS) if split == "train" else (self.text.validation, 1)
+        assert isinstance(self.text.tokenizer, WordPiece)
+        return MaskedSource(tokens, self.text.tokenizer, seq_len, self.seed, maskings)
 
 
 def _hidden(told: Numbers, kinds: npt.NDArray[Any], tokens: npt.NDArray[Any], tokenizer: WordPiece) -> Numbers:
-    """What the model sees in place of the tokens that are to be told."""
+    """The tokens that the model reads in place of the chosen ones."""
     kind = (kinds >> np.uint64(11)) * 2.0**-53  # uniform in [0, 1)
     drawn = ((tokens >> np.uint64(32)) * np.uint64(tokenizer.vocab_size)) >> np.uint64(32)
     hidden = np.where(kind < MASKED + RANDOM, drawn.astype(np.int64), told)

@@ -1,5 +1,5 @@
 """In: an encoder-decoder that was trained on lines, lines. Out: how many tokens and lines it gets right.
-Does not read the run folder (trained.py does)."""
+Does not read the run folder (verbs/trained.py does)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MOST_LINES = 1000  # greedy decoding reads the target so far again for every tok
 
 @dataclass
 class Accuracy:
-    """Right tokens, the lines' ends among them, and wholly right lines."""
+    """Right tokens, ends of lines included, and lines that are right as a whole."""
 
     tokens: int = 0
     lines: int = 0
 
     def count(self, found_BT: Tensor, wanted_BT: Tensor) -> None:
-        """One more batch; negative where nothing is wanted."""
+        """Add a batch; wanted tokens below 0 do not count."""
         right_BT = (found_BT == wanted_BT) | (wanted_BT < 0)
         self.tokens += int((right_BT & (wanted_BT >= 0)).sum())
         self.lines += int(right_BT.all(1).sum())
@@ -34,13 +34,13 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class LineScore:
-    """How well lines were told.
+    """How well lines are translated.
 
     Attributes:
-        lines, tokens: how many; the lines' ends are tokens.
-        loss: mean of a token's.
-        forced: what was right where each token is to be told after the right ones.
-        alone: the same after those that the model has told itself.
+        lines, tokens: how many; ends of lines are tokens.
+        loss: the mean over tokens.
+        forced: what is right with teacher forcing.
+        alone: what is right with greedy decoding.
     """
 
     lines: int
@@ -50,7 +50,7 @@ class LineScore:
     alone: Accuracy
 
     def words(self) -> list[str]:
-        """For people."""
+        """As lines for people."""
         return [
             f"{self.lines:,} lines of the validation split, {self.tokens:,} tokens: loss {self.loss:.4f}",
             *(
@@ -63,7 +63,7 @@ class LineScore:
 def score_lines(
     module: Transformer, source: LineSource, device: torch.device, most_lines: int | None = MOST_LINES
 ) -> LineScore:
-    """Let a model, not training, tell the first lines of a split; `most_lines` None: all of them."""
+    """Score a model in evaluation mode on the first lines of a split; `most_lines` None: on all of them."""
     shape, lines = module.shape, min(source.num_samples, most_lines or source.num_samples)
     forced, alone, loss = Accuracy(), Accuracy(), 0.0
     tokens = int(source.losses(np.arange(lines)).sum())

@@ -1,43 +1,41 @@
-"""In: the tokens of a text. Out: its lines, each as a sample of two sequences: the line, and it reversed or copied.
-Does not order samples (loader.py does) and does not tokenise."""
+"""In: the tokens of a text. Out: its lines, each a sample of two sequences: the line, and its reverse or its copy.
+Does not order samples (data/loader.py does) and does not tokenise."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
+from codescent.data.prepared import digest
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.data.text.dataset import Dataset
-from codescent.data.text.request import digest
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer
+from codescent.tasks.text import TextDataset
 
 MARKS = 2
-"""Tokens beside the tokenizer's: the first, vocab_size - 2, begins a target, the other one ends it."""
+"""Tokens behind the tokenizer's: the first, vocab_size - 2, begins a target; the second ends it."""
 
-VERSION = 2  # of how a sample is made of a line: whoever changes it counts on
+VERSION = 2  # of the function from a line to a sample; count on when it changes
 NOTHING = -1  # where nothing is wanted
 
 
 class LineSource:
-    """The lines of a split that are not empty, one after the other. Of a line the first tokens are taken, as many as
-    the source holds and the target, with its end.
+    """The lines of a split that are not empty, in order, each cut to what fits into source and target.
 
-    Sample: the source is the line, and then padding. The target that the model reads is begin, the line's tokens in the
-    order that is wanted, padding; what it shall give is these tokens, end, and then nothing.
+    A sample's source is the line and padding. The decoder reads `begin`, the line's tokens in the wanted order, and
+    padding. Its targets are these tokens and `end`; padding has none.
 
     Attributes:
-        begin, end: the marks; padding is `end`, which nobody sees.
+        begin, end: the marks; padding is `end`, which no position attends to.
 
     Args:
         split: the tokens.
-        ends: bool by token: whether a line ends with it.
+        ends: bool by token: whether it ends a line.
         pairs: "reverse" or "copy".
         source_len, target_len: positions of a sample.
     """
@@ -60,7 +58,7 @@ class LineSource:
         self.num_samples = len(self._firsts)
 
     def read(self, numbers: Numbers) -> Samples:
-        """inputs and targets int64 [n, source_len + target_len], beside them `source_lengths_B`, `target_lengths_B`.
+        """inputs and targets int64 [n, source_len + target_len], extras `source_lengths_B`, `target_lengths_B`.
 
         Raises:
             IndexError: no such sample.
@@ -81,30 +79,23 @@ class LineSource:
         return Samples(inputs, targets, {"source_lengths_B": counts, "target_lengths_B": counts + 1})
 
     def losses(self, numbers: Numbers) -> Numbers:
-        """Of each line its tokens and its end."""
+        """The tokens of each line, and its end."""
         counts: Numbers = self._counts[numbers] + 1
         return counts
 
 
 @dataclass(frozen=True)
-class LineDataset:
-    """A prepared text, whose samples are its lines.
+class LineDataset(TextDataset):
+    """A prepared text whose samples are its lines.
 
     Attributes:
-        text: as it was prepared.
         pairs: "reverse" or "copy".
     """
 
-    text: Dataset
     pairs: str
     _sources: dict[tuple[str, int, int], LineSource] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-
-    @property
-    def path(self) -> Path:
-        """Where the text lies."""
-        return self.text.path
 
     @property
     def vocab_size(self) -> int:
@@ -113,24 +104,19 @@ class LineDataset:
 
     @property
     def description(self) -> dict[str, Any]:
-        """That of the text, and what is made of it."""
+        """That of the text, and `pairs`."""
         return {**self.text.description, "pairs": self.pairs}
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with the tokens, the tokenizer, which says where lines end, and with what is made of them."""
+        """Changes with the tokens, the tokenizer, which decides where lines end, and `pairs`."""
         return digest(["lines", VERSION, self.pairs, self.tokenizer_text, self.text.fingerprint])
 
-    @property
-    def tokenizer_text(self) -> str | None:
-        """The text's tokenizer; it does not know the marks."""
-        return self.text.tokenizer_text
-
     def source(self, split: str, seq_len: int, num_targets: int) -> LineSource:
-        """The lines of a split: see `AnyDataset`. They are looked for once.
+        """The lines of a split: see `AnyDataset`. They are found once.
 
         Raises:
-            UserError: tokens in which no line ends, that nobody can read as text, or outside the vocabulary.
+            UserError: no token ends a line, there is no tokenizer, or a token is outside the vocabulary.
         """
         key = split, seq_len, num_targets
         if key not in self._sources:
@@ -151,7 +137,7 @@ class LineDataset:
         return ends
 
     def _check_documents(self, tokenizer: Tokenizer) -> None:
-        """Where no token has a line's end in it, the text must have none, and several documents: each is a line."""
+        """Refuse tokens that never end a line, unless the text has several documents: then each is a line."""
         if not isinstance(tokenizer, CharTokenizer):
             raise UserError(
                 f"{self.path}: this tokenizer drops the ends of lines: no token has one in it, so nobody knows where a "
@@ -162,7 +148,7 @@ class LineDataset:
 
 
 def line_ends(tokenizer: Tokenizer, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """By token, whether its text has a line's end in it. What else is in such a token belongs to no line."""
+    """Whether the text of each token has a line's end in it; the rest of such a token belongs to no line."""
     known = min(vocab_size, tokenizer.vocab_size)
     ends = np.zeros(vocab_size, np.bool_)
     ends[:known] = ["\n" in tokenizer.decode([token]) for token in range(known)]

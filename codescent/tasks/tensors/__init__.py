@@ -1,2 +1,115 @@
-"""In: files of vectors, or a seed. Out: samples whose inputs and targets are vectors.
-Does not know a layout."""
+"""In: tensors in a file, or the number of random ones. Out: the task "tensors": the target's vectors are wanted.
+Does not make samples: dataset.py does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codescent import models
+from codescent.base.errors import UserError
+from codescent.data.samples import AnyDataset
+from codescent.plan import Plan
+from codescent.tasks.task import Ask, Task
+from codescent.tasks.tensors.dataset import (
+    TensorDataset,
+    in_memory,
+    is_prepared,
+    is_tensors,
+    open_tensors,
+    read_description,
+)
+from codescent.tasks.tensors.files import SUFFIXES, format_of
+from codescent.tasks.tensors.prepare import make_recipe, prepare_synthetic
+from codescent.tasks.tensors.synthetic import PREFIX, Sizes, Synthetic, parse
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Data
+
+
+class Tensors(Task):
+    """Give the vectors of a target, read with those of a source."""
+
+    name = "tensors"
+    kinds = ("transformer",)
+    unit = "vectors"
+
+    def made_for(self, data: Data) -> bool:
+        """See `Task`."""
+        return data.format is not None or is_tensors(data.corpus)
+
+    def refuse(self, ask: Ask) -> Iterator[str]:
+        """See `Task`."""
+        if ask.model.embedding != "none":
+            yield (
+                f'model.embedding: data.task = "{self.name}" has vectors, and embeddings are looked up by tokens; give '
+                'model.embedding = "none"'
+            )
+
+    def refuse_other(self, ask: Ask, name: str) -> Iterator[str]:
+        """See `Task`."""
+        if is_tensors(ask.data.corpus):
+            yield f'data.task = "{name}": data.corpus = "{ask.data.corpus}" is tensors, no text; leave data.task out'
+
+    def synthetic(self, data: Data) -> bool:
+        """See `Task`."""
+        return data.corpus.startswith(PREFIX) or is_prepared(Path(data.corpus).expanduser())
+
+    def vocab_size(self, ask: Ask) -> None:
+        """See `Task`: there is none."""
+
+    def prepare(self, ask: Ask, *, progress: bool) -> Path:
+        """Where the tensors are: written now, where synthetic ones are to be on disk and are not yet."""
+        data = ask.data
+        path = Path(data.corpus).expanduser()
+        if data.corpus.startswith(PREFIX):
+            storage = data.format or "memory"
+            if storage == "memory":
+                return Path(data.corpus)
+            return prepare_synthetic(_recipe(ask), storage, data.folder, progress=progress)
+        if not is_tensors(data.corpus):
+            raise UserError(
+                f"data.corpus = {data.corpus!r}: no tensors: a file whose name ends in {', '.join(SUFFIXES)}, a "
+                "folder that `codescent data --synthetic` made, or synthetic:SAMPLES"
+            )
+        kept = read_description(path)["storage"] if is_prepared(path) else format_of(path)
+        if data.format not in (None, "memory", kept):
+            raise UserError(
+                f'data.format = "{data.format}": {data.corpus} is {kept}; leave data.format out, or take "memory" to '
+                "read it whole"
+            )
+        return path
+
+    def open(self, ask: Ask, path: Path) -> TensorDataset:
+        """See `Task`."""
+        data = ask.data
+        if data.corpus.startswith(PREFIX) and not is_prepared(path):
+            return in_memory(_recipe(ask), data.corpus)
+        return open_tensors(str(path), data.validation_fraction, whole=data.format == "memory")
+
+    def open_corpus(self, corpus: str, validation_fraction: float) -> TensorDataset | None:
+        """See `Task`."""
+        return open_tensors(corpus, validation_fraction) if is_tensors(corpus) else None
+
+    def misfits(self, dataset: AnyDataset, plan: Plan) -> Iterator[str]:
+        """See `Task`."""
+        assert isinstance(dataset, TensorDataset)
+        sizes, work = dataset.sizes, plan.work
+        for key, wanted, found, what in (
+            ("model.source_len", work.positions(0), sizes.source_len, "vectors of the source"),
+            ("model.target_len", work.positions(-1), sizes.target_len, "vectors of the target"),
+            ("model.hidden_dim", plan.model.hidden_dim, sizes.width, "numbers of a vector"),
+        ):
+            if wanted != found:
+                yield f"{key} = {wanted}: a sample of {dataset.path} has {found} {what}; give {key} = {found}"
+
+
+def _recipe(ask: Ask) -> Synthetic:
+    """Synthetic tensors of the sizes that the model reads."""
+    model = ask.model
+    given = {name: getattr(model, name) for name in models.SIZES if name != "head"}
+    shape = models.shape_of(ask.kind, given, model.preset, bias=model.bias, dropout=model.dropout)
+    samples, seed = parse(ask.data.corpus)
+    source_len, target_len = shape.streams
+    return make_recipe(samples, Sizes(source_len, target_len, shape.hidden_dim), seed, ask.data.validation_fraction)

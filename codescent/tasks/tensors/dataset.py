@@ -1,27 +1,24 @@
 """In: tensors in memory, in a prepared folder or in a user's file. Out: the dataset, open: samples of both splits.
-Does not read files itself (tensor_files.py does) and writes nothing."""
+Does not read files itself (files.py does) and writes nothing."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from codescent.base.errors import UserError
-from codescent.data.described import AGAIN, described
+from codescent.data.prepared import AGAIN, Part, changed, described, edges_of, noted, refuse_damaged, resized
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.data.text.request import DESCRIPTION
 from codescent.tasks.tensors.files import SUFFIXES, TensorFile
 from codescent.tasks.tensors.synthetic import NAMES, PREFIX, SPLITS, Floats, Sizes, Synthetic
 
 FORMAT = "codescent tensors 1"
-_EDGE_BYTES = 1 << 16
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -50,9 +47,8 @@ class MadeTensors:
 
 
 class TensorSource:
-    """Samples [first, stop) of tensors. What a model reads is a source's vectors and then its target's; what it shall
-    give are the target's, as the script does that this task is of: `output = model(source, targets)`, compared with
-    `targets`."""
+    """Samples [first, stop) of tensors. The model reads the source's vectors and then the target's; the target's are
+    wanted, as in a script with `output = model(source, targets)` and a loss of `output` and `targets`."""
 
     def __init__(self, name: str, tensors: Readable, sizes: Sizes, first: int, stop: int) -> None:
         self.name = name
@@ -61,7 +57,7 @@ class TensorSource:
         self._tensors, self._sizes, self._first = tensors, sizes, first
 
     def read(self, numbers: Numbers) -> Samples:
-        """inputs float32 [n, source_len + target_len, width], and the same as targets: of the source's nothing is read.
+        """inputs float32 [n, source_len + target_len, width], and the same as targets; the source part is not wanted.
 
         Raises:
             UserError: the file cannot be read.
@@ -101,61 +97,47 @@ class TensorDataset:
     tokenizer_text: str | None = None
 
     def source(self, split: str, seq_len: int, num_targets: int) -> TensorSource:
-        """The samples of a split: see `AnyDataset`.
-
-        Raises:
-            UserError: they have other lengths.
-        """
+        """The samples of a split: see `AnyDataset`. Raises UserError: they have other lengths."""
         sizes = self.sizes
         if (seq_len, num_targets) != (sizes.source_len + sizes.target_len, sizes.target_len):
             raise UserError(f"{self.path}: {sizes}, not {seq_len - num_targets} and {num_targets} vectors")
         return self.train if split == "train" else self.validation
 
     def summary(self) -> list[str]:
-        """What there is to say of it in a few lines."""
+        """What `codescent data` prints."""
         label = "synthetic: random numbers, to measure with" if self.description["synthetic"] else "tensors"
         lines = [f"{self.path}: {label}; {self.description['storage']}, {self.sizes}"]
         return lines + [f"{split.name}: {split.num_samples:,} samples" for split in (self.train, self.validation)]
 
     def verify(self) -> None:
-        """Compare the files with the sha256 that was noted when they were made; of a user's file nothing is noted.
+        """Compare the files with the sha256 in the description; of a user's file there is none.
 
         Raises:
             UserError: all that changed.
         """
-        problems = []
-        for name, file in self.description.get("files", {}).items():
-            with (self.path / name).open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-            if found != file["sha256"]:
-                problems.append(f"{self.path / name}: changed: sha256 {found}, expected {file['sha256']}")
-        if problems:
-            raise UserError(*problems, f"{self.path}: damaged: {AGAIN}")
+        noted = {name: file["sha256"] for name, file in self.description.get("files", {}).items()}
+        refuse_damaged(self.path, changed(self.path, noted))
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True)  # other fields are there for people
-
-
-class _Sizes(_Part):
+class _Sizes(Part):
     source_len: Count
     target_len: Count
     width: Count
 
 
-class _Recipe(_Part):
+class _Recipe(Part):
     train: Count
     validation: Count
     sizes: _Sizes
     seed: int
 
 
-class _File(_Part):
+class _File(Part):
     bytes: Count
     sha256: str
 
 
-class _Description(_Part):
+class _Description(Part):
     format: Literal["codescent tensors 1"]
     storage: Literal["hdf5", "pt", "safetensors"]
     synthetic: Literal[True]
@@ -164,32 +146,22 @@ class _Description(_Part):
 
 
 def is_tensors(corpus: str) -> bool:
-    """Whether a corpus is tensors by its name: synthetic:…, a prepared folder of them, a file."""
+    """Whether a corpus is tensors: synthetic:…, a prepared folder, or a file by its suffix."""
     path = Path(corpus).expanduser()
     return corpus.startswith(PREFIX) or path.suffix.lower() in SUFFIXES or is_prepared(path)
 
 
 def is_prepared(path: Path) -> bool:
-    """Whether a folder says that it holds tensors of ours."""
-    try:
-        description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError, OSError):
-        return False
-    return isinstance(description, dict) and description.get("format") == FORMAT
+    """Whether a folder holds prepared tensors, by its description."""
+    return noted(path).get("format") == FORMAT
 
 
 def in_memory(recipe: Synthetic, corpus: str) -> TensorDataset:
-    """Synthetic tensors that are nowhere but in memory, each process making its own."""
+    """Synthetic tensors in memory; each process makes its own."""
     made = {split: MadeTensors(recipe, split) for split in SPLITS}
     train, validation = (TensorSource(split, made[split], recipe.sizes, 0, recipe.samples(split)) for split in SPLITS)
-    description = {"format": FORMAT, "storage": "memory", "synthetic": True, "recipe": as_json(recipe)}
+    description = {"format": FORMAT, "storage": "memory", "synthetic": True, "recipe": asdict(recipe)}
     return TensorDataset(Path(corpus), recipe.sizes, train, validation, description, recipe.fingerprint)
-
-
-def as_json(recipe: Synthetic) -> dict[str, Any]:
-    """As a description has it."""
-    sizes = {"source_len": recipe.sizes.source_len, "target_len": recipe.sizes.target_len, "width": recipe.sizes.width}
-    return {"train": recipe.train, "validation": recipe.validation, "sizes": sizes, "seed": recipe.seed}
 
 
 def open_prepared(path: Path, *, whole: bool = False) -> TensorDataset:
@@ -204,16 +176,7 @@ def open_prepared(path: Path, *, whole: bool = False) -> TensorDataset:
     """
     description = read_description(path)
     recipe = _recipe(description["recipe"])
-    problems = []
-    for name, file in description["files"].items():
-        size_bytes = (path / name).stat().st_size if (path / name).is_file() else -1
-        if size_bytes < 0:
-            problems.append(f"{path / name}: missing")
-        elif size_bytes != file["bytes"]:
-            what = "truncated" if size_bytes < file["bytes"] else "too long"
-            problems.append(f"{path / name}: {what}: ends at byte {size_bytes}, expected {file['bytes']}")
-    if problems:
-        raise UserError(*problems, f"{path}: damaged: {AGAIN}")
+    refuse_damaged(path, resized(path, {name: file["bytes"] for name, file in description["files"].items()}))
     sources = []
     for split, name in zip(SPLITS, sorted(description["files"]), strict=True):
         file = TensorFile(path / name, in_memory=whole)
@@ -224,11 +187,7 @@ def open_prepared(path: Path, *, whole: bool = False) -> TensorDataset:
 
 
 def open_tensors(corpus: str, validation_fraction: float, *, whole: bool = False) -> TensorDataset:
-    """Open a prepared folder or a user's file.
-
-    Raises:
-        UserError: everything that is wrong with it.
-    """
+    """Open a prepared folder or a user's file. Raises UserError: everything that is wrong with it."""
     path = Path(corpus).expanduser()
     return open_prepared(path, whole=whole) if is_prepared(path) else open_file(path, validation_fraction, whole=whole)
 
@@ -257,11 +216,7 @@ def open_file(path: Path, validation_fraction: float, *, whole: bool = False) ->
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What a folder of ours says of itself.
-
-    Raises:
-        UserError: it is damaged, with every field that is wrong.
-    """
+    """What a folder of ours says of itself. Raises UserError: it is damaged, with every field that is wrong."""
     return described(folder, _Description, "prepared tensors")
 
 
@@ -270,10 +225,5 @@ def _recipe(found: dict[str, Any]) -> Synthetic:
 
 
 def _edges(path: Path, border: int) -> str:
-    size_bytes = path.stat().st_size
-    digest = hashlib.sha256(f"{size_bytes} {border} {' '.join(NAMES)}\n".encode())
-    with path.open("rb") as stream:
-        digest.update(stream.read(_EDGE_BYTES))
-        stream.seek(-min(_EDGE_BYTES, size_bytes), 2)
-        digest.update(stream.read(_EDGE_BYTES))
-    return digest.hexdigest()
+    head = f"{path.stat().st_size} {border} {' '.join(NAMES)}\n".encode()
+    return hashlib.sha256(head + edges_of(path)).hexdigest()

@@ -4,7 +4,6 @@ Does not know splits or samples' order, and writes nothing."""
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import pickle
 import threading
@@ -15,28 +14,28 @@ from typing import Any
 
 import numpy as np
 
+from codescent.base.dtypes import FLOATS, NUMBER_FORMATS
 from codescent.base.errors import UserError
+from codescent.base.safetensors_header import read_header
 from codescent.data.samples import Numbers
 from codescent.tasks.tensors.synthetic import NAMES, Floats, Sizes
 
 SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".pt": "pt", ".pth": "pt", ".safetensors": "safetensors"}
 SUFFIX = {"hdf5": ".h5", "pt": ".pt", "safetensors": ".safetensors"}
-"""Of the files that we write."""
+"""Suffixes of the files that are written, by format."""
 FORMATS = tuple(SUFFIX)
-_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}  # of safetensors, that numpy has too
-_MAX_HEADER_BYTES = 100_000_000  # as the safetensors library allows
+_DTYPES = {NUMBER_FORMATS[name].code: NUMBER_FORMATS[name].numpy for name in FLOATS}  # "": numpy has no such format
 
 Arrays = Mapping[str, Any]
-"""Of each name something with `shape` and `dtype` whose rows are had by their number: a map of the file, or HDF5's."""
+"""By name, something with `shape`, `dtype` and rows by their number: a map of the file, or an HDF5 dataset."""
 
 
 class TensorFile:
-    """A file of tensors, opened by each thread of each process that reads it: nothing open goes over a fork, and a
-    dataset can be handed about before anybody has read.
+    """A file of tensors. Each thread of each process opens it anew when it first reads: nothing open crosses a fork.
 
     Args:
         path: the file.
-        in_memory: read it whole when it is first read.
+        in_memory: read all of it at the first read.
     """
 
     def __init__(self, path: Path, *, in_memory: bool = False) -> None:
@@ -46,14 +45,10 @@ class TensorFile:
         self._whole: dict[str, Floats] = {}
         arrays = self._arrays()
         self.samples, self.sizes = _check(path, {name: arrays.get(name) for name in NAMES}, list(arrays))
-        self._opened = threading.local()  # what was open to be checked is closed
+        self._opened = threading.local()  # close what was opened for the check
 
     def read(self, name: str, numbers: Numbers, out: Floats) -> None:
-        """Rows of "source" or "target" into [n, length, width].
-
-        Raises:
-            UserError: the file cannot be read any more.
-        """
+        """Rows of "source" or "target" into [n, length, width]. Raises UserError: the file cannot be read any more."""
         try:
             array = self._in_whole(name) if self._in_memory else self._arrays()[name]
             for row, number in zip(out, numbers.tolist(), strict=True):
@@ -62,14 +57,14 @@ class TensorFile:
             raise UserError(f"{self.path}: cannot be read: {error}") from error
 
     def _in_whole(self, name: str) -> Floats:
-        """All rows in memory, for all threads."""
+        """All rows, in memory that threads share."""
         with self._lock:
             if name not in self._whole:
                 self._whole[name] = np.array(self._arrays()[name][:], np.float32)
             return self._whole[name]
 
     def _arrays(self) -> Arrays:
-        """Open here: in this thread of this process."""
+        """The arrays, open in this thread of this process."""
         if getattr(self._opened, "process", None) != os.getpid():
             self._opened.arrays = _OPEN[self.format](self.path)
             self._opened.process = os.getpid()
@@ -78,22 +73,14 @@ class TensorFile:
 
 
 def format_of(path: Path) -> str:
-    """The format that a file's name says.
-
-    Raises:
-        UserError: none.
-    """
+    """The format of a file, by its suffix. Raises UserError: another suffix."""
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(f"{path}: not a file of tensors: their names end in {', '.join(SUFFIXES)}")
     return SUFFIXES[path.suffix.lower()]
 
 
 def h5py() -> ModuleType:
-    """The library that reads and writes HDF5.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """The library that reads and writes HDF5. Raises UserError: it is not installed."""
     try:
         return importlib.import_module("h5py")
     except ImportError as error:
@@ -101,7 +88,7 @@ def h5py() -> ModuleType:
 
 
 def _check(path: Path, arrays: Mapping[str, Any], there: list[object]) -> tuple[int, Sizes]:
-    """Samples and sizes. Raises UserError with all that is wrong."""
+    """Samples and sizes. Raises UserError: everything that is wrong."""
     problems = []
     for name, array in arrays.items():
         if array is None:
@@ -148,7 +135,7 @@ def _open_pt(path: Path) -> Arrays:
 
 
 def _of_torch(path: Path, name: str, value: Any) -> Any:
-    """The tensor as numpy sees it; as it is where numpy cannot: `_check` says whether it is wanted."""
+    """The tensor as a numpy array; one that numpy has not is returned as it is if nobody reads it."""
     try:
         return value.detach().numpy()
     except (AttributeError, TypeError, RuntimeError) as error:
@@ -162,18 +149,8 @@ def _of_torch(path: Path, name: str, value: Any) -> Any:
 def _open_safetensors(path: Path) -> Arrays:
     """The format is a header of JSON and rows as they are: these are mapped."""
     try:
-        with path.open("rb") as stream:
-            size_bytes = os.fstat(stream.fileno()).st_size
-            header_bytes = int.from_bytes(stream.read(8), "little")
-            if not 2 <= header_bytes <= min(_MAX_HEADER_BYTES, size_bytes - 8):
-                raise ValueError(f"a header of {header_bytes} bytes in a file of {size_bytes}")
-            header = json.loads(stream.read(header_bytes))
-            first = 8 + header_bytes
-            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-            end = first + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-            if size_bytes != end:
-                raise ValueError(f"ends at byte {size_bytes}, its header says {end}")
-            return {name: _mapped(path, name, entry, first) for name, entry in entries.items()}
+        entries, first = read_header(path)
+        return {name: _mapped(path, name, entry, first) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(_unreadable(path, error, "safetensors")) from error
 
@@ -183,7 +160,7 @@ def _mapped(path: Path, name: str, entry: dict[str, Any], first: int) -> Any:
     dtype, shape, (begin, end) = _DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
     if not 0 <= begin <= end:
         raise ValueError(f'"{name}" lies in bytes [{begin}, {end})')
-    if dtype is None or 0 in shape:
+    if not dtype or 0 in shape:
         return _Other(shape, _OtherDtype(entry["dtype"]))
     if int(np.prod(shape)) * np.dtype(dtype).itemsize != end - begin:
         raise ValueError(f'"{name}" of {list(shape)} has {end - begin} bytes')

@@ -1,25 +1,24 @@
 """In: synthetic tensors to make, a format. Out: the folder of their files: complete or absent.
-Does not read tensors (tensor_files.py does)."""
+Does not read tensors (files.py does)."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
-import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from codescent.base.durable import sha256_of, write_json
 from codescent.base.errors import UserError
+from codescent.base.safetensors_header import encode_header
+from codescent.data.prepared import DESCRIPTION, digest, prepared
 from codescent.data.progress import stage
-from codescent.data.text.claim import made_once
-from codescent.data.text.request import DESCRIPTION, digest
-from codescent.data.text.shards import write_json
-from codescent.tasks.tensors.dataset import FORMAT, as_json, open_prepared
+from codescent.tasks.tensors.dataset import FORMAT, open_prepared
 from codescent.tasks.tensors.files import FORMATS, SUFFIX, h5py
 from codescent.tasks.tensors.synthetic import MAX_SEED, NAMES, SPLITS, Sizes, Synthetic, validation_samples
 
@@ -47,11 +46,7 @@ def make_recipe(samples: int, sizes: Sizes, seed: int, validation_fraction: floa
 
 
 def parse_sizes(source: str, target: str) -> Sizes:
-    """Sizes as a command line has them: 1x512 and 20x512.
-
-    Raises:
-        UserError: all that is wrong with them.
-    """
+    """Sizes as a command line has them: 1x512 and 20x512. Raises UserError: all that is wrong with them."""
     problems, found = [], []
     for flag, text in (("--source", source), ("--target", target)):
         words = text.lower().split("x")
@@ -73,14 +68,7 @@ def folder_of(recipe: Synthetic, storage: str, root: Path) -> Path:
 
 
 def prepare_synthetic(recipe: Synthetic, storage: str, root: Path, *, progress: bool = False) -> Path:
-    """Write synthetic tensors; returns their folder, at once where it is there already. It has that name when all of it
-    is on the disk, so nobody reads before it is complete; a second process that wants the same waits.
-
-    Args:
-        recipe: what to write.
-        storage: hdf5, pt or safetensors.
-        root: the folder of datasets; made if need be.
-        progress: show a bar, or lines.
+    """The folder of synthetic tensors in one of FORMATS, written if it is not there; `progress` shows a bar or lines.
 
     Raises:
         UserError: no such format, its library is not installed, the disk, or damage of what is there.
@@ -88,24 +76,10 @@ def prepare_synthetic(recipe: Synthetic, storage: str, root: Path, *, progress: 
     if storage not in FORMATS:
         raise UserError(f"format {storage}: tensors are written as {', '.join(FORMATS)}")
     target = folder_of(recipe, storage, root)
-    return made_once(
-        lambda: _existing(target),
-        lambda partial: _write(recipe, storage, partial, progress=progress),
-        root / f".partial-{target.name}",
-        target,
-    )
-
-
-def _existing(target: Path) -> Path | None:
-    if not (target / DESCRIPTION).exists():
-        return None
-    open_prepared(target)
-    return target
+    return prepared(target, lambda folder: _write(recipe, storage, folder, progress=progress), open_prepared)
 
 
 def _write(recipe: Synthetic, storage: str, folder: Path, *, progress: bool) -> None:
-    for leftover in folder.iterdir():
-        leftover.unlink()
     shapes = [recipe.shape(split, name) for split in SPLITS for name in NAMES]
     files = {}
     with stage("making synthetic tensors", 4 * sum(int(np.prod(shape)) for shape in shapes), progress) as advance:
@@ -114,9 +88,8 @@ def _write(recipe: Synthetic, storage: str, folder: Path, *, progress: bool) -> 
             _WRITE[storage](recipe, split, path, advance)
             with path.open("rb+") as stream:
                 os.fsync(stream.fileno())
-                sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-            files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256}
-    description = {"format": FORMAT, "storage": storage, "synthetic": True, "recipe": as_json(recipe)}
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    description = {"format": FORMAT, "storage": storage, "synthetic": True, "recipe": asdict(recipe)}
     write_json(folder / DESCRIPTION, {**description, "fingerprint": recipe.fingerprint, "files": files})
 
 
@@ -175,17 +148,9 @@ def _write_hdf5(recipe: Synthetic, split: str, path: Path, advance: Advance) -> 
 
 def _write_safetensors(recipe: Synthetic, split: str, path: Path, advance: Advance) -> None:
     """The header, then the rows, a block at a time: the library would need all of them in memory."""
-    header: dict[str, object] = {"__metadata__": {"synthetic": "true"}}
-    begin = 0
-    for name in NAMES:
-        shape = recipe.shape(split, name)
-        end = begin + 4 * int(np.prod(shape))
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
-        begin = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that numbers lie on multiples of 8 bytes
+    header, _ = encode_header([(name, "F32", recipe.shape(split, name)) for name in NAMES], {"synthetic": "true"})
     with path.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.write(header)
         for name in NAMES:
             for block in recipe.blocks(split, name):
                 stream.write(block.astype("<f4", copy=False).tobytes())

@@ -1,5 +1,5 @@
-"""In: how many samples of which sizes, a seed. Out: random numbers, the same wherever and in whatever blocks.
-Does not write files (tensor_prepare.py does)."""
+"""In: how many samples of which sizes, a seed. Out: random numbers, the same on every machine and in any blocks.
+Does not write files (prepare.py does)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from codescent.base.errors import UserError
 Floats = npt.NDArray[np.float32]
 
 PREFIX = "synthetic:"
-VERSION = 1  # of the numbers: others would need another
+VERSION = 1  # of the function to the numbers; count on when it changes
 NAMES = ("source", "target")
 SPLITS = ("train", "validation")
 MAX_SEED = 2**63 - 1
@@ -41,8 +41,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Random numbers in the place of data, to measure with: uniform in [0, 1), as torch.rand's; nothing can be learned
-    of a source about its target. Each number is a function of (seed, split, name, its place): of no generator's state.
+    """Random numbers instead of data, to measure with: uniform in [0, 1), as torch.rand's. A source says nothing about
+    its target. Each number is a function of (seed, split, name, its place).
 
     Attributes:
         train, validation: samples of each split.
@@ -57,12 +57,12 @@ class Synthetic:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the numbers, and is the same for all formats."""
+        """Changes with the numbers; the same for all formats."""
         recipe = {"synthetic": VERSION, **asdict(self)}
         return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
 
     def samples(self, split: str) -> int:
-        """How many there are."""
+        """Samples of a split."""
         return self.train if split == "train" else self.validation
 
     def shape(self, split: str, name: str) -> tuple[int, int, int]:
@@ -92,7 +92,7 @@ class Synthetic:
 
 
 def validation_samples(train: int, fraction: float) -> int:
-    """Samples that are made beside those for training: that share of them, at least one."""
+    """Samples of the validation split: that share of the training samples, at least one."""
     return max(1, round(train * fraction))
 
 

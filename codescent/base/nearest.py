@@ -1,0 +1,36 @@
+"""In: a number that does not divide another. Out: the nearest ones that do, as numbers or in words for a refusal.
+Does not refuse anything and knows no key of the config."""
+
+from __future__ import annotations
+
+import math
+
+
+def nearest_divisors(value: int, wanted: float) -> list[int]:
+    """The divisors of `value` next below and next above `wanted`; fewer where there is none on a side."""
+    small = [number for number in range(1, math.isqrt(value) + 1) if value % number == 0]
+    divisors = [*small, *(value // number for number in small)]
+    below = max((number for number in divisors if number < wanted), default=None)
+    above = min((number for number in divisors if number > wanted), default=None)
+    return [number for number in (below, above) if number is not None]
+
+
+def nearest_multiples(value: int, factor: int) -> list[int]:
+    """The positive multiples of `factor` next below and next above `value`."""
+    below, above = value // factor * factor, -(-value // factor) * factor
+    return [number for number in (below, above) if number]
+
+
+def in_words(numbers: list[int]) -> str:
+    """The numbers with "or" between them."""
+    return " or ".join(map(str, numbers))
+
+
+def near_divisors(value: int, wanted: float) -> str:
+    """`nearest_divisors` in words."""
+    return in_words(nearest_divisors(value, wanted))
+
+
+def near_multiples(value: int, factor: int) -> str:
+    """`nearest_multiples` in words."""
+    return in_words(nearest_multiples(value, factor))

@@ -1,0 +1,261 @@
+"""In: a folder's name and who fills it. Out: a prepared folder: made once, by one process, described, and checked.
+Does not know what is in the files: the source of each task does."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from codescent.base.durable import sha256_of, write_json, write_synced
+from codescent.base.errors import UserError
+from codescent.base.published import NO_SPACE, commit, is_full
+
+DESCRIPTION = "description.json"
+TOKENIZER = "tokenizer.json"
+JOURNAL = "progress.json"
+"""A hidden folder with a journal is continued by the next process; another one is thrown away."""
+SPLITS = ("train", "validation")
+AGAIN = "delete this folder and prepare it again"
+_EDGE_BYTES = 1 << 16
+
+T = TypeVar("T")
+
+
+class Part(BaseModel):
+    """A part of description.json: its types are checked strictly, and fields that it does not name are for people."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class TokenizerPart(Part):
+    """The tokenizer beside the samples."""
+
+    kind: str
+    vocab_size: Annotated[int, Field(ge=1)]
+
+
+class Splits(Part, Generic[T]):
+    """What is said of each split."""
+
+    train: T
+    validation: T
+
+
+class Described(Part):
+    """description.json of a folder whose files are hashed. Each task names its format, its splits and more."""
+
+    format: str
+    request: dict[str, Any]
+    tokenizer: TokenizerPart
+    files: dict[str, str]  # name -> sha256
+
+
+def digest(value: Any) -> str:
+    """sha256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def folder_of(root: Path, key: Any, corpus: str, tokenizer: str) -> Path:
+    """Where samples are once prepared: names that people know, and the digest of all that the samples depend on."""
+    names = "-".join(Path(part).stem[:40] for part in (corpus, tokenizer.split(":")[0]))
+    return root / f"{names}-{digest(key)[:8]}"
+
+
+def existing(target: Path, verify: Callable[[Path], object]) -> Path | None:
+    """The prepared folder at `target`, after `verify`; None: there is none. Raises what `verify` raises."""
+    if not (target / DESCRIPTION).is_file():
+        return None
+    verify(target)
+    return target
+
+
+def prepared(target: Path, make: Callable[[Path], None], verify: Callable[[Path], object]) -> Path:
+    """The prepared folder at `target`; where there is none, what `make` writes. A second process waits for the first.
+
+    Args:
+        target: its name holds a digest of all that its content depends on.
+        make: writes into an empty hidden folder; its description last.
+        verify: raises UserError where the folder that is there is damaged.
+
+    Raises:
+        UserError: what the disk refuses, and what `make` and `verify` raise. Nothing half-made is left.
+    """
+    if existing(target, verify):
+        return target
+    partial = target.with_name(f".partial-{target.name}")
+    with claimed(partial):
+        if not existing(target, verify):  # else another process has made it in the meantime
+            for leftover in partial.iterdir():
+                leftover.unlink()
+            make(partial)
+            commit(partial, target)
+    return target
+
+
+@contextmanager
+def claimed(partial: Path) -> Iterator[None]:
+    """Hold a hidden folder against other processes, or wait for it. Without a journal in it, it is not kept.
+
+    Raises:
+        UserError: what the file system refuses.
+    """
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        handle = _lock(partial)
+        try:
+            yield
+        finally:
+            if _is_held(partial, handle) and not (partial / JOURNAL).exists():
+                shutil.rmtree(partial, ignore_errors=True)
+            os.close(handle)
+    except OSError as error:
+        if not is_full(error) and error.errno != errno.EFBIG:
+            raise UserError(f"{error.filename or partial}: {error.strerror or error}") from error
+        said = "; ".join([error.strerror or "full", *getattr(error, "__notes__", [])])
+        kept = "what was prepared is kept; the same command continues when there is room"
+        rest = kept if (partial / JOURNAL).exists() else "nothing was kept"
+        raise UserError(f"{partial}: {NO_SPACE} ({said}): {rest}") from error
+
+
+def describe(folder: Path, fields: Mapping[str, Any], files: Iterable[str]) -> None:
+    """Write description.json, the last file: the fields, then the sha256 of each of `files`."""
+    write_json(folder / DESCRIPTION, {**fields, "files": {name: sha256_of(folder / name) for name in files}})
+
+
+def write_array(path: Path, array: np.ndarray[Any, Any]) -> None:
+    """Write an array as np.save does, which loses why the disk refused."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    write_synced(path, header.getvalue() + array.tobytes())
+
+
+def noted(folder: Path) -> dict[str, Any]:
+    """description.json as it is, unchecked; empty where there is none, or none that can be read."""
+    try:
+        description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError):
+        return {}
+    return description if isinstance(description, dict) else {}
+
+
+def described(folder: Path, model: type[BaseModel], what: str) -> dict[str, Any]:
+    """description.json, checked.
+
+    Args:
+        folder: of prepared samples.
+        model: what it must say.
+        what: what it should hold, in words.
+
+    Raises:
+        UserError: it is none, or damaged: every field that is wrong.
+    """
+    path = folder / DESCRIPTION
+    try:
+        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        model.model_validate(description)
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg']}" for detail in error.errors()]
+        raise UserError(f"{path}: damaged: not {what}: {'; '.join(wrong)}: {AGAIN}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON: {error}: {AGAIN}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}: {AGAIN}") from error
+    return description
+
+
+def fingerprint_of(folder: Path, files: Mapping[str, str]) -> str:
+    """A hash of all files, each of which is compared with its sha256. Raises UserError: all that are damaged."""
+    refuse_damaged(folder, changed(folder, files, "changed or cut short"))
+    return digest(dict(files))
+
+
+def changed(folder: Path, files: Mapping[str, str], what: str = "changed") -> list[str]:
+    """A sentence for each file that is not there or has another sha256."""
+    problems = []
+    for name, expected in files.items():
+        try:
+            if (found := sha256_of(folder / name)) != expected:
+                problems.append(f"{folder / name}: {what}: sha256 {found}, expected {expected}")
+        except OSError as error:
+            problems.append(f"{folder / name}: cannot be read: {error.strerror}")
+    return problems
+
+
+def resized(folder: Path, sizes_bytes: Mapping[str, int]) -> list[str]:
+    """A sentence for each file that is not there or has another length."""
+    problems = []
+    for name, expected in sizes_bytes.items():
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"{path}: missing")
+        elif (size_bytes := path.stat().st_size) != expected:
+            what = "truncated" if size_bytes < expected else "too long"
+            problems.append(f"{path}: {what}: ends at byte {size_bytes}, expected {expected}")
+    return problems
+
+
+def refuse_damaged(folder: Path, problems: list[str]) -> None:
+    """Raise UserError with the problems, if there are any, and what to do."""
+    if problems:
+        raise UserError(*problems, f"{folder}: damaged: {AGAIN}")
+
+
+def given_sha256(path: Path, what: str) -> str:
+    """sha256 of a user's file. Raises UserError where it cannot be read: `what` it should be."""
+    try:
+        return sha256_of(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}: {what}") from error
+
+
+def edges_of(path: Path) -> bytes:
+    """The first and the last 64 KiB of a file."""
+    with path.open("rb") as stream:
+        first = stream.read(_EDGE_BYTES)
+        stream.seek(-min(_EDGE_BYTES, path.stat().st_size), 2)
+        return first + stream.read(_EDGE_BYTES)
+
+
+def _lock(partial: Path) -> int:
+    """Make the folder if need be, and lock it: an open descriptor."""
+    while True:
+        with suppress(FileExistsError):  # not exist_ok, which looks again whether it is there: it may have gone
+            partial.mkdir()
+        try:
+            handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue  # another process has just removed it
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            said = f"another process is preparing this dataset in {partial}: waiting for it"
+            print(said, file=sys.stderr, flush=True)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            said = f"{partial}: this disk has no locks ({error.strerror}): prepare it once at a time"
+            warnings.warn(said, stacklevel=4)
+        if _is_held(partial, handle):
+            return handle
+        os.close(handle)  # the process that held it has finished and renamed it
+
+
+def _is_held(partial: Path, handle: int) -> bool:
+    """Whether the locked folder still has this name."""
+    try:
+        return os.path.samestat(partial.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False

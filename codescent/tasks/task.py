@@ -1,0 +1,278 @@
+"""In: the sections of a config that a task reads. Out: the base class of every task: what a sample is, what is scored.
+Does not name any task (`tasks.TASKS` does), and does not import torch: planning asks tasks too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from codescent import models
+from codescent.base.errors import UserError
+from codescent.data.prepared import TOKENIZER
+from codescent.data.samples import AnyDataset, Source
+from codescent.data.text.foreign import GPT2_VOCAB_SIZE
+from codescent.data.text.request import KINDS
+from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+from codescent.data.tokenizers.wordpiece import split_name
+from codescent.plan import Plan, TaskFacts, Work
+from codescent.tasks.prompts import Prompts
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from codescent.config.sections import Data, Model
+
+VOCAB_SIZES = {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE, "bert": 30_522, "bert-cased": 28_996}
+"""Vocabularies of the tokenizers that do not depend on a corpus."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a run asks of its task.
+
+    Attributes:
+        data: the section [data].
+        model: the section [model].
+        seed: run.seed.
+        compile: train.compile.
+        run: the run's folder, for messages.
+        kept: what the run keeps of its task's `files`, by name; empty before it begins.
+        pinned: what `Task.pin` returned on rank 0; None before that.
+    """
+
+    data: Data
+    model: Model
+    seed: int = 0
+    compile: str = "none"
+    run: Path = Path()
+    kept: Mapping[str, str] = field(default_factory=dict)
+    pinned: Mapping[str, Any] | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of model."""
+        return models.kind_of(self.model.kind, self.model.preset)
+
+    @property
+    def positions(self) -> int | None:
+        """The longest sample that the model reads, in tokens; None where the config does not say."""
+        if self.model.seq_len is not None or self.model.preset is None:
+            return self.model.seq_len
+        return models.preset_positions(self.model.preset)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trained model that is to be scored.
+
+    Attributes:
+        ask: of its run; `ask.run` is the run's folder.
+        work: of its plan.
+        device: where the module is.
+        make_module: the module with its weights, in evaluation mode.
+        open_dataset: what the run reads.
+        tokenizer: the one that the run keeps; None: it keeps none.
+        data: --data: what to score instead of the run's validation split.
+        out: --out: where to write predictions.
+    """
+
+    ask: Ask
+    work: Work
+    device: torch.device
+    make_module: Callable[[], nn.Module]
+    open_dataset: Callable[[], AnyDataset]
+    tokenizer: Tokenizer | None
+    data: Path | None = None
+    out: Path | None = None
+
+    def validation(self) -> tuple[Path, Source]:
+        """Where the run's data is, and the samples of its validation split.
+
+        Raises:
+            UserError: there is none.
+        """
+        dataset, work = self.open_dataset(), self.work
+        source = dataset.source("validation", work.seq_len, work.positions(-1))
+        if source.num_samples < 1:
+            raise UserError(f"{dataset.path}: the validation split has not one sample; raise data.validation_fraction")
+        return dataset.path, source
+
+
+class Corpus(AnyDataset, Protocol):
+    """A dataset that `codescent data` shows."""
+
+    def summary(self) -> list[str]:
+        """What there is to say of it, in lines."""
+
+    def verify(self) -> None:
+        """Compare its files with what was noted when they were made.
+
+        Raises:
+            UserError: all that changed.
+        """
+
+
+class Task:
+    """What is wanted of a sample, with the defaults that most tasks share.
+
+    Attributes:
+        name: data.task.
+        kinds: the kinds of model that it is for.
+        keys: the keys of [data] that decide its samples, and thus its losses.
+        head: the head that a model needs for it, of a kind whose models have several; None: the only one.
+        extras: samples have extras, such as their lengths, with every kind of model (see `Samples`).
+        files: names of the files that a run keeps of its data.
+        unit: what one loss belongs to, in words.
+        peft_task_type: `peft`'s name of the task; None: it has none.
+        writes_predictions: `codescent evaluate` writes a file.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    keys: tuple[str, ...] = ("corpus", "tokenizer", "validation_fraction", "text_key")
+    head: str | None = None
+    extras = False
+    files: tuple[str, ...] = (TOKENIZER,)
+    unit = "tokens"
+    peft_task_type: str | None = None
+    writes_predictions = False
+
+    def made_for(self, data: Data) -> bool:
+        """Whether a corpus asks for this task by itself, without data.task."""
+        return False
+
+    def refuse(self, ask: Ask) -> Iterator[str]:
+        """Why it cannot serve this model and these keys, each with the nearest that would do."""
+        if ask.model.embedding == "none":
+            yield (
+                f'model.embedding = "none": source and target are vectors, but data.task = "{self.name}" gives tokens; '
+                'take "tied" or "untied", or tensors (data.corpus = "synthetic:2048", or a file of them)'
+            )
+
+    def refuse_other(self, ask: Ask, name: str) -> Iterator[str]:
+        """Why a run of the task `name` may not be given what only this task reads."""
+        yield from ()
+
+    def synthetic(self, data: Data) -> bool:
+        """Whether samples are random numbers, to measure with."""
+        return False
+
+    def facts(self, ask: Ask, shape: models.Shape) -> TaskFacts:
+        """What the plan must know."""
+        values = {key: getattr(ask.data, key) for key in self.keys}
+        identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+        extras = self.extras or shape.extras
+        return TaskFacts(self.name, extras, shape.head_share, self.synthetic(ask.data), identity)
+
+    def vocab_size(self, ask: Ask) -> int | None:
+        """The vocabulary, as far as it is known before the data is prepared.
+
+        Raises:
+            UserError: keys that cannot be used, or a damaged dataset.
+        """
+        return VOCAB_SIZES.get(ask.data.tokenizer)
+
+    def prepare(self, ask: Ask, *, progress: bool) -> Path:
+        """Where the data is, prepared now where it is not there yet.
+
+        Raises:
+            UserError: the corpus or the tokenizer cannot be used.
+        """
+        raise NotImplementedError
+
+    def open(self, ask: Ask, path: Path) -> AnyDataset:
+        """The data that `prepare` returned the path of, open.
+
+        Raises:
+            UserError: it is damaged, or not what this task reads.
+        """
+        raise NotImplementedError
+
+    def open_corpus(self, corpus: str, validation_fraction: float) -> Corpus | None:
+        """A corpus that needs no preparation, open; None: it needs some, or belongs to another task."""
+        return None
+
+    def misfits(self, dataset: AnyDataset, plan: Plan) -> Iterator[str]:
+        """Why the model cannot read the samples."""
+        yield from ()
+
+    # What a run keeps, so that it goes on with the same: rank 0 pins it, every rank reads the pin.
+
+    def pin(self, ask: Ask) -> Mapping[str, Any]:
+        """What rank 0 decides for all ranks before the data is prepared, as JSON data.
+
+        Raises:
+            UserError: it cannot be read, or is not what the run keeps (`ask.kept`).
+        """
+        return {}
+
+    def carry(self, dataset: AnyDataset) -> Mapping[str, str]:
+        """Texts of the files that a run keeps, by their name."""
+        text = dataset.tokenizer_text
+        return {} if text is None else {TOKENIZER: text}
+
+    def carry_unprepared(self, ask: Ask) -> Mapping[str, str]:
+        """Texts of the files that an imported run keeps, which has no data yet; its tokenizer's is not among them.
+
+        Raises:
+            UserError: they cannot be read.
+        """
+        return {}
+
+    def refuse_resume(self, ask: Ask, dataset: AnyDataset) -> Iterator[str]:
+        """Why a run that keeps `ask.kept` cannot go on with this dataset."""
+        yield from ()
+
+    # What is done with a trained model.
+
+    def scores_files(self, kind: str) -> bool:
+        """Whether a model of that kind is scored on a file of the user's, too."""
+        return False
+
+    def refuse_trial(self, trial: Trial) -> Iterator[str]:
+        """Why --data or --out cannot be used."""
+        if trial.out is not None and not self.writes_predictions:
+            yield f'--out {trial.out}: answers to questions are written; the run\'s data.task is "{self.name}"'
+        if trial.data is not None and not self.scores_files(trial.ask.kind):
+            yield (
+                f'--data {trial.data}: of model.kind = "{trial.ask.kind}" with data.task = "{self.name}" the run\'s '
+                "own validation split alone is scored"
+            )
+
+    def score(self, trial: Trial) -> list[str]:
+        """What `codescent evaluate` prints: here the mean loss of the validation split.
+
+        Raises:
+            UserError: data that cannot be used.
+        """
+        from codescent.tasks.score import mean_loss  # noqa: PLC0415 - planning does without torch
+
+        path, source = trial.validation()
+        loss, count = mean_loss(trial.make_module(), source, trial.work.seq_len, trial.device)
+        return [f"{path}, validation split: loss {loss:.4f} of {count:,} {self.unit}"]
+
+    def prompts(self, ask: Ask, tokenizer: Tokenizer) -> Prompts:
+        """How a prompt becomes tokens, and which token ends a text.
+
+        Raises:
+            UserError: what the run keeps for it is damaged or absent.
+        """
+        return Prompts(tokenizer)
+
+    def export(
+        self, ask: Ask, tokenizer: Tokenizer, texts: dict[str, str], ends: dict[str, int | None]
+    ) -> tuple[dict[str, str], dict[str, int | None]]:
+        """The tokenizer's files of an export and its control tokens in config.json, with what this task adds."""
+        return texts, ends
+
+
+def refuse_no_wordpiece(task: Task, data: Data) -> None:
+    """Raise UserError where data.tokenizer names one that is not BERT's."""
+    if data.tokenizer in KINDS and split_name(data.tokenizer) is None:
+        raise UserError(
+            f'data.tokenizer = "{data.tokenizer}": data.task = "{task.name}" reads BERT\'s WordPiece; take "bert", '
+            '"bert-cased" or "bert:FILE"'
+        )

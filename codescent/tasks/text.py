@@ -1,0 +1,86 @@
+"""In: a text, a tokenizer. Out: its tokens, prepared and open: the bases of the tasks and datasets that read a text.
+Does not make samples: the source of each task does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codescent.data.samples import AnyDataset
+from codescent.data.text.dataset import Dataset, locate, open_dataset
+from codescent.data.text.prepare import prepare
+from codescent.tasks.task import VOCAB_SIZES, Ask, Task
+
+
+@dataclass(frozen=True)
+class TextDataset:
+    """A prepared text whose samples are made by a task; `source` and `fingerprint` are the task's to add.
+
+    Attributes:
+        text: as it was prepared.
+    """
+
+    text: Dataset
+
+    @property
+    def path(self) -> Path:
+        """Where the text is."""
+        return self.text.path
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokenizer's."""
+        return self.text.vocab_size
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What is known of the making of the text."""
+        return self.text.description
+
+    @property
+    def tokenizer_text(self) -> str | None:
+        """The tokenizer as a file holds it."""
+        return self.text.tokenizer_text
+
+
+class TextTask(Task):
+    """A task whose corpus is a text.
+
+    Attributes:
+        marks: tokens that its samples have beside the tokenizer's.
+    """
+
+    marks = 0
+
+    def vocab_size(self, ask: Ask) -> int | None:
+        """See `Task`; that of prepared tokens where they are there."""
+        data = ask.data
+        found = locate(
+            data.corpus,
+            data.tokenizer,
+            data.folder,
+            validation_fraction=data.validation_fraction,
+            text_key=data.text_key,
+        )
+        if found is not None:
+            return open_dataset(found).vocab_size + self.marks
+        kind, _, size = data.tokenizer.partition(":")
+        known = int(size) if kind == "bpe" else VOCAB_SIZES.get(data.tokenizer)
+        return None if known is None else known + self.marks
+
+    def prepare(self, ask: Ask, *, progress: bool) -> Path:
+        """See `Task`."""
+        data = ask.data
+        return prepare(
+            data.corpus,
+            data.tokenizer,
+            data.folder,
+            validation_fraction=data.validation_fraction,
+            text_key=data.text_key,
+            progress=progress,
+        )
+
+    def open(self, ask: Ask, path: Path) -> AnyDataset:
+        """See `Task`."""
+        return open_dataset(path)

@@ -1,0 +1,230 @@
+"""In: a config, this rank's world. Out: the run, open: its plan, dataset, folder and newest checkpoint.
+Does not take a step. What can be refused is refused here, on every rank alike, before the first one."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codescent import tasks
+from codescent.base.agreement import together
+from codescent.base.errors import UserError
+from codescent.build import ask_of
+from codescent.checkpoint.checkpoints import Checkpoints, Saved
+from codescent.config.load import to_toml
+from codescent.config.sections import Config
+from codescent.data.samples import AnyDataset, Source
+from codescent.huggingface.folder import open_folder
+from codescent.plan import Plan
+from codescent.preflight import (
+    check_same_files,
+    check_same_trajectory,
+    check_weights,
+    pin,
+    plan_with,
+    run_folder,
+)
+from codescent.record import RunFolder
+from codescent.train import machine
+from codescent.train.optimize import Optimizer
+from codescent.train.world import World
+
+
+@dataclass
+class Run:
+    """A run, open on one rank.
+
+    Attributes:
+        config: of this command.
+        plan: of this command.
+        dataset: what it trains on.
+        world: this rank's.
+        path: of the run folder.
+        folder: the run folder's writer; None but on rank 0.
+        machine: what the machine is and what was chosen for it, as environment.json has it.
+        checkpoints: of the run.
+        saved: the checkpoint to go on from; None: the run begins.
+        base: what identifies the weights beside which adapters are trained; None: there are none.
+        resumes: whether the run goes on.
+    """
+
+    config: Config
+    plan: Plan
+    dataset: AnyDataset
+    world: World
+    path: Path
+    folder: RunFolder | None
+    machine: dict[str, Any]
+    checkpoints: Checkpoints
+    saved: Saved | None
+    base: dict[str, Any] | None
+    resumes: bool
+
+    @property
+    def first_step(self) -> int:
+        """Steps that are done already."""
+        return self.saved.step if self.saved else 0
+
+    def source(self, split: str) -> Source:
+        """The samples of a split."""
+        work = self.plan.work
+        return self.dataset.source(split, work.seq_len, work.positions(-1))
+
+    def load(self, optimizer: Optimizer) -> None:
+        """Load weights and optimizer state from the checkpoint, if there is one."""
+        if self.saved is not None:
+            self.checkpoints.load(self.saved, optimizer.tensors())
+            optimizer.loaded()
+
+    def save(self, step: int, optimizer: Optimizer, val_loss: float | None) -> Path:
+        """Save a checkpoint; every rank calls this."""
+        state = {"step": step, "tokens": step * self.plan.work.tokens, "dataset": self.dataset.fingerprint}
+        if self.base is not None:
+            state["base"] = self.base
+        return self.checkpoints.save(step, optimizer.tensors(), state, val_loss)
+
+    def close(self) -> None:
+        """Let other processes write the run folder."""
+        if self.folder is not None:
+            self.folder.release()
+
+
+def open_data(config: Config, world: World, *, resume: bool) -> tuple[Plan, AnyDataset]:
+    """The dataset, prepared by one rank of each machine, and the plan for it, whose groups the world then has.
+
+    Raises:
+        UserError: whatever stands in the way, on every rank.
+    """
+    ask = ask_of(config)
+    # Ranks must not disagree on what rank 0 has read of files that are none of the corpus, nor on what day it is.
+    pinned = world.from_first(lambda: pin(ask, RunFolder.open(run_folder(config)) if resume else None))
+    ask = dataclasses.replace(ask, pinned=pinned)
+    world.in_turn(lambda: tasks.prepared(ask, progress=world.is_first))
+    dataset = tasks.opened(ask, progress=False)
+    check_alike(dataset, world)
+    plan = plan_with(config, dataset, world.place.world_size)
+    check_weights(plan, dataset, resume=resume)
+    world.from_first(lambda: machine.refuse_device(plan, world.device))
+    world.divide(plan)
+    world.from_first(lambda: machine.refuse_too_large(plan, world.device, world.place.local_world_size))
+    return plan, dataset
+
+
+def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, resume: bool) -> Run:
+    """The run folder, made or opened by rank 0, and the newest checkpoint.
+
+    Raises:
+        UserError: on every rank: the folder is another run's, or is being written; the checkpoint is of other data or
+            stands beside other weights.
+    """
+    path = run_folder(config)
+    made: list[RunFolder] = []
+
+    def open_folder_() -> dict[str, Any]:
+        folder = _opened(config, plan, dataset) if resume else RunFolder.create(path, to_toml(config), plan.to_json())
+        folder.hold()
+        made.append(folder)
+        return folder.read_environment() if resume else {}
+
+    before: dict[str, Any] = world.from_first(open_folder_)
+    checkpoints = Checkpoints(path / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best)
+    chosen = _machine(config, plan, dataset, world, before)
+    saved = _latest(checkpoints, world) if resume else None
+    base = _base(plan, saved, world)
+    run = Run(config, plan, dataset, world, path, made[0] if made else None, chosen, checkpoints, saved, base, resume)
+    _check_saved(run)
+    return run
+
+
+def check_alike(dataset: AnyDataset, world: World) -> None:
+    """Refuse, on every rank, to train where nodes with disks of their own have other samples."""
+    first: str = world.from_first(lambda: dataset.fingerprint)
+
+    def compare() -> None:
+        if dataset.fingerprint != first:
+            raise UserError(
+                f"rank {world.place.rank}: {dataset.path} holds other samples than rank 0's ({dataset.fingerprint}, "
+                f"there {first}); give every node the same corpus and tokenizer"
+            )
+
+    together(UserError, compare)
+
+
+def _opened(config: Config, plan: Plan, dataset: AnyDataset) -> RunFolder:
+    """The folder of a run that goes on, if it is this run's."""
+    folder = RunFolder.open(run_folder(config))
+    check_same_trajectory(folder, plan)
+    check_same_files(ask_of(config), folder, dataset)
+    return folder
+
+
+def _machine(config: Config, plan: Plan, dataset: AnyDataset, world: World, before: dict[str, Any]) -> dict[str, Any]:
+    """The machine and the levers used on it; a run that goes on keeps the kernels with which it began."""
+    device, precision, wanted = world.device, plan.work.precision, config.train.matmul
+    here = machine.describe(device, world.num_threads, world.place.world_size)
+    kept = world.from_first(lambda: machine.recorded_matmul(before, here) if wanted == "auto" else None)
+    chosen = {"choice": kept, "trial": "as at the beginning"} if kept else machine.try_matmul(wanted, device)
+    if not world.all_wish(chosen["choice"] == "fast"):
+        chosen["choice"] = "exact"
+    machine.use_matmul(chosen["choice"])
+    machine.set_deterministic(config.train.deterministic)
+    peak = machine.peak_flops_per_s(device, precision)
+    return here | {
+        "matmul": chosen,
+        "levers": machine.levers(config.train, config.optimizer),
+        "peak_flops_per_s": peak,
+        "warning": machine.slow_bf16(device, precision, peak),
+        "dataset": dataset.description,
+    }
+
+
+def _latest(checkpoints: Checkpoints, world: World) -> Saved | None:
+    """The newest complete checkpoint as rank 0 sees it: the ranks must not disagree on where to go on."""
+
+    def look() -> dict[str, Any] | None:
+        saved = checkpoints.latest()
+        return None if saved is None else {**dataclasses.asdict(saved), "path": str(saved.path)}
+
+    found = world.from_first(look)
+    return None if found is None else Saved(**{**found, "path": Path(found["path"])})
+
+
+def _base(plan: Plan, saved: Saved | None, world: World) -> dict[str, Any] | None:
+    """What identifies the weights that adapters are trained beside, as the checkpoint has it if they are the same.
+
+    None: there are no adapters, or the weights are drawn.
+    """
+    source, before = plan.model.weights, saved.state.get("base") if saved else None
+    if plan.model.lora is None or source is None:
+        return None
+
+    def look() -> dict[str, Any]:
+        folder = open_folder(Path(source))
+        return folder.identity() if before is None or not folder.is_as(before) else dict(before)
+
+    found: dict[str, Any] = world.from_first(look)
+    return found
+
+
+def _check_saved(run: Run) -> None:
+    """Refuse a checkpoint that cannot be gone on from with this data and these weights."""
+    if run.saved is None:
+        return
+    state = run.saved.state
+    if "imported" in state:
+        raise UserError(
+            f"{run.path}: was imported, and no step has been made in it: there is nothing to resume; begin a run "
+            f"with its weights: codescent train {run.path}/config.toml run.folder=NEW"
+        )
+    if state.get("base") != run.base:
+        raise UserError(
+            f"model.weights = {run.plan.model.weights}: not the weights beside which the adapters of {run.path} were "
+            "trained"
+        )
+    if state["dataset"] != run.dataset.fingerprint:
+        raise UserError(
+            f"{run.dataset.path}: not the tokens that the run in {run.path} was trained on ({state['dataset']}, here "
+            f"{run.dataset.fingerprint}); the order of samples would be another"
+        )

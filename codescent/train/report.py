@@ -1,0 +1,143 @@
+"""In: a run, open on this rank; what its steps gave. Out: its metrics, its events, and lines for people.
+Does not decide anything. Rank 0 alone writes; on the others every method does nothing that is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from codescent import tasks
+from codescent.config.load import to_toml
+from codescent.huggingface.folder import open_folder
+from codescent.models.lora.declare import is_adapter
+from codescent.train import machine
+from codescent.train.board import Board
+from codescent.train.display import Display
+from codescent.train.execute import StepResult
+from codescent.train.open import Run
+
+
+class Report:
+    """What is written and said of a run while it trains.
+
+    Args:
+        run: open on this rank.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.flops = run, run.plan.flops().total_flops
+        log, steps = run.config.log, run.config.train.num_steps
+        self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
+        self.board = Board(run.path, run.first_step, wanted=log.tensorboard and run.world.is_first)
+
+    def __enter__(self) -> Report:
+        self.display.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.board.close()
+        self.display.__exit__(*error)
+
+    def begin(self) -> None:
+        """Keep what the run is of, and say what is unusual about it."""
+        run = self.run
+        if run.folder is not None:
+            run.folder.write_environment(run.machine)
+            run.folder.write_kept(tasks.named(run.plan.task.name).carry(run.dataset))
+        if run.plan.task.synthetic:
+            self._event("synthetic_data", **run.dataset.description)
+            self.display.say("synthetic data: random numbers, to measure with; the loss says nothing")
+        if run.machine["warning"]:
+            self.display.say(f"warning: {run.machine['warning']}")
+        if run.world.is_first:
+            for left in run.checkpoints.incomplete():
+                self.display.say(f"found {left}, a checkpoint that was not finished: removed")
+                self._event("incomplete_checkpoint", path=str(left))
+            run.checkpoints.clean()
+
+    def start(self) -> None:
+        """Say from where the steps begin; bring the folder of a run that goes on back to that step."""
+        run, step = self.run, self.run.first_step
+        if not run.resumes:
+            self._start()
+            return
+        if run.folder is not None:
+            run.folder.rewind(step)
+            run.folder.write_config(to_toml(run.config), run.plan.to_json())
+        where = f"{run.saved.path} at" if run.saved is not None else "the beginning, there being no checkpoint yet:"
+        self._event("resume", step=step)
+        self.display.say(f"resumed from {where} step {step}")
+
+    def _start(self) -> None:
+        """Say from which weights a new run begins."""
+        model = self.run.plan.model
+        if model.weights is None or self.run.folder is None:
+            self._event("start", step=0)
+            if model.weights is None and model.lora is not None:
+                self.display.say("no model.weights: adapters are trained beside weights that are drawn, and stay so")
+            return
+        weights = open_folder(Path(model.weights))
+        held = [tensor.parameter for tensor in self.run.plan.tensors]
+        adapters = sum(is_adapter(parameter) for parameter in held)
+        own = [parameter for parameter in held if not is_adapter(parameter)]
+        drawn = [parameter.name for parameter in own if not weights.has(parameter)]
+        fingerprint = weights.fingerprint() if self.run.base is None else self.run.base["fingerprint"]
+        self._event("start", step=0, weights={"folder": model.weights, "fingerprint": fingerprint, "drawn": drawn})
+        beside = f"; {adapters} of adapters are new" if adapters else ""
+        rest = f"; drawn, since it has none: {', '.join(drawn)}" if drawn else ""
+        self.display.say(f"weights of {len(own) - len(drawn)} parameters read from {model.weights}{beside}{rest}")
+
+    def step(self, step: int, rate: float, result: StepResult, seconds: float, val_loss: float | None) -> None:
+        """One row of metrics, and what the terminal shows of it."""
+        run = self.run
+        if run.folder is None:
+            return
+        tokens = run.plan.work.tokens
+        peak = run.machine["peak_flops_per_s"] * run.world.place.world_size * run.plan.devices
+        row = {
+            "step": step,
+            "train_loss": result.train_loss,
+            "val_loss": val_loss,
+            "learning_rate": rate,
+            "grad_norm": result.grad_norm,
+            "tokens": step * tokens,
+            "tokens_per_s": tokens / seconds,
+            "flops_per_s": self.flops / seconds,
+            "mfu": self.flops / seconds / peak,
+            "step_s": seconds,
+            **result.seconds,
+            "peak_memory_bytes": machine.peak_memory_bytes(run.world.device),
+        }
+        run.folder.metrics(row)
+        due = step % run.config.log.every == 0 or step == run.config.train.num_steps
+        if due or val_loss is not None:
+            self.board.write(row)
+        self.display.step(step, result.train_loss, tokens / seconds, due=due)
+        if val_loss is not None:
+            self.display.validation(step, val_loss)
+
+    def skipped(self, step: int, result: StepResult) -> None:
+        """The gradients of a step were not finite."""
+        self._event("skipped_step", step=step, train_loss=result.train_loss, grad_norm=result.grad_norm)
+        self.display.say(
+            f"step {step}: gradients are not finite (loss {result.train_loss}); weights are left as they were"
+        )
+
+    def saved(self, step: int, path: Path, seconds: float) -> None:
+        """A checkpoint is complete."""
+        self._event("checkpoint", step=step, path=str(path), seconds=seconds)
+
+    def stopped(self, step: int, exit_code: int) -> None:
+        """The run was asked to stop, and has."""
+        self._event("stop", step=step, exit_code=exit_code)
+        self.display.say(f"stopped at step {step}; saved in {self.run.checkpoints.folder}; continue with --resume")
+
+    def ended(self, step: int) -> None:
+        """All the steps are done."""
+        self._event("end", step=step)
+        if step == self.run.first_step:
+            self.display.say(f"{self.run.path} has all its {step} steps already; raise train.num_steps to go on")
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        if self.run.folder is not None:
+            self.run.folder.event(kind, **fields)
