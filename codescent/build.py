@@ -188,6 +188,7 @@ def _work(config: Config, resolved: Resolved, microbatch_size: int, num_microbat
         num_microbatches=num_microbatches,
         precision=config.train.precision,
         streams=resolved.shape.streams,
+        prefetch=config.data.prefetch,
     )
 
 
@@ -257,6 +258,12 @@ def ask_of(config: Config) -> tasks.Ask:
     return tasks.asked(config.data, config.model, config.run.seed, config.train.compile)
 
 
+def needs_vocab_size(config: Config) -> bool:
+    """Whether nothing in the config gives the size of the vocabulary: the tokenizer does."""
+    model = config.model
+    return model.preset is None and model.vocab_size is None and model.embedding != "none"
+
+
 def _shape(config: Config, ask: tasks.Ask, vocab_size: int | None, problems: list[str]) -> models.Shape | None:
     model = config.model
     sizes = {name: getattr(model, name) for name in models.SIZES if name != "head"}
@@ -265,7 +272,7 @@ def _shape(config: Config, ask: tasks.Ask, vocab_size: int | None, problems: lis
     if vocab_size is None and (wrong := list(tasks.refusals(ask))):
         problems += wrong
         return None
-    if model.preset is None and model.vocab_size is None and model.embedding != "none":
+    if needs_vocab_size(config):
         if vocab_size is None:
             problems.append(
                 f"model.vocab_size: unknown until the data is prepared; run `codescent data {config.data.corpus} "
