@@ -32,7 +32,7 @@ def project(tmp_path: Path) -> Path:
 )
 def test_what_needs_no_torch_does_not_load_it(project: Path, words: list[str]) -> None:
     program = (
-        "import sys; from codescent import cli\n"
+        "import sys; from codescent.verbs import cli\n"
         "try: code = cli.run(sys.argv[1:])\n"
         "except SystemExit as end: code = end.code\n"
         "print('torch' in sys.modules, code, file=sys.stderr)"
