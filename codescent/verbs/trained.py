@@ -46,7 +46,7 @@ class Trained:
     @property
     def kind(self) -> str:
         """Of the model."""
-        return self.resolved.kind
+        return self.resolved.model.kind
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
@@ -76,7 +76,7 @@ class Trained:
     @cached_property
     def lora(self) -> Lora | None:
         """The adapters that it was trained with."""
-        return self.resolved.lora
+        return self.resolved.model.lora
 
     @cached_property
     def adapted(self) -> tuple[Parameter, ...]:
@@ -150,7 +150,7 @@ class Values:
 def _beginning(trained: Trained) -> Beginning:
     """What the run began with, if that is there and still the same."""
     try:
-        found = Beginning(trained.config.run.seed, trained.resolved.weights)
+        found = Beginning(trained.config.run.seed, trained.resolved.model.weights)
     except UserError as error:
         words = (
             f"{trained.folder.path}: its checkpoints have adapters alone, beside the weights of model.weights; where "
@@ -159,7 +159,7 @@ def _beginning(trained: Trained) -> Beginning:
         raise UserError(words, *error.problems) from error
     if found.folder is not None and not found.folder.is_as(trained.saved.state["base"]):
         raise UserError(
-            f"{trained.resolved.weights}: not the weights beside which the adapters of {trained.folder.path} were "
+            f"{trained.resolved.model.weights}: not the weights beside which the adapters of {trained.folder.path} were "
             "trained"
         )
     return found
