@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import codescent
@@ -85,6 +85,27 @@ def test_a_task_is_named_in_its_own_room_alone() -> None:
             if isinstance(side, ast.Constant) and side.value == task.name
         ]
         assert not elsewhere, (task.name, elsewhere)
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Of imports at the top of a file; those inside functions and for types alone may go back."""
+    modules = {
+        f"codescent.{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}": tree
+        for file, tree in sources()
+    }
+    imports = {name: set(imported(tree, modules)) - {name} for name, tree in modules.items()}
+    while leaves := [name for name, targets in imports.items() if not targets & imports.keys()]:
+        for name in leaves:
+            del imports[name]
+    assert not imports, {name: sorted(targets & imports.keys()) for name, targets in imports.items()}
+
+
+def imported(tree: ast.Module, modules: Collection[str]) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                yield inside if inside in modules else node.module
 
 
 def test_the_top_level_has_at_most_six_modules() -> None:

@@ -159,8 +159,8 @@ def _beginning(trained: Trained) -> Beginning:
         raise UserError(words, *error.problems) from error
     if found.folder is not None and not found.folder.is_as(trained.saved.state["base"]):
         raise UserError(
-            f"{trained.resolved.model.weights}: not the weights beside which the adapters of {trained.folder.path} were "
-            "trained"
+            f"{trained.resolved.model.weights}: not the weights beside which the adapters of {trained.folder.path} "
+            "were trained"
         )
     return found
 
