@@ -15,7 +15,7 @@ from codescent.data.loader import Loader, Portion, Sampler
 from codescent.data.samples import Numbers, Samples
 from codescent.data.text.dataset import Dataset, open_dataset
 from codescent.data.text.prepare import prepare
-from codescent.data.text.text_source import TextSource
+from codescent.data.text.split import TextSource
 
 SEQ_LEN = 16
 
