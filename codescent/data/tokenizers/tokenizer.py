@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
-from codescent.data.tokenizers.bpe import LibraryTokenizer
+from codescent.data.tokenizers.bpe import LibraryTokenizer, check_range
 from codescent.data.tokenizers.wordpiece import WordPiece, is_wordpiece
 
 TokenArray = npt.NDArray[Any]  # uint16 or uint32, see token_dtype
@@ -54,13 +54,18 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 class _ContextFree:
-    """A tokenizer whose ids do not depend on neighbouring characters: any cut is safe."""
+    """A tokenizer whose ids do not depend on neighbouring characters; `_fields` make up its file."""
 
     context_free = True
+    _fields: dict[str, Any]
 
     def cut_is_safe(self, left: str, right: str) -> bool:
-        """True: the ids never change."""
+        """True: any cut is safe."""
         return True
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, for `load`."""
+        path.write_text(json.dumps(self._fields), encoding="utf-8")
 
 
 class CharTokenizer(_ContextFree):
@@ -82,6 +87,7 @@ class CharTokenizer(_ContextFree):
         self._ids[points] = np.arange(len(points), dtype=np.int32)
         self._dtype = token_dtype(self.vocab_size)
         self._texts = [*characters, *([SEPARATOR_TEXT] if with_separator else [])]
+        self._fields = {"codescent_tokenizer": "char", "characters": characters, "separator": with_separator}
 
     def encode(self, text: str) -> TokenArray:
         """Ids of a text. Raises UserError with the characters that the alphabet lacks."""
@@ -97,13 +103,8 @@ class CharTokenizer(_ContextFree):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ids. Raises ValueError for an id outside the vocabulary."""
-        _check_range(tokens, self.vocab_size)
+        check_range(tokens, self.vocab_size)
         return "".join(self._texts[token] for token in tokens)
-
-    def save(self, path: Path) -> None:
-        """Write it as JSON, for `load`."""
-        fields = {"codescent_tokenizer": "char", "characters": self.characters, "separator": self.separator is not None}
-        path.write_text(json.dumps(fields), encoding="utf-8")
 
 
 class ByteTokenizer(_ContextFree):
@@ -112,6 +113,7 @@ class ByteTokenizer(_ContextFree):
     vocab_size = 257
     separator: int | None = 256
     chars_per_s = 5e8
+    _fields = {"codescent_tokenizer": "byte"}  # noqa: RUF012 - never changed
 
     def encode(self, text: str) -> TokenArray:
         """Ids of a text's UTF-8 bytes."""
@@ -119,15 +121,10 @@ class ByteTokenizer(_ContextFree):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ids; what is not UTF-8 becomes U+FFFD. Raises ValueError for an id outside the vocabulary."""
-        _check_range(tokens, self.vocab_size)
+        check_range(tokens, self.vocab_size)
         end = SEPARATOR_TEXT.encode()
-        return b"".join(end if token == self.separator else bytes((token,)) for token in tokens).decode(
-            errors="replace"
-        )
-
-    def save(self, path: Path) -> None:
-        """Write it as JSON, for `load`."""
-        path.write_text(json.dumps({"codescent_tokenizer": "byte"}), encoding="utf-8")
+        parts = (end if token == self.separator else bytes((token,)) for token in tokens)
+        return b"".join(parts).decode(errors="replace")
 
 
 def load(path: Path) -> Tokenizer:
@@ -167,9 +164,3 @@ def encode_segments(tokenizer: Tokenizer, segments: Iterable[tuple[str, bool]], 
         if ends_document:
             parts.append(end)
     return np.concatenate(parts)
-
-
-def _check_range(tokens: Sequence[int], vocab_size: int) -> None:
-    wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
-    if wrong is not None:
-        raise ValueError(f"token {wrong} is outside the vocabulary of {vocab_size}")
