@@ -4,11 +4,8 @@ Does not know models, optimizers or configs: tensors have names, and the state i
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
 import re
-import shutil
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,27 +20,16 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from codescent.base.agreement import alone, explained, rank, shortened, together, world_size
-from codescent.base.durable import write_synced
-from codescent.base.published import begin, commit
 from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.checkpoint.box import Box
-from codescent.checkpoint.manifest import (
-    MANIFEST,
-    CheckpointError,
-    Manifest,
-    StoredFile,
-    StoredTensor,
-    damaged_files,
-    encode_manifest,
-    read_manifest,
-    refusal,
-)
+from codescent.checkpoint.manifest import MANIFEST, CheckpointError, Manifest, damaged_files, read_manifest
 from codescent.checkpoint.storage import (
     BalancedSavePlanner,
     BoxLoadPlanner,
     CheckedReader,
     CheckedWriter,
-    SaveOrder,
+    discard,
+    remove,
 )
 
 __all__ = ["CheckpointError", "Checkpoints", "Saved", "TensorReader", "read_tensors"]
@@ -104,24 +90,23 @@ class Checkpoints:
             CheckpointError: the disk is full or refuses; on every rank, with nothing left behind and the older
                 checkpoints as they were.
         """
-        draft = _Draft(self.folder, step, dict(state), validation_loss)
-        writer = CheckedWriter(rank(), step, draft.begin, draft.finish)
+        writer = CheckedWriter(self.folder, step, dict(state), validation_loss)
         try:
             with _dcp_quiet():
                 save(dict(tensors), storage_writer=writer, planner=BalancedSavePlanner(), no_dist=alone())
         except CheckpointException as error:  # every rank has reported: none writes any more
-            draft.abandon()
+            writer.abandon()
             raise explained(error, CheckpointError, self._last_good()) from error
         except BaseException:  # a rank was lost: the others may be writing still, so the partial folder stays
             if alone():
-                draft.abandon()
+                writer.abandon()
             raise
         if rank() == 0:
             try:
                 self._delete_old()
             except OSError as error:  # this checkpoint is complete; the other ranks go on, so must this one
                 warnings.warn(f"{self.folder}: old checkpoints stay: {error}", RuntimeWarning, stacklevel=2)
-        return draft.final
+        return writer.final
 
     def latest(self, before: int | None = None) -> Saved | None:
         """The newest complete checkpoint (of a step less than `before`), or None where there is none.
@@ -169,7 +154,7 @@ class Checkpoints:
     def clean(self) -> None:
         """Delete what `incomplete` lists. Not while a save is under way."""
         for path in self.incomplete():
-            _remove(path)
+            remove(path)
 
     def load(self, saved: Saved, tensors: Mapping[str, torch.Tensor | Box]) -> dict[str, Any]:
         """Load every tensor in place, in whatever layout it has now. No tensor changes before all files are verified.
@@ -199,7 +184,7 @@ class Checkpoints:
         found = manifest
         misfits = together(CheckpointError, lambda: _misfits(found, tensors, set().union(*names)))
         _refuse(f"{saved.path} is of another model or config:", misfits)
-        damage = together(CheckpointError, lambda: damaged_files(saved.path, found, _share_of(found.files)))
+        damage = together(CheckpointError, lambda: damaged_files(saved.path, found, _share_of(found)))
         _refuse("", damage, self._way_back(saved.step, saved.path))
         _read(saved.path, found, tensors, no_dist=alone())
         return found.state
@@ -237,7 +222,7 @@ class Checkpoints:
         if self.keep_best:
             keep.add(_best(losses))
         for step in sorted(set(losses) - keep):
-            _discard(found[step])
+            discard(found[step])
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
@@ -283,51 +268,6 @@ class TensorReader:
         alone = dataclasses.replace(self._manifest, tensors={name: stored})  # DCP looks at all that it is shown
         _read(self._path, alone, {name: piece}, no_dist=True)
         return local
-
-
-class _Draft:
-    """One save: a hidden folder that becomes a checkpoint. Rank 0 alone calls begin, finish and abandon."""
-
-    def __init__(self, folder: Path, step: int, state: dict[str, Any], validation_loss: float | None) -> None:
-        self.folder, self.step, self.state = folder, step, state
-        self.validation_loss = None if validation_loss is None else float(validation_loss)
-        self.save_id = os.urandom(4).hex()
-        self.final = folder / f"step_{step:08d}"
-        self.partial = folder / f".partial_{self.final.name}_{self.save_id}"
-        self.needed_bytes = 0
-
-    def begin(self, tensors_bytes: int) -> SaveOrder:
-        """Make the partial folder, if what is to be written fits on the disk."""
-        self.needed_bytes = tensors_bytes + len(json.dumps(self.state)) + 4096  # a state that is no JSON fails here
-        try:
-            begin(self.partial, self.needed_bytes)
-        except OSError as error:
-            raise refusal(error, Path(error.filename or self.partial), self.needed_bytes) from error
-        return SaveOrder(self.partial, self.step, self.save_id, self.needed_bytes)
-
-    def finish(self, files: dict[str, StoredFile], tensors: dict[str, StoredTensor]) -> None:
-        """Write the manifest, last, and rename the folder to its name: from then on it is a checkpoint."""
-        manifest = Manifest(self.step, self.save_id, self.validation_loss, self.state, files, tensors)
-        try:
-            for name, expected in files.items():
-                if (size := (self.partial / name).stat().st_size) != expected.size_bytes:
-                    raise CheckpointError(f"{self.partial / name}: {size:,} bytes, expected {expected.size_bytes:,}")
-            write_synced(self.partial / MANIFEST, encode_manifest(manifest))
-            replaced = self.folder / f".replaced_{self.final.name}"
-            if self.final.exists():  # only an empty folder can be renamed over: set it aside, where it still counts
-                if replaced.exists():
-                    _discard(replaced)
-                self.final.rename(replaced)
-            commit(self.partial, self.final)
-            if replaced.exists():
-                _discard(replaced)
-        except OSError as error:
-            raise refusal(error, self.partial, self.needed_bytes) from error
-
-    def abandon(self) -> None:
-        """Remove the partial folder, so that a full disk is not kept full."""
-        if rank() == 0 and self.partial.exists():
-            _remove(self.partial)
 
 
 def _verified(path: Path, names: Collection[str] | None) -> Manifest:
@@ -381,11 +321,11 @@ def _refuse(title: str, by_rank: list[list[str]], advice: str = "") -> None:
         raise CheckpointError(*filter(None, [title, *shortened(problems), advice]))
 
 
-def _share_of(files: Mapping[str, StoredFile]) -> list[str]:
+def _share_of(manifest: Manifest) -> list[str]:
     """The files that this rank verifies: each, largest first, goes to the rank with the fewest bytes so far."""
     loads = [0] * world_size()
     mine = []
-    for name, file in sorted(files.items(), key=lambda pair: (-pair[1].size_bytes, pair[0])):
+    for name, file in sorted(manifest.files.items(), key=lambda pair: (-pair[1].size_bytes, pair[0])):
         chosen = loads.index(min(loads))
         loads[chosen] += file.size_bytes
         if chosen == rank():
@@ -407,19 +347,3 @@ def _dcp_quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         yield
-
-
-def _discard(path: Path) -> None:
-    """Delete a checkpoint; renamed first, so that a kill halfway leaves no half of it under a name that counts."""
-    leaving = path.with_name(f".deleted_{path.name.removeprefix('.replaced_')}_{os.urandom(4).hex()}")
-    path.rename(leaving)
-    _remove(leaving)
-
-
-def _remove(path: Path) -> None:
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        pass  # another process was faster
-    except OSError as error:  # the training goes on: `incomplete` lists it, and the next `clean` tries again
-        warnings.warn(f"{path}: not deleted: {error.strerror}", RuntimeWarning, stacklevel=2)
