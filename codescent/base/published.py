@@ -1,4 +1,4 @@
-"""In: a path, what it needs on the disk. Out: a hidden folder that takes this path when it is complete, or goes.
+"""In: a path, the bytes it needs. Out: a hidden folder that takes this path when complete, and is deleted otherwise.
 Does not lock and does not continue what was killed: `data/prepared.py` does."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def published(
         taken: what to say if another process made `path` in the meantime.
 
     Yields:
-        The hidden folder. Files in it are to be synced by whoever writes them (`write_synced`).
+        The hidden folder. The block has to sync its files (`write_synced`).
 
     Raises:
         UserError: what the file system refuses, or `path` is taken; nothing is left behind.

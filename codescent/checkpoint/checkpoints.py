@@ -78,8 +78,8 @@ class Checkpoints:
 
         Args:
             step: steps done; an older checkpoint of the same step is replaced.
-            tensors: by name. A plain tensor is taken to be equal on the ranks that have it and is written by one of
-                them; of a Box or a DTensor every part is.
+            tensors: by name. A plain tensor must be equal on the ranks that have it: one of them writes it. Of a Box or
+                a DTensor every part is written.
             state: JSON data, rank 0's.
             validation_loss: what `keep_best` compares; None or NaN is never the best.
 
@@ -87,8 +87,7 @@ class Checkpoints:
             The checkpoint's folder.
 
         Raises:
-            CheckpointError: the disk is full or refuses; on every rank, with nothing left behind and the older
-                checkpoints as they were.
+            CheckpointError: the disk is full or refuses; on every rank. Older checkpoints stay as they were.
         """
         writer = CheckedWriter(self.folder, step, dict(state), validation_loss)
         try:
@@ -112,8 +111,7 @@ class Checkpoints:
         """The newest complete checkpoint (of a step less than `before`), or None where there is none.
 
         Raises:
-            CheckpointError: the newest one's manifest is missing or was changed: a kill cannot do that, so it is
-                not passed over in silence. `latest(before=…)` gives the one before it.
+            CheckpointError: its manifest is missing or was changed, which no kill does. `latest(before=…)` skips it.
         """
         while True:
             steps = [(step, path) for step, path in self._found().items() if before is None or step < before]
@@ -127,17 +125,13 @@ class Checkpoints:
                     raise CheckpointError(*error.problems, self._way_back(step, path)) from error
 
     def best(self) -> Saved | None:
-        """The complete checkpoint with the lowest validation loss, of equals the newer one; None: none has one."""
+        """The complete checkpoint with the lowest validation loss, of equals the newest; None: none has a loss."""
         saved = {step: self.at(step) for step in self._found()}
         best = _best({step: one.validation_loss for step, one in saved.items()})
         return None if best is None else saved[best]
 
     def at(self, step: int) -> Saved:
-        """The complete checkpoint of a step.
-
-        Raises:
-            CheckpointError: there is none, with the steps that there are; or its manifest was changed.
-        """
+        """The complete checkpoint of a step. Raises CheckpointError: there is none, or its manifest was changed."""
         found = self._found()
         if step not in found:
             there = ", ".join(map(str, sorted(found))) or "none"
@@ -145,11 +139,9 @@ class Checkpoints:
         return _saved(step, found[step])
 
     def incomplete(self) -> list[Path]:
-        """What a save or a deletion left behind when it was killed. `latest` never looks at these."""
-        if not self.folder.is_dir():
-            return []
+        """Folders left by a save or a deletion that was killed. `latest` ignores them."""
         good = set(self._found().values())
-        return sorted(path for path in self.folder.iterdir() if _LEFTOVER.fullmatch(path.name) and path not in good)
+        return [path for path in self._inside() if _LEFTOVER.fullmatch(path.name) and path not in good]
 
     def clean(self) -> None:
         """Delete what `incomplete` lists. Not while a save is under way."""
@@ -157,48 +149,47 @@ class Checkpoints:
             remove(path)
 
     def load(self, saved: Saved, tensors: Mapping[str, torch.Tensor | Box]) -> dict[str, Any]:
-        """Load every tensor in place, in whatever layout it has now. No tensor changes before all files are verified.
+        """Load every tensor in place, in its present layout. No tensor changes before all files are verified.
 
         Args:
             saved: from `latest`, the same on every rank.
-            tensors: by name, between the ranks all of the checkpoint; a Box or a DTensor gets its own part.
+            tensors: by name; the ranks together name all of the checkpoint. A Box or a DTensor gets its own part.
 
         Returns:
             The state that was saved.
 
         Raises:
-            CheckpointError: a file is missing, truncated or changed (each is named), or tensors are missing, extra,
-                or of another shape or dtype (listed); on every rank.
+            CheckpointError: on every rank: files that are missing, truncated or changed; tensors that are missing,
+                extra, or of another shape or dtype.
         """
-        manifest: Manifest | None = None
+        read: list[Manifest] = []
 
-        def read() -> tuple[str, set[str]]:
-            nonlocal manifest
-            manifest = _manifest_of(saved.step, saved.path)
-            return manifest.save_id, set(tensors)
+        def look() -> tuple[str, set[str]]:
+            read.append(_manifest_of(saved.step, saved.path))
+            return read[0].save_id, set(tensors)
 
-        save_ids, names = zip(*together(CheckpointError, read))
-        assert manifest is not None
+        save_ids, names = zip(*together(CheckpointError, look))
+        (manifest,) = read
         if len(set(save_ids)) > 1:
             raise CheckpointError(f"{saved.path}: not the same checkpoint on every rank")
-        found = manifest
-        misfits = together(CheckpointError, lambda: _misfits(found, tensors, set().union(*names)))
+        misfits = together(CheckpointError, lambda: _misfits(manifest, tensors, set().union(*names)))
         _refuse(f"{saved.path} is of another model or config:", misfits)
-        damage = together(CheckpointError, lambda: damaged_files(saved.path, found, _share_of(found)))
+        damage = together(CheckpointError, lambda: damaged_files(saved.path, manifest, _share_of(manifest)))
         _refuse("", damage, self._way_back(saved.step, saved.path))
-        _read(saved.path, found, tensors, no_dist=alone())
-        return found.state
+        _read(saved.path, manifest, tensors, no_dist=alone())
+        return manifest.state
 
     def _found(self) -> dict[int, Path]:
         """Folder of each step. A save killed between its two renames leaves a replaced one under its hidden name."""
-        if not self.folder.is_dir():
-            return {}
         found = {}
-        for path in sorted(self.folder.iterdir()):  # ".replaced_step_…" comes before "step_…", which then counts
+        for path in self._inside():  # ".replaced_step_…" comes before "step_…", which then counts
             match = _CHECKPOINT.fullmatch(path.name)
             if match is not None and path.is_dir():
                 found[int(match[1])] = path
         return found
+
+    def _inside(self) -> list[Path]:
+        return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
 
     def _way_back(self, step: int, path: Path) -> str:
         older = max((other for other in self._found() if other < step), default=None)
@@ -226,11 +217,9 @@ class Checkpoints:
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-    """Read whole tensors of a checkpoint into this process's memory, as saved; no process group needed or used.
+    """Read whole tensors of a checkpoint (`Saved.path`) into memory, as saved, without the other ranks.
 
-    Args:
-        path: folder of a checkpoint (`Saved.path`).
-        names: which (None: all). Only the files that hold them are read and verified.
+    Only the files that hold the tensors of these names (None: all) are read and verified.
 
     Raises:
         CheckpointError: a file is missing, truncated or changed, or a name is not in the checkpoint.
@@ -243,21 +232,16 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, 
 
 
 class TensorReader:
-    """Boxes of some tensors of a checkpoint, read when they are asked for; no process group needed or used.
+    """Reads boxes of some tensors of a checkpoint on demand; arguments and errors as of `read_tensors`.
 
-    Args:
-        path: folder of a checkpoint (`Saved.path`).
-        names: of the tensors. The files that hold them are verified now; the others need not be there.
-
-    Raises:
-        CheckpointError: a file is missing, truncated or changed, or a name is not in the checkpoint.
+    The files that hold the tensors are verified at once.
     """
 
     def __init__(self, path: Path, names: Collection[str]) -> None:
         self._path, self._manifest = path, _verified(path, names)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Shape of the whole tensor."""
         return self._manifest.tensors[name].shape
 
     def box(self, name: str, slices: tuple[slice, ...]) -> torch.Tensor:
