@@ -76,11 +76,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str, config_toml: str, plan: Mapping[str, Any]) -> RunFolder:
-        """Make the folder of a new run, whole or not at all.
-
-        Raises:
-            UserError: `path` exists with anything in it, or cannot be made.
-        """
+        """Make the folder of a new run, whole or not at all. Raises UserError: `path` is taken or cannot be made."""
         path = Path(path)
         cls.refuse_taken(path)
         texts = {CONFIG: config_toml, PLAN: json.dumps(plan, indent=1) + "\n", METRICS_CSV: HEADER}
@@ -103,11 +99,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
-        """Open the folder of an existing run.
-
-        Raises:
-            UserError: it is not a run folder; every missing or unreadable part is named.
-        """
+        """Open the folder of a run. Raises UserError: it is not one; every missing or unreadable part is named."""
         path = Path(path)
         if not path.is_dir():
             what = "is a file, not a run folder" if os.path.lexists(path) else "no such run folder"

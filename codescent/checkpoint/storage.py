@@ -67,11 +67,7 @@ class BalancedSavePlanner(DefaultSavePlanner):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], dcp.Metadata]:
-        """Largest chunks first, so that the ranks end within one small chunk of each other.
-
-        Raises:
-            ValueError: the ranks hold the same chunk in different shapes or dtypes.
-        """
+        """Largest chunks first. Raises ValueError: the ranks hold the same chunk in different shapes or dtypes."""
         holders: dict[dcp.MetadataIndex, list[int]] = defaultdict(list)
         items: dict[dcp.MetadataIndex, WriteItem] = {}
         for holder, plan in enumerate(all_plans):
@@ -146,11 +142,7 @@ class CheckedWriter(_OneUse, StorageWriter):
         """Nothing to set up: the folder is made once the plan is known to fit on the disk."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Tell the coordinator which step this rank saves.
-
-        Raises:
-            TypeError: a dtype that the files have no name for.
-        """
+        """Tell rank 0 which step this rank saves. Raises TypeError: a dtype that the files have no name for."""
         for item in plan.items:
             if item.tensor_data is None or item.tensor_data.properties.dtype not in DTYPE_CODES:
                 raise TypeError(f"{item.index.fqn}: not a tensor of one of {', '.join(map(str, DTYPE_CODES))}")
@@ -176,11 +168,7 @@ class CheckedWriter(_OneUse, StorageWriter):
         return [dataclasses.replace(plan, storage_data=order) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's chunks.
-
-        Raises:
-            CheckpointError: the disk is full or refuses, or this rank does not see the folder that rank 0 made.
-        """
+        """Write this rank's chunks. Raises CheckpointError: the disk refuses, or rank 0's folder is not visible."""
         order: SaveOrder = plan.storage_data
         if not order.folder.is_dir():
             raise CheckpointError(
@@ -195,11 +183,7 @@ class CheckedWriter(_OneUse, StorageWriter):
         return _done(results)
 
     def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the manifest, last, and rename the folder to its name: from then on it is a checkpoint.
-
-        Raises:
-            CheckpointError: the disk is full or refuses, or a file of another rank is not there in full.
-        """
+        """Write the manifest and rename the folder: now it is complete. Raises CheckpointError: the disk refuses."""
         files: dict[str, stored.StoredFile] = {}
         chunks: dict[str, list[StoredChunk]] = defaultdict(list)
         for result in (result for of_rank in results for result in of_rank):

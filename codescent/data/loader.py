@@ -28,17 +28,11 @@ Numbers = npt.NDArray[np.uint64]
 class Sampler:
     """The order of the samples. An epoch is a permutation of them without replacement, cut into whole steps.
 
-    Position i of step s is sample P(s mod E * B + i). B is the global batch size, E = num_samples // B the number of
-    steps of an epoch, P the permutation of epoch s // E. Each epoch skips the last num_samples mod B samples of its
-    permutation, so that a step never spans two permutations and never contains a sample twice.
+    Position i of step s is sample P(s mod E * B + i). B is the global batch size over all ranks, E = num_samples // B
+    the number of steps of an epoch, P the permutation of epoch s // E. Each epoch skips the last num_samples mod B
+    samples of its permutation, so that a step never spans two permutations and never contains a sample twice.
 
-    Args:
-        seed: any whole number.
-        num_samples: number of samples of the split.
-        global_batch_size: samples of a step, over all ranks.
-
-    Raises:
-        UserError: the split has fewer samples than one step needs.
+    Raises UserError: the split has fewer samples than one step needs.
     """
 
     def __init__(self, seed: int, num_samples: int, global_batch_size: int) -> None:
@@ -55,11 +49,7 @@ class Sampler:
         self.steps_per_epoch = num_samples // global_batch_size
 
     def indices_of_steps(self, first: int, count: int, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Sample numbers at positions [start, stop) of `count` steps from step `first` on: int64 [count, stop - start].
-
-        Raises:
-            IndexError: not first >= 0 and 0 <= start <= stop <= global_batch_size.
-        """
+        """Sample numbers of `count` steps from `first` on, at positions [start, stop): int64 [count, stop - start]."""
         if first < 0 or not 0 <= start <= stop <= self.global_batch_size:
             raise IndexError(f"step {first}, positions [{start}, {stop}) of {self.global_batch_size}")
         rows: list[npt.NDArray[np.int64]] = []
@@ -160,11 +150,8 @@ class Loader:
     The thread reads several steps at a time, because each read takes a core and the interpreter from the current step.
 
     Args:
-        source: the samples.
-        sampler: the order of the samples.
         sample_numbers: approximate count of numbers (tokens, vector components) in a sample.
         positions: (start, stop) in the global batch of each of this rank's micro-batches, which are consecutive.
-        first_step: the step that the first `next` returns.
         prefetch: largest number of steps read ahead; 0: `next` reads, without a thread.
         pin_memory: return page-locked tensors, for asynchronous copies to a CUDA device.
     """
@@ -194,12 +181,7 @@ class Loader:
             self._thread.start()
 
     def next(self) -> Portion:
-        """This rank's part of the next step.
-
-        Raises:
-            UserError: the samples cannot be read, e.g. a token is outside the vocabulary.
-            ValueError: the loader is closed.
-        """
+        """This rank's part of the next step. Raises what `Source.read` raises, or ValueError: the loader is closed."""
         if self._closed.is_set():
             raise ValueError("the loader is closed")
         if not self._in_hand:

@@ -108,11 +108,7 @@ def prepared(target: Path, make: Callable[[Path], None], verify: Callable[[Path]
 
 @contextmanager
 def claimed(partial: Path) -> Iterator[None]:
-    """Lock a hidden folder, or wait for it; at the end it is removed unless it has a journal.
-
-    Raises:
-        UserError: what the file system refuses.
-    """
+    """Lock a hidden folder, or wait for it; remove it without a journal. Raises UserError: the disk refuses."""
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         handle = _lock(partial)

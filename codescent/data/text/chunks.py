@@ -46,11 +46,9 @@ def cut_chunks(
     """Cut the corpus into chunks. They depend on the text and the tokenizer only, not on the number of workers.
 
     Args:
-        blocks: the corpus.
         train_characters: size of the train split; the rest is validation. The document on the border is cut there,
             into two separate texts.
-        context_free: whether every cut is safe.
-        cut_is_safe: whether a cut between two neighbouring texts (each up to 256 characters) is safe.
+        context_free, cut_is_safe: the tokenizer's.
     """
     cutter = _Cutter(context_free, cut_is_safe)
     chunk = Chunk("train")
@@ -85,9 +83,7 @@ class _Cutter:
     def next_piece(self, ends_document: bool, border: int | None) -> tuple[str, bool, bool] | None:
         """(text, whether it ends the document, whether the cut was forced), or None: more text is needed.
 
-        Args:
-            ends_document: the document ends with the pending text.
-            border: number of characters until the split ends; None: it does not end.
+        `ends_document`: the document ends with the pending text; `border`: characters until the split ends.
         """
         while len(self.pending) >= self._limit + WINDOW_CHARS and (border is None or border >= self._limit):
             place = self._safe_place(border)

@@ -82,11 +82,7 @@ class Dataset:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of these tokens; None where shards of others come without one.
-
-        Raises:
-            UserError: GPT-2's is needed and cannot be had.
-        """
+        """The tokenizer; None: shards of others came without one. Raises UserError: GPT-2's cannot be had."""
         if (self.path / TOKENIZER).exists():
             return load(self.path / TOKENIZER)
         return bpe.gpt2() if self.vocab_size == GPT2_VOCAB_SIZE else None
@@ -116,11 +112,7 @@ class Dataset:
         return path.read_text(encoding="utf-8") if path.exists() else None
 
     def verify(self) -> None:
-        """Read everything: every token inside the vocabulary, and our shards' sha256.
-
-        Raises:
-            UserError: all shards that are not as they were made.
-        """
+        """Check every token, and our shards' sha256. Raises UserError: all shards that are not as they were made."""
         problems = [split.problem() for split in (self.train, self.validation)]
         shards = [shard for split in self.description.get("splits", {}).values() for shard in split.get("shards", ())]
         problems += prepared.changed(self.path, {shard["file"]: shard["sha256"] for shard in shards})
@@ -150,9 +142,8 @@ def open_dataset(path: Path) -> Dataset:
     else:
         raise UserError(f"{path}: no token shards here: neither {DESCRIPTION} nor train.bin: run codescent data")
     splits = (dataset.train, dataset.validation)
-    if sum(file.num_tokens * file.dtype.itemsize for split in splits for file in split.files) <= CHECKED_BYTES and (
-        problems := [problem for split in splits if (problem := split.problem())]
-    ):
+    size_bytes = sum(file.num_tokens * file.dtype.itemsize for split in splits for file in split.files)
+    if size_bytes <= CHECKED_BYTES and (problems := [problem for split in splits if (problem := split.problem())]):
         raise UserError(*problems)
     return dataset
 
@@ -169,9 +160,7 @@ def locate(
     """The prepared dataset of these arguments (see `make_request`), of the text as it is now; None: there is none.
 
     If the text itself is gone, what was prepared from it counts. Token shards are their own dataset.
-
-    Raises:
-        UserError: bad arguments, or a prepared dataset with a truncated shard.
+    Raises UserError: bad arguments, or a prepared dataset with a truncated shard.
     """
     if shards := token_shards(corpus):
         return shards
@@ -197,11 +186,7 @@ def locate_request(request: Request, root: Path) -> Path | None:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """description.json of a folder of ours.
-
-    Raises:
-        UserError: it is damaged (every field that is wrong), of another format, or the tokenizer was changed.
-    """
+    """description.json of a folder of ours. Raises UserError: all that is wrong with it, or another tokenizer."""
     description = prepared.described(folder, _Description, "token shards")
     tokenizer = folder / TOKENIZER
     if not tokenizer.is_file():

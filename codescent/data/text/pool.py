@@ -18,21 +18,11 @@ from typing import Any
 
 import numpy.typing as npt
 
-from codescent.base.cores import available_cores
 from codescent.base.errors import UserError
 from codescent.data.text.chunks import Chunk
 from codescent.data.tokenizers.tokenizer import Tokenizer, encode_segments, load
 
-WORTH_WORKERS_S = 1.0  # smaller work is finished before workers have started
-
 Encoded = tuple[Chunk, npt.NDArray[Any]]
-
-
-def choose_workers(asked: int | None, tokenizer: Tokenizer, characters: int) -> int:
-    """Number of worker processes: `asked`, or by default one per core if the work is worth their start."""
-    if asked is not None:
-        return asked
-    return available_cores() if characters / tokenizer.chars_per_s > WORTH_WORKERS_S else 1
 
 
 def encode_here(chunks: Iterable[Chunk], tokenizer: Tokenizer, separate: bool) -> Iterator[Encoded]:
@@ -76,12 +66,6 @@ class WorkerPool:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def encode(self, chunks: Iterable[Chunk]) -> Iterator[Encoded]:
         """Encode chunks; results are in the order of the chunks.

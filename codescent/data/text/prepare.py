@@ -7,6 +7,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,7 +23,7 @@ from codescent.data.text import corpora
 from codescent.data.text.chunks import cut_chunks, split_point
 from codescent.data.text.corpora import Corpus
 from codescent.data.text.dataset import check_shards, locate_request, read_description, token_shards
-from codescent.data.text.pool import Encoded, WorkerPool, choose_workers, encode_here
+from codescent.data.text.pool import Encoded, WorkerPool, encode_here
 from codescent.data.text.request import FORMAT, Request, make_request, tokenizer_of
 from codescent.data.text.scan import Scan, scan
 from codescent.data.text.shards import ShardWriter
@@ -32,6 +33,7 @@ from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer, load, 
 
 SCAN = "scan.json"
 JOURNAL_EVERY_CHUNKS = 16
+WORTH_WORKERS_S = 1.0  # smaller work is finished before workers have started
 BPE_TRAINING_CHARS = 1 << 27  # a BPE is trained on every n-th chunk, so many characters in all at most
 
 
@@ -184,13 +186,14 @@ class _Preparation:
         chunks = cut_chunks(self._blocks(corpus), train_characters, tokenizer.context_free, tokenizer.cut_is_safe)
         rest = islice(chunks, writer.chunks_done, None)
         done = sum(split.characters for split in written)
-        num_workers = choose_workers(self.num_workers, tokenizer, counted.characters - done)
+        seconds = (counted.characters - done) / tokenizer.chars_per_s
+        num_workers = self.num_workers or (available_cores() if seconds > WORTH_WORKERS_S else 1)
         try:
             with stage(f"tokenising {corpus.name}", counted.characters, self.progress, done) as advance:
                 if num_workers == 1:
                     _write(encode_here(rest, tokenizer, separate), writer, advance)
                 else:
-                    with WorkerPool(self.partial / TOKENIZER, separate, num_workers) as pool:
+                    with closing(WorkerPool(self.partial / TOKENIZER, separate, num_workers)) as pool:
                         _write(pool.encode(rest), writer, advance)
             splits = writer.finish()
         except OSError as error:

@@ -61,10 +61,8 @@ def read_blocks(path: Path, text_key: str, watch: Callable[[memoryview], None] |
 
     The suffix decides: `.jsonl` and `.ndjson` have one JSON object per line with the text under `text_key`; `.gz .xz
     .bz2` are decompressed; `.tar` (also inside a compressed file of any name) is read member by member; other files
-    are one document of UTF-8 text. At most one block, or one JSON line, is in memory.
-
-    Args:
-        watch: called with every byte of the file once, in order, before the last block has been taken.
+    are one document of UTF-8 text. At most one block, or one JSON line, is in memory. `watch` is called with every
+    byte of the file once, in order, before the last block has been taken.
 
     Raises:
         UserError: cannot be read; not UTF-8 (byte offset, line); a JSON line without the key (line); damaged archive.
@@ -134,7 +132,7 @@ def _text_blocks(where: str, stream: IO[bytes]) -> Iterator[Block]:
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError, offset_bytes: int, num_lines: int) -> UserError:
-    """The error for bytes that are not UTF-8. The two numbers are those of the first byte of `error.object`."""
+    """The error for bytes that are not UTF-8; `error.object` begins at this offset and line of the file."""
     data: bytes = error.object
     line = num_lines + data[: error.start].count(b"\n") + 1
     hint = "; it looks like UTF-16" if offset_bytes == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""

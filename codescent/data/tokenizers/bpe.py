@@ -89,11 +89,7 @@ def check_range(tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def gpt2() -> LibraryTokenizer:
-    """GPT-2's BPE from its two published files: 50,257 ids, `<|endoftext|>` = 50256.
-
-    Raises:
-        UserError: a file cannot be had, see `download.obtain`.
-    """
+    """GPT-2's BPE: 50,257 ids, `<|endoftext|>` = 50256. Raises UserError: a file is missing, see `download.obtain`."""
     vocabulary = json.loads(download.obtain(download.GPT2_VOCABULARY).read_text(encoding="utf-8"))
     merges = download.obtain(download.GPT2_MERGES).read_text(encoding="utf-8")
     return LibraryTokenizer(from_merges(vocabulary, merges))

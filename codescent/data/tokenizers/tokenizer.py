@@ -128,11 +128,7 @@ class ByteTokenizer(_ContextFree):
 
 
 def load(path: Path) -> Tokenizer:
-    """Load a tokenizer from a file of `save` or from a JSON file of the tokenizers library.
-
-    Raises:
-        UserError: the file is missing or is not a tokenizer.
-    """
+    """A tokenizer from a file of `save` or JSON of the tokenizers library. Raises UserError: it is none."""
     try:
         text = path.read_text(encoding="utf-8")
         fields = json.loads(text)
