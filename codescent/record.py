@@ -168,9 +168,7 @@ class RunFolder:
     def metrics(self, row: Mapping[str, float | int | None]) -> None:
         """Append one row, by the names of METRICS, to metrics.csv and metrics.jsonl; None is an empty field (null).
 
-        Raises:
-            ValueError: a name that is no metric, or no step.
-            UserError: the file cannot be written, or it has other columns.
+        Raises ValueError: an unknown name, or no step; UserError: the file cannot be written, or has other columns.
         """
         if unknown := sorted(set(row) - set(METRICS)):
             raise ValueError(f"not metrics: {', '.join(unknown)}")
@@ -184,12 +182,9 @@ class RunFolder:
         _append_row(self.path, {name: _number(name, value) for name, value in given.items()})
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Every row of metrics.csv in order, without a last line torn by a kill.
+        """Every row of metrics.csv in order, without a line torn by a kill. Raises UserError: a line that is no row.
 
         Each row has all the names of METRICS: INTEGERS as int, the others as float, None where the field is empty.
-
-        Raises:
-            UserError: a line that is no row; the message has its number.
         """
         path = self.path / METRICS_CSV
         lines = _whole_lines(path)
@@ -234,9 +229,7 @@ class RunFolder:
         """Append one event to events.jsonl: its kind, the wall time (UTC, ISO 8601), monotonic_s, and the fields.
 
         `monotonic_s` is the machine's monotonic clock: for the time between two events of one boot.
-
-        Raises:
-            ValueError: a field named wall_time or monotonic_s.
+        Raises ValueError: a field named wall_time or monotonic_s.
         """
         if taken := {"wall_time", "monotonic_s"} & set(fields):
             raise ValueError(f"an event's own fields: {', '.join(sorted(taken))}")

@@ -31,10 +31,7 @@ def world_size() -> int:
 
 
 def together(error: type[UserError], work: Callable[[], T]) -> list[T]:
-    """Run local work on every rank. Collective: a rank whose work fails never leaves the others waiting.
-
-    Returns:
-        The small results by rank, on every rank.
+    """The small results of local work on every rank, by rank. Collective: no rank waits for one whose work failed.
 
     Raises:
         error: the UserErrors of all the ranks, each problem once.

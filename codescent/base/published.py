@@ -22,15 +22,12 @@ def published(
 ) -> Iterator[Path]:
     """Write a folder that appears under its name when the block ends, and not at all if the block raises.
 
-    A kill leaves at most the hidden folder. An empty folder at `path` is replaced.
+    A kill leaves at most the hidden folder that is yielded; the block has to sync the files that it writes there
+    (`write_synced`). Parents of `path` are made, an empty folder at `path` is replaced.
 
     Args:
-        path: of the folder; its parents are made.
         needs_bytes: free space without which nothing is begun.
         taken: what to say if another process made `path` in the meantime.
-
-    Yields:
-        The hidden folder. The block has to sync its files (`write_synced`).
 
     Raises:
         UserError: what the file system refuses, or `path` is taken; nothing is left behind.

@@ -74,7 +74,7 @@ class Checkpoints:
         state: Mapping[str, Any],
         validation_loss: float | None = None,
     ) -> Path:
-        """Write a checkpoint; it appears under its name when all of it is on the disk, then old ones are deleted.
+        """Write a checkpoint, which appears under its name when all of it is on the disk; then delete old ones.
 
         Args:
             step: steps done; an older checkpoint of the same step is replaced.
@@ -83,11 +83,7 @@ class Checkpoints:
             state: JSON data, rank 0's.
             validation_loss: what `keep_best` compares; None or NaN is never the best.
 
-        Returns:
-            The checkpoint's folder.
-
-        Raises:
-            CheckpointError: the disk is full or refuses; on every rank. Older checkpoints stay as they were.
+        Returns its folder. Raises CheckpointError, on every rank: the disk is full or refuses; older ones stay.
         """
         writer = CheckedWriter(self.folder, step, dict(state), validation_loss)
         try:
@@ -155,12 +151,8 @@ class Checkpoints:
             saved: from `latest`, the same on every rank.
             tensors: by name; the ranks together name all of the checkpoint. A Box or a DTensor gets its own part.
 
-        Returns:
-            The state that was saved.
-
-        Raises:
-            CheckpointError: on every rank: files that are missing, truncated or changed; tensors that are missing,
-                extra, or of another shape or dtype.
+        Returns the state that was saved. Raises CheckpointError, on every rank: files that are missing, truncated or
+        changed; tensors that are missing, extra, or of another shape or dtype.
         """
         read: list[Manifest] = []
 
@@ -220,9 +212,7 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, 
     """Read whole tensors of a checkpoint (`Saved.path`) into memory, as saved, without the other ranks.
 
     Only the files that hold the tensors of these names (None: all) are read and verified.
-
-    Raises:
-        CheckpointError: a file is missing, truncated or changed, or a name is not in the checkpoint.
+    Raises CheckpointError: a file is missing, truncated or changed, or a name is not in the checkpoint.
     """
     manifest = _verified(path, names)
     stored = {name: manifest.tensors[name] for name in (manifest.tensors if names is None else names)}

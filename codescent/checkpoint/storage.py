@@ -151,9 +151,7 @@ class CheckedWriter(_OneUse, StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Make the folder (rank 0), if the checkpoint fits on the disk, and send its name to every rank.
 
-        Raises:
-            CheckpointError: the disk is full or refuses.
-            RuntimeError: the ranks are not at the same step.
+        Raises CheckpointError: the disk refuses; RuntimeError: the ranks are not at the same step.
         """
         steps = [plan.storage_data for plan in plans]
         if len(set(steps)) > 1:

@@ -86,13 +86,10 @@ def existing(target: Path, verify: Callable[[Path], object]) -> Path | None:
 def prepared(target: Path, make: Callable[[Path], None], verify: Callable[[Path], object]) -> Path:
     """The prepared folder at `target`, made now if it does not exist. A second process waits for the first.
 
-    Args:
-        target: its name holds a digest of all that its content depends on.
-        make: writes into an empty hidden folder; its description last.
-        verify: raises UserError where an existing folder is damaged.
+    The name of `target` holds a digest of all that its content depends on. `make` fills an empty hidden folder, the
+    description last; nothing half-made is left. `verify` checks an existing folder.
 
-    Raises:
-        UserError: what the disk refuses, and what `make` and `verify` raise. Nothing half-made is left.
+    Raises UserError: what the disk refuses, and what `make` and `verify` raise.
     """
     if existing(target, verify):
         return target

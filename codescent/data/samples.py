@@ -42,8 +42,7 @@ class Samples:
 class Source(Protocol):
     """The samples of one split ("train" or "validation"), by number.
 
-    Attributes:
-        losses_per_sample: number of losses (of tokens, or of questions) of each sample; None: it varies, see `losses`.
+    `losses_per_sample` is the number of losses (of tokens, or of questions) of each sample; None: it varies.
     """
 
     name: str
@@ -51,12 +50,7 @@ class Source(Protocol):
     losses_per_sample: int | None
 
     def read(self, numbers: Numbers) -> Samples:
-        """Read samples.
-
-        Raises:
-            UserError: a file is damaged: where.
-            IndexError: a number is outside [0, num_samples).
-        """
+        """Read samples. Raises UserError: a file is damaged; IndexError: a number is outside [0, num_samples)."""
 
     def losses(self, numbers: Numbers) -> Numbers:
         """Number of losses of each of these samples. The mean loss of a step divides by their sum."""

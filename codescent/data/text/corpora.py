@@ -34,11 +34,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The files of a corpus in reading order.
-
-    Attributes:
-        stamp: changes when a file is added, removed or changed; one stat per file, for a published file its sha256.
-    """
+    """The files of a corpus in reading order; `stamp` (one stat per file, or a sha256) changes when a file does."""
 
     name: str
     sources: tuple[Source, ...]

@@ -70,9 +70,7 @@ class WorkerPool:
     def encode(self, chunks: Iterable[Chunk]) -> Iterator[Encoded]:
         """Encode chunks; results are in the order of the chunks.
 
-        Raises:
-            UserError: the tokenizer refused a text, or a worker was killed (for memory, or by the user).
-            RuntimeError: a worker failed, with its traceback.
+        Raises UserError: the tokenizer refused a text, or a worker was killed; RuntimeError: a worker failed.
         """
         waiting: deque[tuple[Chunk, Future[npt.NDArray[Any]]]] = deque()
         for chunk in chunks:

@@ -21,10 +21,9 @@ KINDS = ("char", "byte", "gpt2", *wordpiece.KINDS)
 
 @dataclass(frozen=True)
 class Request:
-    """A checked request for a dataset.
+    """A checked request for a dataset; `corpus` and `tokenizer` are as asked for.
 
     Attributes:
-        corpus, tokenizer: as asked for.
         kind: one of KINDS, bpe (trained on the corpus: `bpe_vocab_size`) or file.
         validation_fraction: share of the characters that the validation split gets.
         text_key: where JSON lines hold their text.
@@ -52,15 +51,12 @@ class Request:
 def make_request(
     corpus: str, tokenizer: str | None, validation_fraction: float, text_key: str, train_bpe: int | None
 ) -> Request:
-    """Check what was asked for.
+    """Check what was asked for. Raises UserError: all that is wrong with it.
 
     Args:
         tokenizer: char, byte, gpt2, bert, bert-cased (`bert:FILE`, `bert-cased:FILE`: by a vocab.txt), `bpe:VOCAB`
             (trained on the train split), or a tokenizer's JSON file; None: char, or what `train_bpe` says.
         train_bpe: the same as the tokenizer `bpe:VOCAB`.
-
-    Raises:
-        UserError: all that is wrong with it.
     """
     problems = []
     if not 0.0 < validation_fraction <= 0.5:

@@ -44,14 +44,9 @@ def scan(
     num_threads: int,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Scan:
-    """Read a corpus once, several files at a time, in bounded memory.
+    """Read a corpus once, several files at a time, in bounded memory; `advance` is called with the size of each piece.
 
-    Args:
-        with_alphabet: collect the characters that occur.
-        advance: called with the size of each piece read.
-
-    Raises:
-        UserError: all problems of the files (the first 20), or: the corpus has no text.
+    Raises UserError: all problems of the files (the first 20), or: the corpus has no text.
     """
     stopped = threading.Event()
 

@@ -22,10 +22,7 @@ SHARD_TOKENS = 1 << 26
 class SplitWriter:
     """The shards of one split: raw little-endian tokens, `train_000000.bin` and so on, of SHARD_TOKENS each.
 
-    Args:
-        folder: where they are written.
-        split: "train" or "validation".
-        state: what `sync` returned before a kill; the file that was open is cut back to it.
+    `state` is what `sync` returned before a kill; the file that was open is cut back to it.
     """
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], state: dict[str, Any] | None = None) -> None:

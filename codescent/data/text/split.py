@@ -42,9 +42,7 @@ class Split:
     def read(self, samples: npt.NDArray[np.integer[Any]], seq_len: int) -> Numbers:
         """Tokens of samples, int64 [n, seq_len + 1]: sample j is tokens [j * seq_len, j * seq_len + seq_len].
 
-        Raises:
-            UserError: a token is outside the vocabulary: file and byte.
-            IndexError: a number is outside [0, num_samples(seq_len)).
+        Raises UserError: a token is outside the vocabulary (file and byte); IndexError: there is no such sample.
         """
         numbers = in_range(samples, self.num_samples(seq_len), self.name)
         firsts = numbers * seq_len
@@ -110,13 +108,7 @@ class Split:
 
 
 class TextSource:
-    """A split, cut into consecutive samples of `seq_len` tokens, with the next token of each as its target.
-
-    Args:
-        split: the tokens.
-        seq_len: tokens of a sample that a model reads.
-        losses_per_sample: number of losses of a sample: one for each token, or for each of the target stream.
-    """
+    """A split, cut into samples of `seq_len` tokens, with the next token of each as its target; see `Source`."""
 
     def __init__(self, split: Split, seq_len: int, losses_per_sample: int) -> None:
         self.name = split.name

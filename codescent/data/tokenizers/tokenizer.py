@@ -69,12 +69,7 @@ class _ContextFree:
 
 
 class CharTokenizer(_ContextFree):
-    """One id per character of a fixed alphabet, in the order of code points, and optionally one for document ends.
-
-    Args:
-        characters: the alphabet, sorted, without duplicates.
-        with_separator: add a last id, which ends documents: the corpus has several.
-    """
+    """One id per character of a sorted alphabet without duplicates, and optionally a last one for document ends."""
 
     chars_per_s = 1.5e8
 
@@ -146,11 +141,9 @@ def load(path: Path) -> Tokenizer:
 
 
 def encode_segments(tokenizer: Tokenizer, segments: Iterable[tuple[str, bool]], separate: bool) -> TokenArray:
-    """Concatenated ids of consecutive texts.
+    """Concatenated ids of consecutive texts: (text, whether a document ends with it).
 
-    Args:
-        segments: each a text, and whether a document ends with it.
-        separate: add the separator, if the tokenizer has one, after each document.
+    `separate`: add the separator, if the tokenizer has one, after each document.
     """
     dtype = token_dtype(tokenizer.vocab_size)
     end = np.array([] if tokenizer.separator is None or not separate else [tokenizer.separator], dtype)
