@@ -59,22 +59,24 @@ class RunFolder:
 
     Every method that writes raises UserError where the disk is full or may not be written to, naming the path.
     Rows are appended in one write each, straight to the kernel: a kill -9 loses no row that was written before it.
+
+    Attributes:
+        path: the folder.
+        checkpoints: the folder of the run's checkpoints.
+        tokenizer: the file of its tokenizer: a run folder that is moved can still be sampled.
+        config_text: the resolved config with which the run started, as TOML.
+        plan: the plan with which it started, as JSON data.
     """
 
     def __init__(self, path: Path, config_text: str, plan: dict[str, Any]) -> None:
-        self._path = path
-        self._config_text = config_text
-        self._plan = plan
+        self.path, self.config_text, self.plan = path, config_text, plan
+        self.checkpoints, self.tokenizer = path / CHECKPOINTS, path / TOKENIZER
         self._lock: int | None = None
         self._columns_known = False
 
     @classmethod
     def create(cls, path: Path | str, config_toml: str, plan: Mapping[str, Any]) -> RunFolder:
-        """Make the folder of a new run, whole or not at all.
-
-        Raises:
-            UserError: `path` exists with anything in it, or cannot be made.
-        """
+        """Make the folder of a new run, whole or not at all. Raises UserError: `path` is taken or cannot be made."""
         path = Path(path)
         cls.refuse_taken(path)
         texts = {CONFIG: config_toml, PLAN: json.dumps(plan, indent=1) + "\n", METRICS_CSV: HEADER}
@@ -97,11 +99,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
-        """Open the folder of an existing run.
-
-        Raises:
-            UserError: it is not a run folder; every missing or unreadable part is named.
-        """
+        """Open the folder of a run. Raises UserError: it is not one; every missing or unreadable part is named."""
         path = Path(path)
         if not path.is_dir():
             what = "is a file, not a run folder" if os.path.lexists(path) else "no such run folder"
@@ -114,45 +112,16 @@ class RunFolder:
             config_text = (path / CONFIG).read_text("utf-8")
         return cls(path, config_text, _read_object(path / PLAN))
 
-    @property
-    def path(self) -> Path:
-        """The folder."""
-        return self._path
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the run's checkpoints."""
-        return self._path / CHECKPOINTS
-
-    @property
-    def tokenizer(self) -> Path:
-        """The tokenizer of the run's data: a run folder that is moved can still be sampled."""
-        return self._path / TOKENIZER
-
-    @property
-    def config_text(self) -> str:
-        """The resolved config with which the run started, as TOML."""
-        return self._config_text
-
-    @property
-    def plan(self) -> dict[str, Any]:
-        """The plan with which the run started, as JSON data."""
-        return self._plan
-
     def hold(self) -> None:
-        """Keep other processes from writing this run, until this one ends: two writers would undo each other's work.
-
-        Raises:
-            UserError: another process holds it.
-        """
-        with _told(self._path / LOCK):
-            descriptor = os.open(self._path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        """Lock this run for writing until this process ends. Raises UserError: another process holds it."""
+        with _told(self.path / LOCK):
+            descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             writer = os.read(descriptor, 64).decode(errors="replace").strip() or "another process"
             os.close(descriptor)
-            raise UserError(f"{self._path}: is being written by {writer}: wait for its end, or stop it") from error
+            raise UserError(f"{self.path}: is being written by {writer}: wait for its end, or stop it") from error
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
         self._lock = descriptor
@@ -166,14 +135,13 @@ class RunFolder:
     def write_kept(self, files: Mapping[str, str]) -> None:
         """Keep files of the run's data, each text under its name, each atomically."""
         for name, text in files.items():
-            with _told(self._path / name):
-                replace_file(self._path / name, text)
+            _replace(self.path / name, text)
 
     def read_kept(self, names: Iterable[str]) -> dict[str, str]:
         """The texts of those of these files that are there. Raises UserError: unreadable."""
         found = {}
         for name in names:
-            if (path := self._path / name).is_file():
+            if (path := self.path / name).is_file():
                 try:
                     with _told(path):
                         found[name] = path.read_text("utf-8")
@@ -184,50 +152,41 @@ class RunFolder:
     def write_config(self, config_toml: str, plan: Mapping[str, Any]) -> None:
         """Replace config.toml and plan.json, each atomically: a resumed run may have another layout."""
         text = json.dumps(plan, indent=1) + "\n"
-        _replace(self._path / CONFIG, config_toml)
-        _replace(self._path / PLAN, text)
-        self._config_text, self._plan = config_toml, json.loads(text)
+        _replace(self.path / CONFIG, config_toml)
+        _replace(self.path / PLAN, text)
+        self.config_text, self.plan = config_toml, json.loads(text)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Replace environment.json, atomically: what the machine is and what was chosen for it."""
-        _replace(self._path / ENVIRONMENT, json.dumps(_strict(environment), indent=1, allow_nan=False) + "\n")
+        _replace(self.path / ENVIRONMENT, json.dumps(_strict(environment), indent=1, allow_nan=False) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
-        """What `write_environment` wrote last; empty where a run was killed before it. Raises UserError: unreadable."""
-        path = self._path / ENVIRONMENT
+        """environment.json; empty where a run was killed before it was written. Raises UserError: unreadable."""
+        path = self.path / ENVIRONMENT
         return _read_object(path) if path.is_file() else {}
 
     def metrics(self, row: Mapping[str, float | int | None]) -> None:
-        """Append one row to metrics.csv and metrics.jsonl.
+        """Append one row, by the names of METRICS, to metrics.csv and metrics.jsonl; None is an empty field (null).
 
-        Args:
-            row: values by the names of METRICS, `step` among them; an absent or None one is an empty field (null).
-
-        Raises:
-            ValueError: a name that is no metric, or no step.
-            UserError: the file cannot be written, or it has other columns.
+        Raises ValueError: an unknown name, or no step; UserError: the file cannot be written, or has other columns.
         """
         if unknown := sorted(set(row) - set(METRICS)):
             raise ValueError(f"not metrics: {', '.join(unknown)}")
         if row.get("step") is None:
             raise ValueError("a row of metrics needs its step")
-        values = {name: _number(name, row.get(name)) for name in METRICS}
-        if not self._columns_known:
-            self._check_columns()
-            self._columns_known = True
-        _append(self._path / METRICS_CSV, _csv_line(values), HEADER)
-        _append(self._path / METRICS_JSONL, _json_line(values))
+        path = self.path / METRICS_CSV
+        if not self._columns_known and (lines := _whole_lines(path)) and lines[0] + "\n" != HEADER:
+            raise UserError(f"{path}: its columns are not those of this version: resume the run, or name a new one")
+        self._columns_known = True
+        given = {name: row.get(name) for name in METRICS}
+        _append_row(self.path, {name: _number(name, value) for name, value in given.items()})
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Every row of metrics.csv in order, a last line torn by a kill left out.
+        """Every row of metrics.csv in order, without a line torn by a kill. Raises UserError: a line that is no row.
 
-        Each row has all the names of METRICS: step, tokens and peak_memory_bytes as int, the others as float, None
-        where the field is empty.
-
-        Raises:
-            UserError: a line that is no row; the message has its number.
+        Each row has all the names of METRICS: INTEGERS as int, the others as float, None where the field is empty.
         """
-        path = self._path / METRICS_CSV
+        path = self.path / METRICS_CSV
         lines = _whole_lines(path)
         columns = lines[0].split(",") if lines else list(METRICS)
         rows: list[dict[str, Any]] = []
@@ -236,18 +195,19 @@ class RunFolder:
             try:
                 if len(fields) != len(columns):
                     raise ValueError(f"{len(fields)} fields")
-                read = {name: _parse(name, field) for name, field in zip(columns, fields)}
+                read = {name: _number(name, field or None) for name, field in zip(columns, fields)}
+                if "step" in read and read["step"] is None:
+                    raise ValueError("no step")
                 rows.append({name: read.get(name) for name in METRICS})
             except ValueError as error:
-                problem = f"{path} line {number}: not a row of {len(columns)} numbers ({error})"
-                raise UserError(problem) from error
+                raise UserError(f"{path} line {number}: not a row of {len(columns)} numbers ({error})") from error
         return rows
 
     def rewind(self, step: int) -> int:
-        """On resume: drop the metrics of the steps after `step`, each file atomically, and record it as an event.
+        """On resume: drop the rows of the steps after `step`, each file atomically, and record it as an event.
 
         Returns:
-            The number of rows dropped. Nothing is rewritten and no event is recorded where both files already agree.
+            The number of rows dropped. A file that needs no change is not rewritten; 0 rows make no event.
         """
         rows = self.read_metrics()
         kept = [row for row in rows if row["step"] <= step]
@@ -257,7 +217,7 @@ class RunFolder:
             METRICS_JSONL: "".join(_json_line(row) for row in kept),  # from the csv: a kill may part the two
         }
         for name, text in texts.items():
-            path = self._path / name
+            path = self.path / name
             with _told(path):
                 if not path.is_file() or path.read_bytes() != text.encode():
                     replace_file(path, text)
@@ -269,34 +229,18 @@ class RunFolder:
         """Append one event to events.jsonl: its kind, the wall time (UTC, ISO 8601), monotonic_s, and the fields.
 
         `monotonic_s` is the machine's monotonic clock: for the time between two events of one boot.
-
-        Raises:
-            ValueError: a field named wall_time or monotonic_s.
+        Raises ValueError: a field named wall_time or monotonic_s.
         """
         if taken := {"wall_time", "monotonic_s"} & set(fields):
             raise ValueError(f"an event's own fields: {', '.join(sorted(taken))}")
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = _json_line({"kind": kind, "wall_time": now, "monotonic_s": round(time.monotonic(), 6), **fields})
-        _append(self._path / EVENTS, line)
+        _append(self.path / EVENTS, line)
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Every event in order, a last line torn by a kill left out. Raises UserError naming a line that is none."""
-        path = self._path / EVENTS
-        events: list[dict[str, Any]] = []
-        for number, line in enumerate(_whole_lines(path), start=1):
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{path} line {number}: not a JSON object ({error})") from error
-            if not isinstance(event, dict):
-                raise UserError(f"{path} line {number}: not a JSON object")
-            events.append(event)
-        return events
-
-    def _check_columns(self) -> None:
-        path = self._path / METRICS_CSV
-        if (lines := _whole_lines(path)) and lines[0] + "\n" != HEADER:
-            raise UserError(f"{path}: its columns are not those of this version: resume the run, or name a new one")
+        """Every event in order, without a last line torn by a kill. Raises UserError naming a line that is none."""
+        path = self.path / EVENTS
+        return [_object(line, f"{path} line {number}") for number, line in enumerate(_whole_lines(path), start=1)]
 
 
 @contextmanager
@@ -321,16 +265,13 @@ def _number(name: str, value: Any) -> float | int | None:
     return int(value) if name in INTEGERS else float(value)
 
 
-def _parse(name: str, field: str) -> float | int | None:
-    if field == "":
-        if name == "step":
-            raise ValueError("no step")
-        return None
-    return int(field) if name in INTEGERS else float(field)
+def _append_row(folder: Path, row: Mapping[str, float | int | None]) -> None:
+    _append(folder / METRICS_CSV, _csv_line(row), ",".join(row) + "\n")
+    _append(folder / METRICS_JSONL, _json_line(row))
 
 
 def _csv_line(row: Mapping[str, Any]) -> str:
-    return ",".join("" if row[name] is None else repr(row[name]) for name in METRICS) + "\n"
+    return ",".join("" if value is None else repr(value) for value in row.values()) + "\n"
 
 
 def _json_line(data: Mapping[str, Any]) -> str:
@@ -385,23 +326,24 @@ def _whole_lines(path: Path) -> list[str]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
+    with _told(path):
+        return _object(path.read_bytes(), str(path))
+
+
+def _object(text: str | bytes, where: str) -> dict[str, Any]:
     try:
-        with _told(path):
-            data = json.loads(path.read_text("utf-8"))
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a JSON object ({error})") from error
+        raise UserError(f"{where}: not a JSON object ({error})") from error
     if not isinstance(data, dict):
-        raise UserError(f"{path}: not a JSON object")
+        raise UserError(f"{where}: not a JSON object")
     return data
 
 
 class Table:
-    """metrics.csv and metrics.jsonl of somebody's own loop: the columns are those of its first row.
+    """metrics.csv and metrics.jsonl of a user's own loop: the columns are those of its first row.
 
-    A file that is there is continued. Rows are appended in one write each; a tail torn by a kill is cut off first.
-
-    Raises:
-        UserError: the folder cannot be made, or its metrics.csv cannot be read.
+    Existing files are continued. Raises UserError: the folder cannot be made, or its metrics.csv cannot be read.
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -413,22 +355,18 @@ class Table:
             self._columns = lines[0].split(",")
 
     def append(self, row: Mapping[str, float | int | None]) -> None:
-        """One row, of numbers by the names of their columns; an absent or None one is an empty field (null).
+        """Append one row, by the names of its columns; an absent or None value is an empty field (null).
 
         Raises:
             UserError: a name that the first row did not have, or that no column can have; a file cannot be written.
         """
-        columns = self._columns or list(row)
+        columns, path = self._columns or list(row), self._folder / METRICS_CSV
         if wrong := [name for name in row if not name or set(name) & set(',"\r\n')]:
-            raise UserError(f'{self._folder / METRICS_CSV}: {wrong[0]!r} is no name of a column: leave out , and "')
+            raise UserError(f'{path}: {wrong[0]!r} is no name of a column: leave out , and "')
         if more := [name for name in row if name not in columns]:
-            known = ", ".join(columns)
             raise UserError(
-                f"{self._folder / METRICS_CSV}: has no column {', '.join(more)}, only {known}: the first row names "
+                f"{path}: has no column {', '.join(more)}, only {', '.join(columns)}: the first row names "
                 "them all (None for what is not known yet)"
             )
-        values = {name: row.get(name) for name in columns}
-        line = ",".join("" if value is None else repr(value) for value in values.values()) + "\n"
-        _append(self._folder / METRICS_CSV, line, ",".join(columns) + "\n")
-        _append(self._folder / METRICS_JSONL, _json_line(values))
+        _append_row(self._folder, {name: row.get(name) for name in columns})
         self._columns = columns

@@ -15,7 +15,7 @@ from codescent.data.loader import Loader, Portion, Sampler
 from codescent.data.samples import Numbers, Samples
 from codescent.data.text.dataset import Dataset, open_dataset
 from codescent.data.text.prepare import prepare
-from codescent.data.text.text_source import TextSource
+from codescent.data.text.split import TextSource
 
 SEQ_LEN = 16
 
@@ -45,7 +45,7 @@ def test_a_batch_is_the_samples_at_its_positions(dataset: Dataset, source: TextS
     with Loader(source, sampler, SEQ_LEN, [(2, 5), (5, 6)], first_step=70, prefetch=2) as loader:
         for step in range(70, 75):
             first, second = loader.next().batches
-            expected = torch.from_numpy(dataset.train.read(sampler.indices(step, 2, 6), SEQ_LEN))
+            expected = torch.from_numpy(dataset.train.read(sampler.indices_of_steps(step, 1, 2, 6)[0], SEQ_LEN))
             for batch, wanted in ((first, expected[:3]), (second, expected[3:])):
                 assert torch.equal(batch.inputs, wanted[:, :-1])
                 assert torch.equal(batch.targets, wanted[:, 1:])
@@ -66,7 +66,7 @@ def test_ranks_and_reading_ahead_do_not_show(
     steps = 2 * sampler.steps_per_epoch + 3  # over the border of two epochs
     for step in range(steps):
         together = torch.cat([rows(loader.next()) for loader in loaders])
-        expected = dataset.train.read(sampler.indices(step, 0, 8), SEQ_LEN)[:, :-1]
+        expected = dataset.train.read(sampler.indices_of_steps(step, 1, 0, 8)[0], SEQ_LEN)[:, :-1]
         assert torch.equal(together, torch.from_numpy(expected))
     for loader in loaders:
         loader.close()
@@ -108,7 +108,7 @@ def test_the_first_step_does_not_wait_for_a_huge_prefetch(
 ) -> None:
     with Loader(source, sampler, SEQ_LEN, [(0, 8)], 0, prefetch=1 << 40) as loader:
         for step in range(200):
-            expected = dataset.train.read(sampler.indices(step, 0, 8), SEQ_LEN)[:, :-1]
+            expected = dataset.train.read(sampler.indices_of_steps(step, 1, 0, 8)[0], SEQ_LEN)[:, :-1]
             assert torch.equal(rows(loader.next()), torch.from_numpy(expected))
 
 
@@ -123,7 +123,7 @@ def test_steps_before_a_broken_one_are_given(dataset: Dataset, source: TextSourc
     for prefetch in (0, 1, 16):
         with Loader(source, breaking, SEQ_LEN, [(0, 8)], 0, prefetch) as loader:
             for step in range(6):
-                expected = dataset.train.read(sampler.indices(step, 0, 8), SEQ_LEN)[:, :-1]
+                expected = dataset.train.read(sampler.indices_of_steps(step, 1, 0, 8)[0], SEQ_LEN)[:, :-1]
                 assert torch.equal(rows(loader.next()), torch.from_numpy(expected))
             for _ in range(2):
                 with pytest.raises(UserError, match="step 6 is broken"):
@@ -162,7 +162,7 @@ def test_ranks_know_the_losses_of_the_whole_step_and_what_is_beside_tokens() -> 
     sampler = Sampler(3, 20, 4)
     halves = [Loader(Uneven(), sampler, 1, places, 0, prefetch=8) for places in ([(0, 1), (1, 2)], [(2, 4)], [])]
     for step in range(12):
-        wanted = sampler.indices(step, 0, 4)
+        wanted = sampler.indices_of_steps(step, 1, 0, 4)[0]
         portions = [loader.next() for loader in halves]
         assert [portion.losses for portion in portions] == [int(wanted.sum())] * 3
         batches = [batch for portion in portions for batch in portion.batches]

@@ -209,7 +209,7 @@ def test_a_bpe_is_trained_on_the_train_split_alone(tmp_path: Path) -> None:
 
 def test_neither_torch_nor_the_other_rooms_are_imported() -> None:
     code = (
-        "import sys, codescent.data.text.prepare, codescent.data.text.dataset, codescent.data.text.worker;"
+        "import sys, codescent.data.text.prepare, codescent.data.text.dataset, codescent.data.text.pool;"
         "found = [name for name in sys.modules if name == 'torch' or name.startswith('codescent.')"
         " and not name.startswith(('codescent.data', 'codescent.base'))];"
         "print(found); sys.exit(bool(found))"

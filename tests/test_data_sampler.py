@@ -21,7 +21,7 @@ def samplers(draw: st.DrawFn, most: int = 300) -> Sampler:
 
 
 def step_of(sampler: Sampler, step: int) -> list[int]:
-    return sampler.indices(step, 0, sampler.global_batch_size).tolist()
+    return sampler.indices_of_steps(step, 1, 0, sampler.global_batch_size)[0].tolist()
 
 
 @settings(max_examples=200, deadline=None)
@@ -43,7 +43,7 @@ def test_any_division_among_ranks_and_microbatches_gives_the_same_samples(
     again = Sampler(sampler.seed, sampler.num_samples, sampler.global_batch_size)
     cuts = sorted(data.draw(st.lists(st.integers(0, sampler.global_batch_size), max_size=5)))
     bounds = [0, *cuts, sampler.global_batch_size]
-    pieces = [again.indices(step, start, stop) for start, stop in zip(bounds, bounds[1:])]
+    pieces = [again.indices_of_steps(step, 1, start, stop)[0] for start, stop in zip(bounds, bounds[1:])]
     assert np.concatenate(pieces).tolist() == whole
     assert all(piece.dtype == np.int64 for piece in pieces)
     assert len(set(whole)) == len(whole)  # no two ranks see the same sample in a step
@@ -57,7 +57,9 @@ def test_many_steps_at_once_are_the_steps_one_by_one(
     start = data.draw(st.integers(0, sampler.global_batch_size))
     stop = data.draw(st.integers(start, sampler.global_batch_size))
     together = sampler.indices_of_steps(first, count, start, stop)
-    assert together.tolist() == [sampler.indices(step, start, stop).tolist() for step in range(first, first + count)]
+    assert together.tolist() == [
+        sampler.indices_of_steps(step, 1, start, stop)[0].tolist() for step in range(first, first + count)
+    ]
 
 
 def test_epochs_and_seeds_have_other_orders() -> None:
@@ -67,8 +69,8 @@ def test_epochs_and_seeds_have_other_orders() -> None:
 
 def test_the_order_is_that_of_this_version() -> None:
     """The order belongs to a run's record: a change of it would change every run that is resumed."""
-    assert Sampler(1337, 1000, 8).indices(0, 0, 8).tolist() == [871, 918, 551, 499, 218, 495, 363, 488]
-    assert Sampler(1337, 1000, 8).indices(125, 0, 8).tolist() == [464, 555, 246, 733, 425, 884, 360, 899]
+    assert Sampler(1337, 1000, 8).indices_of_steps(0, 1, 0, 8)[0].tolist() == [871, 918, 551, 499, 218, 495, 363, 488]
+    assert Sampler(1337, 1000, 8).indices_of_steps(125, 1, 0, 8)[0].tolist() == [464, 555, 246, 733, 425, 884, 360, 899]
 
 
 @pytest.mark.parametrize("num_samples", [5, 64, 100, 1000])
@@ -76,7 +78,7 @@ def test_every_sample_comes_to_every_place_equally_often(num_samples: int) -> No
     epochs = 4000
     counts = np.zeros((num_samples, 4))
     for epoch in range(epochs):
-        places = Sampler(7, num_samples, num_samples).indices(epoch, 0, 4)
+        places = Sampler(7, num_samples, num_samples).indices_of_steps(epoch, 1, 0, 4)[0]
         counts[places, np.arange(4)] += 1
     expected = epochs / num_samples
     chi_square = ((counts - expected) ** 2 / expected).sum(axis=0)
@@ -93,7 +95,7 @@ def test_neighbours_are_unrelated() -> None:
 
 def test_samples_beyond_counting() -> None:
     sampler = Sampler(1, 10**15, 512)
-    found = np.concatenate([sampler.indices(step, 0, 512) for step in range(50)])
+    found = np.concatenate([sampler.indices_of_steps(step, 1, 0, 512)[0] for step in range(50)])
     assert len(set(found.tolist())) == len(found)
     assert found.min() >= 0
     assert 0.9e15 < found.max() < 10**15
@@ -109,4 +111,4 @@ def test_too_short() -> None:
 @pytest.mark.parametrize(("step", "start", "stop"), [(-1, 0, 1), (0, -1, 1), (0, 2, 1), (0, 0, 5)])
 def test_positions_that_there_are_not(step: int, start: int, stop: int) -> None:
     with pytest.raises(IndexError):
-        Sampler(1, 10, 4).indices(step, start, stop)
+        Sampler(1, 10, 4).indices_of_steps(step, 1, start, stop)[0]

@@ -1,4 +1,4 @@
-"""In: local work, the same on every rank. Out: what it gave on each of them, or one error raised on them all.
+"""In: local work, the same on every rank. Out: its result on each rank, or one error raised on all of them.
 Does not time out (the process group does) and does not restart anything."""
 
 from __future__ import annotations
@@ -31,20 +31,12 @@ def world_size() -> int:
 
 
 def together(error: type[UserError], work: Callable[[], T]) -> list[T]:
-    """Run local work on every rank. Collective: a rank whose work fails never leaves the others waiting.
-
-    Returns:
-        The results by rank. Every rank receives them all: keep them small.
+    """The small results of local work on every rank, by rank. Collective: no rank waits for one whose work failed.
 
     Raises:
         error: the UserErrors of all the ranks, each problem once.
         RuntimeError: any other exception on any rank, with the rank named; it comes first.
     """
-    if alone():
-        try:
-            return [work()]
-        except UserError as problem:
-            raise error(*problem.problems) from problem
     mine: tuple[T | None, tuple[str, ...], str] = (None, (), "")
     cause: Exception | None = None
     try:
@@ -52,9 +44,12 @@ def together(error: type[UserError], work: Callable[[], T]) -> list[T]:
     except UserError as problem:
         mine, cause = (None, problem.problems, ""), problem
     except Exception as fault:
+        if alone():
+            raise
         mine, cause = (None, (), f"rank {rank()}: {type(fault).__name__}: {fault}"), fault
-    everyone: list[Any] = [None] * world_size()
-    dist.all_gather_object(everyone, mine)
+    everyone: list[Any] = [mine] * world_size()
+    if not alone():
+        dist.all_gather_object(everyone, mine)
     if faults := [fault for _, _, fault in everyone if fault]:
         raise RuntimeError("; ".join(faults)) from cause
     if problems := list(dict.fromkeys(problem for _, found, _ in everyone for problem in found)):
@@ -63,11 +58,10 @@ def together(error: type[UserError], work: Callable[[], T]) -> list[T]:
 
 
 def explained(failure: CheckpointException, error: type[UserError], advice: str = "") -> BaseException:
-    """Translate DCP's exception, which derives from BaseException and carries the exceptions of all ranks.
+    """The exception to raise for DCP's, which derives from BaseException and carries those of all ranks.
 
-    Returns:
-        KeyboardInterrupt if any rank was interrupted; `error` with every problem and the advice if the user or the disk
-        is at fault; else RuntimeError with the tracebacks.
+    KeyboardInterrupt if any rank was interrupted; `error` with every problem and the advice if the user or the disk is
+    at fault; else RuntimeError with the tracebacks.
     """
     causes = [cause for _, (cause, _) in sorted(failure.failures.items())]
     if any(isinstance(cause, KeyboardInterrupt) for cause in causes):

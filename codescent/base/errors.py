@@ -5,11 +5,7 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """What the user gave cannot be used: every problem at once, where it is, and what would be right.
-
-    Args:
-        problems: one sentence each; at least one.
-    """
+    """What the user gave cannot be used: every problem, a sentence each: where it is, and what would be right."""
 
     def __init__(self, *problems: str) -> None:
         self.problems: tuple[str, ...] = problems

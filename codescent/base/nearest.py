@@ -15,12 +15,6 @@ def nearest_divisors(value: int, wanted: float) -> list[int]:
     return [number for number in (below, above) if number is not None]
 
 
-def nearest_multiples(value: int, factor: int) -> list[int]:
-    """The positive multiples of `factor` next below and next above `value`."""
-    below, above = value // factor * factor, -(-value // factor) * factor
-    return [number for number in (below, above) if number]
-
-
 def in_words(numbers: list[int]) -> str:
     """The numbers with "or" between them."""
     return " or ".join(map(str, numbers))
@@ -32,5 +26,6 @@ def near_divisors(value: int, wanted: float) -> str:
 
 
 def near_multiples(value: int, factor: int) -> str:
-    """`nearest_multiples` in words."""
-    return in_words(nearest_multiples(value, factor))
+    """The positive multiples of `factor` next below and next above `value`, in words."""
+    below, above = value // factor * factor, -(-value // factor) * factor
+    return in_words([number for number in (below, above) if number])

@@ -1,4 +1,4 @@
-"""In: a path, what it needs on the disk. Out: a hidden folder that takes this path when it is complete, or goes.
+"""In: a path, the bytes it needs. Out: a hidden folder that takes this path when complete, and is deleted otherwise.
 Does not lock and does not continue what was killed: `data/prepared.py` does."""
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ def published(
 ) -> Iterator[Path]:
     """Write a folder that appears under its name when the block ends, and not at all if the block raises.
 
-    A kill leaves at most the hidden folder. An empty folder at `path` is replaced.
+    A kill leaves at most the hidden folder that is yielded; the block has to sync the files that it writes there
+    (`write_synced`). Parents of `path` are made, an empty folder at `path` is replaced.
 
     Args:
-        path: of the folder; its parents are made.
         needs_bytes: free space without which nothing is begun.
         taken: what to say if another process made `path` in the meantime.
-
-    Yields:
-        The hidden folder. Files in it are to be synced by whoever writes them (`write_synced`).
 
     Raises:
         UserError: what the file system refuses, or `path` is taken; nothing is left behind.

@@ -18,15 +18,11 @@ _MAX_BYTES = 100_000_000  # as the safetensors library allows
 def encode_header(
     tensors: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str], alignment: int = 8
 ) -> tuple[bytes, list[int]]:
-    """8 bytes of length, then JSON, padded so that the tensors begin aligned (safetensors' README, "Format").
+    """The header of a safetensors file (its README, "Format"), and where in the file each tensor begins.
 
     Args:
         tensors: name, format (a name of safetensors) and shape of each, in the order of their bytes.
-        metadata: the header's own texts.
         alignment: the first tensor begins at a multiple of so many bytes.
-
-    Returns:
-        The header, and where in the file each tensor begins.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     starts, position = [], 0

@@ -1,5 +1,5 @@
-"""In: this rank's box of a tensor. Out: the same, in the terms of torch's distributed checkpoint (DCP).
-Does not divide anything and does not know the layout: a box says where in the whole it lies."""
+"""In: this rank's box of a tensor. Out: the same, as torch's distributed checkpoint (DCP) writes and reads it.
+Does not divide anything and does not know the layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Make = Callable[[tuple[slice, ...]], torch.Tensor]
 
 @dataclass(frozen=True)
 class Box:
-    """A box of a larger tensor: `local` begins at `offsets` of a whole of this `shape`. An empty one holds nothing."""
+    """A box of a larger tensor: `local` begins at `offsets` of a whole of this `shape`; it may be empty."""
 
     local: torch.Tensor
     shape: torch.Size

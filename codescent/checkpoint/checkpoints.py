@@ -4,11 +4,8 @@ Does not know models, optimizers or configs: tensors have names, and the state i
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
 import re
-import shutil
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,27 +20,16 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from codescent.base.agreement import alone, explained, rank, shortened, together, world_size
-from codescent.base.durable import write_synced
-from codescent.base.published import begin, commit
 from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.checkpoint.box import Box
-from codescent.checkpoint.manifest import (
-    MANIFEST,
-    CheckpointError,
-    Manifest,
-    StoredFile,
-    StoredTensor,
-    damaged_files,
-    encode_manifest,
-    read_manifest,
-    refusal,
-)
+from codescent.checkpoint.manifest import MANIFEST, CheckpointError, Manifest, damaged_files, read_manifest
 from codescent.checkpoint.storage import (
     BalancedSavePlanner,
     BoxLoadPlanner,
     CheckedReader,
     CheckedWriter,
-    SaveOrder,
+    discard,
+    remove,
 )
 
 __all__ = ["CheckpointError", "Checkpoints", "Saved", "TensorReader", "read_tensors"]
@@ -88,47 +74,40 @@ class Checkpoints:
         state: Mapping[str, Any],
         validation_loss: float | None = None,
     ) -> Path:
-        """Write a checkpoint; it appears under its name when all of it is on the disk, then old ones are deleted.
+        """Write a checkpoint, which appears under its name when all of it is on the disk; then delete old ones.
 
         Args:
             step: steps done; an older checkpoint of the same step is replaced.
-            tensors: by name. A plain tensor is taken to be equal on the ranks that have it and is written by one of
-                them; of a Box or a DTensor every part is.
+            tensors: by name. A plain tensor must be equal on the ranks that have it: one of them writes it. Of a Box or
+                a DTensor every part is written.
             state: JSON data, rank 0's.
             validation_loss: what `keep_best` compares; None or NaN is never the best.
 
-        Returns:
-            The checkpoint's folder.
-
-        Raises:
-            CheckpointError: the disk is full or refuses; on every rank, with nothing left behind and the older
-                checkpoints as they were.
+        Returns its folder. Raises CheckpointError, on every rank: the disk is full or refuses; older ones stay.
         """
-        draft = _Draft(self.folder, step, dict(state), validation_loss)
-        writer = CheckedWriter(rank(), step, draft.begin, draft.finish)
+        writer = CheckedWriter(self.folder, step, dict(state), validation_loss)
         try:
             with _dcp_quiet():
                 save(dict(tensors), storage_writer=writer, planner=BalancedSavePlanner(), no_dist=alone())
         except CheckpointException as error:  # every rank has reported: none writes any more
-            draft.abandon()
+            writer.abandon()
             raise explained(error, CheckpointError, self._last_good()) from error
         except BaseException:  # a rank was lost: the others may be writing still, so the partial folder stays
             if alone():
-                draft.abandon()
+                writer.abandon()
             raise
         if rank() == 0:
             try:
                 self._delete_old()
             except OSError as error:  # this checkpoint is complete; the other ranks go on, so must this one
                 warnings.warn(f"{self.folder}: old checkpoints stay: {error}", RuntimeWarning, stacklevel=2)
-        return draft.final
+        return writer.final
 
     def latest(self, before: int | None = None) -> Saved | None:
         """The newest complete checkpoint (of a step less than `before`), or None where there is none.
 
         Raises:
-            CheckpointError: the newest one's manifest is missing or was changed: a kill cannot do that, so it is
-                not passed over in silence. `latest(before=…)` gives the one before it.
+            CheckpointError: its manifest is missing or was changed, which no kill does. `latest(before=…)` skips it.
         """
         while True:
             steps = [(step, path) for step, path in self._found().items() if before is None or step < before]
@@ -142,17 +121,13 @@ class Checkpoints:
                     raise CheckpointError(*error.problems, self._way_back(step, path)) from error
 
     def best(self) -> Saved | None:
-        """The complete checkpoint with the lowest validation loss, of equals the newer one; None: none has one."""
+        """The complete checkpoint with the lowest validation loss, of equals the newest; None: none has a loss."""
         saved = {step: self.at(step) for step in self._found()}
         best = _best({step: one.validation_loss for step, one in saved.items()})
         return None if best is None else saved[best]
 
     def at(self, step: int) -> Saved:
-        """The complete checkpoint of a step.
-
-        Raises:
-            CheckpointError: there is none, with the steps that there are; or its manifest was changed.
-        """
+        """The complete checkpoint of a step. Raises CheckpointError: there is none, or its manifest was changed."""
         found = self._found()
         if step not in found:
             there = ", ".join(map(str, sorted(found))) or "none"
@@ -160,60 +135,53 @@ class Checkpoints:
         return _saved(step, found[step])
 
     def incomplete(self) -> list[Path]:
-        """What a save or a deletion left behind when it was killed. `latest` never looks at these."""
-        if not self.folder.is_dir():
-            return []
+        """Folders left by a save or a deletion that was killed. `latest` ignores them."""
         good = set(self._found().values())
-        return sorted(path for path in self.folder.iterdir() if _LEFTOVER.fullmatch(path.name) and path not in good)
+        return [path for path in self._inside() if _LEFTOVER.fullmatch(path.name) and path not in good]
 
     def clean(self) -> None:
         """Delete what `incomplete` lists. Not while a save is under way."""
         for path in self.incomplete():
-            _remove(path)
+            remove(path)
 
     def load(self, saved: Saved, tensors: Mapping[str, torch.Tensor | Box]) -> dict[str, Any]:
-        """Load every tensor in place, in whatever layout it has now. No tensor changes before all files are verified.
+        """Load every tensor in place, in its present layout. No tensor changes before all files are verified.
 
         Args:
             saved: from `latest`, the same on every rank.
-            tensors: by name, between the ranks all of the checkpoint; a Box or a DTensor gets its own part.
+            tensors: by name; the ranks together name all of the checkpoint. A Box or a DTensor gets its own part.
 
-        Returns:
-            The state that was saved.
-
-        Raises:
-            CheckpointError: a file is missing, truncated or changed (each is named), or tensors are missing, extra,
-                or of another shape or dtype (listed); on every rank.
+        Returns the state that was saved. Raises CheckpointError, on every rank: files that are missing, truncated or
+        changed; tensors that are missing, extra, or of another shape or dtype.
         """
-        manifest: Manifest | None = None
+        read: list[Manifest] = []
 
-        def read() -> tuple[str, set[str]]:
-            nonlocal manifest
-            manifest = _manifest_of(saved.step, saved.path)
-            return manifest.save_id, set(tensors)
+        def look() -> tuple[str, set[str]]:
+            read.append(_manifest_of(saved.step, saved.path))
+            return read[0].save_id, set(tensors)
 
-        save_ids, names = zip(*together(CheckpointError, read))
-        assert manifest is not None
+        save_ids, names = zip(*together(CheckpointError, look))
+        (manifest,) = read
         if len(set(save_ids)) > 1:
             raise CheckpointError(f"{saved.path}: not the same checkpoint on every rank")
-        found = manifest
-        misfits = together(CheckpointError, lambda: _misfits(found, tensors, set().union(*names)))
+        misfits = together(CheckpointError, lambda: _misfits(manifest, tensors, set().union(*names)))
         _refuse(f"{saved.path} is of another model or config:", misfits)
-        damage = together(CheckpointError, lambda: damaged_files(saved.path, found, _share_of(found.files)))
+        damage = together(CheckpointError, lambda: damaged_files(saved.path, manifest, _share_of(manifest)))
         _refuse("", damage, self._way_back(saved.step, saved.path))
-        _read(saved.path, found, tensors, no_dist=alone())
-        return found.state
+        _read(saved.path, manifest, tensors, no_dist=alone())
+        return manifest.state
 
     def _found(self) -> dict[int, Path]:
         """Folder of each step. A save killed between its two renames leaves a replaced one under its hidden name."""
-        if not self.folder.is_dir():
-            return {}
         found = {}
-        for path in sorted(self.folder.iterdir()):  # ".replaced_step_…" comes before "step_…", which then counts
+        for path in self._inside():  # ".replaced_step_…" comes before "step_…", which then counts
             match = _CHECKPOINT.fullmatch(path.name)
             if match is not None and path.is_dir():
                 found[int(match[1])] = path
         return found
+
+    def _inside(self) -> list[Path]:
+        return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
 
     def _way_back(self, step: int, path: Path) -> str:
         older = max((other for other in self._found() if other < step), default=None)
@@ -237,18 +205,14 @@ class Checkpoints:
         if self.keep_best:
             keep.add(_best(losses))
         for step in sorted(set(losses) - keep):
-            _discard(found[step])
+            discard(found[step])
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-    """Read whole tensors of a checkpoint into this process's memory, as saved; no process group needed or used.
+    """Read whole tensors of a checkpoint (`Saved.path`) into memory, as saved, without the other ranks.
 
-    Args:
-        path: folder of a checkpoint (`Saved.path`).
-        names: which (None: all). Only the files that hold them are read and verified.
-
-    Raises:
-        CheckpointError: a file is missing, truncated or changed, or a name is not in the checkpoint.
+    Only the files that hold the tensors of these names (None: all) are read and verified.
+    Raises CheckpointError: a file is missing, truncated or changed, or a name is not in the checkpoint.
     """
     manifest = _verified(path, names)
     stored = {name: manifest.tensors[name] for name in (manifest.tensors if names is None else names)}
@@ -258,21 +222,16 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, 
 
 
 class TensorReader:
-    """Boxes of some tensors of a checkpoint, read when they are asked for; no process group needed or used.
+    """Reads boxes of some tensors of a checkpoint on demand; arguments and errors as of `read_tensors`.
 
-    Args:
-        path: folder of a checkpoint (`Saved.path`).
-        names: of the tensors. The files that hold them are verified now; the others need not be there.
-
-    Raises:
-        CheckpointError: a file is missing, truncated or changed, or a name is not in the checkpoint.
+    The files that hold the tensors are verified at once.
     """
 
     def __init__(self, path: Path, names: Collection[str]) -> None:
         self._path, self._manifest = path, _verified(path, names)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Shape of the whole tensor."""
         return self._manifest.tensors[name].shape
 
     def box(self, name: str, slices: tuple[slice, ...]) -> torch.Tensor:
@@ -283,51 +242,6 @@ class TensorReader:
         alone = dataclasses.replace(self._manifest, tensors={name: stored})  # DCP looks at all that it is shown
         _read(self._path, alone, {name: piece}, no_dist=True)
         return local
-
-
-class _Draft:
-    """One save: a hidden folder that becomes a checkpoint. Rank 0 alone calls begin, finish and abandon."""
-
-    def __init__(self, folder: Path, step: int, state: dict[str, Any], validation_loss: float | None) -> None:
-        self.folder, self.step, self.state = folder, step, state
-        self.validation_loss = None if validation_loss is None else float(validation_loss)
-        self.save_id = os.urandom(4).hex()
-        self.final = folder / f"step_{step:08d}"
-        self.partial = folder / f".partial_{self.final.name}_{self.save_id}"
-        self.needed_bytes = 0
-
-    def begin(self, tensors_bytes: int) -> SaveOrder:
-        """Make the partial folder, if what is to be written fits on the disk."""
-        self.needed_bytes = tensors_bytes + len(json.dumps(self.state)) + 4096  # a state that is no JSON fails here
-        try:
-            begin(self.partial, self.needed_bytes)
-        except OSError as error:
-            raise refusal(error, Path(error.filename or self.partial), self.needed_bytes) from error
-        return SaveOrder(self.partial, self.step, self.save_id, self.needed_bytes)
-
-    def finish(self, files: dict[str, StoredFile], tensors: dict[str, StoredTensor]) -> None:
-        """Write the manifest, last, and rename the folder to its name: from then on it is a checkpoint."""
-        manifest = Manifest(self.step, self.save_id, self.validation_loss, self.state, files, tensors)
-        try:
-            for name, expected in files.items():
-                if (size := (self.partial / name).stat().st_size) != expected.size_bytes:
-                    raise CheckpointError(f"{self.partial / name}: {size:,} bytes, expected {expected.size_bytes:,}")
-            write_synced(self.partial / MANIFEST, encode_manifest(manifest))
-            replaced = self.folder / f".replaced_{self.final.name}"
-            if self.final.exists():  # only an empty folder can be renamed over: set it aside, where it still counts
-                if replaced.exists():
-                    _discard(replaced)
-                self.final.rename(replaced)
-            commit(self.partial, self.final)
-            if replaced.exists():
-                _discard(replaced)
-        except OSError as error:
-            raise refusal(error, self.partial, self.needed_bytes) from error
-
-    def abandon(self) -> None:
-        """Remove the partial folder, so that a full disk is not kept full."""
-        if rank() == 0 and self.partial.exists():
-            _remove(self.partial)
 
 
 def _verified(path: Path, names: Collection[str] | None) -> Manifest:
@@ -381,11 +295,11 @@ def _refuse(title: str, by_rank: list[list[str]], advice: str = "") -> None:
         raise CheckpointError(*filter(None, [title, *shortened(problems), advice]))
 
 
-def _share_of(files: Mapping[str, StoredFile]) -> list[str]:
+def _share_of(manifest: Manifest) -> list[str]:
     """The files that this rank verifies: each, largest first, goes to the rank with the fewest bytes so far."""
     loads = [0] * world_size()
     mine = []
-    for name, file in sorted(files.items(), key=lambda pair: (-pair[1].size_bytes, pair[0])):
+    for name, file in sorted(manifest.files.items(), key=lambda pair: (-pair[1].size_bytes, pair[0])):
         chosen = loads.index(min(loads))
         loads[chosen] += file.size_bytes
         if chosen == rank():
@@ -407,19 +321,3 @@ def _dcp_quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         yield
-
-
-def _discard(path: Path) -> None:
-    """Delete a checkpoint; renamed first, so that a kill halfway leaves no half of it under a name that counts."""
-    leaving = path.with_name(f".deleted_{path.name.removeprefix('.replaced_')}_{os.urandom(4).hex()}")
-    path.rename(leaving)
-    _remove(leaving)
-
-
-def _remove(path: Path) -> None:
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        pass  # another process was faster
-    except OSError as error:  # the training goes on: `incomplete` lists it, and the next `clean` tries again
-        warnings.warn(f"{path}: not deleted: {error.strerror}", RuntimeWarning, stacklevel=2)

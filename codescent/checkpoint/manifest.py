@@ -94,11 +94,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest of the checkpoint in `folder`.
-
-    Raises:
-        CheckpointError: it is missing, its bytes were changed, or it does not describe a checkpoint.
-    """
+    """The manifest in `folder`, checked. Raises CheckpointError: it is missing, changed, or not of a checkpoint."""
     path = folder / MANIFEST
     try:
         raw = path.read_bytes()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,17 +28,11 @@ Numbers = npt.NDArray[np.uint64]
 class Sampler:
     """The order of the samples. An epoch is a permutation of them without replacement, cut into whole steps.
 
-    Position i of step s is sample P(s mod E * B + i). B is the global batch size, E = num_samples // B the number of
-    steps of an epoch, P the permutation of epoch s // E. Each epoch skips the last num_samples mod B samples of its
-    permutation, so that a step never spans two permutations and never contains a sample twice.
+    Position i of step s is sample P(s mod E * B + i). B is the global batch size over all ranks, E = num_samples // B
+    the number of steps of an epoch, P the permutation of epoch s // E. Each epoch skips the last num_samples mod B
+    samples of its permutation, so that a step never spans two permutations and never contains a sample twice.
 
-    Args:
-        seed: any whole number.
-        num_samples: number of samples of the split.
-        global_batch_size: samples of a step, over all ranks.
-
-    Raises:
-        UserError: the split has fewer samples than one step needs.
+    Raises UserError: the split has fewer samples than one step needs.
     """
 
     def __init__(self, seed: int, num_samples: int, global_batch_size: int) -> None:
@@ -51,50 +45,32 @@ class Sampler:
                 f"the corpus has {num_samples} samples of data.seq_len tokens, fewer than one step of "
                 f"train.global_batch_size = {global_batch_size}: lower one of the two or give more text"
             )
-        self.seed = seed
-        self.num_samples = num_samples
-        self.global_batch_size = global_batch_size
+        self.seed, self.num_samples, self.global_batch_size = seed, num_samples, global_batch_size
         self.steps_per_epoch = num_samples // global_batch_size
 
-    def indices(self, step: int, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Sample numbers at positions [start, stop) of a step.
-
-        Args:
-            step: from 0.
-            start, stop: 0 <= start <= stop <= global_batch_size.
-
-        Returns:
-            int64 [stop - start], each in [0, num_samples).
-        """
-        return self.indices_of_steps(step, 1, start, stop).ravel()
-
     def indices_of_steps(self, first: int, count: int, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """The same for `count` steps from step `first` on, computed at once: int64 [count, stop - start]."""
+        """Sample numbers of `count` steps from `first` on, at positions [start, stop): int64 [count, stop - start]."""
         if first < 0 or not 0 <= start <= stop <= self.global_batch_size:
             raise IndexError(f"step {first}, positions [{start}, {stop}) of {self.global_batch_size}")
         rows: list[npt.NDArray[np.int64]] = []
         step = first
         while step < first + count:
             epoch, step_of_epoch = divmod(step, self.steps_per_epoch)
-            here = min(first + count - step, self.steps_per_epoch - step_of_epoch)
-            firsts = np.arange(step_of_epoch, step_of_epoch + here)[:, None] * self.global_batch_size
+            steps = min(first + count - step, self.steps_per_epoch - step_of_epoch)
+            firsts = np.arange(step_of_epoch, step_of_epoch + steps)[:, None] * self.global_batch_size
             places = (firsts + np.arange(start, stop)).ravel().astype(np.uint64)
             numbers = permute(places, self.num_samples, _round_keys(self.seed, epoch))
-            rows.append(numbers.astype(np.int64).reshape(here, stop - start))
-            step += here
+            rows.append(numbers.astype(np.int64).reshape(steps, stop - start))
+            step += steps
         return np.concatenate(rows)
 
 
 def permute(places: Numbers, count: int, keys: Numbers) -> Numbers:
-    """A pseudo-random permutation of [0, count), evaluated at some places, without a table.
+    """A pseudo-random permutation of [0, count), evaluated at `places` (each < count), without a table.
 
     A Feistel network permutes the smallest power of two >= `count` (its halves may differ by a bit). Results outside
     [0, count) go through the network again: cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains",
-    2002). On average there are less than two passes.
-
-    Args:
-        places: uint64, each < count.
-        keys: uint64 [NUM_ROUNDS].
+    2002). On average there are less than two passes. `keys` has NUM_ROUNDS numbers.
     """
     bits = max(2, (count - 1).bit_length())
     out = _feistel(places, bits, keys)
@@ -162,20 +138,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Portion:
-    """A rank's part of a step.
-
-    Attributes:
-        batches: the rank's micro-batches.
-        losses: number of losses of the step, over all ranks; the mean loss divides by it.
-    """
+    """A rank's micro-batches of a step, and the number of losses of the step over all ranks, for the mean loss."""
 
     batches: list[Batch]
     losses: int
-
-
-@dataclass(frozen=True)
-class _Failure:
-    error: Exception
 
 
 class Loader:
@@ -184,11 +150,8 @@ class Loader:
     The thread reads several steps at a time, because each read takes a core and the interpreter from the current step.
 
     Args:
-        source: the samples.
-        sampler: the order of the samples.
         sample_numbers: approximate count of numbers (tokens, vector components) in a sample.
         positions: (start, stop) in the global batch of each of this rank's micro-batches, which are consecutive.
-        first_step: the step that the first `next` returns.
         prefetch: largest number of steps read ahead; 0: `next` reads, without a thread.
         pin_memory: return page-locked tensors, for asynchronous copies to a CUDA device.
     """
@@ -203,39 +166,32 @@ class Loader:
         prefetch: int,
         pin_memory: bool = False,
     ) -> None:
-        self._source = source
-        self._sampler = sampler
-        self._positions = tuple(positions)
-        self._pin_memory = pin_memory
-        self._next_step = first_step
+        self._source, self._sampler, self._positions = source, sampler, tuple(positions)
+        self._pin_memory, self._next_step = pin_memory, first_step
         self._closed = threading.Event()
-        self._in_hand: deque[Portion | _Failure] = deque()
+        self._in_hand: deque[Portion | Exception] = deque()
         # Half of the prefetched steps wait in the queue; the thread reads or holds the other half.
         samples = self._positions[-1][1] - self._positions[0][0] if self._positions else 0
         most = max(1, MOST_TOKENS_AT_ONCE // max(1, samples * sample_numbers))
         self._steps_at_once = max(1, min(prefetch // 2, MOST_STEPS_AT_ONCE, most))
-        self._ready: queue.Queue[list[Portion | _Failure]] = queue.Queue(1)
+        self._ready: queue.Queue[list[Portion | Exception]] = queue.Queue(1)
         self._thread = threading.Thread(target=self._read_ahead, args=(first_step,), name="loader", daemon=True)
         self._has_thread = prefetch > 0
         if self._has_thread:
             self._thread.start()
 
     def next(self) -> Portion:
-        """This rank's part of the next step.
-
-        Raises:
-            UserError: the samples cannot be read, e.g. a token is outside the vocabulary.
-            ValueError: the loader is closed.
-        """
+        """This rank's part of the next step. Raises what `Source.read` raises, or ValueError: the loader is closed."""
         if self._closed.is_set():
             raise ValueError("the loader is closed")
         if not self._in_hand:
             self._in_hand.extend(self._ready.get() if self._has_thread else self._attempt(self._next_step, 1))
         outcome = self._in_hand[0]
-        if isinstance(outcome, _Failure):
-            raise outcome.error
+        if isinstance(outcome, Exception):
+            raise outcome
+        self._in_hand.popleft()
         self._next_step += 1
-        return cast(Portion, self._in_hand.popleft())
+        return outcome
 
     def close(self) -> None:
         """End the thread and wait for it. More calls do nothing."""
@@ -257,20 +213,20 @@ class Loader:
             outcomes = self._attempt(step, self._steps_at_once)
             self._ready.put(outcomes)
             step += len(outcomes)
-            if isinstance(outcomes[-1], _Failure):
+            if isinstance(outcomes[-1], Exception):
                 return
 
-    def _attempt(self, first: int, count: int) -> list[Portion | _Failure]:
-        """The batches of `count` steps. If one cannot be read, those before it and its failure."""
+    def _attempt(self, first: int, count: int) -> list[Portion | Exception]:
+        """The portions of `count` steps. If one cannot be read, those before it and its error."""
         try:
             return list(self._read(first, count))
         except Exception as error:  # `next` raises it at this step
             if count == 1:
-                return [_Failure(error)]
-        outcomes: list[Portion | _Failure] = []
+                return [error]
+        outcomes: list[Portion | Exception] = []
         for step in range(first, first + count):
             outcomes += self._attempt(step, 1)
-            if isinstance(outcomes[-1], _Failure):
+            if isinstance(outcomes[-1], Exception):
                 break
         return outcomes
 
@@ -283,12 +239,9 @@ class Loader:
         batch = Batch.of(self._source.read(numbers.ravel()))
         if self._pin_memory:
             batch = batch.pinned()
-        portions = []
-        for step, number in enumerate(losses):
-            offset = step * (stop - start) - start
-            parts = [batch[begin + offset : end + offset] for begin, end in self._positions]
-            portions.append(Portion(parts, number))
-        return portions
+        offsets = [step * (stop - start) - start for step in range(count)]
+        parts = ([batch[begin + offset : end + offset] for begin, end in self._positions] for offset in offsets)
+        return [Portion(batches, number) for batches, number in zip(parts, losses)]
 
     def _losses(self, first: int, count: int) -> list[int]:
         """Number of losses of each step. Every rank computes the same, without communication."""

@@ -1,4 +1,4 @@
-"""In: a folder's name and who fills it. Out: a prepared folder: made once, by one process, described, and checked.
+"""In: a folder's name, a function that fills it. Out: a prepared folder: made once, by one process, described, checked.
 Does not know what is in the files: the source of each task does."""
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ T = TypeVar("T")
 
 
 class Part(BaseModel):
-    """A part of description.json: its types are checked strictly, and fields that it does not name are for people."""
+    """A part of description.json. Its types are checked strictly; other fields are for people."""
 
     model_config = ConfigDict(strict=True)
 
 
 class TokenizerPart(Part):
-    """The tokenizer beside the samples."""
+    """The tokenizer of the samples."""
 
     kind: str
     vocab_size: Annotated[int, Field(ge=1)]
 
 
 class Splits(Part, Generic[T]):
-    """What is said of each split."""
+    """One entry for each split."""
 
     train: T
     validation: T
 
 
 class Described(Part):
-    """description.json of a folder whose files are hashed. Each task names its format, its splits and more."""
+    """description.json of a folder whose files are hashed. Each task adds its format and fields."""
 
     format: str
     request: dict[str, Any]
@@ -70,7 +70,7 @@ def digest(value: Any) -> str:
 
 
 def folder_of(root: Path, key: Any, corpus: str, tokenizer: str) -> Path:
-    """Where samples are once prepared: names that people know, and the digest of all that the samples depend on."""
+    """Where samples are once prepared: readable names and the digest of all that the samples depend on."""
     names = "-".join(Path(part).stem[:40] for part in (corpus, tokenizer.split(":")[0]))
     return root / f"{names}-{digest(key)[:8]}"
 
@@ -84,15 +84,12 @@ def existing(target: Path, verify: Callable[[Path], object]) -> Path | None:
 
 
 def prepared(target: Path, make: Callable[[Path], None], verify: Callable[[Path], object]) -> Path:
-    """The prepared folder at `target`; where there is none, what `make` writes. A second process waits for the first.
+    """The prepared folder at `target`, made now if it does not exist. A second process waits for the first.
 
-    Args:
-        target: its name holds a digest of all that its content depends on.
-        make: writes into an empty hidden folder; its description last.
-        verify: raises UserError where the folder that is there is damaged.
+    The name of `target` holds a digest of all that its content depends on. `make` fills an empty hidden folder, the
+    description last; nothing half-made is left. `verify` checks an existing folder.
 
-    Raises:
-        UserError: what the disk refuses, and what `make` and `verify` raise. Nothing half-made is left.
+    Raises UserError: what the disk refuses, and what `make` and `verify` raise.
     """
     if existing(target, verify):
         return target
@@ -108,11 +105,7 @@ def prepared(target: Path, make: Callable[[Path], None], verify: Callable[[Path]
 
 @contextmanager
 def claimed(partial: Path) -> Iterator[None]:
-    """Hold a hidden folder against other processes, or wait for it. Without a journal in it, it is not kept.
-
-    Raises:
-        UserError: what the file system refuses.
-    """
+    """Lock a hidden folder, or wait for it; remove it without a journal. Raises UserError: the disk refuses."""
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         handle = _lock(partial)
@@ -137,14 +130,14 @@ def describe(folder: Path, fields: Mapping[str, Any], files: Iterable[str]) -> N
 
 
 def write_array(path: Path, array: np.ndarray[Any, Any]) -> None:
-    """Write an array as np.save does, which loses why the disk refused."""
+    """Write an array as np.save does, but keep the reason why the disk refused."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
     write_synced(path, header.getvalue() + array.tobytes())
 
 
 def noted(folder: Path) -> dict[str, Any]:
-    """description.json as it is, unchecked; empty where there is none, or none that can be read."""
+    """description.json, unchecked; empty where it is missing or cannot be read."""
     try:
         description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError):
@@ -153,16 +146,7 @@ def noted(folder: Path) -> dict[str, Any]:
 
 
 def described(folder: Path, model: type[BaseModel], what: str) -> dict[str, Any]:
-    """description.json, checked.
-
-    Args:
-        folder: of prepared samples.
-        model: what it must say.
-        what: what it should hold, in words.
-
-    Raises:
-        UserError: it is none, or damaged: every field that is wrong.
-    """
+    """description.json, checked by `model`. Raises UserError: every field that is wrong, and `what` it should hold."""
     path = folder / DESCRIPTION
     try:
         description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -178,13 +162,13 @@ def described(folder: Path, model: type[BaseModel], what: str) -> dict[str, Any]
 
 
 def fingerprint_of(folder: Path, files: Mapping[str, str]) -> str:
-    """A hash of all files, each of which is compared with its sha256. Raises UserError: all that are damaged."""
+    """A hash of all files, each compared with its sha256. Raises UserError: all that are damaged."""
     refuse_damaged(folder, changed(folder, files, "changed or cut short"))
     return digest(dict(files))
 
 
 def changed(folder: Path, files: Mapping[str, str], what: str = "changed") -> list[str]:
-    """A sentence for each file that is not there or has another sha256."""
+    """A sentence for each file that is missing or has another sha256."""
     problems = []
     for name, expected in files.items():
         try:
@@ -196,7 +180,7 @@ def changed(folder: Path, files: Mapping[str, str], what: str = "changed") -> li
 
 
 def resized(folder: Path, sizes_bytes: Mapping[str, int]) -> list[str]:
-    """A sentence for each file that is not there or has another length."""
+    """A sentence for each file that is missing or has another length."""
     problems = []
     for name, expected in sizes_bytes.items():
         path = folder / name
@@ -231,7 +215,7 @@ def edges_of(path: Path) -> bytes:
 
 
 def _lock(partial: Path) -> int:
-    """Make the folder if need be, and lock it: an open descriptor."""
+    """Make the folder if need be, and lock it. Returns an open descriptor."""
     while True:
         with suppress(FileExistsError):  # not exist_ok, which looks again whether it is there: it may have gone
             partial.mkdir()

@@ -18,9 +18,7 @@ LINE_EVERY_S = 10.0
 def stage(title: str, total: int, enabled: bool, done: int = 0) -> Iterator[Callable[[int], None]]:
     """Show the progress of a stage on the standard error. Yields a function to call with each piece's size.
 
-    Args:
-        total: bytes or characters of the stage; 0: not known.
-        done: part of `total` that was done before.
+    `total` is in bytes or characters, 0 if it is not known; `done` of it was done before.
     """
     if not enabled:
         yield lambda _: None

@@ -15,11 +15,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 def in_range(numbers: npt.NDArray[np.integer[Any]], count: int, name: str) -> Numbers:
-    """Convert sample numbers of a split with `count` samples to int64.
-
-    Raises:
-        IndexError: a number is outside [0, count).
-    """
+    """Sample numbers as int64. Raises IndexError: one is outside [0, count), the samples of the split `name`."""
     found = np.asarray(numbers, np.int64)
     if len(found) and not 0 <= int(found.min()) <= int(found.max()) < count:
         raise IndexError(f"samples of the {name} split lie in [0, {count})")
@@ -44,12 +40,9 @@ class Samples:
 
 
 class Source(Protocol):
-    """The samples of one split, by number.
+    """The samples of one split ("train" or "validation"), by number.
 
-    Attributes:
-        name: "train" or "validation".
-        num_samples: number of samples.
-        losses_per_sample: number of losses (of tokens, or of questions) of each sample; None: it varies, see `losses`.
+    `losses_per_sample` is the number of losses (of tokens, or of questions) of each sample; None: it varies.
     """
 
     name: str
@@ -57,12 +50,7 @@ class Source(Protocol):
     losses_per_sample: int | None
 
     def read(self, numbers: Numbers) -> Samples:
-        """Read samples, each number in [0, num_samples).
-
-        Raises:
-            UserError: a file is damaged: where.
-            IndexError: a number is outside the range.
-        """
+        """Read samples. Raises UserError: a file is damaged; IndexError: a number is outside [0, num_samples)."""
 
     def losses(self, numbers: Numbers) -> Numbers:
         """Number of losses of each of these samples. The mean loss of a step divides by their sum."""
@@ -92,10 +80,4 @@ class AnyDataset(Protocol):
         """Text of the tokenizer's file; None: there is no tokenizer."""
 
     def source(self, split: str, seq_len: int, num_targets: int) -> Source:
-        """The samples of a split in the task's form.
-
-        Args:
-            split: "train" or "validation".
-            seq_len: positions of a sample.
-            num_targets: number of positions with a target: the last ones.
-        """
+        """The samples of a split: `seq_len` positions each, the last `num_targets` of which have a target."""

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Self
 
 from codescent.base.errors import UserError
-from codescent.base.nearest import in_words, near_divisors, nearest_multiples
+from codescent.base.nearest import near_divisors, near_multiples
 from codescent.plan.model import Size
 from codescent.plan.shard import Parameter, Role
 
@@ -164,7 +164,7 @@ def _wrong_sizes(full: Mapping[str, Any], dropout: float, where: str) -> Iterato
         yield (
             f"{where}.num_heads: {heads} heads do not divide {where}.hidden_dim = {width}; nearest: num_heads = "
             f"{near_divisors(width, heads)} for this width, hidden_dim = "
-            f"{in_words(nearest_multiples(width, heads))} for these heads"
+            f"{near_multiples(width, heads)} for these heads"
         )
 
 

@@ -34,13 +34,6 @@ class Chunk:
     documents: int = 0
     forced_cuts: int = 0
 
-    def add(self, text: str, ends_document: bool, forced: bool = False) -> None:
-        """Append a text."""
-        self.segments.append((text, ends_document))
-        self.characters += len(text)
-        self.documents += ends_document
-        self.forced_cuts += forced
-
 
 def split_point(characters: int, validation_fraction: float) -> int:
     """Characters of the train split: int(n * (1 - fraction)), as in nanoGPT."""
@@ -53,11 +46,9 @@ def cut_chunks(
     """Cut the corpus into chunks. They depend on the text and the tokenizer only, not on the number of workers.
 
     Args:
-        blocks: the corpus.
         train_characters: size of the train split; the rest is validation. The document on the border is cut there,
             into two separate texts.
-        context_free: whether every cut is safe.
-        cut_is_safe: whether a cut between two neighbouring texts (each up to 256 characters) is safe.
+        context_free, cut_is_safe: the tokenizer's.
     """
     cutter = _Cutter(context_free, cut_is_safe)
     chunk = Chunk("train")
@@ -66,7 +57,10 @@ def cut_chunks(
         cutter.pending += block.text
         while piece := cutter.next_piece(block.ends_document, left_in_split if chunk.split == "train" else None):
             text, ends_document, forced = piece
-            chunk.add(text, ends_document, forced)
+            chunk.segments.append((text, ends_document))
+            chunk.characters += len(text)
+            chunk.documents += ends_document
+            chunk.forced_cuts += forced
             left_in_split -= len(text)
             border = chunk.split == "train" and left_in_split == 0 and (ends_document or bool(cutter.pending))
             if border or chunk.characters >= CHUNK_CHARS // 2:
@@ -84,15 +78,12 @@ class _Cutter:
     def __init__(self, context_free: bool, cut_is_safe: Callable[[str, str], bool]) -> None:
         self.pending = ""
         self._limit = CHUNK_CHARS  # grows until a safe cut is found
-        self._context_free = context_free
-        self._cut_is_safe = cut_is_safe
+        self._context_free, self._cut_is_safe = context_free, cut_is_safe
 
     def next_piece(self, ends_document: bool, border: int | None) -> tuple[str, bool, bool] | None:
         """(text, whether it ends the document, whether the cut was forced), or None: more text is needed.
 
-        Args:
-            ends_document: the document ends with the pending text.
-            border: number of characters until the split ends; None: it does not end.
+        `ends_document`: the document ends with the pending text; `border`: characters until the split ends.
         """
         while len(self.pending) >= self._limit + WINDOW_CHARS and (border is None or border >= self._limit):
             place = self._safe_place(border)

@@ -31,19 +31,10 @@ class Source:
     name: str
     path: Path
 
-    @classmethod
-    def inside(cls, root: Path, path: Path) -> Source:
-        """A file of the corpus whose root folder is `root`."""
-        return cls(path.relative_to(root).as_posix(), path)
-
 
 @dataclass(frozen=True)
 class Corpus:
-    """The files of a corpus in reading order.
-
-    `stamp` changes when a file is added, removed or changed; it needs one stat per file. For a published file it is
-    the sha256.
-    """
+    """The files of a corpus in reading order; `stamp` (one stat per file, or a sha256) changes when a file does."""
 
     name: str
     sources: tuple[Source, ...]
@@ -88,17 +79,13 @@ def resolve(corpus: str, advance: Callable[[int], None] = lambda _: None) -> Cor
 
 def _python_stdlib() -> Corpus:
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = [
-        Source.inside(root, path)
-        for path in _walk(root, STDLIB_LEFT_OUT)
-        if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
-    ]
-    if not found:
+    paths = (path for path in _walk(root, STDLIB_LEFT_OUT) if path.suffix == ".py")
+    sources = _in_order(root, (path for path in paths if not path.name.startswith("_sysconfigdata")))
+    if not sources:
         raise UserError(f"python-stdlib: this Python has no sources in {root}: name a text file or folder instead")
     # Sizes without mtimes: the same Python on another machine has the same corpus with other mtimes.
-    facts = (f"{source.name} {source.path.stat().st_size}" for source in found)
-    stamp = _digest([platform.python_version(), *sorted(facts)])
-    return Corpus("python-stdlib", _in_order(found), stamp, False)
+    facts = (f"{source.name} {source.path.stat().st_size}" for source in sources)
+    return Corpus("python-stdlib", sources, _digest([platform.python_version(), *sorted(facts)]), False)
 
 
 def _openwebtext(advance: Callable[[int], None]) -> Corpus:
@@ -108,8 +95,7 @@ def _openwebtext(advance: Callable[[int], None]) -> Corpus:
     if folder is None or not paths:
         archive = download.found(download.OPENWEBTEXT) or download.obtain(download.OPENWEBTEXT, advance)
         folder, paths = archive.parent, [archive]
-    found = [Source.inside(folder, path) for path in paths]
-    return Corpus("openwebtext", _in_order(found), _stat_stamp(found), False)
+    return _stamped("openwebtext", folder, paths, False)
 
 
 def _openwebtext_folder() -> Path | None:
@@ -125,8 +111,7 @@ def _files(corpus: str) -> Corpus:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UserError(f"{corpus}: not a file: its text is read twice, so put it into one")
     root = path if path.is_dir() else Path(os.path.commonpath([match.parent for match in matches]))
-    found = [Source.inside(root, file) for file in matches]
-    return Corpus(_slug(corpus), _in_order(found), _stat_stamp(found), path.is_file())
+    return _stamped(_slug(corpus), root, matches, path.is_file())
 
 
 def _matches(corpus: str) -> list[Path]:
@@ -173,13 +158,16 @@ def _is_our_own(folder: Path) -> bool:
     )
 
 
-def _in_order(found: list[Source]) -> tuple[Source, ...]:
+def _in_order(root: Path, paths: Iterable[Path]) -> tuple[Source, ...]:
+    found = (Source(path.relative_to(root).as_posix(), path) for path in paths)
     return tuple(sorted(found, key=lambda source: _digest([source.name])))
 
 
-def _stat_stamp(found: list[Source]) -> str:
-    stats = ((source, source.path.stat()) for source in found)
-    return _digest(sorted(f"{source.name} {stat.st_size} {stat.st_mtime_ns}" for source, stat in stats))
+def _stamped(name: str, root: Path, paths: Iterable[Path], is_single_file: bool) -> Corpus:
+    sources = _in_order(root, paths)
+    stats = ((source, source.path.stat()) for source in sources)
+    stamp = _digest(sorted(f"{source.name} {stat.st_size} {stat.st_mtime_ns}" for source, stat in stats))
+    return Corpus(name, sources, stamp, is_single_file)
 
 
 def _digest(lines: Iterable[str]) -> str:

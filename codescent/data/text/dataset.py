@@ -10,30 +10,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, Field
+from pydantic import Field, field_validator
 
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
-from codescent.data.prepared import (
-    AGAIN,
-    DESCRIPTION,
-    SPLITS,
-    TOKENIZER,
-    Part,
-    Splits,
-    TokenizerPart,
-    changed,
-    described,
-    edges_of,
-    noted,
-    refuse_damaged,
-    resized,
-)
+from codescent.data import prepared
+from codescent.data.prepared import AGAIN, DESCRIPTION, SPLITS, TOKENIZER, Part
 from codescent.data.text import corpora, download
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE, Foreign, ShardFile, is_foreign, read_foreign
 from codescent.data.text.request import FORMAT, Request, make_request
-from codescent.data.text.split import Split
-from codescent.data.text.text_source import TextSource
+from codescent.data.text.split import Split, TextSource
 from codescent.data.tokenizers import bpe
 from codescent.data.tokenizers.tokenizer import Tokenizer, load
 
@@ -56,25 +42,26 @@ class _Split(Part):
     shards: list[_Shard]
 
 
-class _Tokenizer(TokenizerPart):
+class _Tokenizer(prepared.TokenizerPart):
     sha256: str
 
 
-def _check_format(value: object) -> object:
-    if value != FORMAT:
-        raise ValueError(f"{value!r}, expected {FORMAT!r}")
-    return value
-
-
 class _Description(Part):
-    format: Annotated[str, BeforeValidator(_check_format)]
+    format: str
     request: dict[str, Any]
     stamp: str
     corpus: _Corpus
     forced_cuts: Count
     tokenizer: _Tokenizer
     dtype: Literal["uint16", "uint32"]
-    splits: Splits[_Split]
+    splits: prepared.Splits[_Split]
+
+    @field_validator("format", mode="before")
+    @classmethod
+    def _check_format(cls, value: object) -> object:
+        if value != FORMAT:
+            raise ValueError(f"{value!r}, expected {FORMAT!r}")
+        return value
 
 
 @dataclass(frozen=True)
@@ -95,21 +82,17 @@ class Dataset:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of these tokens; None where shards of others come without one.
-
-        Raises:
-            UserError: GPT-2's is needed and cannot be had.
-        """
+        """The tokenizer; None: shards of others came without one. Raises UserError: GPT-2's cannot be had."""
         if (self.path / TOKENIZER).exists():
             return load(self.path / TOKENIZER)
         return bpe.gpt2() if self.vocab_size == GPT2_VOCAB_SIZE else None
 
     def source(self, split: str, seq_len: int, num_targets: int) -> TextSource:
-        """Samples of a split, to predict each next token of the last `num_targets`: see `AnyDataset`."""
+        """Samples that predict each next token: see `AnyDataset`."""
         return TextSource(self.train if split == "train" else self.validation, seq_len, num_targets)
 
     def summary(self) -> list[str]:
-        """What there is to say of it in a few lines."""
+        """A few lines for people: its tokens, characters and shards, and what preparing left out."""
         corpus, tokenizer = self.description.get("corpus", {}), self.description["tokenizer"]
         lines = [f"{self.path}: {tokenizer.get('kind', self.description['format'])}, vocabulary of {self.vocab_size:,}"]
         for split in (self.train, self.validation):
@@ -124,26 +107,22 @@ class Dataset:
 
     @property
     def tokenizer_text(self) -> str | None:
-        """The tokenizer as a file holds it, to be kept elsewhere; None where shards of others come without one."""
+        """The text of the tokenizer's file; None where shards of others come without one."""
         path = self.path / TOKENIZER
         return path.read_text(encoding="utf-8") if path.exists() else None
 
     def verify(self) -> None:
-        """Read everything: every token inside the vocabulary, and our shards' sha256.
-
-        Raises:
-            UserError: all shards that are not as they were made.
-        """
+        """Check every token, and our shards' sha256. Raises UserError: all shards that are not as they were made."""
         problems = [split.problem() for split in (self.train, self.validation)]
         shards = [shard for split in self.description.get("splits", {}).values() for shard in split.get("shards", ())]
-        problems += changed(self.path, {shard["file"]: shard["sha256"] for shard in shards})
+        problems += prepared.changed(self.path, {shard["file"]: shard["sha256"] for shard in shards})
         if wrong := [problem for problem in problems if problem]:
             ours = "request" in self.description
             raise UserError(*wrong, *([f"{self.path}: damaged: {AGAIN}"] if ours else []))
 
 
 def token_shards(corpus: str) -> Path | None:
-    """The path that a corpus is, if `open_dataset` can read token shards there; None for a corpus of text."""
+    """The path of a corpus, if `open_dataset` can read token shards there; None: a corpus of text."""
     path = Path(corpus).expanduser()
     is_there = corpus not in corpora.NAMES and ((path / DESCRIPTION).is_file() or is_foreign(path))
     return path if is_there else None
@@ -163,9 +142,8 @@ def open_dataset(path: Path) -> Dataset:
     else:
         raise UserError(f"{path}: no token shards here: neither {DESCRIPTION} nor train.bin: run codescent data")
     splits = (dataset.train, dataset.validation)
-    if sum(file.num_tokens * file.dtype.itemsize for split in splits for file in split.files) <= CHECKED_BYTES and (
-        problems := [problem for split in splits if (problem := split.problem())]
-    ):
+    size_bytes = sum(file.num_tokens * file.dtype.itemsize for split in splits for file in split.files)
+    if size_bytes <= CHECKED_BYTES and (problems := [problem for split in splits if (problem := split.problem())]):
         raise UserError(*problems)
     return dataset
 
@@ -179,12 +157,10 @@ def locate(
     text_key: str = "text",
     train_bpe: int | None = None,
 ) -> Path | None:
-    """The prepared dataset of these arguments (those of `prepare`), complete and of the text as it is now; else None.
+    """The prepared dataset of these arguments (see `make_request`), of the text as it is now; None: there is none.
 
-    Where the text itself is no longer here, what was prepared from it stands. Token shards are their own dataset.
-
-    Raises:
-        UserError: bad arguments, or a prepared dataset with a truncated shard.
+    If the text itself is gone, what was prepared from it counts. Token shards are their own dataset.
+    Raises UserError: bad arguments, or a prepared dataset with a truncated shard.
     """
     if shards := token_shards(corpus):
         return shards
@@ -192,10 +168,10 @@ def locate(
 
 
 def locate_request(request: Request, root: Path) -> Path | None:
-    """The same, of a checked request."""
+    """As `locate`, for a checked request."""
     found = []
     for file in root.glob(f"[!.]*/{DESCRIPTION}"):
-        description = noted(file.parent)  # empty of a broken one; if it is the one in question, preparing it says so
+        description = prepared.noted(file.parent)  # empty where it is broken: preparing that dataset says so
         if (description.get("format"), description.get("request")) == (FORMAT, request.key):
             found.append((file.stat().st_mtime_ns, file.parent, description))
     if found and corpora.is_present(request.corpus):
@@ -210,12 +186,8 @@ def locate_request(request: Request, root: Path) -> Path | None:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What a folder of ours says of itself.
-
-    Raises:
-        UserError: it is damaged, with every field that is wrong, of another format, or beside another tokenizer.
-    """
-    description = described(folder, _Description, "token shards")
+    """description.json of a folder of ours. Raises UserError: all that is wrong with it, or another tokenizer."""
+    description = prepared.described(folder, _Description, "token shards")
     tokenizer = folder / TOKENIZER
     if not tokenizer.is_file():
         raise UserError(f"{tokenizer}: missing: {AGAIN}")
@@ -224,26 +196,30 @@ def read_description(folder: Path) -> dict[str, Any]:
     return description
 
 
-def check_shards(folder: Path, description: dict[str, Any]) -> tuple[tuple[ShardFile, ...], ...]:
-    """The shards of each split. Raises UserError with all that are missing or have another length than was written."""
+def check_shards(folder: Path, description: dict[str, Any]) -> dict[str, tuple[ShardFile, ...]]:
+    """The shards of each split. Raises UserError: all that are missing or do not have the length that was written."""
     dtype = np.dtype(description["dtype"]).newbyteorder("<")
-    shards = {split: description["splits"][split]["shards"] for split in SPLITS}
-    sizes = {shard["file"]: shard["tokens"] * dtype.itemsize for split in SPLITS for shard in shards[split]}
-    refuse_damaged(folder, resized(folder, sizes))
-    return tuple(
-        tuple(ShardFile(folder / shard["file"], 0, shard["tokens"], dtype) for shard in shards[split])
+    shards = {
+        split: tuple(
+            ShardFile(folder / shard["file"], 0, shard["tokens"], dtype)
+            for shard in description["splits"][split]["shards"]
+        )
         for split in SPLITS
+    }
+    files = (file for split in SPLITS for file in shards[split])
+    prepared.refuse_damaged(
+        folder, prepared.resized(folder, {file.path.name: file.num_tokens * dtype.itemsize for file in files})
     )
+    return shards
 
 
 def _open_ours(path: Path) -> Dataset:
     description = read_description(path)
-    train, validation = check_shards(path, description)
-    vocab_size = description["tokenizer"]["vocab_size"]
     hashes = [shard["sha256"] for split in description["splits"].values() for shard in split["shards"]]
     fingerprint = hashlib.sha256(" ".join(hashes).encode()).hexdigest()
-    splits = Split("train", train, vocab_size), Split("validation", validation, vocab_size)
-    return Dataset(path, vocab_size, splits[0], splits[1], description, fingerprint)
+    vocab_size = description["tokenizer"]["vocab_size"]
+    train, validation = (Split(name, files, vocab_size) for name, files in check_shards(path, description).items())
+    return Dataset(path, vocab_size, train, validation, description, fingerprint)
 
 
 def _open_foreign(shards: Foreign) -> Dataset:
@@ -256,7 +232,7 @@ def _open_foreign(shards: Foreign) -> Dataset:
     digest = hashlib.sha256()
     for file in (*shards.train, *shards.validation):
         digest.update(f"{file.path.name} {file.num_tokens}\n".encode())
-        digest.update(edges_of(file.path))
+        digest.update(prepared.edges_of(file.path))
     train = Split("train", shards.train, vocab_size)
     validation = Split("validation", shards.validation, vocab_size)
     description = {

@@ -3,7 +3,6 @@ Does not accept other bytes: a copy that differs is refused, never repaired."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 import urllib.error
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
+from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 
 TIMEOUT_S = 30.0
@@ -79,7 +79,7 @@ SQUAD_DEV = Published(
 
 
 def data_folder() -> Path | None:
-    """The user's folder of corpora (CODESCENT_DATA_DIR); None if it is not set."""
+    """CODESCENT_DATA_DIR, the user's folder of corpora; None if it is not set."""
     value = os.environ.get("CODESCENT_DATA_DIR")
     return Path(value).expanduser() if value else None
 
@@ -105,12 +105,13 @@ def obtain(published: Published, advance: Callable[[int], None] = lambda _: None
     if path := found(published):
         _check(path, published, str(path))
         return path
-    return _download(published, cache_folder() / published.name, advance)
+    target = cache_folder() / published.name
+    _download(published, target, advance)
+    return target
 
 
 def _check(path: Path, published: Published, what: str) -> None:
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = sha256_of(path)
     if digest != published.sha256:
         raise UserError(
             f"{what}: not the published {published.name}: sha256 {digest}, expected {published.sha256} "
@@ -118,7 +119,7 @@ def _check(path: Path, published: Published, what: str) -> None:
         )
 
 
-def _download(published: Published, target: Path, advance: Callable[[int], None]) -> Path:
+def _download(published: Published, target: Path, advance: Callable[[int], None]) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".download-", dir=target.parent)
@@ -145,4 +146,3 @@ def _download(published: Published, target: Path, advance: Callable[[int], None]
         ) from error
     finally:
         part.unlink(missing_ok=True)
-    return target

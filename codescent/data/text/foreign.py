@@ -79,28 +79,19 @@ def read_foreign(path: Path) -> Foreign:
         vocab_size = next(size for _, dtype, size in HEADERS.values() if dtype in dtypes)
     elif (folder / "meta.pkl").exists():
         vocab_size = None  # nanoGPT writes it for tokenizers other than GPT-2's
-    return Foreign(
-        "llm.c" if headed == {True} else "nanoGPT",
-        folder,
-        tuple(shards[file] for file in chosen),
-        tuple(shards[file] for file in held_out),
-        vocab_size,
-    )
+    train_shards, validation_shards = (tuple(shards[file] for file in of_split) for of_split in (chosen, held_out))
+    return Foreign("llm.c" if headed == {True} else "nanoGPT", folder, train_shards, validation_shards, vocab_size)
 
 
 def _read_head(path: Path) -> ShardFile:
     size_bytes = path.stat().st_size
     with path.open("rb") as stream:
         head = np.frombuffer(stream.read(HEADER_BYTES), "<u1")
-    words = head.view("<i4") if len(head) == HEADER_BYTES else np.empty(0, "<i4")
-    if len(words) and int(words[0]) in HEADERS:
-        return _headed(path, size_bytes, int(words[0]), int(words[1]), int(words[2]))
-    if size_bytes % 2:
-        raise UserError(f"{path}: truncated: {size_bytes} bytes are no whole number of uint16 tokens")
-    return ShardFile(path, 0, size_bytes // 2, np.dtype("<u2"))
-
-
-def _headed(path: Path, size_bytes: int, magic: int, version: int, num_tokens: int) -> ShardFile:
+    magic, version, num_tokens = head.view("<i4")[:3].tolist() if len(head) == HEADER_BYTES else (0, 0, 0)
+    if magic not in HEADERS:
+        if size_bytes % 2:
+            raise UserError(f"{path}: truncated: {size_bytes} bytes are no whole number of uint16 tokens")
+        return ShardFile(path, 0, size_bytes // 2, np.dtype("<u2"))
     known, dtype, _ = HEADERS[magic]
     if version != known:
         raise UserError(f"{path}: llm.c shard of version {version}: version {known} can be read")

@@ -1,5 +1,5 @@
-"""In: chunks of text, in order. Out: each with its token ids, in order, encoded by worker processes or here.
-Does not hold more than two chunks per worker at a time."""
+"""In: chunks of text, in order. Out: each with its token ids, in order, encoded by worker processes or by this one.
+Does not hold more than two chunks per worker at a time. A worker (this file, run by -m) does not import torch."""
 
 from __future__ import annotations
 
@@ -8,32 +8,21 @@ import queue
 import signal
 import subprocess
 import sys
+import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from codescent.base.cores import available_cores
 from codescent.base.errors import UserError
 from codescent.data.text.chunks import Chunk
-from codescent.data.text.worker import read_answer, write_request
-from codescent.data.tokenizers.tokenizer import Tokenizer, encode_segments, token_dtype
-
-WORTH_WORKERS_S = 1.0  # smaller work is finished before workers have started
+from codescent.data.tokenizers.tokenizer import Tokenizer, encode_segments, load
 
 Encoded = tuple[Chunk, npt.NDArray[Any]]
-
-
-def choose_workers(asked: int | None, tokenizer: Tokenizer, characters: int) -> int:
-    """Number of worker processes: `asked`, or by default one per core if the work is worth their start."""
-    if asked is not None:
-        return asked
-    return available_cores() if characters / tokenizer.chars_per_s > WORTH_WORKERS_S else 1
 
 
 def encode_here(chunks: Iterable[Chunk], tokenizer: Tokenizer, separate: bool) -> Iterator[Encoded]:
@@ -43,17 +32,17 @@ def encode_here(chunks: Iterable[Chunk], tokenizer: Tokenizer, separate: bool) -
 
 
 class WorkerPool:
-    """Processes that encode (codescent.data.text.worker), one thread of this process for each.
+    """Processes that encode, and one thread of this process for each.
 
-    Unlike multiprocessing's children they do not import the main module. They end with their input, so that none
-    outlives a killed parent.
+    Unlike multiprocessing's children they do not import the main module. They end when their connection does, so that
+    none outlives a killed parent.
     """
 
-    def __init__(self, tokenizer_path: Path, vocab_size: int, separate: bool, num_workers: int) -> None:
-        self._dtype = token_dtype(vocab_size)
+    def __init__(self, tokenizer_path: Path, separate: bool, num_workers: int) -> None:
         self._num_workers = num_workers
         self._threads = ThreadPoolExecutor(num_workers)
-        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        self._workers: list[tuple[subprocess.Popen[bytes], Connection]] = []
+        self._idle: queue.SimpleQueue[tuple[subprocess.Popen[bytes], Connection]] = queue.SimpleQueue()
         root = str(Path(__file__).resolve().parents[3])  # workers import the same codescent
         environment = {
             **os.environ,
@@ -63,29 +52,25 @@ class WorkerPool:
             "TOKENIZERS_PARALLELISM": "false",
             "RAYON_NUM_THREADS": "1",
         }
-        mode = "separate" if separate else "join"
-        command = [sys.executable, "-m", "codescent.data.text.worker", str(tokenizer_path), mode]
-        self._processes: list[subprocess.Popen[bytes]] = []
+        command = [sys.executable, "-m", __name__, str(tokenizer_path), "separate" if separate else "join"]
         try:
             for _ in range(num_workers):
-                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-                self._processes.append(process)
-                self._idle.put(process)
+                ours, theirs = Pipe()
+                with theirs:
+                    handle = theirs.fileno()
+                    process = subprocess.Popen(
+                        [*command, str(handle)], stdin=subprocess.DEVNULL, env=environment, pass_fds=[handle]
+                    )
+                self._workers.append((process, ours))
+                self._idle.put((process, ours))
         except BaseException:
             self.close()
             raise
 
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def encode(self, chunks: Iterable[Chunk]) -> Iterator[Encoded]:
         """Encode chunks; results are in the order of the chunks.
 
-        Raises:
-            UserError: a worker was killed (by the system, for memory, or by the user).
+        Raises UserError: the tokenizer refused a text, or a worker was killed; RuntimeError: a worker failed.
         """
         waiting: deque[tuple[Chunk, Future[npt.NDArray[Any]]]] = deque()
         for chunk in chunks:
@@ -98,27 +83,25 @@ class WorkerPool:
 
     def close(self) -> None:
         """Kill the workers and wait for them."""
-        for process in self._processes:
+        for process, _ in self._workers:
             process.kill()
         self._threads.shutdown(cancel_futures=True)
-        for process in self._processes:
+        for process, connection in self._workers:
             process.wait()
-            for stream in cast(tuple[BinaryIO, BinaryIO], (process.stdin, process.stdout)):
-                with suppress(BrokenPipeError):  # its buffer may hold data for the dead process
-                    stream.close()
+            connection.close()
 
     def _ask(self, chunk: Chunk) -> npt.NDArray[Any]:
-        process = self._idle.get()
+        process, connection = worker = self._idle.get()
         try:
-            write_request(cast(BinaryIO, process.stdin), chunk.segments)
-            data = read_answer(cast(BinaryIO, process.stdout))
-        except BrokenPipeError:
-            data = None
+            connection.send(chunk.segments)
+            answer: npt.NDArray[Any] | Exception = connection.recv()
+        except (EOFError, OSError) as error:
+            raise UserError(_cause_of_death(process)) from error
         finally:
-            self._idle.put(process)
-        if data is None:
-            raise UserError(_cause_of_death(process))
-        return np.frombuffer(data, self._dtype)
+            self._idle.put(worker)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 def _cause_of_death(process: subprocess.Popen[bytes]) -> str:
@@ -128,3 +111,34 @@ def _cause_of_death(process: subprocess.Popen[bytes]) -> str:
         f"a tokenizer process (pid {process.pid}) {how}, perhaps for want of memory: what was prepared is kept; "
         "run the same command again to continue, with fewer workers if it happens again"
     )
+
+
+def _serve(tokenizer: Tokenizer, separate: bool, connection: Connection) -> None:
+    """Answer requests (segments) with token ids or the error, until the parent ends the connection."""
+    while True:
+        try:
+            segments = connection.recv()
+        except (EOFError, OSError):
+            return
+        answer: npt.NDArray[Any] | Exception
+        try:
+            answer = encode_segments(tokenizer, segments, separate)
+        except UserError as error:
+            answer = error
+        except Exception:  # the parent raises it
+            answer = RuntimeError(f"a tokenizer process failed:\n{traceback.format_exc()}")
+        connection.send(answer)
+
+
+def _main() -> None:
+    """Serve one connection, by its number. What libraries print goes to the standard error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    os.dup2(2, 1)
+    try:
+        _serve(load(Path(sys.argv[1])), sys.argv[2] == "separate", Connection(int(sys.argv[3])))
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(1)  # the parent is gone
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,5 +1,5 @@
-"""In: a corpus, a tokenizer, a folder for datasets. Out: the dataset's folder: in parallel, bounded memory, resumable.
-Does not leave a half-made dataset under its name: it is made in a hidden folder and renamed at the end."""
+"""In: a corpus, a tokenizer, a folder for datasets. Out: the dataset's folder, made in parallel and bounded memory.
+Does not leave a half-made dataset under its name: it is made in a hidden folder, resumed there, renamed at the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from codescent.base.published import commit
 from codescent.data.prepared import DESCRIPTION, JOURNAL, TOKENIZER, claimed
 from codescent.data.progress import stage
 from codescent.data.text import corpora
-from codescent.data.text.chunks import Chunk, cut_chunks, split_point
+from codescent.data.text.chunks import cut_chunks, split_point
 from codescent.data.text.corpora import Corpus
 from codescent.data.text.dataset import check_shards, locate_request, read_description, token_shards
-from codescent.data.text.pool import Encoded, WorkerPool, choose_workers, encode_here
+from codescent.data.text.pool import Encoded, WorkerPool, encode_here
 from codescent.data.text.request import FORMAT, Request, make_request, tokenizer_of
 from codescent.data.text.scan import Scan, scan
 from codescent.data.text.shards import ShardWriter
@@ -32,6 +33,7 @@ from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer, load, 
 
 SCAN = "scan.json"
 JOURNAL_EVERY_CHUNKS = 16
+WORTH_WORKERS_S = 1.0  # smaller work is finished before workers have started
 BPE_TRAINING_CHARS = 1 << 27  # a BPE is trained on every n-th chunk, so many characters in all at most
 
 
@@ -46,15 +48,14 @@ def prepare(
     num_workers: int | None = None,
     progress: bool = False,
 ) -> Path:
-    """Turn a corpus into token shards; returns their folder, at once where they are there already.
+    """Turn a corpus into token shards. Returns their folder, at once if it exists already.
 
     Args:
         corpus: a name (corpora.NAMES), or the path of a text file, folder, glob or JSONL (of token shards: returned).
-        tokenizer: char, byte, gpt2, bert, bert-cased (`bert:FILE`, `bert-cased:FILE`: by a vocab.txt), `bpe:VOCAB`, or
-            a tokenizer's JSON file; None: char, or what `train_bpe` says.
+        tokenizer, validation_fraction, text_key, train_bpe: see `make_request`.
         root: the folder of datasets; made if need be.
-        train_bpe: train a BPE of this vocabulary on the train split; the same as the tokenizer `bpe:VOCAB`.
-        num_workers: processes that tokenise; the shards do not depend on it. None: as many as pay. 1: this one.
+        num_workers: processes that tokenise; the shards do not depend on it. None: one per core if the work is worth
+            it. 1: this one.
         progress: show bars (on a terminal) or lines on the standard error.
 
     Raises:
@@ -70,19 +71,18 @@ def prepare(
         return found
     partial = request.partial_folder(root)
     with claimed(partial):
-        found = locate_request(request, root)
-        return found or _Preparation(request, root, partial, num_workers, progress).run()
+        return locate_request(request, root) or _Preparation(request, root, partial, num_workers, progress).run()
 
 
+@dataclass
 class _Preparation:
     """One dataset being made in its hidden folder, which this process alone holds."""
 
-    def __init__(self, request: Request, root: Path, partial: Path, num_workers: int | None, progress: bool) -> None:
-        self.request = request
-        self.root = root
-        self.partial = partial
-        self.num_workers = num_workers
-        self.progress = progress
+    request: Request
+    root: Path
+    partial: Path
+    num_workers: int | None
+    progress: bool
 
     def run(self) -> Path:
         with stage("downloading", 0, self.progress and not corpora.is_present(self.request.corpus)) as advance:
@@ -95,107 +95,6 @@ class _Preparation:
             return _adopt(target, corpus.stamp)
         tokenizer = self._tokenizer(corpus, counted, given)
         splits, forced_cuts = self._shards(corpus, counted, tokenizer)
-        self._describe(corpus, counted, tokenizer, splits, forced_cuts)
-        commit(self.partial, target)
-        return target
-
-    def _scanned(self, corpus: Corpus) -> Scan:
-        """The first reading, or what it told before a kill if no file has changed since."""
-        path = self.partial / SCAN
-        if path.exists():
-            noted = json.loads(path.read_text(encoding="utf-8"))
-            if noted["stamp"] == corpus.stamp:
-                return Scan(**{**noted["scan"], "empty": tuple(noted["scan"]["empty"])})
-        for leftover in self.partial.iterdir():
-            leftover.unlink()
-        size_bytes = sum(source.path.stat().st_size for source in corpus.sources)
-        num_threads = self.num_workers or available_cores()
-        with stage(f"reading {corpus.name}", size_bytes, self.progress) as advance:
-            counted = scan(corpus, self.request.text_key, self.request.kind == "char", num_threads, advance)
-        if not 0 < split_point(counted.characters, self.request.validation_fraction) < counted.characters:
-            raise UserError(
-                f"{self.request.corpus}: {counted.characters} characters are too few to split into train and validation"
-            )
-        write_json(path, {"stamp": corpus.stamp, "scan": asdict(counted)})
-        return counted
-
-    def _tokenizer(self, corpus: Corpus, counted: Scan, given: Tokenizer | None) -> Tokenizer:
-        """The tokenizer, also written for the workers and for whoever reads the shards."""
-        path = self.partial / TOKENIZER
-        if path.exists():
-            return given or load(path)
-        if self.request.kind == "char":
-            given = CharTokenizer(counted.alphabet, with_separator=counted.documents > 1)
-        tokenizer = given or self._trained(corpus, counted)
-        part = path.with_suffix(".new")
-        tokenizer.save(part)
-        part.replace(path)
-        return tokenizer
-
-    def _trained(self, corpus: Corpus, counted: Scan) -> Tokenizer:
-        train_characters = split_point(counted.characters, self.request.validation_fraction)
-        every = -(-train_characters // BPE_TRAINING_CHARS)
-        chunks = cut_chunks(self._blocks(corpus), train_characters, False, lambda left, right: True)
-
-        def texts(advance: Callable[[int], None]) -> Iterator[str]:
-            for number, chunk in enumerate(chunks):
-                if chunk.split != "train":
-                    return
-                advance(chunk.characters)
-                if number % every == 0:
-                    yield from (text for text, _ in chunk.segments)
-
-        with stage(f"training a BPE of {self.request.bpe_vocab_size}", train_characters, self.progress) as advance:
-            return bpe.train(texts(advance), self.request.bpe_vocab_size)
-
-    def _shards(self, corpus: Corpus, counted: Scan, tokenizer: Tokenizer) -> tuple[dict[str, Any], int]:
-        """The second reading: encode and write what the journal does not tell of yet."""
-        train_characters = split_point(counted.characters, self.request.validation_fraction)
-        separate = counted.documents > 1
-        writer = ShardWriter(self.partial, token_dtype(tokenizer.vocab_size))
-        self._check_room(counted, tokenizer, writer)
-        chunks = cut_chunks(self._blocks(corpus), train_characters, tokenizer.context_free, tokenizer.cut_is_safe)
-        rest = islice(chunks, writer.chunks_done, None)
-        done = sum(split.characters for split in writer.splits.values())
-        num_workers = choose_workers(self.num_workers, tokenizer, counted.characters - done)
-        try:
-            with stage(f"tokenising {corpus.name}", counted.characters, self.progress, done) as advance:
-                if num_workers == 1:
-                    _write(encode_here(rest, tokenizer, separate), writer, advance)
-                else:
-                    with WorkerPool(self.partial / TOKENIZER, tokenizer.vocab_size, separate, num_workers) as pool:
-                        _write(pool.encode(rest), writer, advance)
-            splits = writer.finish()
-        except OSError as error:
-            error.add_note(_estimate(writer, counted.characters))
-            raise
-        finally:
-            writer.abandon()
-        found = (
-            sum(split["characters"] for split in splits.values()),
-            sum(split["documents"] for split in splits.values()),
-        )
-        if found != (counted.characters, counted.documents):
-            (self.partial / JOURNAL).unlink(missing_ok=True)
-            raise UserError(f"{self.request.corpus}: changed while it was being read: run the same command again")
-        return splits, writer.forced_cuts
-
-    def _check_room(self, counted: Scan, tokenizer: Tokenizer, writer: ShardWriter) -> None:
-        """Refuse at once where the disk cannot hold it (characters and bytes: at least one token per character)."""
-        written = sum(split.num_tokens for split in writer.splits.values())
-        needed_bytes = (counted.characters - written) * token_dtype(tokenizer.vocab_size).itemsize
-        free_bytes = shutil.disk_usage(self.partial).free
-        if tokenizer.context_free and needed_bytes > free_bytes:
-            raise OSError(errno.ENOSPC, f"{needed_bytes} bytes more are needed, {free_bytes} are free")
-
-    def _blocks(self, corpus: Corpus) -> Iterator[Block]:
-        for source in corpus.sources:
-            yield from read_blocks(source.path, self.request.text_key)
-
-    def _describe(
-        self, corpus: Corpus, counted: Scan, tokenizer: Tokenizer, splits: dict[str, Any], forced_cuts: int
-    ) -> None:
-        """Write the description, the last file of a dataset, and take away what only preparing needed."""
         description = {
             "format": FORMAT,
             "request": self.request.key,
@@ -219,18 +118,106 @@ class _Preparation:
             "forced_cuts": forced_cuts,
             "splits": splits,
         }
-        write_json(self.partial / DESCRIPTION, description)
-        for leftover in (
-            self.partial / SCAN,
-            self.partial / JOURNAL,
-            *self.partial.glob("*.new"),
-            *self.partial.glob(".*.partial"),
-        ):
-            leftover.unlink(missing_ok=True)
+        write_json(self.partial / DESCRIPTION, description)  # the last file of a dataset
+        for name in (SCAN, JOURNAL, "*.new", ".*.partial"):
+            for leftover in self.partial.glob(name):
+                leftover.unlink()
+        commit(self.partial, target)
+        return target
+
+    def _scanned(self, corpus: Corpus) -> Scan:
+        """The first reading, or its result from before a kill if no file has changed since."""
+        path = self.partial / SCAN
+        if path.exists():
+            noted = json.loads(path.read_text(encoding="utf-8"))
+            if noted["stamp"] == corpus.stamp:
+                return Scan(**{**noted["scan"], "empty": tuple(noted["scan"]["empty"])})
+        for leftover in self.partial.iterdir():
+            leftover.unlink()
+        size_bytes = sum(source.path.stat().st_size for source in corpus.sources)
+        num_threads = self.num_workers or available_cores()
+        with stage(f"reading {corpus.name}", size_bytes, self.progress) as advance:
+            counted = scan(corpus, self.request.text_key, self.request.kind == "char", num_threads, advance)
+        if not 0 < self._train_characters(counted) < counted.characters:
+            raise UserError(
+                f"{self.request.corpus}: {counted.characters} characters are too few to split into train and validation"
+            )
+        write_json(path, {"stamp": corpus.stamp, "scan": asdict(counted)})
+        return counted
+
+    def _tokenizer(self, corpus: Corpus, counted: Scan, given: Tokenizer | None) -> Tokenizer:
+        """The tokenizer, also written for the workers and for readers of the shards."""
+        path = self.partial / TOKENIZER
+        if path.exists():
+            return given or load(path)
+        if self.request.kind == "char":
+            given = CharTokenizer(counted.alphabet, with_separator=counted.documents > 1)
+        tokenizer = given or self._trained(corpus, self._train_characters(counted))
+        part = path.with_suffix(".new")
+        tokenizer.save(part)
+        part.replace(path)
+        return tokenizer
+
+    def _trained(self, corpus: Corpus, train_characters: int) -> Tokenizer:
+        every = -(-train_characters // BPE_TRAINING_CHARS)
+        chunks = cut_chunks(self._blocks(corpus), train_characters, False, lambda left, right: True)
+
+        def texts(advance: Callable[[int], None]) -> Iterator[str]:
+            for number, chunk in enumerate(chunks):
+                if chunk.split != "train":
+                    return
+                advance(chunk.characters)
+                if number % every == 0:
+                    yield from (text for text, _ in chunk.segments)
+
+        with stage(f"training a BPE of {self.request.bpe_vocab_size}", train_characters, self.progress) as advance:
+            return bpe.train(texts(advance), self.request.bpe_vocab_size)
+
+    def _shards(self, corpus: Corpus, counted: Scan, tokenizer: Tokenizer) -> tuple[dict[str, Any], int]:
+        """The second reading: encode and write what the journal does not have yet."""
+        separate, dtype = counted.documents > 1, token_dtype(tokenizer.vocab_size)
+        writer = ShardWriter(self.partial, dtype)
+        written = writer.splits.values()
+        left = counted.characters - sum(split.num_tokens for split in written)  # of these, a token each
+        free_bytes = shutil.disk_usage(self.partial).free
+        if tokenizer.context_free and left * dtype.itemsize > free_bytes:
+            raise OSError(errno.ENOSPC, f"{left * dtype.itemsize} bytes more are needed, {free_bytes} are free")
+        train_characters = self._train_characters(counted)
+        chunks = cut_chunks(self._blocks(corpus), train_characters, tokenizer.context_free, tokenizer.cut_is_safe)
+        rest = islice(chunks, writer.chunks_done, None)
+        done = sum(split.characters for split in written)
+        seconds = (counted.characters - done) / tokenizer.chars_per_s
+        num_workers = self.num_workers or (available_cores() if seconds > WORTH_WORKERS_S else 1)
+        try:
+            with stage(f"tokenising {corpus.name}", counted.characters, self.progress, done) as advance:
+                if num_workers == 1:
+                    _write(encode_here(rest, tokenizer, separate), writer, advance)
+                else:
+                    with closing(WorkerPool(self.partial / TOKENIZER, separate, num_workers)) as pool:
+                        _write(pool.encode(rest), writer, advance)
+            splits = writer.finish()
+        except OSError as error:
+            written_bytes = sum(split.num_tokens for split in written) * dtype.itemsize
+            needed_bytes = written_bytes * counted.characters // max(sum(split.characters for split in written), 1)
+            error.add_note(f"{written_bytes} bytes were written of about {needed_bytes}")
+            raise
+        finally:
+            writer.abandon()
+        found = sum(split.characters for split in written), sum(split.documents for split in written)
+        if found != (counted.characters, counted.documents):
+            (self.partial / JOURNAL).unlink(missing_ok=True)
+            raise UserError(f"{self.request.corpus}: changed while it was being read: run the same command again")
+        return splits, writer.forced_cuts
+
+    def _train_characters(self, counted: Scan) -> int:
+        return split_point(counted.characters, self.request.validation_fraction)
+
+    def _blocks(self, corpus: Corpus) -> Iterator[Block]:
+        for source in corpus.sources:
+            yield from read_blocks(source.path, self.request.text_key)
 
 
 def _write(encoded: Iterator[Encoded], writer: ShardWriter, advance: Callable[[int], None]) -> None:
-    chunk: Chunk
     for chunk, tokens in encoded:
         split = writer.splits[chunk.split]
         split.write(tokens)
@@ -244,16 +231,8 @@ def _write(encoded: Iterator[Encoded], writer: ShardWriter, advance: Callable[[i
 
 
 def _adopt(target: Path, stamp: str) -> Path:
-    """A dataset of the very same text is there; note that the files it came from are these now."""
+    """Keep a dataset of the very same text, and note the stamp of the files as they are now."""
     description = read_description(target)
     check_shards(target, description)
     write_json(target / DESCRIPTION, {**description, "stamp": stamp})
     return target
-
-
-def _estimate(writer: ShardWriter, characters: int) -> str:
-    """What there is to say of a preparation that stopped: bytes written and, by them, needed in all."""
-    splits = writer.splits.values()
-    written_bytes = sum(split.num_bytes for split in splits)
-    done = sum(split.characters for split in splits)
-    return f"{written_bytes} bytes were written of about {written_bytes * characters // max(done, 1)}"

@@ -1,5 +1,5 @@
 """In: what a user asks to prepare: corpus, tokenizer, split. Out: the key of that dataset, and its folders' names.
-Does not read the corpus' text and does not prepare anything."""
+Does not read the corpus' text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from codescent.base.errors import UserError
 from codescent.data.prepared import digest
 from codescent.data.text import corpora
 from codescent.data.tokenizers import bpe, wordpiece
-from codescent.data.tokenizers.bpe import MAX_BPE_VOCAB_SIZE, MIN_BPE_VOCAB_SIZE
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, load
 
 FORMAT = "codescent tokens 2"
@@ -22,28 +21,22 @@ KINDS = ("char", "byte", "gpt2", *wordpiece.KINDS)
 
 @dataclass(frozen=True)
 class Request:
-    """A dataset as asked for, checked.
+    """A checked request for a dataset; `corpus` and `tokenizer` are as asked for.
 
-    `kind` is one of KINDS, bpe (trained on the corpus: `bpe_vocab_size`) or file (`tokenizer_path`); `tokenizer` is
-    what was asked for, in words.
+    Attributes:
+        kind: one of KINDS, bpe (trained on the corpus: `bpe_vocab_size`) or file.
+        validation_fraction: share of the characters that the validation split gets.
+        text_key: where JSON lines hold their text.
+        key: all that the dataset depends on but the corpus' text, as JSON.
     """
 
     corpus: str
-    kind: str
     tokenizer: str
+    kind: str
     bpe_vocab_size: int
-    tokenizer_path: Path
+    validation_fraction: float
+    text_key: str
     key: dict[str, Any]
-
-    @property
-    def text_key(self) -> str:
-        """Where JSON lines hold their text."""
-        return str(self.key["text_key"])
-
-    @property
-    def validation_fraction(self) -> float:
-        """Share of the characters that the validation split gets."""
-        return float(self.key["validation_fraction"])
 
     def partial_folder(self, root: Path) -> Path:
         """Where this dataset is while it is being prepared."""
@@ -51,22 +44,19 @@ class Request:
 
     def folder(self, root: Path, corpus_name: str, corpus_sha256: str) -> Path:
         """Where this dataset is once prepared: another text gets another folder."""
-        kind = {"bpe": f"bpe{self.bpe_vocab_size}", "file": self.tokenizer_path.stem[:40]}.get(self.kind, self.kind)
-        return root / f"{corpus_name}-{kind}-{digest([self.key, corpus_sha256])[:8]}"
+        names = {"bpe": f"bpe{self.bpe_vocab_size}", "file": Path(self.tokenizer).expanduser().stem[:40]}
+        return root / f"{corpus_name}-{names.get(self.kind, self.kind)}-{digest([self.key, corpus_sha256])[:8]}"
 
 
 def make_request(
     corpus: str, tokenizer: str | None, validation_fraction: float, text_key: str, train_bpe: int | None
 ) -> Request:
-    """Check what was asked for.
+    """Check what was asked for. Raises UserError: all that is wrong with it.
 
     Args:
-        tokenizer: char, byte, gpt2, bert, bert-cased (`bert:FILE`, `bert-cased:FILE`: by a vocab.txt), `bpe:VOCAB`, or
-            a tokenizer's JSON file; None: char, or what `train_bpe` says.
+        tokenizer: char, byte, gpt2, bert, bert-cased (`bert:FILE`, `bert-cased:FILE`: by a vocab.txt), `bpe:VOCAB`
+            (trained on the train split), or a tokenizer's JSON file; None: char, or what `train_bpe` says.
         train_bpe: the same as the tokenizer `bpe:VOCAB`.
-
-    Raises:
-        UserError: all that is wrong with it.
     """
     problems = []
     if not 0.0 < validation_fraction <= 0.5:
@@ -75,27 +65,29 @@ def make_request(
     if trained and tokenizer not in (None, trained):
         problems.append(f"tokenizer {tokenizer} and a BPE to train: one of the two")
     wanted = trained or tokenizer or "char"
-    path, size, identity = Path(wanted).expanduser(), 0, wanted
+    kind, size, identity = wanted, 0, wanted
     if named := wordpiece.split_name(wanted):
         kind = named[0]
         try:
             identity = wordpiece.identity(wanted)
         except UserError as error:
             problems += [f"tokenizer {wanted}: {problem}" for problem in error.problems]
-    elif wanted in KINDS:
-        kind = wanted
     elif wanted.startswith("bpe:"):
         kind, size = "bpe", int(wanted[4:]) if wanted[4:].isdecimal() else -1
         identity = f"bpe:{size}"
-        if not MIN_BPE_VOCAB_SIZE <= size <= MAX_BPE_VOCAB_SIZE:
-            sizes = f"at least {MIN_BPE_VOCAB_SIZE} and at most {MAX_BPE_VOCAB_SIZE:,}"
+        if not bpe.MIN_BPE_VOCAB_SIZE <= size <= bpe.MAX_BPE_VOCAB_SIZE:
+            sizes = f"at least {bpe.MIN_BPE_VOCAB_SIZE} and at most {bpe.MAX_BPE_VOCAB_SIZE:,}"
             problems.append(f"tokenizer {wanted}: a BPE's vocabulary is a number of {sizes}")
-    else:
+    elif wanted not in KINDS:
         kind = "file"
         try:
-            identity = f"file:{sha256_of(path)}"
+            identity = f"file:{sha256_of(Path(wanted).expanduser())}"
         except OSError as error:
-            problems.append(f"tokenizer {wanted}: {_no_tokenizer(wanted, error)}")
+            close = difflib.get_close_matches(wanted, KINDS, 1, 0.5)
+            problems.append(
+                f"tokenizer {wanted}: neither {', '.join(KINDS)}, bpe:VOCAB nor a file that can be read "
+                f"({error.strerror}){f': did you mean {close[0]}?' if close else ''}"
+            )
     if problems:
         raise UserError(*problems)
     key = {
@@ -105,7 +97,7 @@ def make_request(
         "validation_fraction": validation_fraction,
         "text_key": text_key,
     }
-    return Request(corpus, kind, wanted, size, path, key)
+    return Request(corpus, wanted, kind, size, validation_fraction, text_key, key)
 
 
 def tokenizer_of(name: str) -> Tokenizer:
@@ -115,9 +107,3 @@ def tokenizer_of(name: str) -> Tokenizer:
     if name == "byte":
         return ByteTokenizer()
     return bpe.gpt2() if name == "gpt2" else load(Path(name).expanduser())
-
-
-def _no_tokenizer(wanted: str, error: OSError) -> str:
-    close = difflib.get_close_matches(wanted, KINDS, 1, 0.5)
-    hint = f": did you mean {close[0]}?" if close else ""
-    return f"neither {', '.join(KINDS)}, bpe:VOCAB nor a file that can be read ({error.strerror}){hint}"

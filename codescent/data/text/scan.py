@@ -21,9 +21,12 @@ NUM_CODE_POINTS = 0x110000
 
 @dataclass(frozen=True)
 class Scan:
-    """Counts of a corpus. `sha256` is that of its file, or of the `sha256sum` lines of its files in reading order.
+    """Counts of a corpus.
 
-    `alphabet` has all characters that occur, sorted ("" if not requested); `empty` names empty files.
+    Attributes:
+        sha256: of its file, or of the `sha256sum` lines of its files in reading order.
+        alphabet: all characters that occur, sorted; "" if not requested.
+        empty: names of empty files.
     """
 
     num_bytes: int
@@ -41,16 +44,10 @@ def scan(
     num_threads: int,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Scan:
-    """Read a corpus once, several files at a time, in bounded memory.
+    """Read a corpus once, several files at a time, in bounded memory; `advance` is called with the size of each piece.
 
-    Args:
-        with_alphabet: collect the characters that occur.
-        advance: called with the size of each piece read.
-
-    Raises:
-        UserError: all problems of the files (the first 20), or: the corpus has no text.
+    Raises UserError: all problems of the files (the first 20), or: the corpus has no text.
     """
-
     stopped = threading.Event()
 
     def look(source: Source) -> Scan | UserError:
@@ -76,24 +73,18 @@ def scan(
     finally:
         stopped.set()  # on Ctrl-C, too: do not wait for files that are being read
         threads.shutdown(cancel_futures=True)
+    one = corpus.is_single_file
+    if not problems and not any(file.characters for file in files):
+        problems = [f"{corpus.sources[0].path if one else corpus.name}: empty: there is no text to train on"]
     if problems:
         raise UserError(*problems)
-    return _summed(corpus, files, "".join(sorted(alphabet)))
-
-
-def _summed(corpus: Corpus, files: list[Scan], alphabet: str) -> Scan:
-    characters = sum(file.characters for file in files)
-    if not characters:
-        where = corpus.sources[0].path if corpus.is_single_file else corpus.name
-        raise UserError(f"{where}: empty: there is no text to train on")
     lines = "".join(f"{file.sha256}  {source.name}\n" for source, file in zip(corpus.sources, files))
-    one = corpus.is_single_file
     return Scan(
         num_bytes=sum(file.num_bytes for file in files),
-        characters=characters,
+        characters=sum(file.characters for file in files),
         documents=sum(file.documents for file in files),
         sha256=files[0].sha256 if one else hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest(),
-        alphabet=alphabet,
+        alphabet="".join(sorted(alphabet)),
         empty=tuple(name for file in files for name in file.empty),
     )
 

@@ -22,20 +22,16 @@ SHARD_TOKENS = 1 << 26
 class SplitWriter:
     """The shards of one split: raw little-endian tokens, `train_000000.bin` and so on, of SHARD_TOKENS each.
 
-    Args:
-        folder: where they are written.
-        split: "train" or "validation".
-        state: what `sync` returned before a kill; the file that was open is cut back to it.
+    `state` is what `sync` returned before a kill; the file that was open is cut back to it.
     """
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], state: dict[str, Any] | None = None) -> None:
-        self._folder = folder
-        self._split = split
-        self._dtype = dtype
-        self.shards: list[dict[str, Any]] = list(state["shards"]) if state else []
-        self.characters: int = state["characters"] if state else 0
-        self.documents: int = state["documents"] if state else 0
-        self._open_tokens: int = state["open_tokens"] if state else 0
+        state = state or {"shards": [], "characters": 0, "documents": 0, "open_tokens": 0}
+        self._folder, self._split, self._dtype = folder, split, dtype
+        self.shards: list[dict[str, Any]] = state["shards"]
+        self.characters: int = state["characters"]
+        self.documents: int = state["documents"]
+        self._open_tokens: int = state["open_tokens"]
         self._digest = hashlib.sha256()
         self._stream: io.FileIO | None = self._reopen() if self._open_tokens else None
 
@@ -44,11 +40,6 @@ class SplitWriter:
         """Tokens written so far."""
         closed: int = sum(shard["tokens"] for shard in self.shards)
         return closed + self._open_tokens
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes written so far."""
-        return self.num_tokens * self._dtype.itemsize
 
     def write(self, tokens: npt.NDArray[Any]) -> None:
         """Append tokens, into as many shards as they need."""
@@ -67,24 +58,25 @@ class SplitWriter:
                 self._close_shard()
 
     def sync(self) -> dict[str, Any]:
-        """Bring what was written to the disk; what to hand to the constructor to continue from here."""
+        """Bring what was written to the disk. Returns the state from which the constructor continues."""
         if self._stream is not None:
             os.fsync(self._stream.fileno())
-        counts = {"characters": self.characters, "documents": self.documents}
-        return {"shards": list(self.shards), "open_tokens": self._open_tokens, **counts}
+        return {**self._counts(), "open_tokens": self._open_tokens}
 
     def finish(self) -> dict[str, Any]:
-        """Close the last shard; the split as the dataset's description tells it."""
+        """Close the last shard. Returns the split's part of the dataset's description."""
         if self._stream is not None:
             self._close_shard()
-        counts = {"characters": self.characters, "documents": self.documents}
-        return {**counts, "tokens": self.num_tokens, "shards": self.shards}
+        return {**self._counts(), "tokens": self.num_tokens}
 
     def abandon(self) -> None:
-        """Let go of the open file; what it holds past the last `sync` does not count."""
+        """Close the open file; what it holds past the last `sync` does not count."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
+
+    def _counts(self) -> dict[str, Any]:
+        return {"characters": self.characters, "documents": self.documents, "shards": self.shards}
 
     def _path(self) -> Path:
         return self._folder / f"{self._split}_{len(self.shards):06d}.bin"
@@ -100,16 +92,16 @@ class SplitWriter:
         assert self._stream is not None
         self.sync()
         self._stream.close()
-        entry = {"file": self._path().name, "tokens": self._open_tokens, "sha256": self._digest.hexdigest()}
-        self.shards.append(entry)
+        name, sha256 = self._path().name, self._digest.hexdigest()
+        self.shards.append({"file": name, "tokens": self._open_tokens, "sha256": sha256})
         self._stream, self._open_tokens, self._digest = None, 0, hashlib.sha256()
 
 
 class ShardWriter:
     """Both splits and the journal of a preparation.
 
-    A journal entry is written after the data that it tells of is on the disk, so a kill at any moment leaves a journal
-    that holds, and at worst some bytes past it that `SplitWriter` cuts off.
+    The journal is written after the data that it describes is on the disk: a kill at any moment leaves a valid
+    journal, and at worst some bytes past it that `SplitWriter` cuts off.
     """
 
     def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
@@ -127,12 +119,12 @@ class ShardWriter:
         write_json(self._folder / JOURNAL, {"chunks_done": self.chunks_done, "forced_cuts": self.forced_cuts, **state})
 
     def finish(self) -> dict[str, Any]:
-        """Close all shards; both splits as the dataset's description tells them."""
+        """Close all shards. Returns the part "splits" of the dataset's description."""
         described = {split: writer.finish() for split, writer in self.splits.items()}
         sync_folder(self._folder)
         return described
 
     def abandon(self) -> None:
-        """Let go of the open files without a word more."""
+        """Close the open files without a journal entry."""
         for writer in self.splits.values():
             writer.abandon()

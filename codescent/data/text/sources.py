@@ -14,7 +14,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 
 from codescent.base.errors import UserError
 
@@ -42,40 +42,18 @@ class Block(NamedTuple):
     ends_document: bool
 
 
-class _Watched(io.RawIOBase):
+class _Watched(io.FileIO):
     """A raw file that calls `watch` with all bytes as they are read (for a hash and for progress)."""
 
-    def __init__(self, raw: io.RawIOBase, watch: Callable[[memoryview], None]) -> None:
-        self._raw = raw
+    def __init__(self, path: Path, watch: Callable[[memoryview], None]) -> None:
+        super().__init__(path)
         self._watch = watch
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        count = self._raw.readinto(buffer) or 0
+    def readinto(self, buffer: Any) -> int:
+        count = super().readinto(buffer) or 0
         if count:
             self._watch(memoryview(buffer)[:count])
         return count
-
-
-class _Rejoined(io.RawIOBase):
-    """A stream with its first bytes, which were read already, put back."""
-
-    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
-        self._head = head
-        self._rest = rest
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        if self._head:
-            data, self._head = self._head[: len(buffer)], self._head[len(buffer) :]
-        else:
-            data = self._rest.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
 
 def read_blocks(path: Path, text_key: str, watch: Callable[[memoryview], None] | None = None) -> Iterator[Block]:
@@ -83,19 +61,16 @@ def read_blocks(path: Path, text_key: str, watch: Callable[[memoryview], None] |
 
     The suffix decides: `.jsonl` and `.ndjson` have one JSON object per line with the text under `text_key`; `.gz .xz
     .bz2` are decompressed; `.tar` (also inside a compressed file of any name) is read member by member; other files
-    are one document of UTF-8 text. At most one block, or one JSON line, is in memory.
-
-    Args:
-        watch: called with every byte of the file once, in order, before the last block has been taken.
+    are one document of UTF-8 text. At most one block, or one JSON line, is in memory. `watch` is called with every
+    byte of the file once, in order, before the last block has been taken.
 
     Raises:
         UserError: cannot be read; not UTF-8 (byte offset, line); a JSON line without the key (line); damaged archive.
     """
     try:
-        with path.open("rb", buffering=0) as raw:
-            watched = _Watched(raw, watch) if watch else raw
-            stream = io.BufferedReader(cast(io.RawIOBase, watched), READ_BYTES)
-            yield from _blocks(str(path), path.name.lower(), cast(IO[bytes], stream), text_key)
+        raw = _Watched(path, watch) if watch else io.FileIO(path)
+        with io.BufferedReader(raw, READ_BYTES) as stream:
+            yield from _blocks(str(path), path.name.lower(), stream, text_key)
             while stream.read(READ_BYTES):  # the hash includes bytes that a decompressor did not read
                 pass
     except _BAD_ARCHIVE as error:
@@ -107,10 +82,8 @@ def read_blocks(path: Path, text_key: str, watch: Callable[[memoryview], None] |
 def _blocks(where: str, name: str, stream: IO[bytes], text_key: str) -> Iterator[Block]:
     suffix = "." + name.rpartition(".")[2]
     if suffix in _OPENERS:
-        unpacked = _OPENERS[suffix](stream)
-        head = unpacked.read(512)
-        inner = cast(IO[bytes], io.BufferedReader(_Rejoined(head, unpacked), READ_BYTES))
-        if head[257:262] == b"ustar" or suffix in TAR_SUFFIXES:
+        inner = io.BufferedReader(_OPENERS[suffix](stream), READ_BYTES)
+        if inner.peek(512)[257:262] == b"ustar" or suffix in TAR_SUFFIXES:
             yield from _tar_blocks(where, inner, text_key)
         else:
             yield from _blocks(where, name.removesuffix(suffix), inner, text_key)
@@ -159,7 +132,7 @@ def _text_blocks(where: str, stream: IO[bytes]) -> Iterator[Block]:
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError, offset_bytes: int, num_lines: int) -> UserError:
-    """The error for bytes that are not UTF-8. The two numbers are those of the first byte of `error.object`."""
+    """The error for bytes that are not UTF-8; `error.object` begins at this offset and line of the file."""
     data: bytes = error.object
     line = num_lines + data[: error.start].count(b"\n") + 1
     hint = "; it looks like UTF-16" if offset_bytes == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""

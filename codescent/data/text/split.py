@@ -1,5 +1,5 @@
-"""In: the token shards of a split. Out: samples of its tokens, memory-mapped, by number.
-Does not order the samples (loader.py does) and does not know the task."""
+"""In: the token shards of a split. Out: samples of its tokens, memory-mapped, by number, and the next token of each.
+Does not order the samples (loader.py does)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
-from codescent.data.samples import in_range
+from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.foreign import ShardFile
 
 SCAN_TOKENS = 1 << 22
-
-Rows = npt.NDArray[np.int64]
 
 
 class Split:
@@ -41,18 +39,10 @@ class Split:
         """Number of whole samples of `seq_len` inputs and `seq_len` targets (the inputs, shifted by one)."""
         return max(0, (self.num_tokens - 1) // seq_len)
 
-    def read(self, samples: npt.NDArray[np.integer[Any]], seq_len: int) -> Rows:
-        """Tokens of samples: sample j is tokens [j * seq_len, j * seq_len + seq_len], both ends included.
+    def read(self, samples: npt.NDArray[np.integer[Any]], seq_len: int) -> Numbers:
+        """Tokens of samples, int64 [n, seq_len + 1]: sample j is tokens [j * seq_len, j * seq_len + seq_len].
 
-        Args:
-            samples: [n], each in [0, num_samples(seq_len)).
-
-        Returns:
-            int64 [n, seq_len + 1].
-
-        Raises:
-            UserError: a token is outside the vocabulary: file and byte.
-            IndexError: a number is outside the range.
+        Raises UserError: a token is outside the vocabulary (file and byte); IndexError: there is no such sample.
         """
         numbers = in_range(samples, self.num_samples(seq_len), self.name)
         firsts = numbers * seq_len
@@ -70,12 +60,8 @@ class Split:
             raise UserError(self._outside(int(firsts[row]) + column, int(out[row, column])))
         return out
 
-    def where(self, chosen: npt.NDArray[np.bool_]) -> Rows:
-        """Positions of all tokens whose id is in `chosen` (a mask over ids), in order; reads the whole split.
-
-        Raises:
-            UserError: a token is outside the vocabulary: file and byte.
-        """
+    def where(self, chosen: npt.NDArray[np.bool_]) -> Numbers:
+        """Positions of all tokens whose id is in `chosen` (a mask over ids), in order; raises as `read`."""
         found = [np.empty(0, np.int64)]
         for start, tokens in self._pieces():
             if problem := self._problem(start, tokens):
@@ -83,7 +69,7 @@ class Split:
             found.append(start + np.flatnonzero(chosen[tokens]))
         return np.concatenate(found)
 
-    def span(self, first: int, count: int) -> Rows:
+    def span(self, first: int, count: int) -> Numbers:
         """Tokens [first, first + count), across shards: int64 [count]."""
         out = np.empty(count, np.int64)
         done = 0
@@ -119,3 +105,22 @@ class Split:
         file = self.files[shard]
         offset_bytes = file.offset_bytes + (position - int(self._starts[shard])) * file.dtype.itemsize
         return f"{file.path}: token {token} at byte {offset_bytes} is outside the vocabulary of {self.vocab_size}"
+
+
+class TextSource:
+    """A split, cut into samples of `seq_len` tokens, with the next token of each as its target; see `Source`."""
+
+    def __init__(self, split: Split, seq_len: int, losses_per_sample: int) -> None:
+        self.name = split.name
+        self.num_samples = split.num_samples(seq_len)
+        self.losses_per_sample: int | None = losses_per_sample
+        self._split, self._seq_len, self._losses = split, seq_len, losses_per_sample
+
+    def read(self, numbers: Numbers) -> Samples:
+        """inputs and targets int64 [n, seq_len]; raises as `Split.read`."""
+        rows = self._split.read(numbers, self._seq_len)
+        return Samples(np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:]))
+
+    def losses(self, numbers: Numbers) -> Numbers:
+        """`losses_per_sample` for each."""
+        return np.full(len(numbers), self._losses, np.int64)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,8 @@ class LibraryTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ids, including control tokens. Raises ValueError for an id outside the vocabulary."""
         ids = [int(token) for token in tokens]
-        wrong = next((token for token in ids if not 0 <= token < self.vocab_size), None)
-        if wrong is not None:
-            raise ValueError(f"token {wrong} is outside the vocabulary of {self.vocab_size}")
-        text: str = self._inner.decode(ids, skip_special_tokens=False)
-        return text
+        check_range(ids, self.vocab_size)
+        return str(self._inner.decode(ids, skip_special_tokens=False))
 
     def cut_is_safe(self, left: str, right: str) -> bool:
         """Whether encoding the two neighbours separately gives the ids of encoding them together."""
@@ -83,22 +81,22 @@ class LibraryTokenizer:
         path.write_text(self.text, encoding="utf-8")
 
 
-def gpt2() -> LibraryTokenizer:
-    """GPT-2's BPE from its two published files: 50,257 ids, `<|endoftext|>` = 50256.
+def check_range(tokens: Sequence[int], vocab_size: int) -> None:
+    """Raise ValueError for a token outside [0, vocab_size)."""
+    wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise ValueError(f"token {wrong} is outside the vocabulary of {vocab_size}")
 
-    Raises:
-        UserError: a file is neither in CODESCENT_DATA_DIR nor in the cache and cannot be downloaded.
-    """
+
+def gpt2() -> LibraryTokenizer:
+    """GPT-2's BPE: 50,257 ids, `<|endoftext|>` = 50256. Raises UserError: a file is missing, see `download.obtain`."""
     vocabulary = json.loads(download.obtain(download.GPT2_VOCABULARY).read_text(encoding="utf-8"))
     merges = download.obtain(download.GPT2_MERGES).read_text(encoding="utf-8")
     return LibraryTokenizer(from_merges(vocabulary, merges))
 
 
 def train(texts: Iterator[str], vocab_size: int) -> LibraryTokenizer:
-    """Train a byte-level BPE: 256 bytes, `<|endoftext|>` (id 0), and the most frequent merges.
-
-    The vocabulary is smaller than `vocab_size` if the texts have too few pairs to merge.
-    """
+    """Train a byte-level BPE: 256 bytes, `<|endoftext|>` (id 0), and the most frequent merges, as far as there are."""
     inner = byte_level(library.models.BPE())
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -188,8 +186,7 @@ class WordTable:
         self._index: dict[str, int] = {}
         self._num_chars = 0
         self._ids = np.empty(0, self._dtype)
-        self._starts = np.empty(0, np.int64)
-        self._lengths = np.empty(0, np.int64)
+        self._starts = self._lengths = np.empty(0, np.int64)
 
     def _learn(self, words: list[str]) -> None:
         new = [encoding.ids for encoding in self._inner.encode_batch_fast(words, add_special_tokens=False)]
@@ -216,13 +213,5 @@ class WordTable:
 
 def _character_class(kinds: dict[str, str], kind: str) -> str:
     """The ranges of a regular expression's class for one kind. A range may include characters not yet classified."""
-    runs: list[list[str]] = []
-    last = ""
-    for char in sorted(kinds):
-        if kinds[char] == kind:
-            if last == kind:
-                runs[-1][1] = char
-            else:
-                runs.append([char, char])
-        last = kinds[char]
-    return "".join(f"\\U{ord(first):08x}-\\U{ord(end):08x}" for first, end in runs)
+    runs = [list(run) for found, run in groupby(sorted(kinds), kinds.__getitem__) if found == kind]
+    return "".join(f"\\U{ord(run[0]):08x}-\\U{ord(run[-1]):08x}" for run in runs)

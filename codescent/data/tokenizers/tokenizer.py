@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
-from codescent.data.tokenizers.bpe import LibraryTokenizer
+from codescent.data.tokenizers.bpe import LibraryTokenizer, check_range
 from codescent.data.tokenizers.wordpiece import WordPiece, is_wordpiece
 
 TokenArray = npt.NDArray[Any]  # uint16 or uint32, see token_dtype
@@ -54,22 +54,22 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 class _ContextFree:
-    """A tokenizer whose ids do not depend on neighbouring characters: any cut is safe."""
+    """A tokenizer whose ids do not depend on neighbouring characters; `_fields` make up its file."""
 
     context_free = True
+    _fields: dict[str, Any]
 
     def cut_is_safe(self, left: str, right: str) -> bool:
-        """True: the ids never change."""
+        """True: any cut is safe."""
         return True
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, for `load`."""
+        path.write_text(json.dumps(self._fields), encoding="utf-8")
 
 
 class CharTokenizer(_ContextFree):
-    """One id per character of a fixed alphabet, in the order of code points, and optionally one for document ends.
-
-    Args:
-        characters: the alphabet, sorted, without duplicates.
-        with_separator: add a last id, which ends documents: the corpus has several.
-    """
+    """One id per character of a sorted alphabet without duplicates, and optionally a last one for document ends."""
 
     chars_per_s = 1.5e8
 
@@ -82,6 +82,7 @@ class CharTokenizer(_ContextFree):
         self._ids[points] = np.arange(len(points), dtype=np.int32)
         self._dtype = token_dtype(self.vocab_size)
         self._texts = [*characters, *([SEPARATOR_TEXT] if with_separator else [])]
+        self._fields = {"codescent_tokenizer": "char", "characters": characters, "separator": with_separator}
 
     def encode(self, text: str) -> TokenArray:
         """Ids of a text. Raises UserError with the characters that the alphabet lacks."""
@@ -97,13 +98,8 @@ class CharTokenizer(_ContextFree):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ids. Raises ValueError for an id outside the vocabulary."""
-        _check_range(tokens, self.vocab_size)
+        check_range(tokens, self.vocab_size)
         return "".join(self._texts[token] for token in tokens)
-
-    def save(self, path: Path) -> None:
-        """Write it as JSON, for `load`."""
-        fields = {"codescent_tokenizer": "char", "characters": self.characters, "separator": self.separator is not None}
-        path.write_text(json.dumps(fields), encoding="utf-8")
 
 
 class ByteTokenizer(_ContextFree):
@@ -112,6 +108,7 @@ class ByteTokenizer(_ContextFree):
     vocab_size = 257
     separator: int | None = 256
     chars_per_s = 5e8
+    _fields = {"codescent_tokenizer": "byte"}  # noqa: RUF012 - never changed
 
     def encode(self, text: str) -> TokenArray:
         """Ids of a text's UTF-8 bytes."""
@@ -119,23 +116,14 @@ class ByteTokenizer(_ContextFree):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ids; what is not UTF-8 becomes U+FFFD. Raises ValueError for an id outside the vocabulary."""
-        _check_range(tokens, self.vocab_size)
+        check_range(tokens, self.vocab_size)
         end = SEPARATOR_TEXT.encode()
-        return b"".join(end if token == self.separator else bytes((token,)) for token in tokens).decode(
-            errors="replace"
-        )
-
-    def save(self, path: Path) -> None:
-        """Write it as JSON, for `load`."""
-        path.write_text(json.dumps({"codescent_tokenizer": "byte"}), encoding="utf-8")
+        parts = (end if token == self.separator else bytes((token,)) for token in tokens)
+        return b"".join(parts).decode(errors="replace")
 
 
 def load(path: Path) -> Tokenizer:
-    """Load a tokenizer from a file of `save` or from a JSON file of the tokenizers library.
-
-    Raises:
-        UserError: the file is missing or is not a tokenizer.
-    """
+    """A tokenizer from a file of `save` or JSON of the tokenizers library. Raises UserError: it is none."""
     try:
         text = path.read_text(encoding="utf-8")
         fields = json.loads(text)
@@ -153,11 +141,9 @@ def load(path: Path) -> Tokenizer:
 
 
 def encode_segments(tokenizer: Tokenizer, segments: Iterable[tuple[str, bool]], separate: bool) -> TokenArray:
-    """Concatenated ids of consecutive texts.
+    """Concatenated ids of consecutive texts: (text, whether a document ends with it).
 
-    Args:
-        segments: each a text, and whether a document ends with it.
-        separate: add the separator, if the tokenizer has one, after each document.
+    `separate`: add the separator, if the tokenizer has one, after each document.
     """
     dtype = token_dtype(tokenizer.vocab_size)
     end = np.array([] if tokenizer.separator is None or not separate else [tokenizer.separator], dtype)
@@ -167,9 +153,3 @@ def encode_segments(tokenizer: Tokenizer, segments: Iterable[tuple[str, bool]], 
         if ends_document:
             parts.append(end)
     return np.concatenate(parts)
-
-
-def _check_range(tokens: Sequence[int], vocab_size: int) -> None:
-    wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
-    if wrong is not None:
-        raise ValueError(f"token {wrong} is outside the vocabulary of {vocab_size}")

@@ -68,11 +68,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def identity(name: str) -> str:
-    """The tokenizer's name in a dataset's key: the published name, or the sha256 of the user's vocabulary.
-
-    Raises:
-        UserError: the user's vocabulary cannot be read.
-    """
+    """The name in a dataset's key, with the sha256 of a user's vocabulary. Raises UserError: that cannot be read."""
     kind, path = split_name(name) or (name, "")
     return f"{kind}:{hashlib.sha256(_read(Path(path).expanduser())).hexdigest()}" if path else kind
 

@@ -1,5 +1,5 @@
 """In: a text. Out: the task "lm": each next token is wanted.
-Does not make samples: data/text/text_source.py does."""
+Does not make samples: data/text/split.py does."""
 
 from __future__ import annotations
 
