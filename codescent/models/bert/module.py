@@ -14,8 +14,8 @@ from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape
 from codescent.models.decoder import Block, Part
 from codescent.operators.attention import Attention
 from codescent.operators.dropout import drop
-from codescent.operators.head import ScaledGradient
-from codescent.operators.linear import ExactGeluThenLinear, FeedForward, Linear
+from codescent.operators.head import scaled_gradient
+from codescent.operators.linear import EXACT_GELU, FeedForward, Linear
 
 # Shapes: B samples, T positions, N = B * T, M of these whose tokens are predicted, D hidden_dim, V vocab_size.
 
@@ -61,7 +61,7 @@ class Bert(Part):
     def _block(self) -> Block:
         shape, width = self.shape, self.shape.hidden_dim
         attn = Attention(width, (shape.num_heads, shape.num_kv_heads), True, shape.dropout, causal=False)
-        mlp = FeedForward(width, shape.ffn_dim, True, ExactGeluThenLinear)
+        mlp = FeedForward(width, shape.ffn_dim, True, EXACT_GELU)
         norm = partial(nn.LayerNorm, width, NORM_EPS)
         return Block(norm, shape.dropout, norm_first=False, attn=attn, mlp=mlp)
 
@@ -156,5 +156,4 @@ def span_loss(logits_BT2: Tensor, targets_B2: Tensor, lengths_B: Tensor | None, 
         padding_B1T = _padding(lengths_B, logits_B2T.shape[2])[:, None]
         logits_B2T = logits_B2T.masked_fill(padding_B1T, -math.inf)
     loss = F.cross_entropy(logits_B2T.flatten(0, 1), targets_B2.flatten(), reduction="sum") / 2
-    scaled: Tensor = ScaledGradient.apply(loss, loss_scale)  # type: ignore[no-untyped-call]
-    return scaled
+    return scaled_gradient(loss, loss_scale)

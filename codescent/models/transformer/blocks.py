@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from codescent.models.decoder import ResidualBlock
 from codescent.models.transformer.declare import TransformerShape
 from codescent.operators.attention import Attention, CrossAttention
-from codescent.operators.dropout import drop_columns
+from codescent.operators.dropout import drop
 from codescent.operators.linear import Linear
 
 # Shapes: B batch, S positions of the source, T of the target, D hidden_dim, F ffn_dim.
@@ -30,12 +30,12 @@ class FeedForward(nn.Module):
     def forward(self, x_BTD: Tensor, keys_B: Tensor | None = None) -> Tensor:
         """[B, T, D]; `keys_B` are keys of the dropout between the two matrices, None drops nothing."""
         h_BTF = self.up(x_BTD)
-        # ReLU overwrites its input, which nothing else reads: the value gives the slope. (The output of DeferredLinear
+        # ReLU overwrites its input, which nothing else reads: the value gives the slope. (The output of a linear layer that
         # is a view that autograd allows nothing to overwrite.)
         inplace = self.up.deferred is None
         h_BTF = F.relu(h_BTF, inplace=inplace) if self.activation == "relu" else F.gelu(h_BTF)
         if keys_B is not None:
-            h_BTF = drop_columns(h_BTF, keys_B, self.dropout, self.up.first_output)
+            h_BTF = drop(h_BTF, keys_B, self.dropout, first_column=self.up.first_output)
         y_BTD: Tensor = self.down(h_BTF)
         return y_BTD
 

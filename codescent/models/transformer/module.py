@@ -13,7 +13,7 @@ from codescent.models.decoder import Part, with_gradient
 from codescent.models.transformer.blocks import DROPOUT_SITES, DecoderBlock, EncoderBlock
 from codescent.models.transformer.declare import TransformerShape
 from codescent.operators.dropout import drop
-from codescent.operators.head import ScaledGradient
+from codescent.operators.head import scaled_gradient
 from codescent.operators.linear import Linear
 
 # Shapes: B samples, S positions of the source, T of the target, X = S + T, D hidden_dim, V vocab_size, L layers.
@@ -205,5 +205,4 @@ def squared_error(y_BTD: Tensor, targets_BTD: Tensor, loss_scale: float) -> Tens
     value is not. Divided by the number of positions it is torch.nn.MSELoss."""
     wide = torch.promote_types(y_BTD.dtype, torch.float32)
     loss = (y_BTD.to(wide) - targets_BTD.to(wide)).square().sum() / y_BTD.shape[-1]
-    scaled: Tensor = ScaledGradient.apply(loss, loss_scale)  # type: ignore[no-untyped-call]
-    return scaled
+    return scaled_gradient(loss, loss_scale)
