@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from codescent.base.errors import UserError
 from codescent.data.tokenizers.tokenizer import load
-from codescent.tasks.conversations.chat_files import ChatFiles
+from codescent.tasks.conversations.chat_files import ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate
 from codescent.tasks.conversations.conversations import Keys, read_conversations
 from codescent.tasks.conversations.prepare import ResponseRequest
@@ -162,7 +162,7 @@ def test_a_model_that_has_learnt_to_chat_answers_and_ends_its_turn(
     told = capsys.readouterr().out
     assert told == "<|im_start|>user\nblue<|im_end|>\n<|im_start|>assistant\neulb\n"
     # The run has its template: it may be moved, and what it was read from may be gone.
-    expected = ChatTemplate.read(project / "model").render(TALK)
+    expected = ChatTemplate(read_chat_files(project / "model")).render(TALK)
     (project / "runs" / "learned").rename(project / "moved")
     (project / "model").rename(project / "away")
     try:
@@ -191,7 +191,7 @@ def test_a_run_goes_on_by_the_template_it_began_with(
     words.append("optimizer.decay_steps=9")
     run = train(project, "kept", *words, "train.num_steps=1")
     kept = json.loads((run.path / "chat.json").read_text())
-    assert kept == ChatTemplate.read(Path("other")).files.kept()
+    assert kept == ChatTemplate(read_chat_files(Path("other"))).files.kept()
     assert kept["day"]
     (run.path / "chat.json").write_text(json.dumps({**kept, "day": "2024-02-29"}))  # as if it had begun then
     again = ["train", "run.toml", "run.name=kept", *words, "train.num_steps=2", "--resume"]

@@ -18,16 +18,15 @@ from codescent.data.progress import stage
 from codescent.data.text.request import tokenizer_of
 from codescent.data.tokenizers.tokenizer import Tokenizer, token_dtype
 from codescent.tasks.conversations.chat_files import ChatFiles, read_chat_files
-from codescent.tasks.conversations.chat_template import ChatTemplate
+from codescent.tasks.conversations.chat_template import ChatTemplate, Spans
 from codescent.tasks.conversations.chat_tokens import ChatTokens
 from codescent.tasks.conversations.conversations import Conversation, Keys, Message, read_conversations, refuse
 from codescent.tasks.conversations.source import ARRAYS, ResponseDataset, chat_of
 from codescent.tasks.folder import Request, tokenizer_identity
 
 PLAIN = "{prompt}{response}"
-Spans = list[tuple[int, int]]
 Encode = Callable[[Sequence[Message]], tuple[list[int], Spans]]
-"""Messages to their tokens, and the pieces [begin, end) of these that are wanted."""
+"""Messages to their tokens, and the pieces of these that are wanted."""
 
 
 @dataclass(frozen=True)
