@@ -15,7 +15,7 @@ from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
 from codescent.models.generate import Choice, generate
 from codescent.record import CONFIG, RunFolder
 from codescent.tasks.conversations.conversations import HALF, half_a_character
-from codescent.tasks.prompts import Prompts
+from codescent.tasks.task import Prompts
 from codescent.verbs.trained import Trained, device_of, find, module_of
 
 __all__ = ["TextStream", "generate", "sample_run"]
