@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,26 @@ from codescent.huggingface.write import Shard, shards, write_weights
 from codescent.plan import Parameter
 from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
 from codescent.tasks import TASKS, chosen
+from codescent.verbs.config import resolved_of
 from codescent.verbs.trained import Trained, Values, find
 
 _OF_RUN = ("run.name", "run.folder")  # told by the path of the run that is made
+
+
+def export_main(arguments: Namespace) -> int:
+    """Print what `export_run` did."""
+    return _print(export_run(**vars(arguments)))
+
+
+def import_main(arguments: Namespace) -> int:
+    """Print what `import_folder` did."""
+    return _print(import_folder(arguments.folder, arguments.run, resolved_of(arguments)))
+
+
+def _print(lines: list[str]) -> int:
+    for line in lines:
+        print(line)
+    return 0
 
 
 def export_run(

@@ -4,24 +4,29 @@ Does not choose tokens (models/generate does) and does not change the run folder
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from codescent import models
 from codescent.base.errors import UserError
-from codescent.config.load import load
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
 from codescent.models.generate import Choice, generate
-from codescent.record import CONFIG, RunFolder
+from codescent.preflight import saved_plan
+from codescent.record import RunFolder
 from codescent.tasks.conversations.conversations import HALF, half_a_character
 from codescent.tasks.prompts import Prompts
 from codescent.verbs.trained import Trained, device_of, find, module_of
 
-__all__ = ["TextStream", "generate", "sample_run"]
-
 # On a terminal: control characters of a model's own text could move the cursor or worse.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
+
+
+def main(arguments: Namespace) -> int:
+    """Write the texts to standard output."""
+    sample_run(**vars(arguments))
+    return 0
 
 
 class TextStream:
@@ -33,10 +38,8 @@ class TextStream:
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
-        self._context: list[
-            int
-        ] = []  # tokens whose text is out, before those whose text is not: some decoders look back
-        self._held: list[int] = []
+        self._context: list[int] = []  # tokens whose text is out: some decoders look back
+        self._held: list[int] = []  # tokens whose text is not
         self._shown = 0  # characters of the text of both that are out
 
     def push(self, token: int) -> str:
@@ -78,10 +81,10 @@ def sample_run(
         prompts: texts to continue, or what a user asks where the run has a chat template; None: one text from the
             beginning of a document.
         tokens: new tokens at the most, for each text; a text ends earlier where the model ends the document.
-        temperature: see Choice.
-        top_k: see Choice.
-        top_p: see Choice.
-        seed: see Choice; the same on the same machine gives the same texts.
+        temperature: see Choice, as for top_k and top_p.
+        top_k: draw from the likeliest tokens only.
+        top_p: draw from the likeliest tokens that make up this probability.
+        seed: the same on the same machine gives the same texts.
         num: texts for each prompt.
         device: "auto", "cpu" or "cuda".
         out: where to write; None: standard output.
@@ -123,8 +126,7 @@ def sample_run(
 
 def _find(run: Path) -> tuple[Trained, Tokenizer]:
     folder = RunFolder.open(run)
-    config = load(folder.path / CONFIG).config
-    kind = models.kind_of(config.model.kind, config.model.preset)
+    kind = saved_plan(folder).model.kind
     problems = []
     if kind not in models.GENERATING:
         problems.append(

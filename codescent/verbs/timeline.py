@@ -127,7 +127,7 @@ def _event(span: Span) -> dict[str, Any]:
 def picture(simulation: Simulation, title: str, costs: Costs) -> bytes:
     """A PNG: a row for each stage, time to the right, the micro-batch's number in its box where it can be read."""
     # Optional, and slow to import: only where a picture is drawn.
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.figure import Figure
 
     spans = [span for span in simulation.timeline if span.end_s > span.start_s]
     shortest = min((span.end_s - span.start_s for span in spans), default=1.0)
@@ -182,7 +182,7 @@ def _boxes(axes: Axes, spans: list[Span], *, numbered: bool) -> None:
 
 
 def _legend(spans: list[Span]) -> list[Patch]:
-    from matplotlib.patches import Patch  # noqa: PLC0415
+    from matplotlib.patches import Patch
 
     kinds = {(span.instruction.verb, span.instruction.chunk % 2 == 1) for span in spans}
     ordered = sorted(kinds, key=lambda kind: (list(COLOURS).index(kind[0]), kind[1]))

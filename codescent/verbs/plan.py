@@ -1,20 +1,37 @@
-"""In: a plan, a resolved config. Out: tables for a person to read, with units that people use (GiB, millions).
-Does not compute what it shows (cost does) and writes no file."""
+"""In: a plan. Out: a table for a person to read, with units that people use (GiB, millions), or JSON.
+Does not compute what it shows (cost does) and does not draw (timeline.py does)."""
 
 from __future__ import annotations
 
+import json
+from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from codescent.config.load import Resolved, describe
+from codescent.base.errors import UserError
 from codescent.cost.memory import StateBytes, inside_bytes, state_bytes, wire_bytes
 from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
+from codescent.preflight import plan_of
+from codescent.verbs.config import config_of
+from codescent.verbs.timeline import draw_plan, refusals
 
-SYNTHETIC = "synthetic: random numbers, to measure with; the loss says nothing"
+
+def main(arguments: Namespace) -> int:
+    """Print the plan of a config, and draw its timeline if a file for it is given."""
+    config, file = config_of(arguments), arguments.timeline
+    if file is not None and (problems := list(refusals(file))):
+        raise UserError(*problems)
+    plan = plan_of(config, config.parallel.ranks)
+    if file is not None:
+        draw_plan(plan, file)
+    if arguments.json:
+        print(json.dumps(plan.to_json(), indent=1))
+    else:
+        show_plan(plan)
+    return 0
 
 
 def show_plan(plan: Plan) -> None:
@@ -192,19 +209,3 @@ def _bytes(number: float) -> str:
         if number >= size:
             return f"{number / size:,.2f} {unit}"
     return f"{number:,.0f} bytes"
-
-
-def show_config(resolved: Resolved) -> None:
-    """Every key, its value, and where the value comes from."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("key", "value", "from"):
-        table.add_column(heading, overflow="fold")
-    for section, key, value, origin in describe(resolved):
-        table.add_row(f"{section}.{key}", value, _shortened(origin), style="dim" if origin == "default" else "")
-    Console(highlight=False).print(table, markup=False)
-
-
-def _shortened(origin: str) -> str:
-    """The file of FILE:LINE as seen from here, where it lies below the working folder."""
-    path = Path(origin)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else origin
