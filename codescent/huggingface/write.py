@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -64,15 +64,15 @@ def index_text(files: Sequence[Shard]) -> str:
     return json.dumps({"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}, indent=2) + "\n"
 
 
-def write_weights(folder: Path, files: Sequence[Shard], dtype: str, read: Read, zeros: frozenset[str]) -> None:
+def write_weights(folder: Path, files: Sequence[Shard], dtype: str, read: Read, zeros: Collection[str]) -> None:
     """Write the files, and the index where there are several; each is on the disk when this returns.
 
     Args:
         folder: to write into.
         files: from `shards`.
-        dtype: a key of DTYPES.
-        read: the boxes of parameters.
-        zeros: parameters that there are not: theirs are zero.
+        dtype: a key of CODE_DTYPES.
+        read: reads boxes of parameters.
+        zeros: parameters that our model lacks: their tensors are zeros.
     """
     for shard in files:
         with (folder / shard.file).open("xb", buffering=0) as file:

@@ -37,11 +37,8 @@ TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}
 """Precision to the largest relative difference of losses and gradient norms that counts as the same."""
 
 COLUMNS = ("train_loss", "grad_norm", "val_loss")
-MAX_RANKS = 64
-"""Per layout: all its ranks start on this machine."""
-
-STOP_S = 30.0
-"""Time for a stopped run to save and to end its ranks."""
+MAX_RANKS = 64  # per layout: all its ranks start on this machine
+STOP_S = 30.0  # time for a stopped run to save and to end its ranks
 
 
 def main(arguments: Namespace) -> int:
@@ -93,10 +90,7 @@ ALONE = Layout((), 1)
 
 @dataclass(frozen=True)
 class Finding:
-    """A layout's largest relative difference in each of COLUMNS, and the step of the largest loss difference.
-
-    `refused` or `failed` say why there are no differences.
-    """
+    """A layout's largest relative differences by column, and the step of the largest one of the loss; or why not."""
 
     layout: str
     ranks: int
@@ -117,8 +111,8 @@ class Finding:
 def layouts_of(ranks: Sequence[int]) -> Iterator[Layout]:
     """Every way to divide each number of ranks over the axes of the strategies.
 
-    A single axis is tried in each variant of its strategy, several axes together once. One rank tries the variants of
-    the strategies without an axis.
+    A single axis is tried in each variant of its strategy, several axes together once, and on one rank the variants of
+    strategies without an axis.
     """
     if 1 in ranks:
         undivided = (variant for kind in ORDER if not kind.axis for variant in kind.variants)
@@ -137,13 +131,6 @@ def layouts_of(ranks: Sequence[int]) -> Iterator[Layout]:
 def _keys(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Keys and values as a command line spells them."""
     return tuple((key, str(value).lower() if isinstance(value, bool) else str(value)) for key, value in values.items())
-
-
-def _usual_options() -> list[str]:
-    """Defaults for the options that variants set. The config's own options may not fit other layouts."""
-    varied = {key: None for kind in ORDER if kind.axis for variant in kind.variants for key in variant}
-    defaults = _keys({key: Parallel.model_fields[key].default for key in varied})
-    return [f"parallel.{key}={value}" for key, value in defaults]
 
 
 def parse_layouts(text: str) -> list[Layout]:
@@ -177,25 +164,16 @@ def parse_layouts(text: str) -> list[Layout]:
 
 
 class Prover:
-    """Runs of one config in several layouts, in a temporary folder.
-
-    Args:
-        config: file or name of a config, as `train` takes it.
-        overrides: section.key=value.
-        steps: how many steps each run takes.
-        precision: "fp64" or "fp32".
-        folder: parent of the run folders.
-
-    Raises:
-        UserError: the config cannot be used on one process.
-    """
+    """Runs of one config in several layouts, in subfolders of `folder`; the other arguments are those of `prove`."""
 
     def __init__(self, config: str, overrides: Sequence[str], steps: int, precision: str, folder: Path) -> None:
         self.config, self.steps, self.folder = config, steps, folder
         self.precision, self.tolerance = precision, TOLERANCE[precision]
         given = load(config, overrides).config
+        varied = (key for kind in ORDER if kind.axis for variant in kind.variants for key in variant)
+        usual = _keys({key: Parallel.model_fields[key].default for key in varied})  # own values may not fit a layout
         self.words = [
-            *_usual_options(),
+            *(f"parallel.{key}={value}" for key, value in usual),
             *overrides,
             f"train.precision={precision}",
             f"train.eval_every={max(1, steps // 2) if given.train.eval_every else 0}",
@@ -210,11 +188,7 @@ class Prover:
         self.number = 0
 
     def check(self, layouts: Sequence[Layout]) -> None:
-        """Check the config with the values of each layout, before anything runs.
-
-        Raises:
-            UserError: every problem.
-        """
+        """Check the config with the values of each layout. Raises UserError with every problem."""
         problems: list[str] = []
         for layout in (ALONE, *layouts):
             try:
@@ -224,9 +198,13 @@ class Prover:
         if problems:
             raise UserError(*dict.fromkeys(problems))
 
+    def filled(self, layout: Layout) -> Layout:
+        """The layout with micro-batches that fill its pipeline."""
+        return layout.filled(self._config(ALONE))
+
     def reference(self) -> list[dict[str, float]]:
         """Metrics of one process. Raises UserError if it fails or if a loss is not finite."""
-        rows = self._run(ALONE, self._new_folder(), self.steps)
+        rows = self._train([ALONE])
         if isinstance(rows, str):
             raise UserError(f"one process: {rows}")
         for row in rows:
@@ -240,13 +218,7 @@ class Prover:
         name, ranks = " -> ".join(map(str, layouts)), max(layout.ranks for layout in layouts)
         if refused := next(filter(None, map(self._refused, layouts)), ""):
             return Finding(name, ranks, {}, refused=refused)
-        folder = self._new_folder()
-        rows = self._run(layouts[0], folder, self.steps // len(layouts))
-        for layout in layouts[1:]:
-            if not isinstance(rows, str):
-                rows = self._run(layout, folder, self.steps, "--resume")
-        shutil.rmtree(folder, ignore_errors=True)
-        return _finding(name, ranks, rows, expected)
+        return _finding(name, ranks, self._train(layouts), expected)
 
     def _refused(self, layout: Layout) -> str:
         try:
@@ -255,34 +227,37 @@ class Prover:
             return "; ".join(error.problems)
         return ""
 
-    def filled(self, layout: Layout) -> Layout:
-        """The layout with micro-batches that fill its pipeline."""
-        return layout.filled(self._config(ALONE))
+    def _config(self, layout: Layout) -> Config:
+        return load(self.config, self._words(layout, self.steps)).config
 
     def _words(self, layout: Layout, steps: int) -> list[str]:
         return [*self.words, f"train.num_steps={steps}", *layout.overrides]
 
-    def _config(self, layout: Layout) -> Config:
-        return load(self.config, self._words(layout, self.steps)).config
-
-    def _new_folder(self) -> Path:
+    def _train(self, layouts: Sequence[Layout]) -> list[dict[str, float]] | str:
+        """The metrics of a run that resumes in each further layout, or the reason of its failure."""
         self.number += 1
-        return self.folder / f"run{self.number}"
+        folder = self.folder / f"run{self.number}"
+        for number, layout in enumerate(layouts, 1):
+            words = [*self._words(layout, self.steps * number // len(layouts)), f"run.folder={folder}"]
+            if failure := _train(self.config, words, resume=number > 1):
+                return failure
+        rows = [dict(row) for row in RunFolder.open(folder).read_metrics()]
+        shutil.rmtree(folder, ignore_errors=True)
+        return rows
 
-    def _run(self, layout: Layout, folder: Path, steps: int, *flags: str) -> list[dict[str, float]] | str:
-        """The metrics of a run, or the reason of its failure."""
-        words = [*self._words(layout, steps), f"run.folder={folder}", *flags]
-        env = {key: value for key, value in os.environ.items() if key not in TORCHRUN_SET}
-        command = [sys.executable, "-P", "-m", "codescent", "train", self.config, *words]
-        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-            try:
-                _, said = child.communicate()
-            except BaseException:  # this process is being stopped: give the run time to stop its ranks
-                _stop(child)
-                raise
-        if child.returncode != 0:
-            return _cause(child.returncode, said)
-        return [dict(row) for row in RunFolder.open(folder).read_metrics()]
+
+def _train(config: str, words: Sequence[str], *, resume: bool) -> str:
+    """Run `codescent train`; returns the reason of its failure, "" if it did not fail."""
+    env = {key: value for key, value in os.environ.items() if key not in TORCHRUN_SET}
+    flags = ["--resume"] if resume else []
+    command = [sys.executable, "-P", "-m", "codescent", "train", config, *words, *flags]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            _, said = child.communicate()
+        except BaseException:  # this process is being stopped: give the run time to stop its ranks
+            _stop(child)
+            raise
+    return _cause(child.returncode, said) if child.returncode else ""
 
 
 def _stop(child: subprocess.Popen[str]) -> None:
@@ -349,13 +324,10 @@ def prove(
     *,
     resume: bool,
 ) -> bool:
-    """Run the layouts and print the table.
-
-    Returns:
-        Whether at least one layout was not refused, and all of those gave the same losses.
+    """Run the layouts and print the table; returns whether at least one ran, and all that ran gave the same losses.
 
     Args:
-        config: as `train` takes it.
+        config: file or name of a config, as `train` takes it.
         overrides: section.key=value.
         ranks: numbers of ranks whose layouts are tried.
         layouts: try these instead (see `parse_layouts`).
