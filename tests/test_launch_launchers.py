@@ -409,7 +409,14 @@ def test_the_documentation_has_every_variable() -> None:
     older = {"SLURM_JOBID", "SLURM_STEPID"}  # the same by the names of before
     for launcher in (launchers.TORCHRUN, *launchers.OTHERS):
         jobs = [name for names in launcher.job for name in names]
-        names = (*launcher.rank, *launcher.local_rank, *launcher.size, *launcher.local_size, *launcher.hosts, *jobs)
+        names = (
+            *launcher.rank,
+            *launcher.local_rank,
+            *launcher.world_size,
+            *launcher.local_world_size,
+            *launcher.hosts,
+            *jobs,
+        )
         for name in {*names, launcher.attempt, launcher.node, launcher.proxy} - {"", *older}:
             assert f"`{name}`" in page, name
 

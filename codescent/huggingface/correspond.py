@@ -19,17 +19,11 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Theirs:
-    """One of their tensors in a row of the table.
+    """One of their tensors in a row of the table. Its axes are those of our parameter, in any order."""
 
-    Attributes:
-        name: of the tensor; "#" stands for the layer.
-        dims: its axes, one word per dim: "d (e h k)" is [d, e * h * k]. They are our parameter's axes, in any order.
-        some: axes of which the tensor has only [first, end). `dims` may omit an axis with a single index.
-    """
-
-    name: str
-    dims: str
-    some: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    name: str  # "#" stands for the layer
+    dims: str  # its axes, one word per dim: "d (e h k)" is [d, e * h * k]; may omit an axis with a single index
+    some: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # axes of which it has only [first, end)
 
 
 @dataclass(frozen=True)
@@ -48,10 +42,7 @@ def same(ours: str, theirs: str, dims: str, their_dims: str = "") -> Row:
 
 def with_bias(ours: str, theirs: str, dims: str) -> tuple[Row, Row]:
     """A weight of `dims`, outputs first, and its bias."""
-    return (
-        same(f"{ours}.weight", f"{theirs}.weight", dims),
-        same(f"{ours}.bias", f"{theirs}.bias", words(dims)[0]),
-    )
+    return same(f"{ours}.weight", f"{theirs}.weight", dims), same(f"{ours}.bias", f"{theirs}.bias", words(dims)[0])
 
 
 @dataclass(frozen=True)
@@ -118,12 +109,9 @@ class Part:
 def correspond(
     parameters: Iterable[Parameter], rows: Iterable[Row], sizes: Mapping[str, int]
 ) -> dict[str, tuple[Part, ...]]:
-    """The parts of every parameter in the table, by parameter name.
+    """The parts of every parameter in the table `rows`, by parameter name.
 
-    Args:
-        parameters: our parameters.
-        rows: the table.
-        sizes: sizes of axes. A dim may have one axis without a size: it follows from the parameter's shape.
+    A dim may have one axis that is not in `sizes`: its size follows from the parameter's shape.
     """
     table = {row.parameter: row for row in rows}
     found = {}

@@ -51,25 +51,15 @@ class Stored:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder whose files are what its config.json says.
-
-    Attributes:
-        path: of the folder.
-        kind: of its model.
-        shape: of its model.
-        sizes: the same as keys of our [model].
-        tensors: by the names that the table of the kind has.
-        missing: parameters that it lacks, being the folder of a model without a head.
-        spare: tensors that our model has no use for.
-    """
+    """A folder whose files are what its config.json says."""
 
     path: Path
     kind: Kind
     shape: models.Shape
-    sizes: Mapping[str, Any]
-    tensors: Mapping[str, Stored]
-    missing: Collection[str]
-    spare: Collection[str]
+    sizes: Mapping[str, Any]  # the shape as keys of our [model]
+    tensors: Mapping[str, Stored]  # by the names that the table of the kind has
+    missing: Collection[str]  # parameters that the folder of a model without a head lacks
+    spare: Collection[str]  # tensors that our model does not use
 
     @cached_property
     def parts(self) -> dict[str, tuple[Part, ...]]:
