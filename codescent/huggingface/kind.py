@@ -3,7 +3,6 @@ Does not know any kind, and reads no file."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,10 +60,3 @@ COMMON_IGNORED = keys("""
     label2id finetuning_task tokenizer_class gradient_checkpointing auto_map _attn_implementation
     _attn_implementation_autoset attn_implementation problem_type
     """)
-
-
-def differences(kind: Kind, folders: Shape, runs: Shape) -> list[tuple[str, Any, Any]]:
-    """Sizes outside `kind.free` that differ: name, the folder's value, the run's value."""
-    names = [entry.name for entry in dataclasses.fields(folders) if entry.name not in kind.free]
-    values = [(name, getattr(folders, name), getattr(runs, name)) for name in names]
-    return [(name, here, there) for name, here, there in values if here != there]

@@ -61,7 +61,7 @@ def _owner(name: str) -> str:
 
 
 def _whole(found: Sequence[Part]) -> list[str]:
-    """Their tensor names of layers that are trained whole."""
+    """Names of their tensors in layers that are trained whole."""
     return [part.tensor.removeprefix(_PREFIX) for part in found if not is_adapter(part.parameter)]
 
 
@@ -73,8 +73,7 @@ def _modules(kind: Kind, shape: models.Shape) -> list[str]:
 
 def _beside(row: Row) -> Iterator[Row]:
     """The rows of a matrix's adapter: B has the matrix's outputs, A its inputs."""
-    *outputs, inputs = words(row.dims)
-    owner = _owner(row.parameter)
+    owner, (*outputs, inputs) = _owner(row.parameter), words(row.dims)
     theirs_a, theirs_b = [], []
     for one in row.theirs:
         module = _PREFIX + _owner(one.name)
@@ -91,8 +90,8 @@ def settings(
     """adapter_config.json, as `peft` reads it.
 
     Args:
-        kind: of the model.
-        shape: of the model.
+        kind: of the model, as for `shape` and `lora`.
+        shape: its sizes.
         lora: its adapters.
         found: from `parts`.
         task_type: what `peft` calls the task; None: it has no name for it.

@@ -3,12 +3,13 @@ Does not connect to anything and does not guess: an incomplete set is refused.""
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
-from codescent.launch import ancestors
 from codescent.launch.launchers import TORCHRUN, TORCHRUN_SET, Launcher, is_set, started_by
 from codescent.launch.slurm_lists import counts, hosts
 
@@ -38,6 +39,21 @@ def read(env: Mapping[str, str]) -> Rank | None:
     """
     launcher = started_by(env)
     return None if launcher is None else _Reader(env, launcher).place()
+
+
+def ancestor(program: str) -> int | None:
+    """Process id of the nearest ancestor that runs `program`; None if there is none, or no /proc."""
+    number = os.getppid()
+    while number > 1:
+        try:
+            stat = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        name, _, rest = stat.partition("(")[2].rpartition(")")
+        if name == program:
+            return number
+        number = int(rest.split()[1])
+    return None
 
 
 class _Reader:
@@ -135,7 +151,7 @@ class _Reader:
         for names in launcher.job:
             if all(is_set(self._env, name) for name in names):
                 return f"{launcher.name} {'.'.join(map(self._text, names))}"
-        number = ancestors.nearest(launcher.proxy) if here and launcher.proxy else None
+        number = ancestor(launcher.proxy) if here and launcher.proxy else None
         return "" if number is None else f"{launcher.proxy} {number}"
 
     def _address(self, here: bool) -> str:

@@ -31,7 +31,7 @@ def _outside_srun(env: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Launcher:
-    """Variables by which a launcher numbers its ranks. Of those that name the same fact, all that are set must agree."""
+    """Variables by which a launcher numbers its ranks. All that name the same fact and are set must agree."""
 
     name: str  # in messages
     marks: tuple[str, ...]  # each shows that the launcher started this process
