@@ -106,9 +106,8 @@ def parts_of(kind: Kind, shape: models.Shape) -> dict[str, tuple[Part, ...]]:
 def open_folder(path: Path) -> Folder:
     """Open a folder.
 
-    Raises:
-        UserError: there is none, or it is of a model that is not ours; tensors are missing, too many, of other shapes
-            or cut: each by its name.
+    Raises UserError: there is none, or it is of a model that is not ours; tensors are missing, too many, of other
+    shapes or cut: each by its name.
     """
     settings = _settings(path)
     kind = _kind(path, settings)
@@ -174,12 +173,10 @@ def _shape(
     path: Path, kind: Kind, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], models.Shape | None, list[str]]:
     """Our sizes and our shape, or what our model is not."""
-    where, problems = path / CONFIG, list[str]()
+    where = path / CONFIG
     known = {*kind.sizes.values(), *kind.fixed, *kind.ignored, *kind.handled}
     unknown = f"not known for {kind.model_type}: what it changes in the model cannot be told"
-    for key, value in settings.items():
-        if key not in known:
-            problems.append(f"{where}: {key} = {json.dumps(value)}: {unknown}")
+    problems = [f"{where}: {key} = {json.dumps(settings[key])}: {unknown}" for key in settings if key not in known]
     for key, fixed in kind.fixed.items():
         value, only = settings.get(key, fixed.value), f"our {kind.name} has {json.dumps(fixed.value)} alone"
         alike = [one for one in (fixed.value, *fixed.others) if isinstance(value, bool) == isinstance(one, bool)]

@@ -59,8 +59,7 @@ def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, 
 def tokenizer_text(folder: Path) -> str | None:
     """The tokenizer of a Hugging Face folder as the text of our file; None if the library reads none there.
 
-    Raises:
-        UserError: the file is not a tokenizer.
+    Raises UserError: the file is not a tokenizer.
     """
     path = folder / TOKENIZER
     if path.is_file():

@@ -34,8 +34,7 @@ _ROLES = ("rank", "local_rank", "world_size", "local_world_size")  # fields of L
 def read(env: Mapping[str, str]) -> Rank | None:
     """The rank of this process; None if no launcher started it.
 
-    Raises:
-        UserError: every variable that is missing, malformed, or contradicts another.
+    Raises UserError: every variable that is missing, malformed, or contradicts another.
     """
     launcher = started_by(env)
     return None if launcher is None else _Reader(env, launcher).place()

@@ -35,8 +35,7 @@ def config_of(arguments: Namespace) -> Config:
 def resolved_of(arguments: Namespace) -> Resolved:
     """The config that a command line means, its `--ranks` as parallel.ranks.
 
-    Raises:
-        UserError: every problem of the config, or a data.task that there is not.
+    Raises UserError: every problem of the config, or a data.task that there is not.
     """
     ranks = getattr(arguments, "ranks", None)
     resolved = load(arguments.config, [*arguments.overrides, *([] if ranks is None else [f"parallel.ranks={ranks}"])])

@@ -40,18 +40,12 @@ def evaluate_run(
     step: int | None = None,
     device: str = "auto",
 ) -> list[str]:
-    """Score the model of a run by what it was trained for; returns lines to print.
+    """Score a checkpoint (see `find`) by the task of its run; returns lines to print.
 
-    Args:
-        run: the run folder.
-        data: a file to score instead of the run's validation split, where its task reads one: see `Task.scores_files`.
-        out: where predictions are written, where its task writes some; None: in the run folder.
-        best: the checkpoint with the lowest validation loss, not the newest.
-        step: the checkpoint of this step.
-        device: "auto", "cpu" or "cuda".
+    Some tasks (`Task.scores_files`) read the file `data` instead of the validation split; some write predictions, to
+    `out` or into the run folder. `device` is "auto", "cpu" or "cuda".
 
-    Raises:
-        UserError: not a run, no such checkpoint, data that cannot be used, a device that is not there.
+    Raises UserError: not a run, no such checkpoint, data that cannot be used, a device that is not there.
     """
     from codescent.verbs.trained import dataset_of, device_of, find, module_of
 

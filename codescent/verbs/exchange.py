@@ -66,19 +66,16 @@ def export_run(
     max_shard_bytes: int = 5_000_000_000,
     as_adapters: bool = False,
 ) -> list[str]:
-    """Write a trained model as a folder that `transformers` loads, block by block.
+    """Write a checkpoint (see `find`) as a folder that `transformers` loads, block by block; returns lines to print.
 
     Args:
         run: the run folder.
         folder: to make; must not be there.
-        best: the checkpoint with the lowest validation loss, not the newest.
-        step: the checkpoint of this step.
+        best: see `find`.
+        step: see `find`.
         dtype: fp64, fp32, bf16 or fp16; None: the run's precision.
-        max_shard_bytes: tensors are divided into files of at most so many bytes; a larger one is a file of its own.
+        max_shard_bytes: size of a file of tensors, unless a tensor is larger.
         as_adapters: write only what was trained, as a folder of `peft`; else adapters are merged.
-
-    Returns:
-        What was done, in lines.
 
     Raises:
         UserError: no such run or checkpoint, a model that has no such folders, `folder` is there, a full disk.
@@ -114,10 +111,8 @@ def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
     if lora is None:
         raise UserError(f"{run}: has no adapters (lora.rank is not set); leave --adapters out")
     if base is None:
-        raise UserError(
-            f"{run}: --adapters: they stand beside weights that were drawn, which nobody else has; leave it out: "
-            "merged weights are written"
-        )
+        why = "they stand beside weights that were drawn, which nobody else has"
+        raise UserError(f"{run}: --adapters: {why}; leave it out: merged weights are written")
     kind, shape = KINDS[trained.resolved.kind], trained.resolved.shape
     parts = peft.parts(kind, shape, lora)
     if problems := [f"{run}: --adapters: {why}; leave it out" for why in peft.refusals(kind, shape, parts)]:
@@ -164,16 +159,13 @@ def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int |
 
 
 def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
-    """Make a run of a Hugging Face folder: its config, and a checkpoint at step 0 of its weights alone.
+    """Make a run of a Hugging Face folder: its weights are the checkpoint of step 0; returns lines to print.
 
     Args:
         path: of the folder.
         run: the run folder to make; must not be there.
         resolved: the run's config but for [model], run.name, run.folder, data.tokenizer where the folder has one, and
             data.task where its model has a head that tells it.
-
-    Returns:
-        What was done, in lines.
 
     Raises:
         UserError: everything that is wrong with the folder; keys that were given and that it tells; a full disk.
@@ -213,17 +205,15 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
     if folder.spare:
         lines.append(f"left out, since ours has no use for them: {', '.join(sorted(folder.spare))}")
     if text is None:
-        lines.append(
-            "no tokenizer: the folder has none that the tokenizers library reads; data.tokenizer is the config's"
-        )
+        why = "the folder has none that the tokenizers library reads; data.tokenizer is the config's"
+        lines.append(f"no tokenizer: {why}")
     return [*lines, f"to train: codescent train {run}/config.toml run.folder=NEW", str(run)]
 
 
 def _looked_at(path: Path, run: Path, resolved: Resolved) -> tuple[Folder, str | None, list[str]]:
     """The folder, its tokenizer's text, and problems with both and with keys that were given.
 
-    Raises:
-        UserError: the problems, if the folder or its tokenizer cannot be read.
+    Raises UserError: the problems, if the folder or its tokenizer cannot be read.
     """
     given = [name for name, origin in resolved.origins.items() if origin == "command line"]
     problems = [_told(name, path, run) for name in given if name.startswith("model.")]

@@ -18,6 +18,8 @@ from codescent.preflight import plan_of
 from codescent.verbs.config import config_of
 from codescent.verbs.timeline import draw_plan, refusals
 
+SYNTHETIC = "synthetic: random numbers, to measure with; the loss says nothing"
+
 
 def main(arguments: Namespace) -> int:
     """Print the plan of a config, and draw its timeline if a file for it is given."""
@@ -54,11 +56,7 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
             f"{model.kind}: {model.num_layers} layers, {model.num_heads} heads, {model.hidden_dim} channels, "
             f"vocabulary {model.vocab_size:,}",
         ),
-        *(
-            [("data", "synthetic: random numbers, to measure with; the loss says nothing")]
-            if plan.task.synthetic
-            else []
-        ),
+        *([("data", SYNTHETIC)] if plan.task.synthetic else []),
         ("parameters", f"{plan.num_parameters:,}{_trained(plan)}"),
         ("mesh", " x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES) + f" = {mesh.world_size} rank(s)"),
         (
@@ -98,7 +96,7 @@ def _trained(plan: Plan) -> str:
 
 
 def _stages(plan: Plan) -> Iterator[str]:
-    """A line for each pipeline stage: its part of the model, chunk by chunk, and how much of the whole that is."""
+    """A line for each pipeline stage: its chunks of the model, parameters and share of the FLOPs."""
     flops = plan.model.forward_flops
     for stage in range(plan.mesh.pp):
         parts = plan.schedule.parts(stage)
@@ -111,22 +109,18 @@ def _stages(plan: Plan) -> Iterator[str]:
 def _depths(part: range, model: ModelFacts) -> str:
     """A part of a model in words."""
     words = ["embedding"] if 0 in part else []
-    stacks = {
-        "encoder ": range(1, model.encoder_layers + 1),
-        "decoder ": range(model.encoder_layers + 1, model.num_layers + 1),
-    }
-    for name, depths in stacks.items():
-        layers = [depth - 1 for depth in part if depth in depths]
+    ends = (0, model.encoder_layers, model.num_layers)
+    for name, first, end in zip(("encoder ", "decoder "), ends, ends[1:]):
+        layers = [depth - 1 for depth in part if first < depth <= end]
         stack = name if model.encoder_layers else ""
         if layers:
-            words.append(
-                f"{stack}layer {layers[0]}" if len(layers) == 1 else f"{stack}layers {layers[0]} to {layers[-1]}"
-            )
+            several = f"s {layers[0]} to {layers[-1]}" if len(layers) > 1 else f" {layers[0]}"
+            words.append(f"{stack}layer{several}")
     return ", ".join([*words, *(["head"] if model.num_layers + 1 in part else [])]) or "nothing"
 
 
 def _traffic(plan: Plan) -> Iterator[str]:
-    """A line for each kind of collective on each axis, with what a rank puts on the wire, and the sum of that."""
+    """A line for each kind of collective on each axis, with the bytes that a rank sends, and their sum."""
     kinds: dict[tuple[str, str], list[Traffic]] = {}
     for record in plan.traffic:
         between = "between stages" if record.verb in SENDS else _ranks_of(record, plan.mesh)
@@ -156,7 +150,7 @@ def _together(state: StateBytes, fullest: str) -> str:
 
 
 def _counts(by_stage: list[list[Traffic]]) -> str:
-    """How often a rank issues them; where that depends on its pipeline stage, by stage."""
+    """How often a rank issues them, by stage if that differs."""
     counts = {stage: sum(record.times for record in records) for stage, records in enumerate(by_stage) if records}
     if len(set(counts.values())) == 1:
         return str(next(iter(counts.values())))
@@ -171,7 +165,7 @@ def _hidden(records: list[Traffic]) -> str:
 
 
 def _ranks_of(record: Traffic, mesh: Mesh) -> str:
-    """An axis of the mesh, several together, or some of the ranks of one, and how many they are; or inside a rank."""
+    """Which ranks, and how many; or which memories of a rank."""
     axis = record.axis
     if not axis:
         where = "device and host" if record.collective is Collective.COPY else f"{record.devices} devices of the rank"
@@ -186,7 +180,7 @@ def _ranks_of(record: Traffic, mesh: Mesh) -> str:
 
 
 def _program(plan: Plan) -> Iterator[str]:
-    """The instruction list; of a pipeline that of the first stage and that of the last one."""
+    """The instructions of the first and of the last stage."""
     programs = plan.schedule.programs
     for stage in sorted({0, len(programs) - 1}):
         words = [str(instruction) for instruction in programs[stage]]

@@ -48,7 +48,7 @@ def main(arguments: Namespace) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """Keys of [parallel], the number of ranks, and the micro-batch size if the config's does not fill the pipeline."""
+    """Keys of [parallel], the number of ranks, the micro-batch size if the config's does not fill the pipeline."""
 
     keys: tuple[tuple[str, str], ...]
     ranks: int
@@ -67,8 +67,7 @@ class Layout:
     def _microbatches(self, section: str) -> list[str]:
         return [] if self.microbatch_size is None else [f"{section}microbatch_size={self.microbatch_size}"]
 
-    def degree(self, axis: str) -> int:
-        """Number of ranks along an axis."""
+    def _degree(self, axis: str) -> int:
         given = dict(self.keys).get(axis, "")
         return int(given) if given.isdecimal() else 1
 
@@ -77,8 +76,8 @@ class Layout:
 
         Unchanged without a pipeline, if the config's micro-batches fill it, and if the batch does not divide.
         """
-        stages, train = self.degree("pp"), config.train
-        share, left = divmod(train.global_batch_size, self.degree("dp_replicate") * self.degree("dp_shard"))
+        stages, train = self._degree("pp"), config.train
+        share, left = divmod(train.global_batch_size, self._degree("dp_replicate") * self._degree("dp_shard"))
         if stages == 1 or left or share // (train.microbatch_size or share) % stages == 0:
             return self
         sizes = (size for size in range(share // stages, 0, -1) if share % (size * stages) == 0)
@@ -90,7 +89,7 @@ ALONE = Layout((), 1)
 
 @dataclass(frozen=True)
 class Finding:
-    """A layout's largest relative differences by column, and the step of the largest one of the loss; or why not."""
+    """A layout's largest relative difference in each column, and the step of the largest in the loss; or why none."""
 
     layout: str
     ranks: int
@@ -136,19 +135,15 @@ def _keys(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 def parse_layouts(text: str) -> list[Layout]:
     """Parse layouts such as "dp_shard=2,zero_stage=1; dp_replicate=4".
 
-    Raises:
-        UserError: parts that are not key=value, unknown or repeated keys, more ranks than MAX_RANKS.
+    Raises UserError: parts that are not key=value, unknown or repeated keys, more ranks than MAX_RANKS.
     """
     found, problems = [], []
     keys = [key for key in Parallel.model_fields if key != "ranks"]
     for part in filter(None, (part.strip() for part in text.split(";"))):
         pairs = [tuple(word.strip() for word in pair.partition("=")) for pair in part.split(",")]
         problems += [f"--layouts: {key!r} is not key=value" for key, equals, value in pairs if not (equals and value)]
-        problems += [
-            f"--layouts: {key!r} is no key of a layout; they are {', '.join(keys)}"
-            for key, equals, _ in pairs
-            if equals and key not in keys
-        ]
+        unknown = [key for key, equals, _ in pairs if equals and key not in keys]
+        problems += [f"--layouts: {key!r} is no key of a layout; they are {', '.join(keys)}" for key in unknown]
         given = {key: value for key, _, value in pairs}
         if len(given) < len(pairs):
             problems.append(f"--layouts: {part!r} gives a key twice")
@@ -209,8 +204,8 @@ class Prover:
             raise UserError(f"one process: {rows}")
         for row in rows:
             if not (math.isfinite(row["train_loss"]) and math.isfinite(row["grad_norm"])):
-                problem = f"its loss is not finite at step {row['step']}: lower optimizer.learning_rate"
-                raise UserError(f"one process: {problem}")
+                why = f"its loss is not finite at step {row['step']}: lower optimizer.learning_rate"
+                raise UserError(f"one process: {why}")
         return rows
 
     def attempt(self, layouts: Sequence[Layout], expected: list[dict[str, float]]) -> Finding:
@@ -324,15 +319,15 @@ def prove(
     *,
     resume: bool,
 ) -> bool:
-    """Run the layouts and print the table; returns whether at least one ran, and all that ran gave the same losses.
+    """Run layouts and print the table; returns whether at least one ran, and all that ran gave the same losses.
 
     Args:
         config: file or name of a config, as `train` takes it.
         overrides: section.key=value.
         ranks: numbers of ranks whose layouts are tried.
         layouts: try these instead (see `parse_layouts`).
-        steps: steps of each run, at least 2.
-        precision: "fp64" or "fp32".
+        steps: of each run, at least 2.
+        precision: a key of TOLERANCE.
         resume: also continue each layout's checkpoint in the next one.
 
     Raises:

@@ -82,9 +82,8 @@ class InMemory:
 class Values:
     """Boxes of a trained model's parameters, from its checkpoint and, with adapters, from what the run began with.
 
-    Raises:
-        UserError: the checkpoint is damaged, or not of the model that the config describes; the weights that adapters
-            were trained beside are gone or others.
+    Raises UserError: the checkpoint is damaged, or not of the model that the config describes; the weights that
+    adapters were trained beside are gone or others.
     """
 
     def __init__(self, trained: Trained, reader: type[TensorReader] | type[InMemory] = TensorReader) -> None:
@@ -140,10 +139,9 @@ def _beginning(trained: Trained) -> Beginning:
 
 
 def find(run: Path, *, best: bool = False, step: int | None = None) -> Trained:
-    """The trained model of a run: its newest checkpoint, the best one, or that of a step.
+    """A run with its newest checkpoint, that with the lowest validation loss (`best`), or that of a step.
 
-    Raises:
-        UserError: not a run folder, or there is no such checkpoint.
+    Raises UserError: not a run folder, or there is no such checkpoint.
     """
     folder = RunFolder.open(run)
     config = load(folder.path / CONFIG).config
@@ -163,8 +161,7 @@ def find(run: Path, *, best: bool = False, step: int | None = None) -> Trained:
 def module_of(trained: Trained, device: torch.device) -> nn.Module:
     """The model with its weights, adapters merged: in fp32 on a CPU (fp64 after fp64), in the training's dtype on CUDA.
 
-    Raises:
-        UserError: the checkpoint is damaged, or not of the model that the config describes.
+    Raises UserError: the checkpoint is damaged, or not of the model that the config describes.
     """
     values = Values(trained, InMemory)
     tensors = {p.name: values.box(p.name, tuple(slice(0, size) for size in p.shape)) for p in trained.declared}
@@ -177,8 +174,7 @@ def module_of(trained: Trained, device: torch.device) -> nn.Module:
 def dataset_of(trained: Trained) -> AnyDataset:
     """What the run reads, prepared again where it is not there any more.
 
-    Raises:
-        UserError: it cannot be had, or is not what the model was trained on.
+    Raises UserError: it cannot be had, or is not what the model was trained on.
     """
     dataset = tasks.opened(trained.ask, progress=True)
     before = trained.saved.state.get("dataset")
