@@ -65,8 +65,7 @@ class SplitWriter:
 
     def finish(self) -> dict[str, Any]:
         """Close the last shard. Returns the split's part of the dataset's description."""
-        if self._stream is not None:
-            self._close_shard()
+        self._close_shard()
         return {**self._counts(), "tokens": self.num_tokens, "shards": self.shards}
 
     def abandon(self) -> None:
@@ -89,7 +88,8 @@ class SplitWriter:
         return stream
 
     def _close_shard(self) -> None:
-        assert self._stream is not None
+        if self._stream is None:
+            return
         self.sync()
         self._stream.close()
         name, sha256 = self._path().name, self._digest.hexdigest()
