@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codescent import models, tasks
@@ -21,7 +20,6 @@ from codescent.plan import (
     WIDE,
     Collective,
     Layout,
-    Lora,
     Mesh,
     ModelFacts,
     Parameter,
@@ -50,33 +48,24 @@ MAX_MICROBATCHES = 100_000
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a config says of model and task, resolved.
+    """What a config says of model and task: nothing below reads these sections again.
 
-    Attributes:
-        kind: of the model, one of models.KINDS.
-        shape: its sizes.
-        lora: its adapters; None: all parameters are trained.
-        weights: the folder whose weights training begins with; None: they are drawn.
-        task: what is wanted of a sample.
-        seq_len: positions of a sample.
-        ask: what the run asks of its task, from which `task` is.
+    `shape` is that of `model`. `ask` is what the run asks of its task. A sample has `seq_len` positions.
     """
 
-    kind: str
+    model: ModelFacts
     shape: models.Shape
-    lora: Lora | None
-    weights: Path | None
     task: TaskFacts
-    seq_len: int
     ask: tasks.Ask
+    seq_len: int
 
 
 def resolve(config: Config, vocab_size: int | None) -> Resolved:
-    """The model and the task of a config: nothing below reads these sections again.
+    """The model and the task of a config.
 
     Args:
         config: of a run.
-        vocab_size: the tokenizer's, or None where the data is not prepared yet and the model names its own.
+        vocab_size: the tokenizer's; None where the data is not prepared yet and the model names its own.
 
     Raises:
         UserError: sizes that are missing or do not fit each other or the tokenizer, a task that the model is not for,
@@ -106,14 +95,23 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     microbatch_size, num_microbatches = _batch(config, mesh, problems)
     if resolved is None:
         raise UserError(*problems)
-    model, task, layout = _model_facts(config, resolved), resolved.task, _layout(config)
-    work = _work(config, resolved, microbatch_size, num_microbatches)
+    model, task = resolved.model, resolved.task
+    layout = Layout(**{field.name: getattr(config.parallel, field.name) for field in dataclasses.fields(Layout)})
+    work = Work(
+        seq_len=resolved.seq_len,
+        global_batch_size=config.train.global_batch_size,
+        microbatch_size=microbatch_size,
+        num_microbatches=num_microbatches,
+        precision=config.train.precision,
+        streams=resolved.shape.streams,
+        prefetch=config.data.prefetch,
+    )
     problems += [*_too_long(resolved.shape, work), *_not_for(config, resolved, mesh)]
     candidate = Candidate(mesh, model, task, work, layout, world_size, config.train.microbatch_size)
     problems += [problem for strategy in ORDER for problem in strategy.refuse(candidate)]
     if problems:
         raise UserError(*problems)
-    parameters = models.parameters_of(resolved.kind, resolved.shape, resolved.lora)
+    parameters = models.parameters_of(model.kind, resolved.shape, model.lora)
     tensors = tuple(_tensor(parameter, config, num_microbatches) for parameter in parameters)
     schedule = accumulate(num_microbatches, len(model.forward_flops))
     for strategy in serving(candidate):
@@ -144,20 +142,17 @@ def _resolve(config: Config, vocab_size: int | None, problems: list[str]) -> Res
     shape = _shape(config, ask, vocab_size, problems)
     if shape is None:
         return None
-    kind, task = ask.kind, tasks.chosen(ask).facts(ask, shape)
-    lora, asked = None, config.lora
+    lora, asked, weights = None, config.lora, config.model.weights
     if asked.rank is not None:
         try:
-            own = models.parameters_of(kind, shape)
+            own = models.parameters_of(ask.kind, shape)
             lora = lora_shape.resolve(own, asked.rank, asked.alpha, asked.targets, asked.whole)
         except UserError as error:
             problems += error.problems
     seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
-    return Resolved(kind, shape, lora, config.model.weights, task, seq_len, ask)
-
-
-def _layout(config: Config) -> Layout:
-    return Layout(**{field.name: getattr(config.parallel, field.name) for field in dataclasses.fields(Layout)})
+    where = None if weights is None else str(weights)
+    model = models.facts_of(ask.kind, shape, seq_len, lora, config.train.head_chunk_tokens, where)
+    return Resolved(model, shape, tasks.chosen(ask).facts(ask, shape), ask, seq_len)
 
 
 def _update(config: Config, mesh: Mesh) -> dict[str, Scalar]:
@@ -180,23 +175,6 @@ def _without(refused: Mapping[str, str], parallel: Parallel, mesh: Mesh) -> Iter
             yield f"parallel.{key} = {str(value).lower()}: {why}; nearest that would do: parallel.{key} = {near}"
 
 
-def _work(config: Config, resolved: Resolved, microbatch_size: int, num_microbatches: int) -> Work:
-    return Work(
-        seq_len=resolved.seq_len,
-        global_batch_size=config.train.global_batch_size,
-        microbatch_size=microbatch_size,
-        num_microbatches=num_microbatches,
-        precision=config.train.precision,
-        streams=resolved.shape.streams,
-    )
-
-
-def _model_facts(config: Config, resolved: Resolved) -> ModelFacts:
-    weights, chunk = resolved.weights, config.train.head_chunk_tokens
-    weights_path = None if weights is None else str(weights)
-    return models.facts_of(resolved.kind, resolved.shape, resolved.seq_len, resolved.lora, chunk, weights_path)
-
-
 def _too_long(shape: models.Shape, work: Work) -> Iterator[str]:
     """Samples that the model cannot read."""
     if work.streams and work.seq_len != shape.seq_len:
@@ -214,7 +192,7 @@ def _too_long(shape: models.Shape, work: Work) -> Iterator[str]:
 
 def _not_for(config: Config, resolved: Resolved, mesh: Mesh) -> Iterator[str]:
     """What model and task do not go with: layouts, generating text, being compiled."""
-    kind = resolved.kind
+    kind = resolved.model.kind
     yield from _without(resolved.shape.refuses, config.parallel, mesh)
     yield from tasks.refusals(resolved.ask)
     if config.log.sample_tokens and kind not in models.GENERATING:
@@ -257,6 +235,12 @@ def ask_of(config: Config) -> tasks.Ask:
     return tasks.asked(config.data, config.model, config.run.seed, config.train.compile)
 
 
+def needs_vocab_size(config: Config) -> bool:
+    """Whether nothing in the config gives the size of the vocabulary: the tokenizer does."""
+    model = config.model
+    return model.preset is None and model.vocab_size is None and model.embedding != "none"
+
+
 def _shape(config: Config, ask: tasks.Ask, vocab_size: int | None, problems: list[str]) -> models.Shape | None:
     model = config.model
     sizes = {name: getattr(model, name) for name in models.SIZES if name != "head"}
@@ -265,7 +249,7 @@ def _shape(config: Config, ask: tasks.Ask, vocab_size: int | None, problems: lis
     if vocab_size is None and (wrong := list(tasks.refusals(ask))):
         problems += wrong
         return None
-    if model.preset is None and model.vocab_size is None and model.embedding != "none":
+    if needs_vocab_size(config):
         if vocab_size is None:
             problems.append(
                 f"model.vocab_size: unknown until the data is prepared; run `codescent data {config.data.corpus} "

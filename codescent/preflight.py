@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from codescent import models, tasks
 from codescent.base.errors import UserError
-from codescent.build import ask_of, build
+from codescent.build import ask_of, build, needs_vocab_size
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset
 from codescent.huggingface import fit
@@ -32,10 +32,9 @@ def plan_of(config: Config, world_size: int) -> Plan:
     Raises:
         UserError: whatever stands in the way of the run.
     """
-    ask, model = ask_of(config), config.model
+    ask = ask_of(config)
     vocab_size = tasks.chosen(ask).vocab_size(ask)
-    named = model.vocab_size is not None or model.preset is not None or model.embedding == "none"
-    if vocab_size is None and not named:
+    if vocab_size is None and needs_vocab_size(config):
         vocab_size = tasks.opened(ask, progress=True).vocab_size
     return build(config, vocab_size, world_size)
 

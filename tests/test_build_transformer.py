@@ -16,7 +16,7 @@ from codescent.build import build
 from codescent.config.sections import Config
 from codescent.plan import Plan
 from codescent.plan.pipeline import cut, cut_at
-from codescent.verbs import show
+from codescent.verbs import plan as show
 
 SIZES = {"num_encoder_layers": 2, "num_decoder_layers": 4, "num_heads": 2, "hidden_dim": 8}
 SIZES |= {"source_len": 12, "target_len": 6}

@@ -212,10 +212,10 @@ def test_files_that_are_refused(tmp_path: Path, files: dict[str, str], expected:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=re.escape(expected)) as caught:
-        ChatTemplate.read(tmp_path)
+        ChatTemplate(read_chat_files(tmp_path))
     assert str(caught.value).startswith("data.chat_template: ")
     with pytest.raises(UserError, match="cannot be read"):
-        ChatTemplate.read(tmp_path / "absent.jinja")
+        ChatTemplate(read_chat_files(tmp_path / "absent.jinja"))
 
 
 QWEN3 = CHATML.replace("message['content']", "('' if loop.last else 'earlier ') + message['content']")
@@ -287,7 +287,7 @@ def test_older_folders_tell_special_tokens_as_transformers_reads_them(tmp_path: 
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
     for decoder in ({}, {"added_tokens_decoder": {"0": {"content": "<s>"}}, "eos_token": "</s>"}):
         (folder / "tokenizer_config.json").write_text(json.dumps(config | decoder))
-        found = ChatTemplate.read(folder)
+        found = ChatTemplate(read_chat_files(folder))
         assert found.special == {"eos_token": decoder.get("eos_token", "<|im_end|>")}
         expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(TALK, tokenize=False)
         assert found.render(TALK) == expected

@@ -19,8 +19,8 @@ from codescent.data.prepared import DESCRIPTION
 from codescent.data.text import download
 from codescent.data.tokenizers.tokenizer import load
 from codescent.data.tokenizers.wordpiece import WordPiece, bert
-from codescent.tasks.answers.prepare import QuestionRequest, locate_questions, prepare_questions
-from codescent.tasks.answers.source import is_question_folder, open_questions
+from codescent.tasks.answers.prepare import QuestionRequest
+from codescent.tasks.answers.source import QuestionDataset
 from codescent.tasks.answers.squad import read_questions
 from codescent.tasks.answers.windows import WindowSizes
 
@@ -39,13 +39,13 @@ def changed(request: QuestionRequest, **fields: object) -> QuestionRequest:
 
 def refusal(request: QuestionRequest, root: Path) -> tuple[str, ...]:
     with pytest.raises(UserError) as caught:
-        prepare_questions(request, root)
+        request.prepare(root)
     assert not root.exists() or not [path for path in root.iterdir() if path.name.startswith(".")]
     return caught.value.problems
 
 
 def test_samples_are_what_was_cut(tmp_path: Path, request_: QuestionRequest) -> None:
-    dataset = open_questions(prepare_questions(request_, tmp_path / "datasets"))
+    dataset = QuestionDataset.open(request_.prepare(tmp_path / "datasets"))
     assert (dataset.seq_len, dataset.vocab_size) == (64, bert(str(request_.tokenizer)).vocab_size)
     assert (dataset.train.name, dataset.validation.name) == ("train", "validation")
     assert dataset.source("train", 64, 64) is dataset.train
@@ -82,16 +82,12 @@ def test_what_is_there_is_found_and_another_request_gets_another_folder(
     tmp_path: Path, request_: QuestionRequest
 ) -> None:
     root = tmp_path / "datasets"
-    assert locate_questions(request_, root) is None
-    made = prepare_questions(request_, root)
-    assert locate_questions(request_, root) == prepare_questions(request_, root) == made
-    assert (
-        prepare_questions(QuestionRequest(str(made)), root)
-        == locate_questions(QuestionRequest(str(made)), root)
-        == made
-    )
-    assert is_question_folder(made)
-    fingerprint = open_questions(made).fingerprint
+    assert request_.locate(root) is None
+    made = request_.prepare(root)
+    assert request_.locate(root) == request_.prepare(root) == made
+    assert QuestionRequest(str(made)).prepare(root) == QuestionRequest(str(made)).locate(root) == made
+    assert QuestionDataset.is_at(made)
+    fingerprint = QuestionDataset.open(made).fingerprint
     others = [
         changed(request_, max_train=2),
         changed(request_, max_validation=1),
@@ -99,19 +95,19 @@ def test_what_is_there_is_found_and_another_request_gets_another_folder(
         changed(request_, tokenizer=str(request_.tokenizer).replace("bert:", "bert-cased:")),
         changed(request_, tokenizer=str(made / "tokenizer.json")),
     ]
-    folders = [prepare_questions(other, root) for other in others]
+    folders = [other.prepare(root) for other in others]
     assert len({made, *folders}) == 6
-    assert open_questions(folders[-1]).fingerprint == fingerprint  # the same windows
-    assert len({open_questions(folder).fingerprint for folder in folders}) == 5
-    few = open_questions(folders[0])
+    assert QuestionDataset.open(folders[-1]).fingerprint == fingerprint  # the same windows
+    assert len({QuestionDataset.open(folder).fingerprint for folder in folders}) == 5
+    few = QuestionDataset.open(folders[0])
     assert few.description["splits"]["train"]["questions"] == 2
     Path(request_.corpus).write_text(Path(request_.corpus).read_text().replace("Where?", "Where is it?"))
-    assert locate_questions(request_, root) is None
-    assert prepare_questions(request_, root) not in {made, *folders}
+    assert request_.locate(root) is None
+    assert request_.prepare(root) not in {made, *folders}
 
 
 def test_nothing_of_the_folder_depends_on_where_it_was_made(tmp_path: Path, request_: QuestionRequest) -> None:
-    made = [prepare_questions(request_, tmp_path / name) for name in ("a", "b")]
+    made = [request_.prepare(tmp_path / name) for name in ("a", "b")]
     contents = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in made]
     assert contents[0] == contents[1]
     assert {path.parent for path in made} == {tmp_path / "a", tmp_path / "b"}
@@ -121,11 +117,11 @@ def test_nothing_of_the_folder_depends_on_where_it_was_made(tmp_path: Path, requ
 def test_two_processes_at_once_make_one_dataset(tmp_path: Path, request_: QuestionRequest) -> None:
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from codescent.tasks.answers.prepare import QuestionRequest, prepare_questions\n"
+        "from codescent.tasks.answers.prepare import QuestionRequest\n"
         "from codescent.tasks.answers.windows import WindowSizes\n"
         "train, dev, tokenizer, root = sys.argv[1:]\n"
         "request = QuestionRequest(train, dev, tokenizer, WindowSizes(64, 16, 16))\n"
-        "print(prepare_questions(request, Path(root)))"
+        "print(request.prepare(Path(root)))"
     )
     words = [request_.corpus, str(request_.validation), str(request_.tokenizer), str(tmp_path / "datasets")]
     command = [sys.executable, "-c", program, *words]
@@ -134,7 +130,7 @@ def test_two_processes_at_once_make_one_dataset(tmp_path: Path, request_: Questi
     assert [process.returncode for process in running] == [0, 0, 0]
     assert len(set(told)) == 1
     assert [path.name for path in (tmp_path / "datasets").iterdir()] == [Path(told[0].strip()).name]
-    open_questions(Path(told[0].strip()))
+    QuestionDataset.open(Path(told[0].strip()))
 
 
 def test_what_a_killed_preparation_leaves_is_made_anew(
@@ -145,21 +141,21 @@ def test_what_a_killed_preparation_leaves_is_made_anew(
         patch.setattr("codescent.data.prepared.write_json", lambda *_: os._exit(9))
         child = os.fork()
         if child == 0:
-            prepare_questions(request_, root)
+            request_.prepare(root)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert [path.name[:9] for path in root.iterdir()] == [".partial-"]
-    assert locate_questions(request_, root) is None
-    assert open_questions(prepare_questions(request_, root)).train.num_samples == 3
+    assert request_.locate(root) is None
+    assert QuestionDataset.open(request_.prepare(root)).train.num_samples == 3
     assert not list(root.glob(".*"))
 
 
 def test_damage_is_found_when_it_is_opened(tmp_path: Path, request_: QuestionRequest) -> None:
-    made = prepare_questions(request_, tmp_path / "datasets")
+    made = request_.prepare(tmp_path / "datasets")
     data = (made / "train.npy").read_bytes()
     (made / "train.npy").write_bytes(data[:-1])
     (made / "validation.json").unlink()
     with pytest.raises(UserError) as caught:
-        prepare_questions(request_, tmp_path / "datasets")
+        request_.prepare(tmp_path / "datasets")
     assert [problem.split(": ")[1] for problem in caught.value.problems] == [
         "changed or cut short",
         "cannot be read",
@@ -168,9 +164,9 @@ def test_damage_is_found_when_it_is_opened(tmp_path: Path, request_: QuestionReq
     for content, told in (("{", "not JSON"), ('{"format": "codescent questions 1"}', "request: Field required")):
         (made / DESCRIPTION).write_text(content)
         with pytest.raises(UserError, match=told):
-            open_questions(made)
+            QuestionDataset.open(made)
     with pytest.raises(UserError, match="cannot be read"):
-        open_questions(tmp_path)
+        QuestionDataset.open(tmp_path)
 
 
 def test_every_problem_of_a_request_is_told_at_once(tmp_path: Path, request_: QuestionRequest) -> None:
@@ -193,7 +189,7 @@ def test_training_needs_an_answer_that_is_there(tmp_path: Path, request_: Questi
     asked = value["data"][0]["paragraphs"][0]["qas"]
     asked[0]["answers"][0]["answer_start"] += 1
     Path(request_.corpus).write_text(json.dumps(value))
-    summary = open_questions(prepare_questions(request_, tmp_path / "datasets")).summary()
+    summary = QuestionDataset.open(request_.prepare(tmp_path / "datasets")).summary()
     assert "train: 3 questions, 2 windows, 2 with the answer" in summary
     assert "train: 1 questions with an answer not where the file says: left out: t1" in summary
     for question in asked:
@@ -206,7 +202,7 @@ def test_training_needs_an_answer_that_is_there(tmp_path: Path, request_: Questi
 def test_a_full_disk_leaves_nothing(tmp_path: Path, request_: QuestionRequest) -> None:
     with small_disk(tmp_path / "disk", 16384) as disk:
         with pytest.raises(UserError, match="no space left on the disk"):
-            prepare_questions(request_, disk)
+            request_.prepare(disk)
         assert list(disk.iterdir()) == []
 
 
@@ -226,7 +222,7 @@ def test_a_course_run_on_real_questions(data_dir: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("CODESCENT_DATA_DIR", str(data_dir))
     train, dev = data_dir / "squad" / "train-v1.1.part44.json", data_dir / "squad" / "dev-v1.1.json"
     request = QuestionRequest(str(train), str(dev), max_train=1000, max_validation=500)
-    dataset = open_questions(prepare_questions(request, tmp_path))
+    dataset = QuestionDataset.open(request.prepare(tmp_path))
     assert dataset.description["splits"]["train"]["questions"] == 1000
     assert dataset.questions().questions == read_questions(dev).first(500).questions
     tokenizer = load(dataset.path / "tokenizer.json")

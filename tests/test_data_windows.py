@@ -14,8 +14,8 @@ from transformers import BertTokenizerFast
 
 from codescent.base.errors import UserError
 from codescent.data.tokenizers.wordpiece import WordPiece, bert
+from codescent.tasks.answers.predictions import normalise
 from codescent.tasks.answers.squad import Answer, Question, read_questions
-from codescent.tasks.answers.squad_metrics import normalise
 from codescent.tasks.answers.windows import (
     Rows,
     WindowSizes,

@@ -17,13 +17,11 @@ from questions import CONTEXT, files, question, squad, vocabulary
 from codescent.base.errors import UserError
 from codescent.data.samples import Samples
 from codescent.data.tokenizers.wordpiece import bert
-from codescent.tasks.answers.decode import Decoding, best_spans, candidates
-from codescent.tasks.answers.evaluate import evaluate_questions
-from codescent.tasks.answers.predictions import read_predictions, score_files, write_predictions
-from codescent.tasks.answers.prepare import QuestionRequest, prepare_questions
-from codescent.tasks.answers.source import QuestionDataset, QuestionSource, open_questions
+from codescent.tasks.answers.evaluate import Decoding, best_spans, candidates, evaluate_questions
+from codescent.tasks.answers.predictions import f1, normalise, read_predictions, score, score_files, write_predictions
+from codescent.tasks.answers.prepare import QuestionRequest
+from codescent.tasks.answers.source import QuestionDataset, QuestionSource
 from codescent.tasks.answers.squad import Answer, Question, read_questions
-from codescent.tasks.answers.squad_metrics import f1, normalise, score
 from codescent.tasks.answers.windows import Rows, WindowSizes, make_windows
 from codescent.verbs import cli
 
@@ -160,7 +158,7 @@ def test_equal_scores_go_by_place_and_no_token_is_no_text() -> None:
 def dataset(tmp_path: Path) -> QuestionDataset:
     train, dev = files(tmp_path)
     request = QuestionRequest(str(train), str(dev), f"bert:{vocabulary(tmp_path)}", WindowSizes(64, 16, 16))
-    return open_questions(prepare_questions(request, tmp_path / "datasets"))
+    return QuestionDataset.open(request.prepare(tmp_path / "datasets"))
 
 
 def oracle(samples: Samples) -> tuple[np.ndarray, np.ndarray]:

@@ -85,7 +85,7 @@ def test_a_resumed_run_is_the_same_bitwise(runs: Runs) -> None:
 
 def score(run: RunFolder, most_lines: int | None = None) -> LineScore:
     trained, device = find(run.path), torch.device("cpu")
-    shape = trained.shape
+    shape = trained.resolved.shape
     source = dataset_of(trained).source("validation", shape.seq_len, shape.target_len)
     return score_lines(module_of(trained, device).eval(), source, device, most_lines)
 

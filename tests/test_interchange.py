@@ -109,9 +109,9 @@ def test_a_trained_model_of_any_layout_has_the_same_logits_in_transformers(
     assert run(["export", str(path), str(tmp_path / "out"), "--max-shard-bytes", "20000"]) == 0
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
     trained = find(path)
-    mine = logits(ours(path), trained.shape.vocab_size)
+    mine = logits(ours(path), trained.resolved.shape.vocab_size)
     kind = AutoModelForMaskedLM if name.startswith("bert") else AutoModelForCausalLM
-    theirs = logits(kind.from_pretrained(tmp_path / "out").eval(), trained.shape.vocab_size)
+    theirs = logits(kind.from_pretrained(tmp_path / "out").eval(), trained.resolved.shape.vocab_size)
     assert float((mine - theirs).abs().max()) < 1e-5
     assert float(mine.std()) > 0.01
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -273,7 +273,7 @@ def test_a_masked_model_begins_with_a_new_head_to_answer_questions(
     assert run(["export", str(project / "runs" / "bert-tp"), str(tmp_path / "hf")]) == 0
     asked = ("data.task=qa", "data.corpus=train.json", "data.validation=dev.json", "model.seq_len=16", "data.stride=4")
     words = (*UNTRAINED, *BERT, *asked, "data.question_len=5", "train.global_batch_size=2", "parallel.dp_shard=2")
-    vocab = find(project / "runs" / "bert-tp").shape.vocab_size
+    vocab = find(project / "runs" / "bert-tp").resolved.shape.vocab_size
     begun = forker.train(project, "asked", 2, *words, f"model.vocab_size={vocab}", f"model.weights={tmp_path / 'hf'}")
     before, after = weights(project / "runs" / "bert-tp"), weights(begun.path)
     body = {name for name in after if not name.startswith("model.head.")}

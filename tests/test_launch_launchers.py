@@ -10,8 +10,8 @@ import pytest
 
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
-from codescent.launch import ancestors, launchers
-from codescent.launch.environment import PORTS, read
+from codescent.launch import launchers
+from codescent.launch.environment import PORTS, ancestor, read
 
 # Open MPI 5.0.11, `mpirun -n 2`, rank 1, what is not about other things
 OPEN_MPI = {
@@ -400,8 +400,8 @@ def test_everything_comes_at_once() -> None:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc on this machine")
 def test_the_process_above_this_one_is_found_by_its_program() -> None:
     program = Path(f"/proc/{os.getppid()}/comm").read_text().rstrip("\n")
-    assert ancestors.nearest(program) == os.getppid()
-    assert ancestors.nearest("no program") is None
+    assert ancestor(program) == os.getppid()
+    assert ancestor("no program") is None
 
 
 def test_the_documentation_has_every_variable() -> None:
@@ -409,7 +409,8 @@ def test_the_documentation_has_every_variable() -> None:
     older = {"SLURM_JOBID", "SLURM_STEPID"}  # the same by the names of before
     for launcher in (launchers.TORCHRUN, *launchers.OTHERS):
         jobs = [name for names in launcher.job for name in names]
-        names = (*launcher.rank, *launcher.local_rank, *launcher.size, *launcher.local_size, *launcher.hosts, *jobs)
+        sizes = (*launcher.world_size, *launcher.local_world_size)
+        names = (*launcher.rank, *launcher.local_rank, *sizes, *launcher.hosts, *jobs)
         for name in {*names, launcher.attempt, launcher.node, launcher.proxy} - {"", *older}:
             assert f"`{name}`" in page, name
 

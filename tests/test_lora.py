@@ -393,7 +393,7 @@ def test_a_trained_model_is_the_same_for_us_in_transformers_and_in_peft(
     base = kind.from_pretrained(bases / name)
     merged = kind.from_pretrained(tmp_path / "merged").eval()
     with_adapters = PeftModel.from_pretrained(base, tmp_path / "adapters").eval()
-    vocab_size = find(path).shape.vocab_size
+    vocab_size = find(path).resolved.shape.vocab_size
     found = [_logits(model, vocab_size) for model in (mine, merged, with_adapters)]
     assert float(found[0].std()) > 1e-3
     for other in found[1:]:

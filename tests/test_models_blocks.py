@@ -13,9 +13,9 @@ from torch import Tensor
 
 from codescent.operators import linear
 from codescent.operators.attention import causal_attention
-from codescent.operators.linear import GeluThenLinear, activated_linear_
+from codescent.operators.linear import GELU, activated_linear_
 
-gelu_linear_ = partial(activated_linear_, GeluThenLinear.activation)
+gelu_linear_ = partial(activated_linear_, GELU)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 

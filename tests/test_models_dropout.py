@@ -14,9 +14,13 @@ from codescent import models
 from codescent.models.gpt2.declare import parameters
 from codescent.models.gpt2.module import GPT2
 from codescent.models.initialize import initialize_
-from codescent.operators.dropout import drop, dropped_at, dropped_rows, mix, sample_keys, site_keys
+from codescent.operators.dropout import drop, dropped_at, mix, sample_keys, site_keys
 
 SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "vocab_size": 61, "seq_len": 40}
+
+
+def dropped_rows(keys_B: Tensor, rows: int, width: int, probability: float, first_row: int = 0) -> Tensor:
+    return dropped_at(keys_B, torch.arange(first_row, first_row + rows), torch.arange(width), probability)
 
 
 def build(dropout: float) -> GPT2:

@@ -16,11 +16,11 @@ from runs import codescent, make_project
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.data.tokenizers.tokenizer import ByteTokenizer
-from codescent.models.generate import Choice, choose, context_start
+from codescent.models.generate import Choice, choose, context_start, generate
 from codescent.models.gpt2.declare import parameters
 from codescent.models.gpt2.module import GPT2
 from codescent.models.initialize import initialize_
-from codescent.verbs.sample import TextStream, generate, sample_run
+from codescent.verbs.sample import TextStream, sample_run
 
 SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "vocab_size": 61}
 PROMPTS = [[5, 3, 8], [1], list(range(30, 52)), [60, 0]]

@@ -15,8 +15,8 @@ from runs import assert_same, losses, make_project, refused
 from codescent.base.errors import UserError
 from codescent.data.samples import Numbers
 from codescent.record import RunFolder
-from codescent.tasks.conversations.prepare import ResponseRequest, Template, prepare_responses
-from codescent.tasks.conversations.source import ResponseSource, open_responses
+from codescent.tasks.conversations.prepare import ResponseRequest, Template
+from codescent.tasks.conversations.source import ResponseDataset, ResponseSource
 from codescent.verbs.cli import run as cli
 
 WORDS = ("red", "green", "blue", "black", "white", "pink")
@@ -54,8 +54,8 @@ def write(path: Path, *lines: object) -> str:
 def test_only_the_response_is_wanted(tmp_path: Path) -> None:
     corpus = write(tmp_path / "a.jsonl", {"q": "ab", "a": "cd"}, {"q": "", "a": "é"}, {"q": "x" * 30, "a": "y"})
     request = ResponseRequest(corpus, "byte", "<{prompt}|{response}>", "q", "a", 0.3)
-    dataset = open_responses(prepare_responses(request, tmp_path / "datasets"))
-    assert prepare_responses(request, tmp_path / "datasets") == dataset.path
+    dataset = ResponseDataset.open(request.prepare(tmp_path / "datasets"))
+    assert request.prepare(tmp_path / "datasets") == dataset.path
     source = dataset.source("train", 8, 8)
     assert (source.num_samples, source.left_out) == (2, 0)
     samples = source.read(np.array([0, 1]))
@@ -160,11 +160,11 @@ def test_templates() -> None:
 
 def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     corpus = write(tmp_path / "a.jsonl", *({"prompt": "p", "response": f"r{n}"} for n in range(5)))
-    folder = prepare_responses(ResponseRequest(corpus, "byte"), tmp_path / "datasets")
+    folder = ResponseRequest(corpus, "byte").prepare(tmp_path / "datasets")
     with (folder / "train_tokens.npy").open("ab") as stream:
         stream.write(b"x")
     with pytest.raises(UserError, match="changed or cut short"):
-        open_responses(folder)
+        ResponseDataset.open(folder)
     (folder / "description.json").write_text("{}")
     with pytest.raises(UserError, match="damaged"):
-        open_responses(folder)
+        ResponseDataset.open(folder)

@@ -18,11 +18,11 @@ from transformers import AutoTokenizer
 
 from codescent.base.errors import UserError
 from codescent.data.tokenizers.tokenizer import load
-from codescent.tasks.conversations.chat_files import ChatFiles
+from codescent.tasks.conversations.chat_files import ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate
 from codescent.tasks.conversations.conversations import Keys, read_conversations
-from codescent.tasks.conversations.prepare import ResponseRequest, prepare_responses
-from codescent.tasks.conversations.source import FORMAT, ResponseSource, open_responses
+from codescent.tasks.conversations.prepare import ResponseRequest
+from codescent.tasks.conversations.source import ResponseDataset, ResponseSource
 from codescent.verbs.cli import run as cli
 
 WORDS = ("red", "green", "blue", "black", "white", "pink")
@@ -66,8 +66,8 @@ def test_samples_want_every_turn_as_far_as_there_is_room(tmp_path: Path) -> None
     request = ResponseRequest(
         corpus, str(model / "tokenizer.json"), messages_key="talk", validation_fraction=0.3, chat_template=model
     )
-    dataset = open_responses(prepare_responses(request, tmp_path / "datasets"))
-    assert prepare_responses(request, tmp_path / "datasets") == dataset.path
+    dataset = ResponseDataset.open(request.prepare(tmp_path / "datasets"))
+    assert request.prepare(tmp_path / "datasets") == dataset.path
     tokenizer = load(model / "tokenizer.json")
 
     def wanted(seq_len: int) -> list[str]:
@@ -119,12 +119,9 @@ def test_prompts_and_responses_become_two_messages(tmp_path: Path) -> None:
         for it in pairs
     ]
     folders = [
-        prepare_responses(
-            ResponseRequest(
-                write(tmp_path / f"{name}.jsonl", *lines), str(model / "tokenizer.json"), chat_template=model
-            ),
-            tmp_path / "datasets",
-        )
+        ResponseRequest(
+            write(tmp_path / f"{name}.jsonl", *lines), str(model / "tokenizer.json"), chat_template=model
+        ).prepare(tmp_path / "datasets")
         for name, lines in (("pairs", pairs), ("talks", talks))
     ]
     files = sorted(path.name for path in folders[0].glob("*.npy"))
@@ -165,7 +162,7 @@ def test_a_model_that_has_learnt_to_chat_answers_and_ends_its_turn(
     told = capsys.readouterr().out
     assert told == "<|im_start|>user\nblue<|im_end|>\n<|im_start|>assistant\neulb\n"
     # The run has its template: it may be moved, and what it was read from may be gone.
-    expected = ChatTemplate.read(project / "model").render(TALK)
+    expected = ChatTemplate(read_chat_files(project / "model")).render(TALK)
     (project / "runs" / "learned").rename(project / "moved")
     (project / "model").rename(project / "away")
     try:
@@ -194,7 +191,7 @@ def test_a_run_goes_on_by_the_template_it_began_with(
     words.append("optimizer.decay_steps=9")
     run = train(project, "kept", *words, "train.num_steps=1")
     kept = json.loads((run.path / "chat.json").read_text())
-    assert kept == ChatTemplate.read(Path("other")).files.kept()
+    assert kept == ChatTemplate(read_chat_files(Path("other"))).files.kept()
     assert kept["day"]
     (run.path / "chat.json").write_text(json.dumps({**kept, "day": "2024-02-29"}))  # as if it had begun then
     again = ["train", "run.toml", "run.name=kept", *words, "train.num_steps=2", "--resume"]
@@ -214,7 +211,7 @@ def test_a_prepared_folder_has_its_template(
 ) -> None:
     monkeypatch.chdir(project)
     request = ResponseRequest("talks.jsonl", "model/tokenizer.json", chat_template=Path("model"))
-    folder = prepare_responses(request, Path("datasets"))
+    folder = request.prepare(Path("datasets"))
     words = ["model.seq_len=80", "train.num_steps=1", "train.eval_every=0", f"data.corpus={folder}"]
     run = train(project, "prepared", *words)
     assert ChatFiles.of_kept("x", json.loads((run.path / "chat.json").read_text())).is_same(request.chat.files)
@@ -255,7 +252,7 @@ def test_that_nothing_ends_a_turn_is_said_when_data_is_prepared(
     tokenizer = str(project / "model" / "tokenizer.json")
     request = ResponseRequest(str(project / "talks.jsonl"), tokenizer, chat_template=template)
     for told in (1, 0):
-        prepare_responses(request, project / "datasets", progress=True)
+        request.prepare(project / "datasets", progress=True)
         assert capsys.readouterr().err.count("no control token ends the assistant's turn") == told
 
 
@@ -313,7 +310,7 @@ def test_messages_after_a_prompt_are_refused_and_of_many_lines_the_first_are_tol
         (("data.chat_template=strict.jinja",), "/strict.jinja: no pink"),
         (("data.messages_key=talk",), 'talks.jsonl:1: no text under "prompt" (there is: messages)'),
         (("data.tokenizer=bpe:300",), 'data.tokenizer = "bpe:300"'),
-        (("data.corpus=old",), f"old: prepared, but not in the format '{FORMAT}'"),
+        (("data.corpus=old",), f"old: prepared, but not in the format '{ResponseDataset.format}'"),
     ],
 )
 def test_what_is_refused(

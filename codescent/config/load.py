@@ -51,7 +51,7 @@ FOREIGN_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Resolved:
-    """A config, and the origin of each "section.key": "default", "FILE:LINE" or "command line"."""
+    """A config, and the origin of each "section.key", in order: "default", "FILE:LINE" or "command line"."""
 
     config: Config
     origins: Mapping[str, str]
@@ -66,20 +66,18 @@ class Described(NamedTuple):
     origin: str
 
 
-@dataclass(frozen=True)
-class _Given:
+class _Given(NamedTuple):
     value: Any
     origin: str
 
 
-@dataclass(frozen=True)
-class _Problem:
+class _Problem(NamedTuple):
     origin: str
     key: str  # "" where the problem is with the file as a whole
     text: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.origin, self.key, self.text) if part)
+        return ": ".join(filter(None, self))
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Resolved:
@@ -110,25 +108,15 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Resolved:
 
 def to_toml(config: Config) -> str:
     """The whole config as TOML; `load` returns an equal one. None is omitted: it is the default of every such key."""
-    return tomli_w.dumps(
-        {
-            section: {
-                name: str(value) if isinstance(value, Path) else value
-                for name, value in getattr(config, section)
-                if value is not None
-            }
-            for section in SECTIONS
-        }
-    )
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
 def describe(resolved: Resolved) -> list[Described]:
     """Every key with its value and the value's origin, in order."""
-
-    def value(key: Key) -> str:
-        return toml_value(getattr(getattr(resolved.config, key.section), key.name))
-
-    return [Described(key.section, key.name, value(key), resolved.origins[name]) for name, key in KEYS.items()]
+    return [
+        Described(key.section, key.name, toml_value(getattr(getattr(resolved.config, key.section), key.name)), origin)
+        for key, origin in zip(KEYS.values(), resolved.origins.values(), strict=True)
+    ]
 
 
 def shipped() -> dict[str, Path]:
@@ -151,8 +139,7 @@ def _read_chain(path: Path | str, problems: list[_Problem]) -> list[dict[str, _G
         try:
             file = _find(wanted)
             if file.resolve() in seen:
-                names = " -> ".join([*seen.values(), str(file)])
-                raise UserError(f"{file} is based on itself: {names}")
+                raise UserError(f"{file} is based on itself: {' -> '.join([*seen.values(), str(file)])}")
             seen[file.resolve()] = str(file)
             table, lines = read_toml(file)
         except UserError as error:
@@ -207,20 +194,20 @@ def _flatten(
     def origin(*path: str) -> str:
         return f"{file}:{lines[path]}" if path in lines else str(file)
 
+    def refuse(text: str, *path: str) -> None:
+        problems.append(_Problem(origin(*path), ".".join(path), text))
+
     for section, values in table.items():
         if section not in SECTIONS:
-            text = _unknown_section(section) if isinstance(values, dict | list) else _unknown_key("", section)
-            problems.append(_Problem(origin(section), section, text))
+            refuse(_unknown_section(section) if isinstance(values, dict | list) else _unknown_key("", section), section)
         elif not isinstance(values, dict):
-            text = f"given {_shown(values)}, but it is a section: write [{section}] and its keys below"
-            problems.append(_Problem(origin(section), section, text))
+            refuse(f"given {_shown(values)}, but it is a section: write [{section}] and its keys below", section)
         else:
             for key, value in values.items():
                 if f"{section}.{key}" in KEYS:
                     yield f"{section}.{key}", _Given(value, origin(section, key))
                 else:
-                    text = _unknown_key(section, key)
-                    problems.append(_Problem(origin(section, key), f"{section}.{key}", text))
+                    refuse(_unknown_key(section, key), section, key)
 
 
 def _read_override(override: str, problems: list[_Problem]) -> dict[str, _Given]:
@@ -228,18 +215,16 @@ def _read_override(override: str, problems: list[_Problem]) -> dict[str, _Given]
     name, text = name.strip(), text.strip()
     section, dot, key = name.partition(".")
     if not equals:
-        problem = _Problem(
-            COMMAND_LINE, override, "not an override; write section.key=value, such as train.num_steps=20"
-        )
+        name, problem = override, "not an override; write section.key=value, such as train.num_steps=20"
     elif not dot:
-        problem = _Problem(COMMAND_LINE, name, _unknown_key("", name))
+        problem = _unknown_key("", name)
     elif section not in SECTIONS:
-        problem = _Problem(COMMAND_LINE, name, _unknown_section(section, key))
+        problem = _unknown_section(section, key)
     elif name not in KEYS:
-        problem = _Problem(COMMAND_LINE, name, _unknown_key(section, key))
+        problem = _unknown_key(section, key)
     else:
         return {name: _Given(_override_value(text, KEYS[name]), COMMAND_LINE)}
-    problems.append(problem)
+    problems.append(_Problem(COMMAND_LINE, name, problem))
     return {}
 
 
@@ -338,11 +323,10 @@ def _unknown_key(section: str, key: str) -> str:
         return f"{what if section else 'is outside a section'}; did you mean {owners}?"
     own = {entry.name: name for name, entry in KEYS.items() if entry.section == section}
     every = {entry.name: name for name, entry in KEYS.items()}
-    near = [FOREIGN_NAMES[lowered]] if lowered in FOREIGN_NAMES else []
-    near = near or [own[name] for name in difflib.get_close_matches(lowered, own, n=1)]
+    near = [own[name] for name in difflib.get_close_matches(lowered, own, n=1)]
     near = near or [every[name] for name in difflib.get_close_matches(lowered, every, n=1, cutoff=0.75)]
-    if near:
-        return f"{what}; did you mean {near[0]}?"
+    if meant := FOREIGN_NAMES.get(lowered) or next(iter(near), ""):
+        return f"{what}; did you mean {meant}?"
     if section:
         return f"{what}; its keys are {', '.join(own)}"
     return f"{what}; at the top of a file stands only base, everything else in a section: {', '.join(SECTIONS)}"

@@ -3,13 +3,14 @@ Does not read files (load.py does) and does not check what depends on ranks, pre
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from codescent.base.nearest import nearest_divisors
 
 AUTO = "auto"
 """How a file writes None: codescent decides. A file uses it to undo a value of its base file."""
@@ -65,6 +66,11 @@ PathFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]
 """Absolute, so that a run finds it again from any working directory."""
 
 
+def key(default: Any, meaning: str, **bounds: Any) -> Any:
+    """A key with its default and its meaning; bounds of numbers are ge, gt, le and lt."""
+    return Field(default, description=meaning, **bounds)
+
+
 class Section(BaseModel):
     """One `[section]` of a run's file: frozen, strictly typed, unknown keys refused, numbers finite."""
 
@@ -82,311 +88,263 @@ class Section(BaseModel):
 class Run(Section):
     """Which run this is."""
 
-    name: FolderName = Field("default", description="name of the run")
-    folder: Folder | None = Field(None, description="run folder; auto: runs/NAME")
-    seed: int = Field(1337, ge=0, le=MAX_SEED, description="seed of initial weights, sample order and dropout")
+    name: FolderName = key("default", "name of the run")
+    folder: Folder | None = key(None, "run folder; auto: runs/NAME")
+    seed: int = key(1337, "seed of initial weights, sample order and dropout", ge=0, le=MAX_SEED)
 
 
 class Model(Section):
     """The model. A size left at auto is the preset's."""
 
-    kind: Literal["gpt2", "llama", "transformer", "bert"] | None = Field(
-        None, description="family of models; auto: the preset's, or gpt2 without a preset"
+    kind: Literal["gpt2", "llama", "transformer", "bert"] | None = key(
+        None, "family of models; auto: the preset's, or gpt2 without a preset"
     )
-    preset: Text | None = Field(
+    preset: Text | None = key(
         None,
-        description="published sizes: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama3-8b, llama3-70b, llama3.1-8b, "
-        "llama3.1-70b, llama3.1-405b, transformer-base, transformer-big, bert-base-uncased or bert-large-uncased; or "
-        "llama-tiny; auto: no preset, sizes are given here",
+        "published sizes: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama3-8b, llama3-70b, llama3.1-8b, llama3.1-70b, "
+        "llama3.1-405b, transformer-base, transformer-big, bert-base-uncased or bert-large-uncased; or llama-tiny; "
+        "auto: no preset, sizes are given here",
     )
-    weights: PathFromAnywhere | None = Field(
-        None, description="local Hugging Face folder of initial weights (gpt2, llama, bert); auto: random weights"
+    weights: PathFromAnywhere | None = key(
+        None, "local Hugging Face folder of initial weights (gpt2, llama, bert); auto: random weights"
     )
-    num_layers: int | None = Field(None, ge=1, le=10_000, description="blocks (gpt2, llama, bert)")
-    num_encoder_layers: int | None = Field(None, ge=1, le=10_000, description="layers of the encoder (transformer)")
-    num_decoder_layers: int | None = Field(None, ge=1, le=10_000, description="layers of the decoder (transformer)")
-    num_heads: int | None = Field(None, ge=1, le=10_000, description="attention heads; must divide hidden_dim")
-    num_kv_heads: int | None = Field(
+    num_layers: int | None = key(None, "blocks (gpt2, llama, bert)", ge=1, le=10_000)
+    num_encoder_layers: int | None = key(None, "layers of the encoder (transformer)", ge=1, le=10_000)
+    num_decoder_layers: int | None = key(None, "layers of the decoder (transformer)", ge=1, le=10_000)
+    num_heads: int | None = key(None, "attention heads; must divide hidden_dim", ge=1, le=10_000)
+    num_kv_heads: int | None = key(
+        None, "key and value heads (llama); must divide num_heads; auto without a preset: num_heads", ge=1, le=10_000
+    )
+    hidden_dim: int | None = key(None, "channels of the residual stream", ge=1, le=1_000_000)
+    ffn_dim: int | None = key(
         None,
+        "hidden channels of the MLP; auto without a preset: 4 x hidden_dim; for a llama 8/3 x hidden_dim, rounded up "
+        "to a multiple of 64",
         ge=1,
-        le=10_000,
-        description="key and value heads (llama); must divide num_heads; auto without a preset: num_heads",
     )
-    hidden_dim: int | None = Field(None, ge=1, le=1_000_000, description="channels of the residual stream")
-    ffn_dim: int | None = Field(
+    vocab_size: int | None = key(None, "rows of the token embedding; auto without a preset: the tokenizer's", ge=1)
+    seq_len: int | None = key(
         None,
+        "longest sequence in tokens (gpt2, llama, bert); for gpt2 and bert also the rows of the position embedding",
         ge=1,
-        description="hidden channels of the MLP; auto without a preset: 4 x hidden_dim; for a llama 8/3 x hidden_dim, "
-        "rounded up to a multiple of 64",
     )
-    vocab_size: int | None = Field(
-        None, ge=1, description="rows of the token embedding; auto without a preset: the tokenizer's"
+    source_len: int | None = key(None, "tokens of a sample that the encoder reads (transformer)", ge=1)
+    target_len: int | None = key(
+        None, "tokens after the source, which the decoder reads and predicts (transformer)", ge=1
     )
-    seq_len: int | None = Field(
+    rope_theta: float | None = key(None, "base of the rotary frequencies (llama); auto without a preset: 10000.0", ge=1)
+    norm_eps: float | None = key(
+        None, "epsilon that the norms add to the mean square (llama); auto without a preset: 1e-05", gt=0
+    )
+    tie_head: bool | None = key(
+        None, "the head shares the matrix of the token embedding (llama; gpt2 always does); auto: false"
+    )
+    norm: Literal["last", "first"] | None = key(
+        None, "norms (transformer): last: after each residual sum; first: before each sublayer; auto: last"
+    )
+    activation: Literal["relu", "gelu"] | None = key(None, "activation of the MLP (transformer); auto: relu")
+    causal: bool | None = key(None, "a target position attends to no later position (transformer); auto: true")
+    embedding: Literal["tied", "untied", "none"] | None = key(
         None,
-        ge=1,
-        description="longest sequence in tokens (gpt2, llama, bert); for gpt2 and bert also the rows of the position "
-        "embedding",
+        "embedding matrices (transformer): tied: one for source, target and head; untied: three; none: source and "
+        "target are vectors (data.task tensors); auto: tied",
     )
-    source_len: int | None = Field(None, ge=1, description="tokens of a sample that the encoder reads (transformer)")
-    target_len: int | None = Field(
-        None, ge=1, description="tokens after the source, which the decoder reads and predicts (transformer)"
-    )
-    rope_theta: float | None = Field(
-        None, ge=1, description="base of the rotary frequencies (llama); auto without a preset: 10000.0"
-    )
-    norm_eps: float | None = Field(
-        None, gt=0, description="epsilon that the norms add to the mean square (llama); auto without a preset: 1e-05"
-    )
-    tie_head: bool | None = Field(
-        None, description="the head shares the matrix of the token embedding (llama; gpt2 always does); auto: false"
-    )
-    norm: Literal["last", "first"] | None = Field(
-        None, description="norms (transformer): last: after each residual sum; first: before each sublayer; auto: last"
-    )
-    activation: Literal["relu", "gelu"] | None = Field(
-        None, description="activation of the MLP (transformer); auto: relu"
-    )
-    causal: bool | None = Field(
-        None, description="a target position attends to no later position (transformer); auto: true"
-    )
-    embedding: Literal["tied", "untied", "none"] | None = Field(
+    dropout: float = key(0.0, "probability of dropout in training (gpt2, transformer, bert)", ge=0, lt=1)
+    bias: bool | None = key(
         None,
-        description="embedding matrices (transformer): tied: one for source, target and head; untied: three; none: "
-        "source and target are vectors (data.task tensors); auto: tied",
-    )
-    dropout: float = Field(0.0, ge=0, lt=1, description="probability of dropout in training (gpt2, transformer, bert)")
-    bias: bool | None = Field(
-        None,
-        description="biases in linear layers and norms (gpt2, transformer; bert always, llama never); auto: true where "
-        "the model can have them",
+        "biases in linear layers and norms (gpt2, transformer; bert always, llama never); auto: true where the model "
+        "can have them",
     )
 
 
 class Lora(Section):
     """Low-rank adapters: they are trained beside matrices that are frozen (docs/lora.md)."""
 
-    rank: int | None = Field(
-        None, ge=1, le=1_000_000, description="rank of the adapters; auto: no adapters, all parameters are trained"
+    rank: int | None = key(
+        None, "rank of the adapters; auto: no adapters, all parameters are trained", ge=1, le=1_000_000
     )
-    alpha: float | None = Field(
-        None, gt=0, description="the output of an adapter is multiplied by alpha / rank; auto: 2 x rank"
+    alpha: float | None = key(None, "the output of an adapter is multiplied by alpha / rank; auto: 2 x rank", gt=0)
+    targets: Text | None = key(
+        None, 'layers with an adapter, such as "attn.qkv, mlp.down"; auto: every matrix of the blocks'
     )
-    targets: Text | None = Field(
-        None, description='layers with an adapter, such as "attn.qkv, mlp.down"; auto: every matrix of the blocks'
-    )
-    whole: Text | None = Field(
-        None, description='layers trained in full, such as "norm_1, head"; auto: none, or the head of data.task qa'
+    whole: Text | None = key(
+        None, 'layers trained in full, such as "norm_1, head"; auto: none, or the head of data.task qa'
     )
 
 
 class Data(Section):
     """The data and the task."""
 
-    corpus: TextOrPath = Field(
+    corpus: TextOrPath = key(
         "python-stdlib",
-        description="python-stdlib, shakespeare, openwebtext or squad; or the path of a text file, a folder, a glob, a "
-        "JSONL file or a folder of token shards; for data.task qa a file in SQuAD's format; for data.task tensors a "
-        "file (.h5, .pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's "
-        "sizes",
+        "python-stdlib, shakespeare, openwebtext or squad; or the path of a text file, a folder, a glob, a JSONL file "
+        "or a folder of token shards; for data.task qa a file in SQuAD's format; for data.task tensors a file (.h5, "
+        ".pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
     )
-    task: Text | None = Field(
+    task: Text | None = key(
         None,
-        description="what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a "
-        "response to its prompt, or of the assistant in a conversation (gpt2, llama); mlm: masked tokens (bert); qa: "
-        "where the answer to a question begins and ends (bert); tensors: vectors of the target (transformer); seq2seq: "
-        "the line that data.pairs makes of a line (transformer); auto: the task that fits the corpus or model.kind",
+        "what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a response to "
+        "its prompt, or of the assistant in a conversation (gpt2, llama); mlm: masked tokens (bert); qa: where the "
+        "answer to a question begins and ends (bert); tensors: vectors of the target (transformer); seq2seq: the line "
+        "that data.pairs makes of a line (transformer); auto: the task that fits the corpus or model.kind",
     )
-    template: Text = Field(
-        "{prompt}{response}",
-        description='text of a prompt and its response (sft), such as "Question: {prompt} Answer: {response}"',
+    template: Text = key(
+        "{prompt}{response}", 'text of a prompt and its response (sft), such as "Question: {prompt} Answer: {response}"'
     )
-    chat_template: PathFromAnywhere | None = Field(
+    chat_template: PathFromAnywhere | None = key(
         None,
-        description="path of the Jinja template that formats messages (sft): a Hugging Face folder, its "
-        "tokenizer_config.json or its chat_template.jinja; auto: none, lines have a prompt and a response, formatted "
-        "by data.template",
+        "path of the Jinja template that formats messages (sft): a Hugging Face folder, its tokenizer_config.json or "
+        "its chat_template.jinja; auto: none, lines have a prompt and a response, formatted by data.template",
     )
-    prompt_key: Text = Field("prompt", description="key of a JSONL line that holds the prompt (sft)")
-    response_key: Text = Field("response", description="key of a JSONL line that holds the response (sft)")
-    messages_key: Text = Field(
-        "messages", description="key of a JSONL line with a list of messages, each a role and a content (sft)"
+    prompt_key: Text = key("prompt", "key of a JSONL line that holds the prompt (sft)")
+    response_key: Text = key("response", "key of a JSONL line that holds the response (sft)")
+    messages_key: Text = key("messages", "key of a JSONL line with a list of messages, each a role and a content (sft)")
+    pairs: Literal["reverse", "copy"] = key(
+        "reverse", "target of a line (seq2seq): reverse: its tokens in reverse order; copy: the same tokens"
     )
-    pairs: Literal["reverse", "copy"] = Field(
-        "reverse", description="target of a line (seq2seq): reverse: its tokens in reverse order; copy: the same tokens"
-    )
-    format: Literal["memory", "hdf5", "pt", "safetensors"] | None = Field(
+    format: Literal["memory", "hdf5", "pt", "safetensors"] | None = key(
         None,
-        description="storage of tensors: the format of the file, or the format that synthetic ones are written in; "
-        "memory: every rank reads the whole file, or generates synthetic ones; auto: the format of the file, memory "
-        "for synthetic ones",
+        "storage of tensors: the format of the file, or the format that synthetic ones are written in; memory: every "
+        "rank reads the whole file, or generates synthetic ones; auto: the format of the file, memory for synthetic "
+        "ones",
     )
-    tokenizer: Tokenizer = Field(
+    tokenizer: Tokenizer = key(
         "char",
-        description="char, byte, gpt2, bert, bert-cased, bpe:VOCAB (a BPE trained on the corpus), bert:FILE (a "
-        "vocabulary of WordPiece) or the path of a tokenizer JSON",
+        "char, byte, gpt2, bert, bert-cased, bpe:VOCAB (a BPE trained on the corpus), bert:FILE (a vocabulary of "
+        "WordPiece) or the path of a tokenizer JSON",
     )
-    folder: Folder = Field(Path("datasets"), description="folder of prepared corpora")
-    seq_len: int | None = Field(
-        None, ge=1, description="tokens per sample; auto: model.seq_len, or model.source_len + target_len (transformer)"
+    folder: Folder = key(Path("datasets"), "folder of prepared corpora")
+    seq_len: int | None = key(
+        None, "tokens per sample; auto: model.seq_len, or model.source_len + target_len (transformer)", ge=1
     )
-    validation_fraction: float = Field(
-        0.1, gt=0, le=0.5, description="share of the corpus, at its end, used for validation"
+    validation_fraction: float = key(0.1, "share of the corpus, at its end, used for validation", gt=0, le=0.5)
+    text_key: Text = key("text", "key of a JSONL line that holds the text")
+    validation: TextOrPath | None = key(
+        None, "file of validation questions in SQuAD's format (qa); auto: SQuAD's dev-v1.1.json"
     )
-    text_key: Text = Field("text", description="key of a JSONL line that holds the text")
-    validation: TextOrPath | None = Field(
-        None, description="file of validation questions in SQuAD's format (qa); auto: SQuAD's dev-v1.1.json"
+    stride: int = key(128, "tokens from the start of one window of a context to the start of the next (qa)", ge=1)
+    question_len: int = key(64, "longest question in tokens; longer ones are truncated (qa)", ge=1)
+    train_questions: int | None = key(None, "train on this many questions, the first ones (qa); auto: all", ge=1)
+    validation_questions: int | None = key(
+        None, "validate on this many questions, the first ones (qa); auto: all", ge=1
     )
-    stride: int = Field(
-        128, ge=1, description="tokens from the start of one window of a context to the start of the next (qa)"
-    )
-    question_len: int = Field(64, ge=1, description="longest question in tokens; longer ones are truncated (qa)")
-    train_questions: int | None = Field(
-        None, ge=1, description="train on this many questions, the first ones (qa); auto: all"
-    )
-    validation_questions: int | None = Field(
-        None, ge=1, description="validate on this many questions, the first ones (qa); auto: all"
-    )
-    prefetch: int = Field(
-        16, ge=0, description="largest number of steps whose batches are read ahead; 0: read when needed"
-    )
+    prefetch: int = key(16, "largest number of steps whose batches are read ahead; 0: read when needed", ge=0)
 
 
 class Train(Section):
     """Number of steps, batch sizes, precision and device."""
 
-    num_steps: int = Field(1000, ge=1, description="number of weight updates")
-    global_batch_size: int = Field(12, ge=1, le=MAX_SAMPLES, description="samples per step, over all ranks")
-    microbatch_size: int | None = Field(
-        None, ge=1, description="samples of a rank's forward pass; gradients are accumulated; auto: all of the rank's"
+    num_steps: int = key(1000, "number of weight updates", ge=1)
+    global_batch_size: int = key(12, "samples per step, over all ranks", ge=1, le=MAX_SAMPLES)
+    microbatch_size: int | None = key(
+        None, "samples of a rank's forward pass; gradients are accumulated; auto: all of the rank's", ge=1
     )
-    precision: Literal["fp64", "fp32", "bf16"] = Field(
-        "fp32", description="number format of weights and activations; bf16 keeps an fp32 master copy of the weights"
+    precision: Literal["fp64", "fp32", "bf16"] = key(
+        "fp32", "number format of weights and activations; bf16 keeps an fp32 master copy of the weights"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is one, else cpu")
-    compile: Literal["none", "blocks", "model"] = Field(
-        "none", description="what torch.compile compiles: nothing, each block by itself, or the whole model"
+    device: Literal["auto", "cpu", "cuda"] = key("auto", "auto: cuda where there is one, else cpu")
+    compile: Literal["none", "blocks", "model"] = key(
+        "none", "what torch.compile compiles: nothing, each block by itself, or the whole model"
     )
-    eval_every: int = Field(250, ge=0, description="steps between validation losses; 0: never")
-    eval_samples: int | None = Field(
-        None, ge=1, description="samples per validation loss; auto: the whole validation split"
-    )
-    matmul: Literal["auto", "exact", "fast"] = Field(
+    eval_every: int = key(250, "steps between validation losses; 0: never", ge=0)
+    eval_samples: int | None = key(None, "samples per validation loss; auto: the whole validation split", ge=1)
+    matmul: Literal["auto", "exact", "fast"] = key(
         "auto",
-        description="kernels of fp32 matrix products on CPU: exact: torch's default; fast: those of torch's medium "
-        "precision; auto: the faster one, measured at the start, if its error is small enough",
+        "kernels of fp32 matrix products on CPU: exact: torch's default; fast: those of torch's medium precision; "
+        "auto: the faster one, measured at the start, if its error is small enough",
     )
-    allocator: Literal["auto", "system"] = Field(
-        "auto",
-        description="auto: malloc keeps large blocks for the next step (Linux, glibc); system: malloc is not tuned",
+    allocator: Literal["auto", "system"] = key(
+        "auto", "auto: malloc keeps large blocks for the next step (Linux, glibc); system: malloc is not tuned"
     )
-    head_chunk_tokens: int = Field(
-        1024, ge=0, description="tokens whose logits are in memory at the same time; 0: those of the whole micro-batch"
+    head_chunk_tokens: int = key(
+        1024, "tokens whose logits are in memory at the same time; 0: those of the whole micro-batch", ge=0
     )
-    num_threads: int | None = Field(
-        None, ge=1, le=1024, description="threads per rank; auto: cores / ranks on this machine"
-    )
-    deterministic: bool = Field(False, description="refuse operations whose result varies between identical runs")
+    num_threads: int | None = key(None, "threads per rank; auto: cores / ranks on this machine", ge=1, le=1024)
+    deterministic: bool = key(False, "refuse operations whose result varies between identical runs")
 
 
 class Optimizer(Section):
     """The update rule and its learning rate."""
 
-    kind: Literal["adamw", "adam", "sgd", "adagrad", "adadelta", "rmsprop"] = Field("adamw", description="update rule")
-    learning_rate: float = Field(6e-4, gt=0, description="highest learning rate, reached after the warm-up")
-    min_learning_rate: float = Field(0.0, ge=0, description="learning rate at the end of the decay")
-    weight_decay: float = Field(
-        0.1, ge=0, description="weight decay of matrices and embeddings; biases and norms have none"
+    kind: Literal["adamw", "adam", "sgd", "adagrad", "adadelta", "rmsprop"] = key("adamw", "update rule")
+    learning_rate: float = key(6e-4, "highest learning rate, reached after the warm-up", gt=0)
+    min_learning_rate: float = key(0.0, "learning rate at the end of the decay", ge=0)
+    weight_decay: float = key(0.1, "weight decay of matrices and embeddings; biases and norms have none", ge=0)
+    beta1: float = key(0.9, "decay of the mean of gradients (adamw, adam)", ge=0, lt=1)
+    beta2: float = key(0.95, "decay of the mean of squared gradients (adamw, adam, rmsprop, adadelta)", ge=0, lt=1)
+    eps: float = key(1e-8, "added to denominators (all but sgd)", gt=0)
+    momentum: float = key(0.9, "momentum (sgd, rmsprop)", ge=0, lt=1)
+    fused: bool = key(True, "one kernel for the whole update, where torch has it for this rule")
+    max_grad_norm: float = key(1.0, "global gradient norm is clipped to this; 0: no clipping", ge=0)
+    schedule: Literal["cosine", "linear", "constant"] = key("cosine", "decay of the learning rate after the warm-up")
+    warmup_steps: int = key(0, "steps over which the learning rate rises from 0", ge=0)
+    decay_steps: int | None = key(
+        None, "step at which min_learning_rate is reached, counted from 0; auto: train.num_steps", ge=1
     )
-    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of gradients (adamw, adam)")
-    beta2: float = Field(
-        0.95, ge=0, lt=1, description="decay of the mean of squared gradients (adamw, adam, rmsprop, adadelta)"
-    )
-    eps: float = Field(1e-8, gt=0, description="added to denominators (all but sgd)")
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum (sgd, rmsprop)")
-    fused: bool = Field(True, description="one kernel for the whole update, where torch has it for this rule")
-    max_grad_norm: float = Field(1.0, ge=0, description="global gradient norm is clipped to this; 0: no clipping")
-    schedule: Literal["cosine", "linear", "constant"] = Field(
-        "cosine", description="decay of the learning rate after the warm-up"
-    )
-    warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises from 0")
-    decay_steps: int | None = Field(
-        None, ge=1, description="step at which min_learning_rate is reached, counted from 0; auto: train.num_steps"
-    )
-    scale_learning_rate: Literal["none", "linear", "sqrt"] = Field(
-        "none", description="multiply both learning rates by the number of data-parallel ranks, or by its square root"
+    scale_learning_rate: Literal["none", "linear", "sqrt"] = key(
+        "none", "multiply both learning rates by the number of data-parallel ranks, or by its square root"
     )
 
 
 class Parallel(Section):
     """How the ranks divide the work. World size = pp x dp_replicate x dp_shard x cp x tp."""
 
-    ranks: int = Field(
-        1, ge=1, description="ranks that `codescent train` starts on this machine, unless a launcher started it"
+    ranks: int = key(1, "ranks that `codescent train` starts on this machine, unless a launcher started it", ge=1)
+    dp_replicate: int | None = key(
+        None, "model replicas, each with its part of the batch; auto: world size / all other axes", ge=1
     )
-    dp_replicate: int | None = Field(
-        None, ge=1, description="model replicas, each with its part of the batch; auto: world size / all other axes"
+    pp: int = key(1, "pipeline stages", ge=1)
+    schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero-bubble"] = key(
+        "1f1b", "pipeline schedule: the order in which a stage computes its micro-batches"
     )
-    pp: int = Field(1, ge=1, description="pipeline stages")
-    schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero-bubble"] = Field(
-        "1f1b", description="pipeline schedule: the order in which a stage computes its micro-batches"
-    )
-    virtual_stages: int = Field(
-        1, ge=1, description="chunks of the model on each pipeline stage (schedule interleaved: at least 2)"
-    )
-    cut: Literal["cost", "encoder-decoder"] = Field(
+    virtual_stages: int = key(1, "chunks of the model on each pipeline stage (schedule interleaved: at least 2)", ge=1)
+    cut: Literal["cost", "encoder-decoder"] = key(
         "cost",
-        description="where pipeline stages begin: cost: such that the most expensive stage is as cheap as possible; "
+        "where pipeline stages begin: cost: such that the most expensive stage is as cheap as possible; "
         "encoder-decoder: the same, and one stage begins at the first layer of the decoder",
     )
-    dp_shard: int = Field(1, ge=1, description="ranks that shard one replica, each with its part of the batch")
-    zero_stage: int = Field(
-        3, ge=1, le=3, description="what dp_shard shards: 1: optimizer state; 2: gradients, too; 3: weights, too"
+    dp_shard: int = key(1, "ranks that shard one replica, each with its part of the batch", ge=1)
+    zero_stage: int = key(3, "what dp_shard shards: 1: optimizer state; 2: gradients, too; 3: weights, too", ge=1, le=3)
+    cp: int = key(1, "ranks that divide a sequence", ge=1)
+    context: Literal["ring", "all-gather"] = key(
+        "ring", "how the ranks that divide a sequence exchange keys and values"
     )
-    cp: int = Field(1, ge=1, description="ranks that divide a sequence")
-    context: Literal["ring", "all-gather"] = Field(
-        "ring", description="how the ranks that divide a sequence exchange keys and values"
-    )
-    tp: int = Field(1, ge=1, description="ranks that divide a matrix")
-    sequence_parallel: bool = Field(
-        True, description="with tp: norms, dropout and residual sums are divided along the sequence"
-    )
-    recompute: Literal["none", "selective", "full"] = Field(
+    tp: int = key(1, "ranks that divide a matrix", ge=1)
+    sequence_parallel: bool = key(True, "with tp: norms, dropout and residual sums are divided along the sequence")
+    recompute: Literal["none", "selective", "full"] = key(
         "none",
-        description="activations that backward recomputes to save memory: selective: GELU or SwiGLU, and attention "
-        "probabilities; full: every block, from its input",
+        "activations that backward recomputes to save memory: selective: GELU or SwiGLU, and attention probabilities; "
+        "full: every block, from its input",
     )
-    offload: Literal["none", "optimizer", "all"] = Field(
+    offload: Literal["none", "optimizer", "all"] = key(
         "none",
-        description="offload to host memory, for training on CUDA: optimizer: master weights and optimizer state, "
-        "updated there; all: weights, too (dp_shard with zero_stage 3)",
+        "offload to host memory, for training on CUDA: optimizer: master weights and optimizer state, updated there; "
+        "all: weights, too (dp_shard with zero_stage 3)",
     )
-    data_parallel: int = Field(
-        1, ge=1, le=1024, description="CUDA devices of one process (torch.nn.DataParallel), a baseline for dp_replicate"
+    data_parallel: int = key(
+        1, "CUDA devices of one process (torch.nn.DataParallel), a baseline for dp_replicate", ge=1, le=1024
     )
-    bucket_bytes: int = Field(16_777_216, ge=1, description="bytes of gradients that are reduced in one collective")
-    reduce_dtype: Literal["auto", "fp32", "bf16"] = Field(
-        "auto", description="number format of reduced gradients; auto: train.precision, or fp32 for accumulated bf16"
+    bucket_bytes: int = key(16_777_216, "bytes of gradients that are reduced in one collective", ge=1)
+    reduce_dtype: Literal["auto", "fp32", "bf16"] = key(
+        "auto", "number format of reduced gradients; auto: train.precision, or fp32 for accumulated bf16"
     )
-    timeout_s: float = Field(
-        600.0, gt=0, le=604_800, description="seconds that a rank waits for the others in a collective"
-    )
+    timeout_s: float = key(600.0, "seconds that a rank waits for the others in a collective", gt=0, le=604_800)
 
 
 class Checkpoint(Section):
     """When checkpoints are written, and which are kept."""
 
-    every: int = Field(250, ge=0, description="steps between checkpoints; 0: only at the end")
-    keep_last: int = Field(2, ge=1, description="number of newest checkpoints to keep")
-    keep_best: bool = Field(True, description="also keep the checkpoint with the lowest validation loss")
+    every: int = key(250, "steps between checkpoints; 0: only at the end", ge=0)
+    keep_last: int = key(2, "number of newest checkpoints to keep", ge=1)
+    keep_best: bool = key(True, "also keep the checkpoint with the lowest validation loss")
 
 
 class Log(Section):
     """What is printed and logged."""
 
-    every: int = Field(10, ge=1, description="steps between printed lines")
-    sample_tokens: int = Field(0, ge=0, description="tokens that the model generates at the end of the run; 0: none")
-    tensorboard: bool = Field(True, description="write TensorBoard files, where tensorboard is installed")
+    every: int = key(10, "steps between printed lines", ge=1)
+    sample_tokens: int = key(0, "tokens that the model generates at the end of the run; 0: none", ge=0)
+    tensorboard: bool = key(True, "write TensorBoard files, where tensorboard is installed")
 
 
 class Config(BaseModel):
@@ -445,11 +403,10 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _lora_contradictions(config)
     size, samples = train.microbatch_size, train.global_batch_size
     if size is not None and samples % size:
-        divisors = (d for n in range(1, math.isqrt(samples) + 1) if samples % n == 0 for d in (n, samples // n))
         yield Contradiction(
             ("train.microbatch_size", "train.global_batch_size"),
             f"given {size}, which does not divide train.global_batch_size ({samples}); "
-            f"the nearest smaller value that does is {max(d for d in divisors if d <= size)}",
+            f"the nearest smaller value that does is {nearest_divisors(samples, size)[0]}",
         )
 
 

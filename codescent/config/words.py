@@ -27,7 +27,7 @@ class Key:
 
 
 def keys() -> tuple[Key, ...]:
-    """Every key, in order, from the models: the source of docs/config.md and of `codescent config --keys`."""
+    """Every key, in order: the source of docs/config.md and of `codescent config --keys`."""
     return tuple(
         Key(section, name, _wanted(field), toml_value(field.default), field.description or "")
         for section, model in SECTIONS.items()
@@ -37,23 +37,14 @@ def keys() -> tuple[Key, ...]:
 
 def keys_markdown() -> str:
     """The keys as Markdown: a heading and a table for each section."""
-    lines: list[str] = []
+    text = ""
     for section, model in SECTIONS.items():
-        lines += [
-            f"### `[{section}]`",
-            "",
-            model.__doc__ or "",
-            "",
-            "| key | value | default | meaning |",
-            "|---|---|---|---|",
-        ]
-        lines += [
-            f"| `{key.name}` | {key.wanted} | `{key.default}` | {key.description} |"
-            for key in keys()
-            if key.section == section
-        ]
-        lines.append("")
-    return "\n".join(lines)
+        text += f"### `[{section}]`\n\n{model.__doc__}\n\n| key | value | default | meaning |\n|---|---|---|---|\n"
+        for key in keys():
+            if key.section == section:
+                text += f"| `{key.name}` | {key.wanted} | `{key.default}` | {key.description} |\n"
+        text += "\n"
+    return text.removesuffix("\n")
 
 
 def toml_value(value: object) -> str:

@@ -3,17 +3,17 @@ Does not estimate activations and does not measure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from codescent.plan import Plan
+from codescent.plan import Plan, Traffic
 
 
 @dataclass(frozen=True)
 class StateBytes:
     """Bytes on the fullest rank of the fullest pipeline stage.
 
-    `optimizer_bytes` includes the fp32 master weights of bf16 training. `host_bytes` are those of all three that are in
-    the memory of the host, not of the device.
+    `optimizer_bytes` includes the fp32 master weights of bf16 training; `host_bytes` of the three are in host memory.
     """
 
     weights_bytes: int
@@ -23,12 +23,12 @@ class StateBytes:
 
     @property
     def total_bytes(self) -> int:
-        """All three."""
+        """Of all three, wherever they are."""
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
 
     @property
     def device_bytes(self) -> int:
-        """What of them the device holds."""
+        """The part that the device holds."""
         return self.total_bytes - self.host_bytes
 
 
@@ -50,14 +50,15 @@ def _of_stage(plan: Plan, stage: int) -> StateBytes:
 
 def inside_bytes(plan: Plan) -> float:
     """Bytes that the busiest rank moves in a step between its own devices, or between its device and the host."""
-    return max(
-        sum(t.times * t.inside_bytes for t in plan.traffic if t.stage in (None, stage)) for stage in range(plan.mesh.pp)
-    )
+    return _busiest(plan, lambda traffic: traffic.inside_bytes)
 
 
 def wire_bytes(plan: Plan) -> float:
     """Bytes that the busiest rank sends in a step, over every axis, in the ring algorithms."""
+    return _busiest(plan, lambda traffic: traffic.wire_bytes(plan.mesh.degree(traffic.axis)))
+
+
+def _busiest(plan: Plan, bytes_of: Callable[[Traffic], float]) -> float:
     return max(
-        sum(t.times * t.wire_bytes(plan.mesh.degree(t.axis)) for t in plan.traffic if t.stage in (None, stage))
-        for stage in range(plan.mesh.pp)
+        sum(t.times * bytes_of(t) for t in plan.traffic if t.stage in (None, stage)) for stage in range(plan.mesh.pp)
     )

@@ -4,7 +4,6 @@ Does not know what a step consists of (the plan does) nor any schedule by name: 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -12,9 +11,8 @@ from typing import NamedTuple
 from codescent.plan import SENDS, Instruction, Schedule, Verb
 
 Seconds = float | tuple[float, ...]
-"""The same everywhere, or one for each virtual stage (chunk c of stage s, of p, is number c p + s).
-
-Of reduce and step, which are not about a chunk: one for each stage."""
+"""The same everywhere, or one for each virtual stage (chunk c of stage s, of p, is number c p + s); for reduce and step
+one for each stage."""
 
 
 class Sends(StrEnum):
@@ -97,11 +95,7 @@ class Simulation:
 
 
 class Deadlock(Exception):
-    """Lists that stop before their ends.
-
-    Args:
-        waiting: the instruction that each stage which is not done stands at, and what for, in words.
-    """
+    """Lists that stop before their ends; `waiting`: the instruction at which a stage stops, and what it waits for."""
 
     def __init__(self, waiting: dict[int, tuple[Instruction, str]]) -> None:
         self.waiting = waiting
@@ -110,12 +104,7 @@ class Deadlock(Exception):
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None, sends: Sends = Sends.BUFFERED) -> Simulation:
-    """Walk all the lists of `schedule` at `costs` (default: `Costs()`).
-
-    Args:
-        schedule: the lists.
-        costs: seconds of each instruction.
-        sends: when messages leave and who waits for them.
+    """Walk all the lists of `schedule`; messages leave as `sends` says.
 
     Raises:
         Deadlock: the lists wait for each other, or for a message that nobody sends or nobody receives.
@@ -133,7 +122,7 @@ class _Message(NamedTuple):
 
 
 class _Walk:
-    """The lists' state on the way. An arm returns whether its instruction is done, or must be tried again later."""
+    """The lists' state on the way."""
 
     def __init__(self, schedule: Schedule, costs: Costs, sends: Sends) -> None:
         self.programs = schedule.programs
@@ -141,21 +130,16 @@ class _Walk:
         self.last_virtual = max(self._virtual(s, at) for s, program in enumerate(self.programs) for at in program)
         self.costs = costs
         self.sends = sends
-        self.arms: dict[Verb, Callable[[int, Instruction], bool]] = {
-            Verb.LOAD: self._load,
-            Verb.FORWARD: self._forward,
-            Verb.BACKWARD: self._backward,
-            Verb.BACKWARD_INPUT: self._backward_input,
-            Verb.BACKWARD_WEIGHT: self._backward_weight,
-            Verb.SEND_ACTIVATION: self._send,
-            Verb.RECEIVE_ACTIVATION: self._receive,
-            Verb.SEND_GRADIENT: self._send,
-            Verb.RECEIVE_GRADIENT: self._receive,
-            Verb.REDUCE: self._reduce,
-            Verb.STEP: self._step,
+        self.seconds: dict[Verb, Seconds] = {
+            Verb.LOAD: costs.load_s,
+            Verb.FORWARD: costs.forward_s,
+            Verb.BACKWARD: costs.backward_s,
+            Verb.BACKWARD_INPUT: costs.backward_input_s,
+            Verb.BACKWARD_WEIGHT: costs.backward_weight_s,
+            Verb.REDUCE: costs.reduce_s,
+            Verb.STEP: costs.step_s,
         }
-        self.clock = [0.0] * self.num_stages
-        self.busy, self.data_wait, self.comm_wait = ([0.0] * self.num_stages for _ in range(3))
+        self.clock, self.busy, self.data_wait, self.comm_wait = ([0.0] * self.num_stages for _ in range(4))
         self.live: list[set[tuple[int, int | None]]] = [set() for _ in self.programs]  # (chunk, micro-batch)
         self.peak_live = [0] * self.num_stages
         self.spans: list[Span] = []
@@ -172,10 +156,7 @@ class _Walk:
             before = list(places)
             for stage in unfinished:
                 program = self.programs[stage]
-                while places[stage] < len(program):
-                    instruction = program[places[stage]]
-                    if not self.arms[instruction.verb](stage, instruction):
-                        break
+                while places[stage] < len(program) and self._act(stage, program[places[stage]]):
                     places[stage] += 1
             if places == before:
                 raise self._deadlock({stage: self.programs[stage][places[stage]] for stage in unfinished})
@@ -187,71 +168,54 @@ class _Walk:
         timeline = sorted(self.spans, key=lambda span: span.start_s)
         return Simulation(makespan, tuple(StageTimes(*stage) for stage in stages), tuple(timeline))
 
-    def _load(self, stage: int, instruction: Instruction) -> bool:
-        return self._spend(stage, instruction, self.costs.load_s)
+    def _act(self, stage: int, instruction: Instruction) -> bool:
+        """Whether the instruction is done; else it is tried again later."""
+        if instruction.peer is not None:
+            return self._communicate(stage, instruction, instruction.peer)
+        return self._compute(stage, instruction)
 
-    def _forward(self, stage: int, instruction: Instruction) -> bool:
+    def _compute(self, stage: int, instruction: Instruction) -> bool:
+        verb, held = instruction.verb, (instruction.chunk, instruction.microbatch)
         virtual = self._virtual(stage, instruction)
-        if virtual > 0 and not self._await(stage, _Message(True, virtual - 1, instruction.microbatch)):
+        needed: _Message | None = None
+        if verb is Verb.FORWARD and virtual > 0:
+            needed = _Message(True, virtual - 1, instruction.microbatch)
+        elif verb in (Verb.BACKWARD, Verb.BACKWARD_INPUT) and virtual < self.last_virtual:
+            needed = _Message(False, virtual + 1, instruction.microbatch)
+        if needed is not None and not self._await(stage, needed):
             return False
-        self.live[stage].add((instruction.chunk, instruction.microbatch))
-        self.peak_live[stage] = max(self.peak_live[stage], len(self.live[stage]))
-        return self._spend(stage, instruction, self.costs.forward_s)
+        if verb is Verb.FORWARD:
+            self.live[stage].add(held)
+            self.peak_live[stage] = max(self.peak_live[stage], len(self.live[stage]))
+        elif verb in (Verb.BACKWARD, Verb.BACKWARD_WEIGHT):
+            self.live[stage].remove(held)
+        start, spent = self.clock[stage], self._seconds(self.seconds[verb], virtual)
+        self.busy[stage] += spent
+        self.clock[stage] += spent
+        return self._span(stage, instruction, start)
 
-    def _backward(self, stage: int, instruction: Instruction) -> bool:
-        if not self._await_gradient(stage, instruction):
-            return False
-        self.live[stage].remove((instruction.chunk, instruction.microbatch))
-        return self._spend(stage, instruction, self.costs.backward_s)
-
-    def _backward_input(self, stage: int, instruction: Instruction) -> bool:
-        return self._await_gradient(stage, instruction) and self._spend(stage, instruction, self.costs.backward_input_s)
-
-    def _backward_weight(self, stage: int, instruction: Instruction) -> bool:
-        self.live[stage].remove((instruction.chunk, instruction.microbatch))
-        return self._spend(stage, instruction, self.costs.backward_weight_s)
-
-    def _send(self, stage: int, instruction: Instruction) -> bool:
-        assert instruction.peer is not None
-        message = self._message(stage, instruction)
-        self.sent.setdefault(message, self.clock[stage])
+    def _communicate(self, stage: int, instruction: Instruction, peer: int) -> bool:
+        message, sends = self._message(stage, instruction), instruction.verb in SENDS
+        (self.sent if sends else self.expected).setdefault(message, self.clock[stage])
         if self.sends is Sends.BLOCKING:
             return self._meet(stage, instruction, message)
-        self.links.setdefault((stage, instruction.peer), deque()).append(message)
-        self._deliver(stage, instruction.peer)
+        link = (stage, peer) if sends else (peer, stage)
+        if sends:
+            self.links.setdefault(link, deque()).append(message)
+        self._deliver(link)
         return self._span(stage, instruction, self.clock[stage])
 
-    def _receive(self, stage: int, instruction: Instruction) -> bool:
-        assert instruction.peer is not None
-        message = self._message(stage, instruction)
-        self.expected.setdefault(message, self.clock[stage])
-        if self.sends is Sends.BLOCKING:
-            return self._meet(stage, instruction, message)
-        self._deliver(instruction.peer, stage)
-        return self._span(stage, instruction, self.clock[stage])
-
-    def _reduce(self, stage: int, instruction: Instruction) -> bool:
-        return self._spend(stage, instruction, self.costs.reduce_s)
-
-    def _step(self, stage: int, instruction: Instruction) -> bool:
-        return self._spend(stage, instruction, self.costs.step_s)
-
-    def _await_gradient(self, stage: int, instruction: Instruction) -> bool:
-        virtual = self._virtual(stage, instruction)
-        message = _Message(False, virtual + 1, instruction.microbatch)
-        return virtual == self.last_virtual or self._await(stage, message)
-
-    def _deliver(self, source: int, to: int) -> None:
+    def _deliver(self, link: tuple[int, int]) -> None:
         """What waits on a link leaves, one message after the other, each as soon as it may."""
-        queue = self.links.get((source, to), deque())
+        queue = self.links.get(link, deque())
         while queue and (self.sends is Sends.BUFFERED or queue[0] in self.expected):
             message = queue.popleft()
             ready = self.sent[message]
             if self.sends is Sends.POSTED:
                 ready = max(ready, self.expected[message])
             transfer_s = self._seconds(self.costs.transfer_s, message.maker)
-            self.link_free[source, to] = max(ready, self.link_free.get((source, to), 0.0)) + transfer_s
-            self.arrival[message] = self.link_free[source, to] + self.costs.latency_s
+            self.link_free[link] = max(ready, self.link_free.get(link, 0.0)) + transfer_s
+            self.arrival[message] = self.link_free[link] + self.costs.latency_s
 
     def _await(self, stage: int, message: _Message) -> bool:
         """Let the stage wait until the message has arrived; False where it is not sent, or not asked for."""
@@ -265,9 +229,8 @@ class _Walk:
         """A send that blocks: both ends begin when the later one is there, and end together."""
         if message not in self.sent or message not in self.expected:
             return False
-        sends = instruction.verb in SENDS
         start = max(self.sent[message], self.expected[message])
-        self._wait(stage, start, self.comm_wait if sends else self.data_wait)
+        self._wait(stage, start, self.comm_wait if instruction.verb in SENDS else self.data_wait)
         end = start + self.costs.latency_s + self._seconds(self.costs.transfer_s, message.maker)
         self._wait(stage, end, self.comm_wait)
         self.arrival[message] = end
@@ -276,12 +239,6 @@ class _Walk:
     def _wait(self, stage: int, until: float, account: list[float]) -> None:
         account[stage] += max(0.0, until - self.clock[stage])
         self.clock[stage] = max(self.clock[stage], until)
-
-    def _spend(self, stage: int, instruction: Instruction, seconds: Seconds) -> bool:
-        start, spent = self.clock[stage], self._seconds(seconds, self._virtual(stage, instruction))
-        self.busy[stage] += spent
-        self.clock[stage] += spent
-        return self._span(stage, instruction, start)
 
     def _span(self, stage: int, instruction: Instruction, start: float) -> bool:
         self.spans.append(Span(stage, instruction, start, self.clock[stage]))

@@ -1,5 +1,5 @@
 """In: rows of a table: our parameter, their tensors, the axes of both. Out: which element of one is which of the other.
-Does not read a tensor: it maps indices of dims, in both directions from one description."""
+Does not read a tensor: it maps indices of dims, in both directions."""
 
 from __future__ import annotations
 
@@ -19,17 +19,11 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Theirs:
-    """One of their tensors in a row of the table.
+    """One of their tensors in a row of the table. Its axes are those of our parameter, in any order."""
 
-    Attributes:
-        name: of the tensor; "#" stands for the layer.
-        dims: its axes, one word per dim: "d (e h k)" is [d, e * h * k]. They are our parameter's axes, in any order.
-        some: axes of which the tensor has only [first, end). `dims` may omit an axis with a single index.
-    """
-
-    name: str
-    dims: str
-    some: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    name: str  # "#" stands for the layer
+    dims: str  # its axes, one word per dim: "d (e h k)" is [d, e * h * k]; may omit an axis with a single index
+    some: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # axes of which it has only [first, end)
 
 
 @dataclass(frozen=True)
@@ -48,10 +42,7 @@ def same(ours: str, theirs: str, dims: str, their_dims: str = "") -> Row:
 
 def with_bias(ours: str, theirs: str, dims: str) -> tuple[Row, Row]:
     """A weight of `dims`, outputs first, and its bias."""
-    return (
-        same(f"{ours}.weight", f"{theirs}.weight", dims),
-        same(f"{ours}.bias", f"{theirs}.bias", words(dims)[0]),
-    )
+    return same(f"{ours}.weight", f"{theirs}.weight", dims), same(f"{ours}.bias", f"{theirs}.bias", words(dims)[0])
 
 
 @dataclass(frozen=True)
@@ -68,13 +59,13 @@ class Part:
     ours_of: tuple[int, ...]
     _ours: tuple[tuple[str, ...], ...]
     _theirs: tuple[tuple[str, ...], ...]
-    _sizes: Mapping[str, int]
-    _some: Mapping[str, tuple[int, int]]
+    _sizes: Mapping[str, int]  # of our axes
+    _some: Mapping[str, tuple[int, int]]  # what this tensor has of each: [first, end)
 
     def to_ours(self, dim: int, indices: Index) -> Index:
         """Map indices of their dim to indices of our dim `ours_of[dim]`."""
         places = np.unravel_index(indices, self._some_sizes(self._theirs[dim]))
-        at = {axis: place + self._first(axis) for axis, place in zip(self._theirs[dim], places)}
+        at = {axis: place + self._some[axis][0] for axis, place in zip(self._theirs[dim], places)}
         return self._ravel(self._ours[self.ours_of[dim]], at, len(indices))
 
     def of_ours(self, dim: int) -> Index:
@@ -94,36 +85,30 @@ class Part:
         at = dict(zip(axes, np.unravel_index(indices, [self._sizes[axis] for axis in axes])))
         here = np.ones(len(indices), bool)
         for axis in axes:
-            first, end = self._some.get(axis, (0, self._sizes[axis]))
+            first, end = self._some[axis]
             here &= (at[axis] >= first) & (at[axis] < end)
         positions = np.flatnonzero(here)
         theirs = [number for number, ours in enumerate(self.ours_of) if ours == dim]
         if not theirs:
             return positions, np.zeros(len(positions), np.intp)
         kept = self._theirs[theirs[0]]
-        places = [at[axis][positions] - self._first(axis) for axis in kept]
+        places = [at[axis][positions] - self._some[axis][0] for axis in kept]
         return positions, np.ravel_multi_index(places, self._some_sizes(kept)) if kept else positions
 
-    def _first(self, axis: str) -> int:
-        return self._some[axis][0] if axis in self._some else 0
-
     def _some_sizes(self, axes: Iterable[str]) -> list[int]:
-        return [_size(axis, self._sizes, self._some) for axis in axes]
+        return [self._some[axis][1] - self._some[axis][0] for axis in axes]
 
     def _ravel(self, axes: tuple[str, ...], at: Mapping[str, Index], count: int) -> Index:
-        places = [at.get(axis, np.full(count, self._first(axis))) for axis in axes]
+        places = [at.get(axis, np.full(count, self._some[axis][0])) for axis in axes]
         return np.ravel_multi_index(places, [self._sizes[axis] for axis in axes])
 
 
 def correspond(
     parameters: Iterable[Parameter], rows: Iterable[Row], sizes: Mapping[str, int]
 ) -> dict[str, tuple[Part, ...]]:
-    """The parts of every parameter in the table, by parameter name.
+    """The parts of every parameter in the table `rows`, by parameter name.
 
-    Args:
-        parameters: our parameters.
-        rows: the table.
-        sizes: sizes of axes. A dim may have one axis without a size: it follows from the parameter's shape.
+    A dim may have one axis that is not in `sizes`: its size follows from the parameter's shape.
     """
     table = {row.parameter: row for row in rows}
     found = {}
@@ -131,8 +116,8 @@ def correspond(
         layer = re.search(r"\.(\d+)\.", parameter.name)
         row = table.get(re.sub(r"\.\d+\.", ".#.", parameter.name, count=1))
         if row is not None:
-            parts = (_part(parameter, row, theirs, sizes, layer[1] if layer else "") for theirs in row.theirs)
-            found[parameter.name] = tuple(parts)
+            number = layer[1] if layer else ""
+            found[parameter.name] = tuple(_part(parameter, row, theirs, sizes, number) for theirs in row.theirs)
     return found
 
 
@@ -149,14 +134,9 @@ def _part(parameter: Parameter, row: Row, theirs: Theirs, known: Mapping[str, in
     ours_of = tuple(dim_of[dim[0]] for dim in other)
     assert all(dim_of[axis] == number for dim, number in zip(other, ours_of) for axis in dim), row
     assert len(set(ours_of)) == len(ours_of), row
-    shape = tuple(math.prod(_size(axis, sizes, theirs.some) for axis in dim) for dim in other)
-    name = theirs.name.replace("#", layer)
-    return Part(name, shape, parameter, ours_of, ours, other, sizes, theirs.some)
-
-
-def _size(axis: str, sizes: Mapping[str, int], some: Mapping[str, tuple[int, int]]) -> int:
-    first, end = some.get(axis, (0, sizes[axis]))
-    return end - first
+    some = {axis: theirs.some.get(axis, (0, size)) for axis, size in sizes.items()}
+    shape = tuple(math.prod(some[axis][1] - some[axis][0] for axis in dim) for dim in other)
+    return Part(theirs.name.replace("#", layer), shape, parameter, ours_of, ours, other, sizes, some)
 
 
 def words(dims: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""In: the path of a folder of Hugging Face's. Out: its model's shape, and in which file each tensor is: all checked.
+"""In: the path of a Hugging Face folder. Out: its model's shape and the file of each tensor, all checked.
 Does not read a tensor's values and does not import torch: preflight asks before any rank is started."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SHOWN = 12
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a folder: its file, its name there, its shape, and its dtype (a key of DTYPES)."""
+    """A tensor of a folder: its file, its name there, its shape and its dtype, a key of DTYPES."""
 
     file: Path
     name: str
@@ -51,64 +51,54 @@ class Stored:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder whose files are what its config.json says.
-
-    Attributes:
-        path: of the folder.
-        kind: of its model.
-        shape: of its model.
-        sizes: the same as keys of our [model].
-        tensors: by the names that the table of the kind has.
-        missing: parameters that it lacks, being the folder of a model without a head.
-        spare: tensors that our model has no use for.
-    """
+    """A folder whose files are what its config.json says."""
 
     path: Path
     kind: Kind
     shape: models.Shape
-    sizes: Mapping[str, Any]
-    tensors: Mapping[str, Stored]
-    missing: Collection[str]
-    spare: Collection[str]
+    sizes: Mapping[str, Any]  # the shape as keys of our [model]
+    tensors: Mapping[str, Stored]  # by the names that the table of the kind has
+    missing: Collection[str]  # parameters that the folder of a model without a head lacks
+    spare: Collection[str]  # tensors that our model does not use
 
     @cached_property
     def parts(self) -> dict[str, tuple[Part, ...]]:
-        """Where each parameter of our model is, by its name."""
+        """See `parts_of`."""
         return parts_of(self.kind, self.shape)
 
     def has(self, parameter: Parameter) -> bool:
-        """Whether a parameter of a model that may have another head can be read from it."""
+        """Whether a parameter, of a model that may have another head, can be read from it."""
         parts = self.parts.get(parameter.name, ())
         return parameter.name not in self.missing and any(part.parameter.shape == parameter.shape for part in parts)
 
     @property
     def dtypes(self) -> set[str]:
-        """Number formats that there are in it."""
-        return {DTYPES[self.tensors[part.tensor].dtype] for parts in self.parts.values() for part in parts
-                if part.tensor in self.tensors}  # fmt: skip
+        """Its number formats."""
+        names = {part.tensor for parts in self.parts.values() for part in parts}
+        return {DTYPES[stored.dtype] for name, stored in self.tensors.items() if name in names}
 
     def fingerprint(self) -> str:
-        """SHA-256 of every file with tensors: other ones are other weights, wherever the folder is."""
-        files = sorted({stored.file for stored in self.tensors.values()})
-
+        """SHA-256 of all files with tensors: it does not depend on where the folder is."""
         with ThreadPoolExecutor(4) as pool:
-            return hashlib.sha256("".join(pool.map(sha256_of, files)).encode()).hexdigest()
+            return hashlib.sha256("".join(pool.map(sha256_of, self._files())).encode()).hexdigest()
 
     def identity(self) -> dict[str, Any]:
-        """By what its weights are known again (JSON): the fingerprint, and sizes and times of the files."""
+        """The fingerprint, and size and time of each file, as JSON: see `is_as`."""
         return {"fingerprint": self.fingerprint(), "files": self._stamps()}
 
     def is_as(self, identity: Mapping[str, Any]) -> bool:
-        """Whether its weights are those of an identity. Files of the same size and time are not read."""
+        """Whether its weights have this identity. Files of the same size and time are not read."""
         return bool(self._stamps() == identity["files"] or self.fingerprint() == identity["fingerprint"])
 
+    def _files(self) -> list[Path]:
+        return sorted({stored.file for stored in self.tensors.values()})
+
     def _stamps(self) -> dict[str, list[int]]:
-        files = {stored.file for stored in self.tensors.values()}
-        return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(files)}
+        return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in self._files()}
 
 
 def parts_of(kind: Kind, shape: models.Shape) -> dict[str, tuple[Part, ...]]:
-    """Where each parameter is in a folder, by its name: of our model, and those that a folder has beside them."""
+    """Their tensors by name of the parameter, of our model or of the folder alone."""
     full = kind.full(shape)
     return correspond(models.parameters_of(kind.name, full), kind.rows(full), kind.axes(full))
 
@@ -116,11 +106,9 @@ def parts_of(kind: Kind, shape: models.Shape) -> dict[str, tuple[Part, ...]]:
 def open_folder(path: Path) -> Folder:
     """Open a folder.
 
-    Raises:
-        UserError: there is none; it is no such folder, of another kind, or of a model that ours is not; tensors are
-            missing, too many, of other shapes or cut: each by its name.
+    Raises UserError: there is none, or it is of a model that is not ours; tensors are missing, too many, of other
+    shapes or cut: each by its name.
     """
-    path = Path(path)
     settings = _settings(path)
     kind = _kind(path, settings)
     sizes, shape, problems = _shape(path, kind, settings)
@@ -185,17 +173,15 @@ def _shape(
     path: Path, kind: Kind, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], models.Shape | None, list[str]]:
     """Our sizes and our shape, or what our model is not."""
-    where, problems = path / CONFIG, []
+    where = path / CONFIG
     known = {*kind.sizes.values(), *kind.fixed, *kind.ignored, *kind.handled}
-    problems += [f"{where}: {key} = {json.dumps(value)}: not known for {kind.model_type}: what it changes in the model "
-                 "cannot be told" for key, value in settings.items() if key not in known]  # fmt: skip
+    unknown = f"not known for {kind.model_type}: what it changes in the model cannot be told"
+    problems = [f"{where}: {key} = {json.dumps(settings[key])}: {unknown}" for key in settings if key not in known]
     for key, fixed in kind.fixed.items():
-        value = settings.get(key, fixed.value)
+        value, only = settings.get(key, fixed.value), f"our {kind.name} has {json.dumps(fixed.value)} alone"
         alike = [one for one in (fixed.value, *fixed.others) if isinstance(value, bool) == isinstance(one, bool)]
         if value not in alike:
-            problems.append(
-                f"{where}: {key} = {json.dumps(value)}: our {kind.name} has {json.dumps(fixed.value)} alone"
-            )
+            problems.append(f"{where}: {key} = {json.dumps(value)}: {only}")
     try:
         sizes = dict(kind.defaults(settings))
         sizes |= {ours: settings[key] for ours, key in kind.sizes.items() if settings.get(key) is not None}
@@ -221,7 +207,7 @@ def _is_size(value: object, real: bool) -> bool:
 
 
 def _tensors(path: Path, kind: Kind, settings: Mapping[str, Any]) -> tuple[dict[str, Stored], list[str]]:
-    """Every tensor by the name that the table has, and what is wrong with the files; old buffers are left out."""
+    """Every tensor but old buffers, by the name that the table has, and problems with the files."""
     files, problems = _files(path, settings)
     found: dict[str, Stored] = {}
     for file, listed in files.items():
@@ -245,7 +231,7 @@ def _tensors(path: Path, kind: Kind, settings: Mapping[str, Any]) -> tuple[dict[
 
 
 def _files(path: Path, settings: Mapping[str, Any]) -> tuple[dict[Path, set[str]], list[str]]:
-    """The files with tensors, and what an index says is in each."""
+    """The files with tensors, with the names that an index lists for each, and problems."""
     if (path / WEIGHTS).is_file():
         return {path / WEIGHTS: set()}, []
     index = path / INDEX
@@ -262,18 +248,18 @@ def _files(path: Path, settings: Mapping[str, Any]) -> tuple[dict[Path, set[str]
         absent = [file for file in files if not file.is_file()]
         there = {file: names for file, names in files.items() if file not in absent}
         return there, [f"{file}: missing, though {INDEX} lists it" for file in absent]
-    pickles = [name for name in _PICKLES if (path / name).exists()]
-    if pickles:
-        return {}, [
-            f"{path / pickles[0]}: not read: a pickle may run any code. Where you trust it, convert it: "
-            f"python -c 'from transformers import {_class(settings)} as M; "
-            f"""M.from_pretrained("{path}").save_pretrained("NEW")'"""
-        ]
-    return {}, [f"{path}: has neither {WEIGHTS} nor {INDEX}: no weights"]
+    pickle = next((path / name for name in _PICKLES if (path / name).exists()), None)
+    if pickle is None:
+        return {}, [f"{path}: has neither {WEIGHTS} nor {INDEX}: no weights"]
+    convert = (
+        f"python -c 'from transformers import {_class(settings)} as M; "
+        f"""M.from_pretrained("{path}").save_pretrained("NEW")'"""
+    )
+    return {}, [f"{pickle}: not read: a pickle may run any code. Where you trust it, convert it: {convert}"]
 
 
 def _class(settings: Mapping[str, Any]) -> str:
-    """The class of `transformers` whose parts a folder has: another one drops the head, and makes up its own."""
+    """The class of `transformers` that loads a folder with its own head."""
     match settings.get("architectures"):
         case [str(first), *_] if first.isidentifier():
             return first
@@ -288,7 +274,7 @@ def _few(path: Path, why: str, names: Collection[str]) -> Iterator[str]:
 
 
 def _differ(found: Mapping[str, Stored], name: str, other: str) -> Iterator[str]:
-    """A tied matrix that is stored twice has to be the same twice: `transformers` would take one of them."""
+    """A tied matrix that is stored twice must be the same twice: `transformers` would take one of them."""
     if other not in found:
         return
     first, second = found[name], found[other]

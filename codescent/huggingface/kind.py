@@ -3,7 +3,6 @@ Does not know any kind, and reads no file."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,66 +16,36 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Fixed:
-    """A key of config.json for which our model supports one value.
+    """A key of config.json for which our model supports one value."""
 
-    Attributes:
-        value: the supported value, which export writes.
-        others: other spellings of the same value.
-        absent: whether a missing key means that value, too.
-    """
-
-    value: Any
-    others: tuple[Any, ...] = ()
-    absent: bool = True
+    value: Any  # which export writes
+    others: tuple[Any, ...] = ()  # other spellings of it
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How one kind of model is written as a Hugging Face folder.
+    """How one kind of model is written as a Hugging Face folder. A pattern is a regular expression of a whole name."""
 
-    Attributes:
-        name: one of models.KINDS.
-        model_type: the kind's name in config.json.
-        architectures: classes of transformers that have all parameters of a shape; export writes the first.
-        prefix: prefix of their tensor names, except the head's. Folders without a head omit it.
-        sizes: name of our size to key of config.json.
-        fixed: keys with one supported value.
-        ignored: keys that change neither the computation nor the stored tensors.
-        rows: the parameter table of a shape.
-        axes: sizes of the table's axes that do not follow from a parameter's shape.
-        read: our other sizes from config.json, and its problems.
-        write: the other keys of config.json, from our shape.
-        handled: the keys that `read` understands.
-        defaults: our sizes for keys that config.json lacks or sets to null.
-        full: the shape that has every parameter of a folder. Export writes the ones that ours lacks as zeros.
-        buffers: regular expression of buffers that old folders store.
-        spare: regular expression of tensors that our model does not use; import reports and skips them.
-        renamed: regular expressions of old tensor names, and their new names.
-        tied: name of a tied tensor to the tensor that it repeats.
-        fresh: parameters that a folder without a head lacks. Training initialises them at random.
-        free: sizes that may differ between a folder and a run that starts from its weights.
-    """
-
-    name: str
-    model_type: str
-    architectures: Callable[[Any], tuple[str, ...]]
-    prefix: str
-    sizes: Mapping[str, str]
-    fixed: Mapping[str, Fixed]
-    ignored: Collection[str]
-    rows: Callable[[Any], Iterable[Row]]
-    axes: Callable[[Any], Mapping[str, int]]
-    read: Callable[[Settings], tuple[dict[str, Any], list[str]]]
-    write: Callable[[Any], dict[str, Any]]
-    handled: Collection[str]
-    defaults: Callable[[Settings], Mapping[str, Any]] = lambda settings: {}
-    full: Callable[[Any], Shape] = lambda shape: shape
-    buffers: str = r"(?!)"
-    spare: str = r"(?!)"
-    renamed: tuple[tuple[str, str], ...] = ()
-    tied: Mapping[str, str] = field(default_factory=dict)
-    fresh: Collection[str] = ()
-    free: Collection[str] = ("dropout",)
+    name: str  # one of models.KINDS
+    model_type: str  # the kind's name in config.json
+    architectures: Callable[[Any], tuple[str, ...]]  # classes with all parameters of a shape; export writes the first
+    prefix: str  # of their tensor names, except the head's; folders without a head omit it
+    sizes: Mapping[str, str]  # name of our size to key of config.json
+    fixed: Mapping[str, Fixed]  # keys with one supported value
+    ignored: Collection[str]  # keys that change neither the computation nor the stored tensors
+    rows: Callable[[Any], Iterable[Row]]  # the parameter table of a shape
+    axes: Callable[[Any], Mapping[str, int]]  # sizes of the table's axes that a parameter's shape does not give
+    read: Callable[[Settings], tuple[dict[str, Any], list[str]]]  # our other sizes from config.json, and its problems
+    write: Callable[[Any], dict[str, Any]]  # the other keys of config.json, from our shape
+    handled: Collection[str]  # the keys that `read` understands
+    defaults: Callable[[Settings], Mapping[str, Any]] = lambda settings: {}  # sizes for keys that are missing or null
+    full: Callable[[Any], Shape] = lambda shape: shape  # with every parameter of a folder: export writes ours, or zeros
+    buffers: str = r"(?!)"  # pattern of buffers that old folders store
+    spare: str = r"(?!)"  # pattern of tensors that our model does not use; import reports and skips them
+    renamed: tuple[tuple[str, str], ...] = ()  # pattern of a part of an old name, and its replacement
+    tied: Mapping[str, str] = field(default_factory=dict)  # tied tensor to the tensor that it repeats
+    fresh: Collection[str] = ()  # parameters that a folder without a head lacks: training draws them
+    free: Collection[str] = ("dropout",)  # sizes that may differ between a folder and a run that starts from it
 
 
 def keys(text: str) -> frozenset[str]:
@@ -91,10 +60,3 @@ COMMON_IGNORED = keys("""
     label2id finetuning_task tokenizer_class gradient_checkpointing auto_map _attn_implementation
     _attn_implementation_autoset attn_implementation problem_type
     """)
-
-
-def differences(kind: Kind, folders: Shape, runs: Shape) -> list[tuple[str, Any, Any]]:
-    """Sizes outside `kind.free` that differ: name, the folder's value, the run's value."""
-    names = [entry.name for entry in dataclasses.fields(folders) if entry.name not in kind.free]
-    values = [(name, getattr(folders, name), getattr(runs, name)) for name in names]
-    return [(name, here, there) for name, here, there in values if here != there]

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from codescent import models
 from codescent.huggingface.correspond import Part, Row, Theirs, correspond, words
@@ -61,7 +60,7 @@ def _owner(name: str) -> str:
 
 
 def _whole(found: Sequence[Part]) -> list[str]:
-    """Their tensor names of layers that are trained whole."""
+    """Names of their tensors in layers that are trained whole."""
     return [part.tensor.removeprefix(_PREFIX) for part in found if not is_adapter(part.parameter)]
 
 
@@ -73,8 +72,7 @@ def _modules(kind: Kind, shape: models.Shape) -> list[str]:
 
 def _beside(row: Row) -> Iterator[Row]:
     """The rows of a matrix's adapter: B has the matrix's outputs, A its inputs."""
-    *outputs, inputs = words(row.dims)
-    owner = _owner(row.parameter)
+    owner, (*outputs, inputs) = _owner(row.parameter), words(row.dims)
     theirs_a, theirs_b = [], []
     for one in row.theirs:
         module = _PREFIX + _owner(one.name)
@@ -86,13 +84,13 @@ def _beside(row: Row) -> Iterator[Row]:
 
 
 def settings(
-    kind: Kind, shape: models.Shape, lora: Lora, found: Sequence[Part], task_type: str | None, base: Path
+    kind: Kind, shape: models.Shape, lora: Lora, found: Sequence[Part], task_type: str | None, base: str
 ) -> str:
     """adapter_config.json, as `peft` reads it.
 
     Args:
-        kind: of the model.
-        shape: of the model.
+        kind: of the model, as for `shape` and `lora`.
+        shape: its sizes.
         lora: its adapters.
         found: from `parts`.
         task_type: what `peft` calls the task; None: it has no name for it.
@@ -105,7 +103,7 @@ def settings(
     values = {
         "peft_type": "LORA",
         "task_type": task_type,
-        "base_model_name_or_path": str(base),
+        "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,

@@ -16,17 +16,14 @@ from codescent.data.tokenizers.tokenizer import SEPARATOR_TEXT
 
 TOKENIZER = "tokenizer.json"
 BEGINNINGS = ("<|begin_of_text|>", "<s>")  # known names of the document start; without one, the document end
-VOCABULARY, MERGES, WORDPIECES = "vocab.json", "merges.txt", "vocab.txt"
+VOCABULARY, MERGES, WORDPIECES, SETTINGS = "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json"
 
 
 def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, int | None]]:
     """The files from which `AutoTokenizer` builds a tokenizer with the same ids, and the ids for config.json.
 
-    Text that spells `<|endoftext|>` is that one token for `AutoTokenizer`; for us it is ordinary text.
-
-    Args:
-        text: of a run's tokenizer.json.
-        seq_len: the model's longest sequence in tokens.
+    `text` is a run's tokenizer.json, `seq_len` the model's longest sequence in tokens. Text that spells `<|endoftext|>`
+    is one token for `AutoTokenizer`; for us it is ordinary text.
     """
     inner = library.Tokenizer.from_str(library_text(text))
     vocabulary = inner.get_vocab(with_added_tokens=True)
@@ -48,12 +45,9 @@ def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, 
         **{key: name for key, name in controls.items() if name is not None},
         **({"do_lower_case": lower} if wordpiece.is_wordpiece(fields) and isinstance(lower, bool) else {}),
     }
-    files = {
-        TOKENIZER: inner.to_str(pretty=True) + "\n",
-        "tokenizer_config.json": json.dumps(settings, indent=2) + "\n",
-    }
+    files = {TOKENIZER: inner.to_str(pretty=True) + "\n", SETTINGS: json.dumps(settings, indent=2) + "\n"}
     if wordpiece.is_wordpiece(fields):
-        files[WORDPIECES] = "".join(f"{token}\n" for token in sorted(vocabulary, key=lambda token: vocabulary[token]))
+        files[WORDPIECES] = "".join(f"{token}\n" for token in sorted(vocabulary, key=vocabulary.__getitem__))
     if fields["model"]["type"] == "BPE" and (fields["pre_tokenizer"] or {}).get("type") == "ByteLevel":
         merges = (pair if isinstance(pair, str) else " ".join(pair) for pair in fields["model"]["merges"])
         whole = dict(sorted(vocabulary.items(), key=lambda pair: pair[1]))
@@ -65,8 +59,7 @@ def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, 
 def tokenizer_text(folder: Path) -> str | None:
     """The tokenizer of a Hugging Face folder as the text of our file; None if the library reads none there.
 
-    Raises:
-        UserError: the file is not a tokenizer.
+    Raises UserError: the file is not a tokenizer.
     """
     path = folder / TOKENIZER
     if path.is_file():
@@ -74,7 +67,7 @@ def tokenizer_text(folder: Path) -> str | None:
         bpe.LibraryTokenizer.from_json(text, str(path))
         return text
     if (folder / WORDPIECES).is_file():
-        lower = _settings(folder / "tokenizer_config.json").get("do_lower_case", True)
+        lower = _settings(folder / SETTINGS).get("do_lower_case", True)
         return wordpiece.bert(f"{'bert' if lower else 'bert-cased'}:{folder / WORDPIECES}").text
     if not ((folder / VOCABULARY).is_file() and (folder / MERGES).is_file()):
         return None
@@ -99,8 +92,7 @@ def library_text(text: str) -> str:
 def differing_tokens(text: str, folders: str) -> list[str]:
     """Tokens whose id differs in the folder's vocabulary: they would use another token's embedding row."""
     ours, theirs = _vocabulary(text), _vocabulary(folders)
-    other = [token for token, number in ours.items() if theirs.get(token) != number]
-    return sorted(other, key=lambda token: ours[token])
+    return sorted((token for token, number in ours.items() if theirs.get(token) != number), key=ours.__getitem__)
 
 
 def _vocabulary(text: str) -> Mapping[str, int]:

@@ -1,4 +1,4 @@
-"""In: a plan of tensors of theirs, and who reads boxes of parameters of ours. Out: safetensors files, block by block.
+"""In: a list of their tensors, a function that reads boxes of our parameters. Out: safetensors files, block by block.
 Does not hold a whole tensor: memory is some blocks, however large the tensors and the files are."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -22,7 +22,7 @@ from codescent.huggingface.folder import INDEX, WEIGHTS
 from codescent.huggingface.read import take
 
 BLOCK_NUMEL = 1 << 21
-"""Elements of a tensor that are made and written at a time, and of a parameter that are read at a time, about."""
+"""About how many elements of a tensor are written at a time, and of a parameter are read at a time."""
 
 Read = Callable[[str, tuple[slice, ...]], torch.Tensor]
 """A box of the parameter of that name."""
@@ -41,38 +41,29 @@ def shards(parts: Sequence[Part], dtype: str, max_bytes: int) -> list[Shard]:
     """Divide tensors, in their order, into files of at most `max_bytes`; a larger tensor is a file of its own."""
     element_bytes = CODE_DTYPES[dtype].itemsize
     groups: list[list[Part]] = [[]]
-    filled = 0
+    sizes = [0]
     for part in parts:
         size = math.prod(part.shape) * element_bytes
-        if groups[-1] and filled + size > max_bytes:
+        if groups[-1] and sizes[-1] + size > max_bytes:
             groups.append([])
-            filled = 0
+            sizes.append(0)
         groups[-1].append(part)
-        filled += size
+        sizes[-1] += size
     count = len(groups)
-    sizes = [sum(math.prod(part.shape) for part in group) * element_bytes for group in groups]
-    if count == 1:
-        return [Shard(WEIGHTS, tuple(groups[0]), sizes[0])]
-    names = (f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1))
-    return [Shard(name, tuple(group), size) for name, group, size in zip(names, groups, sizes)]
+    names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    files = zip([WEIGHTS] if count == 1 else names, groups, sizes, strict=True)
+    return [Shard(name, tuple(group), size) for name, group, size in files]
 
 
-def index_text(files: Sequence[Shard]) -> str:
-    """What model.safetensors.index.json says of several files."""
-    where = {part.tensor: shard.file for shard in files for part in shard.parts}
-    total = sum(shard.size_bytes for shard in files)
-    return json.dumps({"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}, indent=2) + "\n"
-
-
-def write_weights(folder: Path, files: Sequence[Shard], dtype: str, read: Read, zeros: frozenset[str]) -> None:
+def write_weights(folder: Path, files: Sequence[Shard], dtype: str, read: Read, zeros: Collection[str]) -> None:
     """Write the files, and the index where there are several; each is on the disk when this returns.
 
     Args:
         folder: to write into.
         files: from `shards`.
-        dtype: a key of DTYPES.
-        read: the boxes of parameters.
-        zeros: parameters that there are not: theirs are zero.
+        dtype: a key of CODE_DTYPES.
+        read: reads boxes of parameters.
+        zeros: parameters that our model lacks: their tensors are zeros.
     """
     for shard in files:
         with (folder / shard.file).open("xb", buffering=0) as file:
@@ -84,11 +75,14 @@ def write_weights(folder: Path, files: Sequence[Shard], dtype: str, read: Read, 
                     _write_all(file, data.reshape(-1).view(torch.uint8).numpy().data)
             os.fsync(file.fileno())
     if len(files) > 1:
-        write_synced(folder / INDEX, index_text(files))
+        where = {part.tensor: shard.file for shard in files for part in shard.parts}
+        total = sum(shard.size_bytes for shard in files)
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+        write_synced(folder / INDEX, json.dumps(index, indent=2) + "\n")
 
 
 def _blocks(part: Part, read: Read | None) -> Iterator[torch.Tensor]:
-    """A tensor of theirs, some indices of its first dim at a time."""
+    """One of their tensors, some indices of its first dim at a time."""
     inner = math.prod(part.shape[1:])
     step = max(1, BLOCK_NUMEL // inner)
     for first in range(0, part.shape[0], step):
@@ -100,7 +94,7 @@ def _blocks(part: Part, read: Read | None) -> Iterator[torch.Tensor]:
 
 
 def _block(part: Part, first: int, stop: int, read: Read) -> torch.Tensor:
-    """Indices [first, stop) of the first dim of a tensor of theirs, gathered from boxes of rows of our parameter."""
+    """Indices [first, stop) of the first dim of their tensor, gathered from boxes of rows of our parameter."""
     shape = part.parameter.shape
     wanted = [part.of_ours(dim) for dim in range(len(shape))]
     wanted[part.ours_of[0]] = part.to_ours(0, np.arange(first, stop))

@@ -3,12 +3,13 @@ Does not connect to anything and does not guess: an incomplete set is refused.""
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
-from codescent.launch import ancestors
 from codescent.launch.launchers import TORCHRUN, TORCHRUN_SET, Launcher, is_set, started_by
 from codescent.launch.slurm_lists import counts, hosts
 
@@ -21,23 +22,37 @@ PORTS = range(20_000, 30_000)
 MEANINGS: Mapping[str, str] = {
     "rank": "number of this process among all",
     "local_rank": "number of this process among those of its machine",
-    "size": "number of processes in all",
-    "local_size": "number of processes on this machine",
+    "world_size": "number of processes in all",
+    "local_world_size": "number of processes on this machine",
     "node": "number of this machine among those of the step",
     "MASTER_ADDR": "address at which rank 0 is reached",
     "MASTER_PORT": "port at which rank 0 is reached",
 }
-_ROLES = ("rank", "local_rank", "size", "local_size")
+_ROLES = ("rank", "local_rank", "world_size", "local_world_size")  # fields of Launcher and of Rank
 
 
 def read(env: Mapping[str, str]) -> Rank | None:
     """The rank of this process; None if no launcher started it.
 
-    Raises:
-        UserError: every variable that is missing, malformed, or contradicts another.
+    Raises UserError: every variable that is missing, malformed, or contradicts another.
     """
     launcher = started_by(env)
     return None if launcher is None else _Reader(env, launcher).place()
+
+
+def ancestor(program: str) -> int | None:
+    """Process id of the nearest ancestor that runs `program`; None if there is none, or no /proc."""
+    number = os.getppid()
+    while number > 1:
+        try:
+            stat = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        name, _, rest = stat.partition("(")[2].rpartition(")")
+        if name == program:
+            return number
+        number = int(rest.split()[1])
+    return None
 
 
 class _Reader:
@@ -45,20 +60,17 @@ class _Reader:
 
     def __init__(self, env: Mapping[str, str], launcher: Launcher) -> None:
         self._env, self._launcher = env, launcher
-        self._numbers: dict[str, int] = {}  # role or variable to number
+        self._numbers: dict[str, int] = {}  # by role
         self._names: dict[str, str] = {}  # role to the variable that gave its number
+        self._index: int | None = None  # of this machine in lists over machines
         self.problems: list[str] = []
 
     def place(self) -> Rank:
-        """Read all variables.
-
-        Raises:
-            UserError: all of `problems`.
-        """
+        """Read all variables. Raises UserError with all problems."""
         launcher, numbers = self._launcher, self._numbers
         for role in _ROLES:
             self._read_role(role)
-        here = launcher.fills and "size" in numbers and numbers["size"] == numbers.get("local_size")
+        here = launcher.fills and "world_size" in numbers and numbers["world_size"] == numbers.get("local_world_size")
         job = self._job(here)
         address, port = self._address(here), self._port(job)
         attempt = self._number(launcher.attempt, "") if launcher.attempt else None
@@ -67,10 +79,7 @@ class _Reader:
         if self.problems:
             raise UserError(*dict.fromkeys(self.problems))
         return Rank(
-            rank=numbers["rank"],
-            local_rank=numbers["local_rank"],
-            world_size=numbers["size"],
-            local_world_size=numbers["local_size"],
+            **numbers,
             master_addr=address,
             master_port=port,
             attempt=attempt or 0,
@@ -105,7 +114,7 @@ class _Reader:
     def _number(self, name: str, role: str) -> int | None:
         """The number in a variable; None if it is not set or not a number, which is a problem."""
         text = self._text(name)
-        if role == "local_size" and self._launcher.node and name in self._launcher.local_size:
+        if role == "local_world_size" and self._launcher.node and name in self._launcher.local_world_size:
             return self._in_list(name)
         if text.isascii() and text.isdigit():
             return int(text)
@@ -121,20 +130,19 @@ class _Reader:
         except ValueError as error:
             self.problems.append(f'environment: {name}: given "{self._text(name)}"; {error}')
             return None
-        if node not in self._numbers:
+        if self._index is None:
             if not is_set(self._env, node):
                 self._missing(node, "node")
-            index = self._number(node, "")
-            if index is None:
-                return None
-            self._numbers[node] = index
-        if self._numbers[node] >= len(of_nodes):
+            self._index = self._number(node, "")
+        if self._index is None:
+            return None
+        if self._index >= len(of_nodes):
             self.problems.append(
-                f"environment: {node} is {self._numbers[node]}; must be below {len(of_nodes)}, the number of machines "
-                f'in {name} ("{self._text(name)}")'
+                f"environment: {node} is {self._index}; must be below {len(of_nodes)}, the number of machines in "
+                f'{name} ("{self._text(name)}")'
             )
             return None
-        return of_nodes[self._numbers[node]]
+        return of_nodes[self._index]
 
     def _job(self, here: bool) -> str:
         """An identifier of this start of this job, equal on its ranks; "" if nothing gives one."""
@@ -142,7 +150,7 @@ class _Reader:
         for names in launcher.job:
             if all(is_set(self._env, name) for name in names):
                 return f"{launcher.name} {'.'.join(map(self._text, names))}"
-        number = ancestors.nearest(launcher.proxy) if here and launcher.proxy else None
+        number = ancestor(launcher.proxy) if here and launcher.proxy else None
         return "" if number is None else f"{launcher.proxy} {number}"
 
     def _address(self, here: bool) -> str:
@@ -162,11 +170,11 @@ class _Reader:
             self._missing(" or ".join((*self._launcher.hosts, "MASTER_ADDR")), "MASTER_ADDR")
         elif not self._launcher.fills:
             self._missing("MASTER_ADDR", "MASTER_ADDR")
-        elif {"size", "local_size"} <= self._numbers.keys():
+        elif {"world_size", "local_world_size"} <= self._numbers.keys():
             self.problems.append(
                 f"environment: MASTER_ADDR ({MEANINGS['MASTER_ADDR']}) is not set, and {self._launcher.name} names "
-                f"none: only {self._numbers['local_size']} of {self._numbers['size']} ranks are on this machine; give "
-                f"every rank the name of the machine of rank 0: {self._launcher.hand_over}"
+                f"none: only {self._numbers['local_world_size']} of {self._numbers['world_size']} ranks are on this "
+                f"machine; give every rank the name of the machine of rank 0: {self._launcher.hand_over}"
             )
         return ""
 
@@ -202,9 +210,9 @@ class _Reader:
         """Refuse numbers that are impossible together."""
         numbers, names = self._numbers, self._names
         for small, gap, large, why in (
-            ("rank", 1, "size", ""),
-            ("local_rank", 1, "local_size", ""),
-            ("local_size", 0, "size", ""),
+            ("rank", 1, "world_size", ""),
+            ("local_rank", 1, "local_world_size", ""),
+            ("local_world_size", 0, "world_size", ""),
             ("local_rank", 0, "rank", ", since it counts the lower ranks of this machine"),
         ):
             if small in numbers and large in numbers and numbers[small] + gap > numbers[large]:

@@ -31,40 +31,22 @@ def _outside_srun(env: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Launcher:
-    """The variables by which a launcher numbers its ranks. If several name the same fact, all that are set must agree.
+    """Variables by which a launcher numbers its ranks. All that name the same fact and are set must agree."""
 
-    Attributes:
-        name: of the launcher, in messages.
-        marks: each of these variables shows that the launcher started this process.
-        rank: variables with the rank of this process.
-        local_rank: variables with its rank on its machine.
-        size: variables with the number of ranks.
-        local_size: variables with the number of ranks on this machine.
-        node: if given, `local_size` are lists over machines, and this variable is this machine's index.
-        hosts: variables with a list of machines; the first one has rank 0.
-        job: alternatives of variables that together identify this start of this job: equal on all ranks, unique to it.
-        proxy: a program that each start runs once per machine, as a parent of the ranks. If all ranks are on one
-            machine, its process id identifies the job.
-        attempt: a variable that counts restarts of the job.
-        fills: whether an address may be missing if every rank is on this machine, and a port if the job has a name.
-        hand_over: how the user sets a variable for every rank.
-        where: whether the marks are valid in this environment.
-    """
-
-    name: str
-    marks: tuple[str, ...]
+    name: str  # in messages
+    marks: tuple[str, ...]  # each shows that the launcher started this process
     rank: tuple[str, ...]
     local_rank: tuple[str, ...]
-    size: tuple[str, ...]
-    local_size: tuple[str, ...]
-    node: str = ""
-    hosts: tuple[str, ...] = ()
-    job: tuple[tuple[str, ...], ...] = ()
-    proxy: str = ""
-    attempt: str = ""
-    fills: bool = True
-    hand_over: str = "export NAME=VALUE"
-    where: Callable[[Mapping[str, str]], bool] = lambda env: True
+    world_size: tuple[str, ...]
+    local_world_size: tuple[str, ...]
+    node: str = ""  # if given, `local_world_size` are lists over machines, and this is this machine's index
+    hosts: tuple[str, ...] = ()  # lists of machines; the first one has rank 0
+    job: tuple[tuple[str, ...], ...] = ()  # alternatives: together equal on all ranks and unique to this start
+    proxy: str = ""  # parent of the ranks, one per machine: if all ranks are on one, its process id names the job
+    attempt: str = ""  # counts restarts of the job
+    fills: bool = True  # if all ranks are on this machine, no address is needed; if the job has a name, no port
+    hand_over: str = "export NAME=VALUE"  # how the user sets a variable for every rank
+    where: Callable[[Mapping[str, str]], bool] = lambda env: True  # whether the marks are valid in this environment
 
     def mark(self, env: Mapping[str, str]) -> str | None:
         """A variable that shows that this launcher started this process; None if it did not."""
@@ -76,8 +58,8 @@ TORCHRUN = Launcher(
     marks=("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),  # an address alone is often left in a shell
     rank=("RANK",),
     local_rank=("LOCAL_RANK",),
-    size=("WORLD_SIZE",),
-    local_size=("LOCAL_WORLD_SIZE",),
+    world_size=("WORLD_SIZE",),
+    local_world_size=("LOCAL_WORLD_SIZE",),
     attempt="TORCHELASTIC_RESTART_COUNT",
     fills=False,
 )
@@ -92,8 +74,8 @@ OTHERS = (
         marks=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
         rank=("OMPI_COMM_WORLD_RANK",),
         local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
-        size=("OMPI_COMM_WORLD_SIZE",),
-        local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        world_size=("OMPI_COMM_WORLD_SIZE",),
+        local_world_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
         job=(("PMIX_NAMESPACE",), ("OMPI_MCA_ess_base_jobid",)),
         hand_over="mpirun -x NAME=VALUE",
     ),
@@ -102,8 +84,8 @@ OTHERS = (
         marks=("PALS_RANKID",),
         rank=("PALS_RANKID", "PMI_RANK"),
         local_rank=("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
-        size=("PMI_SIZE",),  # PALS has no name of its own for it
-        local_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+        world_size=("PMI_SIZE",),  # PALS has no name of its own for it
+        local_world_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
         job=(("PALS_APID",),),
         hand_over="mpiexec --env NAME=VALUE",
         where=_outside_srun,  # SLURM's mpi/cray_shasta sets PALS_RANKID, too
@@ -113,8 +95,8 @@ OTHERS = (
         marks=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
         rank=("PMI_RANK",),
         local_rank=("MPI_LOCALRANKID",),
-        size=("PMI_SIZE",),
-        local_size=("MPI_LOCALNRANKS",),
+        world_size=("PMI_SIZE",),
+        local_world_size=("MPI_LOCALNRANKS",),
         job=(("I_MPI_HYDRA_UUID",),),
         proxy="hydra_pmi_proxy",
         hand_over="mpiexec -genv NAME VALUE",
@@ -124,8 +106,8 @@ OTHERS = (
         marks=("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
         rank=("SLURM_PROCID",),
         local_rank=("SLURM_LOCALID",),
-        size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-        local_size=("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+        world_size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        local_world_size=("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
         node="SLURM_NODEID",
         hosts=("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
         job=(("SLURM_JOB_ID", "SLURM_STEP_ID"), ("SLURM_JOBID", "SLURM_STEPID")),
@@ -137,8 +119,8 @@ OTHERS = (
         marks=("PMI_RANK", "PMI_LOCAL_RANK"),
         rank=("PMI_RANK",),
         local_rank=("PMI_LOCAL_RANK",),
-        size=("PMI_SIZE",),
-        local_size=("PMI_LOCAL_SIZE",),
+        world_size=("PMI_SIZE",),
+        local_world_size=("PMI_LOCAL_SIZE",),
         job=(("PMI_JOBID",),),
         where=_outside_srun,  # SLURM's mpi/pmi2 sets rank and size, too
     ),

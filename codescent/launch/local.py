@@ -20,6 +20,7 @@ from codescent.base.cores import available_cores, threads_per_rank
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK
 from codescent.launch.environment import STORE_FD
+from codescent.launch.launchers import TORCHRUN_SET
 from codescent.launch.signals import SignalQueue
 
 SETTLE_S = 1.0  # time after a failure in which other ranks may fail by themselves: the order shows the cause
@@ -37,13 +38,12 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def run_ranks(command: Sequence[str], ranks: int, env: Mapping[str, str]) -> int:
     """Run `command` in `ranks` processes of this machine and wait for all of them.
 
-    Every rank has torchrun's variables in its environment. Rank 0 also has CODESCENT_STORE_FD, a listening socket on
-    127.0.0.1 at MASTER_PORT for the store. Rank 0 shares this process's stdout. The stdout of other ranks and every
-    rank's stderr go to log files; the part that explains a failure is printed.
+    Every rank has torchrun's variables in its environment, and rank 0 also CODESCENT_STORE_FD: a socket that listens at
+    MASTER_PORT, for the store. Rank 0 shares this process's stdout. The other output goes to log files; the part that
+    explains a failure is printed.
 
     SIGINT, SIGTERM and SIGHUP are forwarded to the ranks once; a second SIGINT kills them. When a rank fails, the
-    others are stopped. No process is left when this returns. On Linux the ranks die with this process, even if it is
-    killed.
+    others are stopped. No process is left when this returns; on Linux, not even if this process is killed.
 
     Args:
         command: the program and its arguments, the same for every rank.
@@ -51,8 +51,8 @@ def run_ranks(command: Sequence[str], ranks: int, env: Mapping[str, str]) -> int
         env: environment of the ranks; its threads and network interfaces override our defaults.
 
     Returns:
-        0 if every rank returned 0. Else the exit code of the first rank that failed (128 + number of the signal that
-        killed it), or 128 + number of the signal on which this process and its ranks stopped.
+        0 if every rank returned 0. Else the exit code of the first rank that failed, or 128 + number of the signal that
+        killed it, or on which all stopped.
 
     Raises:
         UserError: the machine cannot start so many processes.
@@ -76,18 +76,9 @@ def rank_environment(rank: int, ranks: int, port: int, env: Mapping[str, str]) -
         "NCCL_SOCKET_IFNAME": loopback_interface,
         "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves the Python stack in the rank's log
     }
-    place = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": ranks,
-        "LOCAL_WORLD_SIZE": ranks,
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": port,
-    }
-    inherited = {
-        name: value for name, value in env.items() if not name.startswith("TORCHELASTIC_") and name != STORE_FD
-    }
-    return own | inherited | {name: str(value) for name, value in place.items()}
+    inherited = {name: text for name, text in env.items() if not name.startswith("TORCHELASTIC_") and name != STORE_FD}
+    values = map(str, (rank, rank, ranks, ranks, LOOPBACK, port))
+    return own | inherited | dict(zip(TORCHRUN_SET, values, strict=True))
 
 
 class _Ranks:
@@ -128,8 +119,8 @@ class _Ranks:
         env = rank_environment(rank, self._num_ranks, listener.getsockname()[1], self._env)
         passed: tuple[int, ...] = ()
         if rank == 0:
-            env[STORE_FD] = str(listener.fileno())
             passed = (listener.fileno(),)
+            env[STORE_FD] = str(listener.fileno())
         with self._log(rank).open("wb") as log:
             try:
                 self._processes.append(
@@ -160,7 +151,8 @@ class _Ranks:
         if self._killed:
             return 128 + signal.SIGINT
         if self._failed:
-            return _exit_code(self._failed[self._culprit()])
+            code = self._failed[self._culprit()]
+            return code if code >= 0 else 128 - code
         return 0 if self._asked is None else 128 + self._asked
 
     def _on_signal(self, number: int) -> None:
@@ -233,8 +225,7 @@ class _Ranks:
                 return
             pid = self._processes[culprit].pid
             _say(f"codescent: rank {culprit} of {self._num_ranks} (pid {pid}) {_ending(self._failed[culprit])}")
-            after = [f"rank {rank} {_ending(code)}" for rank, code in self._failed.items() if rank != culprit]
-            if after:
+            if after := [f"rank {rank} {_ending(code)}" for rank, code in self._failed.items() if rank != culprit]:
                 _say(f"codescent: probably as a consequence: {'; '.join(after)}")
             _say(f"codescent: what each rank printed is kept in {self._logs}")
 
@@ -245,7 +236,7 @@ class _Ranks:
 def _die_with_parent() -> Callable[[], None] | None:
     """A function to run between fork and exec: the kernel kills the rank when its parent dies (Linux only).
 
-    It makes two system calls, looked up before the fork, and takes no lock that a thread of the parent may hold.
+    It takes no lock that a thread of the parent may hold: both system calls are looked up before the fork.
     """
     if sys.platform != "linux":
         return None
@@ -263,10 +254,6 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a rank and every process that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _exit_code(code: int) -> int:
-    return code if code >= 0 else 128 - code
 
 
 def _ending(code: int) -> str:

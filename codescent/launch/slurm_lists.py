@@ -19,8 +19,7 @@ _COUNT = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
 def hosts(text: str) -> list[str]:
     """Expand a list such as SLURM_STEP_NODELIST, in the order of `scontrol show hostnames`.
 
-    Raises:
-        ValueError: the list is malformed; the text says why.
+    Raises ValueError: the list is malformed; the text says why.
     """
     found: list[str] = []
     for word in re.split(r",(?![^\[]*\])", text.strip()):
@@ -36,8 +35,7 @@ def hosts(text: str) -> list[str]:
 def counts(text: str) -> list[int]:
     """The number of tasks on each node, from a list such as SLURM_STEP_TASKS_PER_NODE.
 
-    Raises:
-        ValueError: the list is malformed; the text says why.
+    Raises ValueError: the list is malformed; the text says why.
     """
     found: list[int] = []
     for word in text.strip().split(","):

@@ -105,16 +105,7 @@ def facts_of(
     head_chunk_tokens: int = 1024,
     weights: str | None = None,
 ) -> ModelFacts:
-    """The facts of a model, for a plan.
-
-    Args:
-        kind: one of KINDS.
-        shape: from `shape_of`.
-        seq_len: positions of a sample; None: the longest.
-        lora: its adapters; None: every parameter is trained.
-        head_chunk_tokens: tokens whose logits exist at a time while training; 0: all.
-        weights: folder of the first weights; None: they are drawn.
-    """
+    """The facts of a model, for a plan (see `ModelFacts`); `seq_len` None: of the longest samples."""
     return ModelFacts(
         kind=kind,
         num_layers=shape.num_layers,
@@ -139,18 +130,12 @@ def shape_of_facts(facts: ModelFacts) -> Shape:
 
 
 def construct(facts: ModelFacts, device: str = "meta", depths: range | None = None) -> nn.Module:
-    """The module, its parameters without values: `initialize.initialize_` draws them.
-
-    Args:
-        facts: from `facts_of`.
-        device: of the parameters. On "meta" nothing is allocated; elsewhere memory is uninitialised.
-        depths: the part of the model; None: all of it.
-    """
+    """The module, or its part at `depths`; parameters have no values: `initialize.initialize_` draws them."""
     kind, shape = _known(facts.kind), shape_of_facts(facts)
-    module = importlib.import_module(f"codescent.models.{kind.name}.module")
-    built: nn.Module = getattr(module, kind.module)(shape, facts.head_chunk_tokens, device, depths)
+    room = importlib.import_module(f"codescent.models.{kind.name}.module")
+    module: nn.Module = getattr(room, kind.module)(shape, facts.head_chunk_tokens, device, depths)
     if facts.lora is not None:
         from codescent.models.lora.module import adapt_  # noqa: PLC0415 - keeps torch out of planning
 
-        adapt_(built, parameters_of(kind.name, shape, facts.lora), facts.lora.scale)
-    return built
+        adapt_(module, parameters_of(kind.name, shape, facts.lora), facts.lora.scale)
+    return module

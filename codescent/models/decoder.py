@@ -69,12 +69,9 @@ class Part(nn.Module):
         raise NotImplementedError
 
     def set_dropout_context(self, seed: int, step: int, sample_ids_B: Tensor) -> None:
-        """Set the samples of the next forward pass; needed while training with dropout > 0.
+        """Set the samples of the next forward pass, as numbers in this step's global batch, on its device.
 
-        Args:
-            seed: the run's seed.
-            step: number of the step.
-            sample_ids_B: number of each sample of the micro-batch in the global batch of this step, on its device.
+        Needed while training with dropout > 0. `seed` is that of the run.
         """
         if self.shape.dropout > 0.0:
             num_sites = 1 + self.block_sites * self.shape.num_layers
@@ -105,16 +102,12 @@ class Part(nn.Module):
         return tokens_BT if self.tokens_T is None else tokens_BT[:, self.tokens_T.to(tokens_BT.device)]
 
     def embed(self, tokens_BT: Tensor, *, tied: bool, head_tokens: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """Rows of the tokens that this rank reads.
+        """Rows [B, T, D] of the tokens that this rank reads; on a CPU also what receives a tied head's gradient.
 
         Args:
             tokens_BT: of all positions.
-            tied: whether the head reads the same matrix in this pass, and makes a gradient of it.
-            head_tokens: tokens that the head reads; None: all that the embedding reads.
-
-        Returns:
-            The rows [B, T, D]; on a CPU also what receives a tied head's gradient of `tok.weight` (see
-            `operators.head.tied_embedding`).
+            tied: whether the head makes a gradient of the same matrix in this pass (see `head.tied_embedding`).
+            head_tokens: how many tokens the head reads; None: all that the embedding reads.
         """
         tokens_BT, weight_VD, tied_dtype = self.select_tokens(tokens_BT), self.tok.weight, None
         if tied and self.ends and tokens_BT.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -123,6 +116,30 @@ class Part(nn.Module):
             tied_dtype = torch.promote_types(weight_VD.dtype, torch.float32) if in_chunks else weight_VD.dtype
         x_BTD, tied_gradient_VD = self.vocabulary.embed(weight_VD, tokens_BT, tied_dtype)
         return with_gradient(x_BTD), tied_gradient_VD
+
+    def predict(
+        self,
+        x_BTD: Tensor,
+        weight_VD: Tensor,
+        targets_BT: Tensor | None,
+        loss_scale: float,
+        tied_gradient_VD: Tensor | None,
+        *,
+        skip_negative: bool,
+    ) -> Tensor:
+        """The sum of the losses (see `operators.head.head_loss`); without targets, the logits."""
+        if targets_BT is None:
+            logits: Tensor = x_BTD @ weight_VD.t()
+            return logits
+        chunk = self.head_chunk_tokens
+        return self.vocabulary.loss(
+            x_BTD, weight_VD, targets_BT, chunk, loss_scale, tied_gradient_VD, skip_negative=skip_negative
+        )
+
+
+def padding(lengths_B: Tensor | None, positions: int) -> Tensor | None:
+    """bool [B, positions], True from each sample's length on; None: there is no padding."""
+    return None if lengths_B is None else torch.arange(positions, device=lengths_B.device) >= lengths_B[:, None]
 
 
 def with_gradient(x: Tensor) -> Tensor:
@@ -161,9 +178,9 @@ class ResidualBlock(nn.Module):
         rows_T: Tensor | None,
         *reads: object,
     ) -> Tensor:
-        """x + part(norm(x)), or norm(x + part(x)); `keys_B` drop elements of the part's output, None drops nothing.
+        """x + part(norm(x), *reads), or norm(x + part(x, *reads)); `keys_B` drop elements of the part's output.
 
-        `rows_T` are the positions of x; None: all. `reads` are further arguments of the part.
+        `rows_T` are the positions of x; None: all.
         """
         y_BTD = part(norm(x_BTD), *reads) if self.norm_first else part(x_BTD, *reads)
         if keys_B is not None:
@@ -190,13 +207,10 @@ class Block(ResidualBlock):
         cache: LayerCache | None = None,
         turns_TC2: Tensor | None = None,
     ) -> Tensor:
-        """The residual stream after this layer.
+        """The residual stream x after this layer.
 
-        Args:
-            x_BTD: the residual stream.
-            keys_3B: dropout keys of this layer's sites; None drops nothing.
-            rows_T: the positions of x; None: all, from the first on.
-            padding_BT, cache, turns_TC2: see `operators.attention.Attention`.
+        `keys_3B` are the keys of its dropout sites; None drops nothing. `rows_T` are the positions of x; None: all.
+        The others are for `Attention`.
         """
         keys = (None,) * self.SITES if keys_3B is None else keys_3B.unbind(0)
         x_BTD = self.residual(self.attn, self.norm_1, x_BTD, keys[1], rows_T, keys[0], padding_BT, cache, turns_TC2)
@@ -262,16 +276,8 @@ class Decoder(Part):
             return x_BTD
         x_BTD, weight_VD = self.norm(x_BTD), self.tok.weight if self.ties_head else self.head.weight
         if targets_BT is not None:
-            return self.vocabulary.loss(
-                x_BTD,
-                weight_VD,
-                self.select_tokens(targets_BT),
-                self.head_chunk_tokens,
-                loss_scale,
-                tied_gradient_VD,
-                skip_negative=lengths_B is not None,
-            )
-        if last_B is not None:
+            targets_BT = self.select_tokens(targets_BT)
+        elif last_B is not None:
             x_BTD = x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), last_B]
-        logits: Tensor = x_BTD @ weight_VD.t()
-        return logits
+        skips = lengths_B is not None
+        return self.predict(x_BTD, weight_VD, targets_BT, loss_scale, tied_gradient_VD, skip_negative=skips)

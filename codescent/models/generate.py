@@ -178,10 +178,7 @@ def generate(
         module: a Decoder; the generator sets evaluation mode while it runs.
         prompts: token ids, at least one each; lengths may differ and may exceed seq_len (see `context_start`).
         max_new_tokens: for each prompt at most.
-        temperature: see Choice.
-        top_k: see Choice.
-        top_p: see Choice.
-        seed: see Choice.
+        temperature, top_k, top_p, seed: see Choice.
         stop: token that ends a text; it is not yielded.
         vocab_size: only ids below it are drawn, where the tokenizer has fewer than the model; None: all ids.
 
@@ -198,34 +195,27 @@ def generate(
         problems.append(f"--tokens {max_new_tokens}: must be at least 1")
     if problems:
         raise UserError(*problems)
-    return _generate(module, prompts, max_new_tokens, choice, stop, vocab_size)
 
+    def tokens_of_each() -> Iterator[list[int | None]]:
+        training = module.training
+        module.eval()
+        try:
+            reader = _Reader(module, [_Row(index, list(prompt)) for index, prompt in enumerate(prompts)])
+            for number in range(max_new_tokens if prompts else 0):
+                logits_BV = reader.first() if number == 0 else reader.next()
+                tokens = choose(logits_BV[:, :vocab_size], choice, [row.index for row in reader.rows], number)
+                given: list[int | None] = [None] * len(prompts)
+                going = [at for at, token in enumerate(tokens) if token != stop]
+                for at in going:
+                    row = reader.rows[at]
+                    row.tokens.append(tokens[at])
+                    given[row.index] = tokens[at]
+                if not going:
+                    return
+                yield given
+                if len(going) < len(tokens):
+                    reader.keep(going)
+        finally:
+            module.train(training)
 
-def _generate(
-    module: Decoder,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    choice: Choice,
-    stop: int | None,
-    vocab_size: int | None,
-) -> Iterator[list[int | None]]:
-    training = module.training
-    module.eval()
-    try:
-        reader = _Reader(module, [_Row(index, list(prompt)) for index, prompt in enumerate(prompts)])
-        for number in range(max_new_tokens if prompts else 0):
-            logits_BV = reader.first() if number == 0 else reader.next()
-            tokens = choose(logits_BV[:, :vocab_size], choice, [row.index for row in reader.rows], number)
-            given: list[int | None] = [None] * len(prompts)
-            going = [at for at, token in enumerate(tokens) if token != stop]
-            for at in going:
-                row = reader.rows[at]
-                row.tokens.append(tokens[at])
-                given[row.index] = tokens[at]
-            if not going:
-                return
-            yield given
-            if len(going) < len(tokens):
-                reader.keep(going)
-    finally:
-        module.train(training)
+    return tokens_of_each()

@@ -18,28 +18,23 @@ from codescent.plan.shard import Parameter
 
 Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
+Drawn = tuple[Parameter, torch.Tensor, tuple[slice, ...] | None]
+"""A parameter, the tensor that receives values of it, and which slices of it; None: all."""
 
 _BLOCK_WORDS = 1 << 15  # 64-bit words, two values each, made at a time: the work stays in a core's cache
-_SHORT_RUN = 64  # values: below it, drawing the gap between two runs costs less than jumping over it
 _F = np.float32
 _SIGN = np.uint32(1 << 31)
 _SQRT_HALF_BITS = np.float32(math.sqrt(0.5)).view(np.int32)
 
 
 def initial_values(seed: int, parameter: Parameter, slices: tuple[slice, ...] | None = None) -> torch.Tensor:
-    """Initial values of a parameter or of a slice of it, in fp32, bitwise equal to that slice of the whole.
-
-    Args:
-        seed: the run's seed.
-        parameter: name, shape, mean and standard deviation.
-        slices: one slice of step 1 for each dim; None: all of it.
+    """Initial values of a parameter in fp32, or of a slice of it, bitwise equal to that slice of the whole.
 
     Raises:
-        ValueError: slices that do not fit the shape.
+        ValueError: `slices` are not one of step 1 for each dim.
     """
     bounds = _bounds(parameter.shape, slices)
-    sizes = [stop - start for start, stop in bounds]
-    out = np.full(sizes, parameter.mean, dtype=np.float32)
+    out = np.full([stop - start for start, stop in bounds], parameter.mean, dtype=np.float32)
     if parameter.std > 0.0 and out.size:
         _fill(out, _key(seed, parameter.name), parameter, bounds)
     return torch.from_numpy(out)
@@ -58,10 +53,10 @@ def initialize_(module: nn.Module, seed: int, parameters: Iterable[Parameter]) -
     draw_(seed, [(declared[name], tensor, None) for name, tensor in there.items()])
 
 
-def draw_(seed: int, parts: Iterable[tuple[Parameter, torch.Tensor, tuple[slice, ...] | None]]) -> None:
-    """Write into each tensor the initial values of its part of a parameter (None: all of it); no others are drawn."""
+def draw_(seed: int, parts: Iterable[Drawn]) -> None:
+    """Write into each tensor the initial values of its part of a parameter; no others are drawn."""
 
-    def write(part: tuple[Parameter, torch.Tensor, tuple[slice, ...] | None]) -> None:
+    def write(part: Drawn) -> None:
         parameter, tensor, slices = part
         with torch.no_grad():
             tensor.copy_(initial_values(seed, parameter, slices))
@@ -72,14 +67,11 @@ def draw_(seed: int, parts: Iterable[tuple[Parameter, torch.Tensor, tuple[slice,
 
 
 def _bounds(shape: tuple[int, ...], slices: tuple[slice, ...] | None) -> list[tuple[int, int]]:
-    slices = slices if slices is not None else tuple(slice(None) for _ in shape)
+    slices = (slice(None),) * len(shape) if slices is None else slices
     if len(slices) != len(shape) or any(part.step not in (None, 1) for part in slices):
         raise ValueError(f"{slices} are not one slice of step 1 for each dim of {shape}")
-    bounds = []
-    for part, size in zip(slices, shape):
-        start, stop, _ = part.indices(size)
-        bounds.append((start, max(start, stop)))
-    return bounds
+    bounds = [part.indices(size)[:2] for part, size in zip(slices, shape)]
+    return [(start, max(start, stop)) for start, stop in bounds]
 
 
 def _key(seed: int, name: str) -> int:

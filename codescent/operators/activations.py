@@ -12,20 +12,19 @@ from torch.autograd.function import once_differentiable
 
 from codescent.operators.linear import (
     NO_ADAPTER,
-    ActivatedThenLinear,
     Activation,
     Adapter,
     Deferred,
     Linear,
     flat,
     is_kept,
+    piece_size,
     product,
     weight_gradient,
 )
 
 # Shapes: N tokens, D hidden_dim, F ffn_dim, R the adapter's rank; 2 is the gate g and what it lets through, u.
 # swiglu(g, u) = silu(g) u,  silu(g) = g sigmoid(g)  (Shazeer 2020, "GLU Variants Improve Transformer", equation 6)
-_PIECE = 1 << 17  # elements at a time on a CPU: the intermediate values stay in the caches of two cores
 
 
 class GateUp(Linear):
@@ -48,11 +47,11 @@ class GateUp(Linear):
             pairs = zip(self.weight.unbind(1), halves, strict=True)
             return torch.stack([product(x_BTI, matrix, None, half) for matrix, half in pairs])
         inputs = (x_BTI, self.weight, self.deferred, *(adapter or NO_ADAPTER))
-        h_2BTF: Tensor = GateUpProduct.apply(*inputs)  # type: ignore[no-untyped-call]
+        h_2BTF: Tensor = _GateUpProduct.apply(*inputs)  # type: ignore[no-untyped-call]
         return h_2BTF
 
 
-class GateUpProduct(torch.autograd.Function):
+class _GateUpProduct(torch.autograd.Function):
     """Two products, each with every second row of the weight, and their gradients in its layout without a copy."""
 
     @staticmethod
@@ -65,7 +64,6 @@ class GateUpProduct(torch.autograd.Function):
         b_F2R: Tensor | None,
         scale: float,
     ) -> Tensor:
-        """See `GateUp`."""
         ctx.deferred, ctx.parameter, ctx.scale = deferred, weight_F2D, scale
         x_ND = x_BTD.flatten(0, -2)
         h_2NF = x_BTD.new_empty(2, len(x_ND), len(weight_F2D))
@@ -83,7 +81,6 @@ class GateUpProduct(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_h_2BTF: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of x, of the weight and of the adapter."""
         x_BTD, weight_F2D, u_NR, a_RD, b_F2R = ctx.saved_tensors
         d_h_2NF, x_ND = d_h_2BTF.flatten(1, -2), flat(x_BTD)
         d_x_ND = torch.mm(d_h_2NF[0], weight_F2D[:, 0]).addmm_(d_h_2NF[1], weight_F2D[:, 1])
@@ -106,54 +103,38 @@ def _by_rows(d_h_2NF: Tensor, x_ND: Tensor) -> Tensor:
     return out_F2D
 
 
-def _value(h_2BTF: Tensor) -> Tensor:
-    value_BTF = torch.empty_like(h_2BTF[0])
-    for part_2X, value_1X in zip(_pieces(h_2BTF), _pieces(value_BTF[None]), strict=True):
-        g, u = _wide(part_2X)
-        value_1X[0] = (g * torch.sigmoid(g)).mul_(u)
-    return value_BTF
-
-
-def _value_and_slopes(h_2BTF: Tensor, out_slopes: Tensor) -> Tensor:
-    """silu(g) u; its slopes in g and in u are written to `out_slopes`, which may be h.
+def _value(h_2BTF: Tensor, out_slopes: Tensor | None) -> Tensor:
+    """silu(g) u; its slopes in g and in u are written to `out_slopes`, which may be h. In at least fp32.
 
     The slope in u is silu(g). The slope in g is u silu'(g) = u s + silu(g) u (1 - s) with s = sigmoid(g): the
     interpolation from the value to u by s. Both are made while g and u are in the caches: three widths are kept, where
     torch's own operators would keep four.
     """
     value_BTF = torch.empty_like(h_2BTF[0])
-    for part_2X, slopes_2X, value_1X in zip(
-        _pieces(h_2BTF), _pieces(out_slopes), _pieces(value_BTF[None]), strict=True
-    ):
-        g, u = _wide(part_2X)
+    work = torch.promote_types(h_2BTF.dtype, torch.float32)
+    slopes = _pieces(h_2BTF if out_slopes is None else out_slopes)
+    for part_2X, slopes_2X, value_1X in zip(_pieces(h_2BTF), slopes, _pieces(value_BTF[None]), strict=True):
+        g, u = part_2X.to(work)
         s = torch.sigmoid(g)
         silu = g * s
-        value = silu * u
-        torch.lerp(value, u, s, out=s)
-        value_1X[0] = value
-        slopes_2X[0], slopes_2X[1] = s, silu
+        if out_slopes is None:
+            value_1X[0] = silu.mul_(u)
+        else:
+            value_1X[0] = value = silu * u
+            slopes_2X[0], slopes_2X[1] = torch.lerp(value, u, s, out=s), silu
     return value_BTF
 
 
 def _pieces(halves_2BTF: Tensor) -> tuple[Tensor, ...]:
-    """Split both halves into pieces side by side; on a CPU small enough to stay in the caches."""
-    numel = halves_2BTF[0].numel()
-    size = _PIECE if halves_2BTF.device.type == "cpu" else max(1, numel)
-    return torch.split(halves_2BTF.view(len(halves_2BTF), numel), size, dim=1)
+    """Split both halves into pieces side by side."""
+    flat_2X = halves_2BTF.view(len(halves_2BTF), halves_2BTF[0].numel())
+    return torch.split(flat_2X, piece_size(flat_2X[0]), dim=1)
 
 
-def _wide(part_2X: Tensor) -> Tensor:
-    """Both halves in at least fp32; views where they are so already."""
-    return part_2X.to(torch.promote_types(part_2X.dtype, torch.float32))
-
-
-class SwiGLUThenLinear(ActivatedThenLinear):
-    """(silu(g) u) W^T of h = [g, u]."""
-
-    activation = Activation(
-        plain=lambda h_2BTF: F.silu(h_2BTF[0]) * h_2BTF[1],
-        value=_value,
-        value_and_slope=_value_and_slopes,
-        gradient=lambda slopes_2BTF, d_value_NF: slopes_2BTF * d_value_NF.view_as(slopes_2BTF[0]),
-        keeps=lambda h_2BTF: is_kept(h_2BTF[0]),
-    )
+SWIGLU = Activation(
+    plain=lambda h_2BTF: F.silu(h_2BTF[0]) * h_2BTF[1],
+    value=_value,
+    gradient=lambda slopes_2BTF, d_value_NF: slopes_2BTF * d_value_NF.view_as(slopes_2BTF[0]),
+    keeps=lambda h_2BTF: is_kept(h_2BTF[0]),
+)
+"""silu(g) u of h = [g, u]."""

@@ -199,7 +199,7 @@ def _by_kind(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def causal_attention(qkv_BTGEK: Tensor, recompute: bool = False) -> Tensor:
     """softmax(q k^T / sqrt(head_dim)) v over the positions up to each one: [B, T, D].
 
-    On CUDA this is torch's scaled_dot_product_attention. On a CPU it is `BlockAttention`: with 4 samples of 256
+    On CUDA this is torch's scaled_dot_product_attention. On a CPU it is `_BlockAttention`: with 4 samples of 256
     positions, 12 heads of 64, one AVX-512 core, forward + backward take 9 ms against 33 in bf16, 15 against 34 in fp32.
 
     Args:
@@ -210,7 +210,7 @@ def causal_attention(qkv_BTGEK: Tensor, recompute: bool = False) -> Tensor:
         if torch.compiler.is_compiling():
             y_BTD: Tensor = _block_attention_op(qkv_BTGEK)[0]
             return y_BTD
-        y_BTD = BlockAttention.apply(qkv_BTGEK, recompute)  # type: ignore[no-untyped-call]
+        y_BTD = _BlockAttention.apply(qkv_BTGEK, recompute)  # type: ignore[no-untyped-call]
         return y_BTD
     q_BHTK, k_BTGK, v_BTGK = _by_kind(qkv_BTGEK)
     y_BHTK = F.scaled_dot_product_attention(
@@ -219,7 +219,7 @@ def causal_attention(qkv_BTGEK: Tensor, recompute: bool = False) -> Tensor:
     return y_BHTK.transpose(1, 2).flatten(2)
 
 
-class BlockAttention(torch.autograd.Function):
+class _BlockAttention(torch.autograd.Function):
     """Causal attention as batched matrix products over blocks of queries, each with the keys that it may see.
 
     Queries of heads that read the same keys are rows of one product. Probabilities are made again from q and k in the
@@ -228,7 +228,6 @@ class BlockAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, qkv_BTGEK: Tensor, recompute: bool) -> Tensor:
-        """See `causal_attention`."""
         _, length, _, _, head_dim = qkv_BTGEK.shape
         short = length <= _KEEP_HEAD_DIMS * head_dim
         keep = ctx.needs_input_grad[0] and short and not recompute and is_kept(qkv_BTGEK)
@@ -239,7 +238,6 @@ class BlockAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor, None]:
-        """The gradient of qkv."""
         qkv_EPTK, *kept = ctx.saved_tensors
         return _attend_backward(d_y_BTD, qkv_EPTK, kept), None
 

@@ -62,40 +62,21 @@ def dropped_at(keys_B: Tensor, rows_R: Tensor, columns_W: Tensor, probability: f
     return dropped
 
 
-def dropped_rows(keys_B: Tensor, rows: int, width: int, probability: float, first_row: int = 0) -> Tensor:
-    """bool [B, rows, width]: `dropped_at` for neighbouring rows and all columns."""
-    row_ids = torch.arange(first_row, first_row + rows, dtype=torch.int64, device=keys_B.device)
-    return dropped_at(keys_B, row_ids, _columns(width, keys_B), probability)
-
-
-def _columns(width: int, keys_B: Tensor) -> Tensor:
-    return torch.arange(width, dtype=torch.int32, device=keys_B.device)
-
-
-def drop(x_BRW: Tensor, keys_B: Tensor, probability: float, rows_R: Tensor | None = None) -> Tensor:
+def drop(
+    x_BRW: Tensor, keys_B: Tensor, probability: float, rows_R: Tensor | None = None, first_column: int = 0
+) -> Tensor:
     """x with each element zeroed with this probability and the rest scaled by 1 / (1 - probability).
 
     Args:
-        x_BRW: whole rows of an activation.
+        x_BRW: rows of an activation, or neighbouring columns of them.
         keys_B: from `site_keys`.
         probability: of being zeroed.
-        rows_R: numbers of these rows in the whole activation; None: x is all of it.
+        rows_R: numbers of these rows in the whole activation; None: x has all of them.
+        first_column: number of the first of these columns in the whole activation.
     """
     _, rows, width = x_BRW.shape
     if rows_R is None:
-        dropped = dropped_rows(keys_B, rows, width, probability)
-    else:
-        dropped = dropped_at(keys_B, rows_R, _columns(width, keys_B), probability)
-    return _dropped(x_BRW, dropped, probability)
-
-
-def drop_columns(x_BTW: Tensor, keys_B: Tensor, probability: float, first_column: int) -> Tensor:
-    """`drop` for some neighbouring columns of all rows of an activation; `first_column` is the number of the first."""
-    _, rows, width = x_BTW.shape
-    rows_T = torch.arange(rows, device=keys_B.device)
+        rows_R = torch.arange(rows, device=keys_B.device)
     columns_W = torch.arange(first_column, first_column + width, dtype=torch.int32, device=keys_B.device)
-    return _dropped(x_BTW, dropped_at(keys_B, rows_T, columns_W, probability), probability)
-
-
-def _dropped(x_BRW: Tensor, where_BRW: Tensor, probability: float) -> Tensor:
-    return x_BRW.masked_fill(where_BRW, 0.0) * (1.0 / (1.0 - probability))
+    dropped_BRW = dropped_at(keys_B, rows_R, columns_W, probability)
+    return x_BRW.masked_fill(dropped_BRW, 0.0) * (1.0 / (1.0 - probability))

@@ -87,16 +87,15 @@ def tied_embedding(weight_VD: Tensor, tokens_BT: Tensor, tied_dtype: torch.dtype
     Returns:
         x_BTD, and [V, D] zeros that take no memory; their gradient is the head's share of the weight's gradient.
     """
-    out: tuple[Tensor, Tensor] = TiedEmbedding.apply(weight_VD, tokens_BT, tied_dtype)  # type: ignore[no-untyped-call]
+    out: tuple[Tensor, Tensor] = _TiedEmbedding.apply(weight_VD, tokens_BT, tied_dtype)  # type: ignore[no-untyped-call]
     return out
 
 
-class TiedEmbedding(torch.autograd.Function):
+class _TiedEmbedding(torch.autograd.Function):
     """See `tied_embedding`."""
 
     @staticmethod
     def forward(ctx: Any, weight_VD: Tensor, tokens_BT: Tensor, tied_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """See `tied_embedding`."""
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(tokens_BT)
         ctx.like_weight = (weight_VD.shape, weight_VD.dtype)
@@ -105,7 +104,6 @@ class TiedEmbedding(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_x_BTD: Tensor | None, d_tied_VD: Tensor | None) -> tuple[Tensor | None, None, None]:
-        """The gradient of the matrix: the head's, with the rows of the tokens added in place."""
         shape, dtype = ctx.like_weight
         if d_x_BTD is None:
             return (None if d_tied_VD is None else d_tied_VD.to(dtype)), None, None
@@ -162,11 +160,11 @@ def head_loss(
         x_ND, receiver_VD = x_ND.detach(), receiver_VD.detach()
         bias_V = None if bias_V is None else bias_V.detach()
     weight_VD = weight_VD.detach()
-    loss = HeadLoss.apply(x_ND, weight_VD, receiver_VD, targets_N, chunk, loss_scale, softmax_gradient_, bias_V)  # type: ignore[no-untyped-call]
+    loss = _HeadLoss.apply(x_ND, weight_VD, receiver_VD, targets_N, chunk, loss_scale, softmax_gradient_, bias_V)  # type: ignore[no-untyped-call]
     return loss
 
 
-class HeadLoss(torch.autograd.Function):
+class _HeadLoss(torch.autograd.Function):
     """Loss and gradients in one pass over the logits."""
 
     @staticmethod
@@ -181,7 +179,6 @@ class HeadLoss(torch.autograd.Function):
         softmax_gradient_: SoftmaxGradient | None,
         bias_V: Tensor | None,
     ) -> Tensor:
-        """See `head_loss`."""
         wants_x, _, wants_weight, *_, wants_bias = ctx.needs_input_grad
         d_weight_dtype = receiver_VD.dtype if wants_weight else None
         softmax_gradient_ = softmax_gradient_ or _softmax_gradient_
@@ -194,7 +191,6 @@ class HeadLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients that forward made."""
         d_x_ND, d_weight_VD, d_bias_V = ctx.saved_tensors
         if d_loss.device.type != "cpu" or float(d_loss) != 1.0:
             for gradient in (d_x_ND, d_weight_VD, d_bias_V):
@@ -316,19 +312,21 @@ def softmax_in_pieces_(logits_NV: Tensor, work: torch.dtype, keep: bool) -> Tens
     return largest_2N1
 
 
-class ScaledGradient(torch.autograd.Function):
+def scaled_gradient(x: Tensor, factor: float) -> Tensor:
     """x with a gradient multiplied by a factor: for losses whose gradients autograd makes."""
+    scaled: Tensor = _ScaledGradient.apply(x, factor)  # type: ignore[no-untyped-call]
+    return scaled
 
+
+class _ScaledGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        """See the class."""
         ctx.factor = factor
         return x.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_x: Tensor) -> tuple[Tensor, None]:
-        """The gradient, multiplied."""
         return d_x * ctx.factor, None
 
 

@@ -86,7 +86,7 @@ class Linear(nn.Module):
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
         if self.deferred is None:
             return product(x_BTI, self.weight, bias_O, self.adapter)
-        y_BTO: Tensor = DeferredLinear.apply(x_BTI, self.weight, bias_O, self.deferred)  # type: ignore[no-untyped-call]
+        y_BTO: Tensor = _DeferredLinear.apply(x_BTI, self.weight, bias_O, self.deferred)  # type: ignore[no-untyped-call]
         return y_BTO
 
 
@@ -109,12 +109,11 @@ def weight_gradient(ctx: Any, make: Callable[[], Tensor], *, wanted: bool) -> Te
     return make() if wanted else None
 
 
-class DeferredLinear(torch.autograd.Function):
+class _DeferredLinear(torch.autograd.Function):
     """x W^T + b; backward makes the gradient of x and defers that of W (Qi et al. 2023, "Zero Bubble", section 2)."""
 
     @staticmethod
     def forward(ctx: Any, x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, deferred: Deferred) -> Tensor:
-        """See `Linear`."""
         ctx.save_for_backward(x_BTI, weight_OI)
         ctx.deferred, ctx.parameter = deferred, weight_OI
         return F.linear(x_BTI, weight_OI, bias_O)
@@ -122,7 +121,6 @@ class DeferredLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y_BTO: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
-        """The gradients of x and of the bias."""
         x_BTI, weight_OI = ctx.saved_tensors
         d_y_NO = d_y_BTO.flatten(0, -2)
         weight_gradient(ctx, lambda: d_y_NO.t() @ x_BTI.flatten(0, -2), wanted=True)
@@ -135,37 +133,30 @@ class Activation:
 
     Attributes:
         plain: h -> the value, by torch's own operators.
-        value: h -> the value.
-        value_and_slope: h, memory for the slope (h itself, perhaps) -> the value; None: the gradient reads h instead.
+        value: h, memory for the slope -> the value. None: no slope is made; the memory may be h itself.
         gradient: slope, gradient of the value -> gradient of h; it may overwrite both.
         keeps: h -> whether forward keeps for backward what backward could make again from h.
-        own_on_cuda: whether `ActivatedLinear` runs on CUDA also where nothing is recomputed or deferred.
+        reads_h: torch has a kernel for the gradient, which reads h: no slope is made, and `activated_linear_` uses our
+            backward pass on CUDA too.
     """
 
     plain: Callable[[Tensor], Tensor]
-    value: Callable[[Tensor], Tensor]
-    value_and_slope: Callable[[Tensor, Tensor], Tensor] | None
+    value: Callable[[Tensor, Tensor | None], Tensor]
     gradient: Callable[[Tensor, Tensor], Tensor]
     keeps: Callable[[Tensor], bool]
-    own_on_cuda: bool = False
-
-    def in_slope(self, h: Tensor, slope: Tensor) -> Tensor:
-        """The value; afterwards `slope` is what `gradient` reads."""
-        return self.value(h) if self.value_and_slope is None else self.value_and_slope(h, slope)
+    reads_h: bool = False
 
 
 class ActivatedThenLinear(Linear):
     """activation(h) W^T + b. The layer may overwrite h: nothing else may read it.
 
     Attributes:
-        activation: set by the subclass.
         recompute: whether backward makes the activation again.
     """
 
-    activation: Activation
-
-    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, bias: bool, activation: Activation) -> None:
         super().__init__(inputs, outputs, bias)
+        self.activation = activation
         self.recompute = False
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -192,17 +183,17 @@ def activated_linear_(
         bias_O: None: there is none.
         recompute: keep only h for backward.
         deferred: see `Linear`.
-        adapter: the adapter beside the weight; None: there is none.
+        adapter: see `Linear`.
     """
-    by_torch = not (h.device.type == "cpu" or recompute or deferred is not None or activation.own_on_cuda)
+    by_torch = not (h.device.type == "cpu" or recompute or deferred is not None or activation.reads_h)
     if torch.compiler.is_compiling() or by_torch:
         return product(activation.plain(h), weight_OF, bias_O, adapter)
     inputs = (activation, h, weight_OF, bias_O, recompute, deferred, *(adapter or NO_ADAPTER))
-    y_BTO: Tensor = ActivatedLinear.apply(*inputs)  # type: ignore[no-untyped-call]
+    y_BTO: Tensor = _ActivatedLinear.apply(*inputs)  # type: ignore[no-untyped-call]
     return y_BTO
 
 
-class ActivatedLinear(torch.autograd.Function):
+class _ActivatedLinear(torch.autograd.Function):
     """See `activated_linear_`. The value and the slope are the largest activations of a layer: forward keeps both, or
     only h, and then backward makes them again."""
 
@@ -217,11 +208,10 @@ class ActivatedLinear(torch.autograd.Function):
         deferred: Deferred | None,
         *adapter: Any,
     ) -> Tensor:
-        """See `activated_linear_`."""
         a_RF, b_OR, scale = adapter
         ctx.activation, ctx.deferred, ctx.parameter, ctx.scale = activation, deferred, weight_OF, scale
         ctx.keeps = any(ctx.needs_input_grad) and not recompute and activation.keeps(h)
-        value_BTF = activation.in_slope(h, h) if ctx.keeps else activation.value(h)
+        value_BTF = activation.value(h, h if ctx.keeps else None)
         y_BTO = F.linear(value_BTF, weight_OF, bias_O)
         u_NR = None
         if a_RF is not None:
@@ -236,12 +226,11 @@ class ActivatedLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y_BTO: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of h, weight, bias and adapter."""
         value_BTF, slope, weight_OF, u_NR, a_RF, b_OR = ctx.saved_tensors
         activation: Activation = ctx.activation
         if not ctx.keeps:
-            h, slope = slope, slope if activation.value_and_slope is None else torch.empty_like(slope)
-            value_BTF = activation.in_slope(h, slope)
+            h, slope = slope, slope if activation.reads_h else torch.empty_like(slope)
+            value_BTF = activation.value(h, slope)
         d_y_NO = d_y_BTO.flatten(0, -2)
         value_NF = flat(value_BTF)
         d_weight_OF = weight_gradient(
@@ -275,10 +264,10 @@ def is_kept(activation: Tensor) -> bool:
 class FeedForward(nn.Module):
     """A linear layer, then an activation and a second linear layer."""
 
-    def __init__(self, width: int, inner: int, bias: bool, down: type[ActivatedThenLinear]) -> None:
+    def __init__(self, width: int, inner: int, bias: bool, activation: Activation) -> None:
         super().__init__()
         self.up = Linear(width, inner, bias)
-        self.down = down(inner, width, bias)
+        self.down = ActivatedThenLinear(inner, width, bias, activation)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D]."""
@@ -301,35 +290,26 @@ def with_padded_rows(matrix: Tensor) -> Tensor:
     return matrix.new_empty(rows, columns + _LINE_BYTES // matrix.itemsize)[:, :columns].copy_(matrix)
 
 
-def _gelu(x: Tensor) -> Tensor:
-    """tanh-GELU.
-
-    On a CPU torch evaluates it in 1.8 to 2.1 ns per element (one AVX-512 core), sigmoid in 0.2 to 0.4. So it is written
-    by sigmoid, and the slope is made together with the value: 1.3 ns for both instead of 2.7.
-    """
-    y = torch.empty_like(x)
-    factor = torch.tensor(_A, dtype=torch.promote_types(x.dtype, torch.float32))
-    size = _piece_size(x)
-    for x_piece, y_piece in zip(torch.split(x.view(-1), size), torch.split(y.view(-1), size), strict=True):
-        wide = x_piece.to(factor.dtype)
-        gate = torch.add(factor, wide * wide, alpha=_B).mul_(wide).sigmoid_()
-        y_piece.copy_(gate.mul_(wide))
-    return y
+def piece_size(x: Tensor) -> int:
+    """Elements of x to compute at a time: on a CPU few enough for the caches; elsewhere all, for few operations."""
+    return _PIECE if x.device.type == "cpu" else max(1, x.numel())
 
 
-def _gelu_and_slope(x: Tensor, out_slope: Tensor) -> Tensor:
+def _gelu(x: Tensor, out_slope: Tensor | None) -> Tensor:
     """gelu(x), and gelu'(x) = gate + gelu(x) (1 - gate) (A + 3 B x^2), gate = sigmoid(x (A + B x^2)), in `out_slope`.
 
-    `out_slope` may be x.
+    On a CPU torch evaluates tanh-GELU in 1.8 to 2.1 ns per element (one AVX-512 core), sigmoid in 0.2 to 0.4. So it is
+    written by sigmoid, and the slope is made together with the value: 1.3 ns for both instead of 2.7.
     """
     y = torch.empty_like(x)
     work = torch.promote_types(x.dtype, torch.float32)
     narrow = x.dtype != work
     factor = torch.tensor(_A, dtype=work)  # a scalar in a sum of two is vectorised by torch, in addcmul it is not
-    size = _piece_size(x)
+    size = piece_size(x)
     scratch = x.new_empty(4 if narrow else 2, min(size, x.numel()), dtype=work)
     for start in range(0, x.numel(), size):
-        x_piece, y_piece, out_piece = (tensor.view(-1)[start : start + size] for tensor in (x, y, out_slope))
+        piece = slice(start, start + size)
+        x_piece, y_piece = x.view(-1)[piece], y.view(-1)[piece]
         gate, slope, *wider = scratch[:, : len(x_piece)].unbind()
         wide, value = wider if narrow else (x_piece, y_piece)
         if narrow:
@@ -337,41 +317,30 @@ def _gelu_and_slope(x: Tensor, out_slope: Tensor) -> Tensor:
         torch.mul(wide, wide, out=slope)
         torch.add(factor, slope, alpha=_B, out=gate).mul_(wide).sigmoid_()
         torch.mul(wide, gate, out=value)
-        torch.add(factor, slope, alpha=3.0 * _B, out=slope).mul_(value)
-        slope.addcmul_(slope, gate, value=-1.0)
         if narrow:
             y_piece.copy_(value)
-            out_piece.copy_(slope.add_(gate))
-        else:
-            torch.add(slope, gate, out=out_piece)
+        if out_slope is not None:  # x itself, perhaps: it is read no more
+            torch.add(factor, slope, alpha=3.0 * _B, out=slope).mul_(value)
+            slope.addcmul_(slope, gate, value=-1.0)
+            torch.add(slope, gate, out=slope if narrow else out_slope.view(-1)[piece])
+            if narrow:
+                out_slope.view(-1)[piece].copy_(slope)
     return y
 
 
-def _piece_size(x: Tensor) -> int:
-    """Elements at a time; elsewhere than on a CPU all, where the number of operations counts."""
-    return _PIECE if x.device.type == "cpu" else max(1, x.numel())
+GELU = Activation(
+    plain=partial(F.gelu, approximate="tanh"),
+    value=_gelu,
+    gradient=lambda slope, d_value_NF: d_value_NF.view_as(slope).mul_(slope),
+    keeps=is_kept,
+)
+"""GELU in its tanh form."""
 
-
-class GeluThenLinear(ActivatedThenLinear):
-    """gelu(h) W^T + b, GELU in its tanh form."""
-
-    activation = Activation(
-        plain=partial(F.gelu, approximate="tanh"),
-        value=_gelu,
-        value_and_slope=_gelu_and_slope,
-        gradient=lambda slope, d_value_NF: d_value_NF.view_as(slope).mul_(slope),
-        keeps=is_kept,
-    )
-
-
-class ExactGeluThenLinear(ActivatedThenLinear):
-    """gelu(h) W^T + b, GELU by the error function."""
-
-    activation = Activation(
-        plain=F.gelu,
-        value=F.gelu,
-        value_and_slope=None,
-        gradient=lambda h, d_value_NF: torch.ops.aten.gelu_backward(d_value_NF.view_as(h), h),
-        keeps=lambda h: h.device.type != "cpu" or is_kept(h),
-        own_on_cuda=True,
-    )
+EXACT_GELU = Activation(
+    plain=F.gelu,
+    value=lambda h, _: F.gelu(h),
+    gradient=lambda h, d_value_NF: torch.ops.aten.gelu_backward(d_value_NF.view_as(h), h),
+    keeps=lambda h: h.device.type != "cpu" or is_kept(h),
+    reads_h=True,
+)
+"""GELU by the error function."""

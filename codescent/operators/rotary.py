@@ -54,23 +54,21 @@ def turn(qkv_BTGEK: Tensor, turns_TC2: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         qk_BTGRK, v_BTG1K = qkv_BTGEK[..., :-1, :], qkv_BTGEK[..., -1:, :]
         return torch.cat([_turned_real(qk_BTGRK, turns_TC2), v_BTG1K], -2)
-    turned_BTGEK: Tensor = Turn.apply(qkv_BTGEK, turns_TC2)  # type: ignore[no-untyped-call]
+    turned_BTGEK: Tensor = _Turn.apply(qkv_BTGEK, turns_TC2)  # type: ignore[no-untyped-call]
     return turned_BTGEK
 
 
-class Turn(torch.autograd.Function):
+class _Turn(torch.autograd.Function):
     """See `turn`. The product of two complex numbers; its gradient is turned back."""
 
     @staticmethod
     def forward(ctx: Any, qkv_BTGEK: Tensor, turns_TC2: Tensor) -> Tensor:
-        """See `turn`."""
         ctx.save_for_backward(turns_TC2)
         return _turned(qkv_BTGEK, torch.view_as_complex(turns_TC2))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_BTGEK: Tensor) -> tuple[Tensor, None]:
-        """The gradient of qkv."""
         (turns_TC2,) = ctx.saved_tensors
         return _turned(d_BTGEK, torch.view_as_complex(turns_TC2).conj()), None
 

@@ -12,7 +12,7 @@ class Work:
 
     Batch sizes count samples of `seq_len` tokens. `precision` is the number format of the arithmetic. `streams` are the
     lengths of a sample's sequences (source and target), where there are several; they lie one after the other in its
-    `seq_len` positions, and the loss is that of the last.
+    `seq_len` positions, and the loss is that of the last. `prefetch`: steps whose batches are read ahead.
     """
 
     seq_len: int
@@ -21,6 +21,7 @@ class Work:
     num_microbatches: int
     precision: str
     streams: tuple[int, ...] = ()
+    prefetch: int = 0
 
     @property
     def tokens(self) -> int:

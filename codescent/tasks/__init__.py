@@ -22,35 +22,17 @@ from codescent.tasks.tensors import Tensors
 if TYPE_CHECKING:
     from codescent.config.sections import Data, Model
 
-__all__ = [
-    "TASKS",
-    "Ask",
-    "Corpus",
-    "Task",
-    "Trial",
-    "asked",
-    "chosen",
-    "named",
-    "open_corpus",
-    "opened",
-    "prepared",
-    "refusals",
-]
+__all__ = ["TASKS", "Ask", "Corpus", "Task", "Trial"]
 
 TASKS: tuple[Task, ...] = (LanguageModel(), MaskedTokens(), Tensors(), Answers(), Conversations(), Pairs())
 """Every task; of those for a kind of model the first is its default."""
 
 
 def named(name: str) -> Task:
-    """The task of that name.
-
-    Raises:
-        UserError: there is none, with the nearest.
-    """
-    for task in TASKS:
-        if task.name == name:
-            return task
+    """The task of that name. Raises UserError: there is none, with the nearest."""
     names = [task.name for task in TASKS]
+    if name in names:
+        return TASKS[names.index(name)]
     near = difflib.get_close_matches(name.lower(), names, n=1)
     hint = f'; did you mean "{near[0]}"?' if near else ""
     wanted = ", ".join(f'"{task}"' for task in names)
@@ -77,11 +59,7 @@ def chosen(ask: Ask) -> Task:
 
 
 def asked(data: Data, model: Model, seed: int, compile_what: str) -> Ask:
-    """What a run asks of its task, which `data.task` of it names from then on.
-
-    Raises:
-        UserError: see `chosen`.
-    """
+    """What a run asks of its task, which `data.task` of it names from then on. Raises UserError like `chosen`."""
     ask = Ask(data, model, seed, compile_what)
     return replace(ask, data=data.model_copy(update={"task": chosen(ask).name}))
 
@@ -107,19 +85,11 @@ def prepared(ask: Ask, *, progress: bool) -> Path:
 
 
 def opened(ask: Ask, *, progress: bool) -> AnyDataset:
-    """The data of a run, open; prepared now where it is not there yet.
-
-    Raises:
-        UserError: see `prepared`; or it is damaged.
-    """
+    """The data of a run, prepared and open. Raises UserError like `prepared`, or where it is damaged."""
     return chosen(ask).open(ask, prepared(ask, progress=progress))
 
 
 def open_corpus(corpus: str, validation_fraction: float) -> Corpus | None:
-    """A corpus that needs no preparation for the task that it is made for, open; None: it is a text.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    """A corpus that needs no preparation for its task, open; None: it is a text. Raises UserError: it is damaged."""
     found = (task.open_corpus(corpus, validation_fraction) for task in TASKS)
     return next((dataset for dataset in found if dataset is not None), None)

@@ -17,7 +17,6 @@ from codescent.data.text.request import KINDS
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from codescent.data.tokenizers.wordpiece import split_name
 from codescent.plan import Plan, TaskFacts, Work
-from codescent.tasks.prompts import Prompts
 
 if TYPE_CHECKING:
     import torch
@@ -34,8 +33,7 @@ class Ask:
     """What a run asks of its task.
 
     Attributes:
-        data: the section [data].
-        model: the section [model].
+        data, model: the sections of the config.
         seed: run.seed.
         compile: train.compile.
         run: the run's folder, for messages.
@@ -71,10 +69,9 @@ class Trial:
     Attributes:
         ask: of its run; `ask.run` is the run's folder.
         work: of its plan.
-        device: where the module is.
-        make_module: the module with its weights, in evaluation mode.
+        make_module: the module with its weights on `device`, in evaluation mode.
         open_dataset: what the run reads.
-        tokenizer: the one that the run keeps; None: it keeps none.
+        tokenizer: the one that the run keeps, if any.
         data: --data: what to score instead of the run's validation split.
         out: --out: where to write predictions.
     """
@@ -89,16 +86,41 @@ class Trial:
     out: Path | None = None
 
     def validation(self) -> tuple[Path, Source]:
-        """Where the run's data is, and the samples of its validation split.
-
-        Raises:
-            UserError: there is none.
-        """
+        """Where the run's data is, and the samples of its validation split. Raises UserError: there is none."""
         dataset, work = self.open_dataset(), self.work
         source = dataset.source("validation", work.seq_len, work.positions(-1))
         if source.num_samples < 1:
             raise UserError(f"{dataset.path}: the validation split has not one sample; raise data.validation_fraction")
         return dataset.path, source
+
+
+class Prompts:
+    """How a prompt becomes the tokens that a trained model continues.
+
+    Attributes:
+        stop: the token that ends a text; None: none does.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.stop = tokenizer.separator
+
+    def encode(self, prompt: str) -> tuple[str, list[int]]:
+        """A prompt as it is shown, and its tokens; an empty one begins a document.
+
+        Raises:
+            UserError: it cannot be encoded.
+        """
+        return prompt, self._tokenizer.encode(prompt).tolist() if prompt else self._beginning()
+
+    def _beginning(self) -> list[int]:
+        """What a document begins after: the separator, or a line's end where there is none."""
+        if self._tokenizer.separator is not None:
+            return [self._tokenizer.separator]
+        try:
+            return [int(token) for token in self._tokenizer.encode("\n")] or [0]
+        except UserError:  # an alphabet without line ends
+            return [0]
 
 
 class Corpus(AnyDataset, Protocol):
@@ -108,11 +130,7 @@ class Corpus(AnyDataset, Protocol):
         """What there is to say of it, in lines."""
 
     def verify(self) -> None:
-        """Compare its files with what was noted when they were made.
-
-        Raises:
-            UserError: all that changed.
-        """
+        """Compare its files with what was noted when they were made. Raises UserError: all that changed."""
 
 
 class Task:
@@ -215,11 +233,7 @@ class Task:
         return {} if text is None else {TOKENIZER: text}
 
     def carry_unprepared(self, ask: Ask) -> Mapping[str, str]:
-        """Texts of the files that an imported run keeps, which has no data yet; its tokenizer's is not among them.
-
-        Raises:
-            UserError: they cannot be read.
-        """
+        """Those of an imported run, which has no data yet, without its tokenizer's. Raises UserError like `pin`."""
         return {}
 
     def refuse_resume(self, ask: Ask, dataset: AnyDataset) -> Iterator[str]:
@@ -243,7 +257,7 @@ class Task:
             )
 
     def score(self, trial: Trial) -> list[str]:
-        """What `codescent evaluate` prints: here the mean loss of the validation split.
+        """What `codescent evaluate` prints; by default the mean loss of the validation split.
 
         Raises:
             UserError: data that cannot be used.
@@ -255,11 +269,7 @@ class Task:
         return [f"{path}, validation split: loss {loss:.4f} of {count:,} {self.unit}"]
 
     def prompts(self, ask: Ask, tokenizer: Tokenizer) -> Prompts:
-        """How a prompt becomes tokens, and which token ends a text.
-
-        Raises:
-            UserError: what the run keeps for it is damaged or absent.
-        """
+        """How a prompt becomes tokens. Raises UserError: what the run keeps for it is damaged or absent."""
         return Prompts(tokenizer)
 
     def export(

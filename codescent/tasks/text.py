@@ -15,17 +15,13 @@ from codescent.tasks.task import VOCAB_SIZES, Ask, Task
 
 @dataclass(frozen=True)
 class TextDataset:
-    """A prepared text whose samples are made by a task; `source` and `fingerprint` are the task's to add.
-
-    Attributes:
-        text: as it was prepared.
-    """
+    """A prepared text whose samples are made by a task; `source` and `fingerprint` are the task's to add."""
 
     text: Dataset
 
     @property
     def path(self) -> Path:
-        """Where the text is."""
+        """See `AnyDataset`."""
         return self.text.path
 
     @property
@@ -35,12 +31,12 @@ class TextDataset:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What is known of the making of the text."""
+        """That of the text."""
         return self.text.description
 
     @property
     def tokenizer_text(self) -> str | None:
-        """The tokenizer as a file holds it."""
+        """See `AnyDataset`."""
         return self.text.tokenizer_text
 
 
@@ -56,13 +52,8 @@ class TextTask(Task):
     def vocab_size(self, ask: Ask) -> int | None:
         """See `Task`; that of prepared tokens where they are there."""
         data = ask.data
-        found = locate(
-            data.corpus,
-            data.tokenizer,
-            data.folder,
-            validation_fraction=data.validation_fraction,
-            text_key=data.text_key,
-        )
+        cut, key = data.validation_fraction, data.text_key
+        found = locate(data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key)
         if found is not None:
             return open_dataset(found).vocab_size + self.marks
         kind, _, size = data.tokenizer.partition(":")
@@ -72,13 +63,9 @@ class TextTask(Task):
     def prepare(self, ask: Ask, *, progress: bool) -> Path:
         """See `Task`."""
         data = ask.data
+        cut, key = data.validation_fraction, data.text_key
         return prepare(
-            data.corpus,
-            data.tokenizer,
-            data.folder,
-            validation_fraction=data.validation_fraction,
-            text_key=data.text_key,
-            progress=progress,
+            data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key, progress=progress
         )
 
     def open(self, ask: Ask, path: Path) -> AnyDataset:

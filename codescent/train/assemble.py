@@ -181,6 +181,6 @@ def _loader(config: Config, plan: Plan, world: World, dataset: AnyDataset, first
         work.seq_len * (1 if plan.model.vocab_size else plan.model.hidden_dim),
         [(samples.start, samples.stop) for samples in mine],
         first_step,
-        config.data.prefetch,
+        work.prefetch,
         pin_memory=world.device.type == "cuda",
     )

@@ -4,13 +4,10 @@ Does not run a verb (cli.py does) and imports nothing slow."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from codescent import __version__
-
-Verb = Callable[[argparse.Namespace], int]
-"""Runs a verb with its arguments; returns the exit code."""
 
 CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or gpt2_124m (all: docs/config.md)"
 OVERRIDES_HELP = "values that override the file's, such as train.num_steps=100"
@@ -22,12 +19,12 @@ TOKENIZER_HELP = "char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe
 DEVICES = ("auto", "cpu", "cuda")
 
 
-def parse(words: Sequence[str], does: Mapping[str, Verb]) -> argparse.Namespace:
-    """The arguments, with the function of the verb as `verb`.
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The arguments, with the name of the verb as `verb`.
 
     argparse accepts `section.key=value` words only before a verb's options; users write them anywhere.
     """
-    top = parser(does)
+    top = _parser()
     arguments, rest = top.parse_known_args(words)
     if rest and ("overrides" not in arguments or any(word.startswith("-") or "=" not in word for word in rest)):
         top.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -36,8 +33,7 @@ def parse(words: Sequence[str], does: Mapping[str, Verb]) -> argparse.Namespace:
     return arguments
 
 
-def parser(does: Mapping[str, Verb]) -> argparse.ArgumentParser:
-    """The verbs and their arguments."""
+def _parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="codescent",
         description="Many workers, one descent: train transformers on any number of devices, and know what it costs.",
@@ -46,7 +42,7 @@ def parser(does: Mapping[str, Verb]) -> argparse.ArgumentParser:
     verbs = top.add_subparsers(metavar="VERB", required=True)
     for name, text, add_arguments in VERBS:
         verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        verb.set_defaults(verb=does[name])
+        verb.set_defaults(verb=name)
         add_arguments(verb)
     return top
 
@@ -64,6 +60,7 @@ def _checkpoint_arguments(verb: argparse.ArgumentParser) -> None:
 
 def _train(verb: argparse.ArgumentParser) -> None:
     _config_arguments(verb)
+    verb.set_defaults(may_restart=False)
     verb.add_argument("--ranks", type=_positive, metavar="N", help="number of ranks to start here (parallel.ranks)")
     verb.add_argument("--resume", action="store_true", help="continue the run from its last checkpoint")
 
@@ -112,7 +109,7 @@ def _data(verb: argparse.ArgumentParser) -> None:
 def _sample(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("run", type=_path, metavar="RUN", help="run folder")
-    add("--prompt", action="append", help="text to continue; may be given several times")
+    add("--prompt", dest="prompts", action="append", help="text to continue; may be given several times")
     add("--tokens", type=_positive, default=200, help="tokens to write (default 200)")
     add("--temperature", type=float, default=0.8, help="0: always the likeliest token (default 0.8)")
     add("--top-k", type=_positive, help="draw from the K likeliest tokens only")
@@ -140,7 +137,12 @@ def _export(verb: argparse.ArgumentParser) -> None:
     add("--dtype", choices=("fp64", "fp32", "bf16", "fp16"), help="number format (default: the run's)")
     size_help = "largest file of tensors (default 5 GB; adapters are always one)"
     add("--max-shard-bytes", type=_positive, default=5_000_000_000, metavar="BYTES", help=size_help)
-    add("--adapters", action="store_true", help="with lora.rank: the adapters alone (default: merged weights)")
+    add(
+        "--adapters",
+        dest="as_adapters",
+        action="store_true",
+        help="with lora.rank: the adapters alone (default: merged weights)",
+    )
 
 
 def _import(verb: argparse.ArgumentParser) -> None:

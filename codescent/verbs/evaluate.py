@@ -1,14 +1,34 @@
-"""In: a run folder, a text or questions. Out: how good its model is by its task, in lines.
+"""In: a run folder, or answers to questions. Out: how good its model is by its task, in lines.
 Does not train, and does not know how a task scores a model (tasks do)."""
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 from codescent.base.errors import UserError
 from codescent.preflight import saved_plan
 from codescent.tasks import Trial
-from codescent.verbs.trained import dataset_of, device_of, find, module_of
+from codescent.tasks.answers.predictions import score_files
+
+
+def main(arguments: Namespace) -> int:
+    """Print the scores of a run, or of a file of answers; the latter needs no torch."""
+    predictions, data = vars(arguments).pop("predictions"), arguments.data
+    if (arguments.run is None) == (predictions is None):
+        raise UserError("codescent evaluate: give a RUN, or --predictions FILE with --data FILE")
+    if predictions is None:
+        said = evaluate_run(**vars(arguments))
+    elif data is None:
+        raise UserError("codescent evaluate --predictions: give the questions too: --data dev-v1.1.json")
+    else:
+        for name in ("out", "best", "step"):
+            if getattr(arguments, name):
+                raise UserError(f"--{name}: of a run; --predictions FILE has none: leave it out")
+        said = score_files(predictions, data)
+    for line in said:
+        print(line)
+    return 0
 
 
 def evaluate_run(
@@ -20,22 +40,15 @@ def evaluate_run(
     step: int | None = None,
     device: str = "auto",
 ) -> list[str]:
-    """Score the model of a run by what it was trained for.
+    """Score a checkpoint (see `find`) by the task of its run; returns lines to print.
 
-    Args:
-        run: the run folder.
-        data: a file to score instead of the run's validation split, where its task reads one: see `Task.scores_files`.
-        out: where predictions are written, where its task writes some; None: in the run folder.
-        best: the checkpoint with the lowest validation loss, not the newest.
-        step: the checkpoint of this step.
-        device: "auto", "cpu" or "cuda".
+    Some tasks (`Task.scores_files`) read the file `data` instead of the validation split; some write predictions, to
+    `out` or into the run folder. `device` is "auto", "cpu" or "cuda".
 
-    Returns:
-        What was found, in lines.
-
-    Raises:
-        UserError: not a run, no such checkpoint, data that cannot be used, a device that is not there.
+    Raises UserError: not a run, no such checkpoint, data that cannot be used, a device that is not there.
     """
+    from codescent.verbs.trained import dataset_of, device_of, find, module_of
+
     where = device_of(device)
     if isinstance(where, str):
         raise UserError(where)

@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import math
 import os
+from argparse import Namespace
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 
 from codescent import models
@@ -25,18 +27,33 @@ from codescent.config.load import DEFAULT, Resolved, to_toml
 from codescent.config.sections import Config, Data, Model, Run
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.huggingface import KINDS, peft
-from codescent.huggingface.correspond import Part
 from codescent.huggingface.folder import CONFIG, Folder, open_folder, parts_of
 from codescent.huggingface.kind import Kind
 from codescent.huggingface.read import box
 from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
-from codescent.huggingface.write import Shard, shards, write_weights
-from codescent.plan import Parameter
+from codescent.huggingface.write import Read, Shard, shards, write_weights
 from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
 from codescent.tasks import TASKS, chosen
+from codescent.verbs.config import resolved_of
 from codescent.verbs.trained import Trained, Values, find
 
 _OF_RUN = ("run.name", "run.folder")  # told by the path of the run that is made
+
+
+def export_main(arguments: Namespace) -> int:
+    """Print what `export_run` did."""
+    return _print(export_run(**vars(arguments)))
+
+
+def import_main(arguments: Namespace) -> int:
+    """Print what `import_folder` did."""
+    return _print(import_folder(arguments.folder, arguments.run, resolved_of(arguments)))
+
+
+def _print(lines: list[str]) -> int:
+    for line in lines:
+        print(line)
+    return 0
 
 
 def export_run(
@@ -49,87 +66,82 @@ def export_run(
     max_shard_bytes: int = 5_000_000_000,
     as_adapters: bool = False,
 ) -> list[str]:
-    """Write a trained model as a folder that `transformers` loads, from a checkpoint of any layout, block by block.
+    """Write a checkpoint (see `find`) as a folder that `transformers` loads, block by block; returns lines to print.
 
     Args:
         run: the run folder.
         folder: to make; must not be there.
-        best: the checkpoint with the lowest validation loss, not the newest.
-        step: the checkpoint of this step.
+        best: see `find`.
+        step: see `find`.
         dtype: fp64, fp32, bf16 or fp16; None: the run's precision.
-        max_shard_bytes: tensors are divided into files of at most so many bytes; a larger one is a file of its own.
-        as_adapters: write what was trained alone, as a folder that `peft` loads beside the weights it was trained
-            beside; else adapters are merged.
-
-    Returns:
-        What was done, in lines.
+        max_shard_bytes: size of a file of tensors, unless a tensor is larger.
+        as_adapters: write only what was trained, as a folder of `peft`; else adapters are merged.
 
     Raises:
-        UserError: no such run or checkpoint, a kind of model that has no such folders, a folder that is there, a full
-            disk.
+        UserError: no such run or checkpoint, a model that has no such folders, `folder` is there, a full disk.
     """
     if os.path.lexists(folder):
         raise UserError(f"{folder}: is there already; give the name of a new folder")
     trained = find(run, best=best, step=step)
-    if trained.kind not in KINDS:
-        raise UserError(f'{run}: model.kind = "{trained.kind}": models that are exported are {", ".join(KINDS)}')
+    name, shape, dtype = trained.resolved.model.kind, trained.resolved.shape, dtype or trained.config.train.precision
+    if name not in KINDS:
+        raise UserError(f'{run}: model.kind = "{name}": models that are exported are {", ".join(KINDS)}')
     if as_adapters:
-        return _export_adapters(trained, folder, dtype or trained.config.train.precision)
-    kind, shape = KINDS[trained.kind], trained.shape
-    values = Values(trained)
+        return _export_adapters(trained, folder, dtype)
+    kind, values = KINDS[name], Values(trained)
     parts = [part for of_one in parts_of(kind, shape).values() for part in of_one]
-    dtype = dtype or trained.config.train.precision
+    zeros = {part.parameter.name for part in parts} - {parameter.name for parameter in trained.declared}
     files = shards(parts, NUMBER_FORMATS[dtype].code, max_shard_bytes)
     texts, ends = _texts(trained)
     texts = {CONFIG: json.dumps(_settings(kind, shape, dtype, ends), indent=2) + "\n", **texts}
-    with published(folder, sum(shard.size_bytes for shard in files)) as making:
-        _write(making, files, NUMBER_FORMATS[dtype].code, values, trained)
-        for name, text in texts.items():
-            write_synced(making / name, text)
-    return _exported(folder, trained, files, parts, dtype, texts)
+    _publish(folder, files, dtype, values.box, zeros, texts)
+    size = sum(shard.size_bytes for shard in files)
+    where = f"{len(files)} files" if len(files) > 1 else files[0].file
+    lines = [f"step {trained.saved.step} of {run}: {len(parts)} tensors, {size:,} bytes ({dtype}), {where}"]
+    if zeros:
+        lines.append(f"{len(zeros)} biases are zeros: this model has none, a {name} there always has")
+    if TOKENIZER not in texts:
+        lines.append("no tokenizer: the run kept none")
+    return [*lines, str(folder)]
 
 
 def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
     """Write what was trained as a folder of `peft`."""
-    lora, base, run = trained.lora, trained.config.model.weights, trained.folder.path
+    lora, base, run = trained.resolved.model.lora, trained.resolved.model.weights, trained.folder.path
     if lora is None:
         raise UserError(f"{run}: has no adapters (lora.rank is not set); leave --adapters out")
     if base is None:
-        raise UserError(
-            f"{run}: --adapters: they stand beside weights that were drawn, which nobody else has; leave it out: "
-            "merged weights are written"
-        )
-    kind, shape = KINDS[trained.kind], trained.shape
+        why = "they stand beside weights that were drawn, which nobody else has"
+        raise UserError(f"{run}: --adapters: {why}; leave it out: merged weights are written")
+    kind, shape = KINDS[trained.resolved.model.kind], trained.resolved.shape
     parts = peft.parts(kind, shape, lora)
     if problems := [f"{run}: --adapters: {why}; leave it out" for why in peft.refusals(kind, shape, parts)]:
         raise UserError(*problems)
     size = sum(math.prod(part.shape) for part in parts) * DTYPE_BYTES[dtype]
-    values, file = Values(trained), Shard(peft.ADAPTER_WEIGHTS, tuple(parts), size)
+    file = Shard(peft.ADAPTER_WEIGHTS, tuple(parts), size)
     texts, _ = _texts(trained)
     texts = {peft.ADAPTER_CONFIG: peft.settings(kind, shape, lora, parts, trained.task.peft_task_type, base), **texts}
-    with published(folder, size) as making:
-        write_weights(making, [file], NUMBER_FORMATS[dtype].code, values.held, frozenset())
+    _publish(folder, [file], dtype, Values(trained).held, set(), texts)
+    count = f"{len(parts)} tensors, {size:,} bytes ({dtype})"
+    lines = [f"step {trained.saved.step} of {run}: adapters of rank {lora.rank}: {count}"]
+    return [*lines, f"to be loaded beside {base}", str(folder)]
+
+
+def _publish(
+    folder: Path, files: list[Shard], dtype: str, read: Read, zeros: set[str], texts: Mapping[str, str]
+) -> None:
+    with published(folder, sum(shard.size_bytes for shard in files)) as making:
+        write_weights(making, files, NUMBER_FORMATS[dtype].code, read, zeros)
         for name, text in texts.items():
             write_synced(making / name, text)
-    return [
-        f"step {trained.saved.step} of {run}: adapters of rank {lora.rank}: {len(parts)} tensors, {size:,} bytes "
-        f"({dtype})",
-        f"to be loaded beside {base}",
-        str(folder),
-    ]
-
-
-def _write(making: Path, files: list[Shard], dtype: str, values: Values, trained: Trained) -> None:
-    there = {parameter.name for parameter in trained.declared}
-    absent = {part.parameter.name for shard in files for part in shard.parts} - there
-    write_weights(making, files, dtype, values.box, frozenset(absent))
 
 
 def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, int | None]]:
     """The tokenizer's files, with what the task adds, and its control tokens."""
     if trained.tokenizer is None:
         return {}, {"bos_token_id": None, "eos_token_id": None}
-    texts, ends = tokenizer_files(trained.folder.tokenizer.read_text(encoding="utf-8"), trained.shape.seq_len)
+    seq_len = trained.resolved.shape.seq_len
+    texts, ends = tokenizer_files(trained.folder.tokenizer.read_text(encoding="utf-8"), seq_len)
     return trained.task.export(trained.ask, trained.tokenizer, texts, ends)
 
 
@@ -146,28 +158,8 @@ def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int |
     }
 
 
-def _exported(
-    folder: Path, trained: Trained, files: list[Shard], parts: list[Part], dtype: str, texts: dict[str, str]
-) -> list[str]:
-    size = sum(shard.size_bytes for shard in files)
-    where = f"{len(files)} files" if len(files) > 1 else files[0].file
-    there = {parameter.name for parameter in trained.declared}
-    zeros = sum(part.parameter.name not in there for part in parts)
-    lines = [
-        f"step {trained.saved.step} of {trained.folder.path}: {len(parts)} tensors, {size:,} bytes ({dtype}), {where}"
-    ]
-    if zeros:
-        lines.append(f"{zeros} biases are zeros: this model has none, a {trained.kind} there always has")
-    if TOKENIZER not in texts:
-        lines.append("no tokenizer: the run kept none")
-    return [*lines, str(folder)]
-
-
 def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
-    """Make a run of a Hugging Face folder: its config, and a checkpoint at step 0 of its weights alone.
-
-    `codescent sample` and `codescent export` use it as any other run; `codescent train RUN/config.toml
-    run.folder=NEW` begins with its weights.
+    """Make a run of a Hugging Face folder: its weights are the checkpoint of step 0; returns lines to print.
 
     Args:
         path: of the folder.
@@ -175,12 +167,8 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
         resolved: the run's config but for [model], run.name, run.folder, data.tokenizer where the folder has one, and
             data.task where its model has a head that tells it.
 
-    Returns:
-        What was done, in lines.
-
     Raises:
-        UserError: the folder is not one, or its model is none that ours is: everything that is wrong with it; keys
-            that were given and that the folder tells; a full disk.
+        UserError: everything that is wrong with the folder; keys that were given and that it tells; a full disk.
     """
     if os.path.lexists(run):
         raise UserError(f"{run}: is there already; give the name of a new run folder")
@@ -199,31 +187,33 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
         raise UserError(*problems)
     plan = build(config, vocab_size, config.parallel.ranks).to_json()
     ask = ask_of(config)
-    kept = dict(chosen(ask).carry_unprepared(ask))
-    if text is not None:
-        kept[TOKENIZER] = text
-    fingerprint = folder.fingerprint()
-    with published(run, _checkpoint_bytes(folder, config)) as making:
+    kept = {**chosen(ask).carry_unprepared(ask), **({} if text is None else {TOKENIZER: text})}
+    source = {"folder": str(path.absolute()), "fingerprint": folder.fingerprint()}
+    parameters, dtype = [parts[0].parameter for parts in folder.parts.values()], WIDE[config.train.precision]
+    numel = sum(parameter.numel for parameter in parameters)
+    masters = {  # each is read when it is written
+        f"model.{one.name}": LazyTensor.of(one.shape, TORCH_DTYPE[dtype], partial(box, folder, one.name))
+        for one in parameters
+    }
+    with published(run, numel * DTYPE_BYTES[dtype]) as making:
         made = RunFolder.create(making, to_toml(config), plan)
         made.write_kept(kept)
-        state = {"step": 0, "tokens": 0, "imported": {"folder": str(path.absolute()), "fingerprint": fingerprint}}
-        Checkpoints(making / CHECKPOINTS, 1, keep_best=False).save(0, _promised(folder, config), state)
-        made.event("import", folder=str(path.absolute()), fingerprint=fingerprint)
-    lines = [f"{folder.kind.model_type} of {sum(p.numel for p in _parameters(folder)):,} parameters, read from {path}"]
+        state = {"step": 0, "tokens": 0, "imported": source}
+        Checkpoints(making / CHECKPOINTS, 1, keep_best=False).save(0, masters, state)
+        made.event("import", **source)
+    lines = [f"{folder.kind.model_type} of {numel:,} parameters, read from {path}"]
     if folder.spare:
         lines.append(f"left out, since ours has no use for them: {', '.join(sorted(folder.spare))}")
     if text is None:
-        lines.append(
-            "no tokenizer: the folder has none that the tokenizers library reads; data.tokenizer is the config's"
-        )
+        why = "the folder has none that the tokenizers library reads; data.tokenizer is the config's"
+        lines.append(f"no tokenizer: {why}")
     return [*lines, f"to train: codescent train {run}/config.toml run.folder=NEW", str(run)]
 
 
 def _looked_at(path: Path, run: Path, resolved: Resolved) -> tuple[Folder, str | None, list[str]]:
-    """The folder, its tokenizer's text, and what is wrong with both and with what was given beside them.
+    """The folder, its tokenizer's text, and problems with both and with keys that were given.
 
-    Raises:
-        UserError: the same, where there is no going on.
+    Raises UserError: the problems, if the folder or its tokenizer cannot be read.
     """
     given = [name for name, origin in resolved.origins.items() if origin == "command line"]
     problems = [_told(name, path, run) for name in given if name.startswith("model.")]
@@ -265,34 +255,11 @@ def _config(folder: Folder, run: Path, resolved: Resolved, *, has_tokenizer: boo
     if head is not None:  # what it was made for is the task
         data["task"] = next(task.name for task in TASKS if task.head == head)
     log = base.log if folder.kind.name in models.GENERATING else base.log.model_copy(update={"sample_tokens": 0})
-    return Config(
-        run=Run(**{**base.run.model_dump(), "name": path.name, "folder": path}),
-        model=Model(**given, weights=folder.path.absolute()),
-        data=Data(**data),
-        train=base.train.model_copy(update={"precision": precision}),
-        optimizer=base.optimizer,
-        parallel=base.parallel,
-        checkpoint=base.checkpoint,
-        log=log,
-    )
-
-
-def _parameters(folder: Folder) -> list[Parameter]:
-    return [parts[0].parameter for parts in folder.parts.values()]
-
-
-def _promised(folder: Folder, config: Config) -> dict[str, LazyTensor]:
-    """The master weights, each made when it is written."""
-    dtype = TORCH_DTYPE[WIDE[config.train.precision]]
-
-    def promise(name: str, shape: tuple[int, ...]) -> LazyTensor:
-        def make(slices: tuple[slice, ...]) -> torch.Tensor:
-            return box(folder, name, slices)
-
-        return LazyTensor.of(shape, dtype, make)
-
-    return {f"model.{one.name}": promise(one.name, one.shape) for one in _parameters(folder)}
-
-
-def _checkpoint_bytes(folder: Folder, config: Config) -> int:
-    return sum(one.numel for one in _parameters(folder)) * DTYPE_BYTES[WIDE[config.train.precision]]
+    changed = {
+        "run": Run(**{**base.run.model_dump(), "name": path.name, "folder": path}),
+        "model": Model(**given, weights=folder.path.absolute()),
+        "data": Data(**data),
+        "train": base.train.model_copy(update={"precision": precision}),
+        "log": log,
+    }
+    return Config(**{**dict(base), **changed})

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -36,16 +37,18 @@ TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}
 """Precision to the largest relative difference of losses and gradient norms that counts as the same."""
 
 COLUMNS = ("train_loss", "grad_norm", "val_loss")
-MAX_RANKS = 64
-"""Per layout: all its ranks start on this machine."""
+MAX_RANKS = 64  # per layout: all its ranks start on this machine
+STOP_S = 30.0  # time for a stopped run to save and to end its ranks
 
-STOP_S = 30.0
-"""Time for a stopped run to save and to end its ranks."""
+
+def main(arguments: Namespace) -> int:
+    """Print the table; 1 unless at least one layout ran and all that ran gave the same losses."""
+    return 0 if prove(**vars(arguments)) else 1
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Keys of [parallel], the number of ranks, and the micro-batch size if the config's does not fill the pipeline."""
+    """Keys of [parallel], the number of ranks, the micro-batch size if the config's does not fill the pipeline."""
 
     keys: tuple[tuple[str, str], ...]
     ranks: int
@@ -64,8 +67,7 @@ class Layout:
     def _microbatches(self, section: str) -> list[str]:
         return [] if self.microbatch_size is None else [f"{section}microbatch_size={self.microbatch_size}"]
 
-    def degree(self, axis: str) -> int:
-        """Number of ranks along an axis."""
+    def _degree(self, axis: str) -> int:
         given = dict(self.keys).get(axis, "")
         return int(given) if given.isdecimal() else 1
 
@@ -74,8 +76,8 @@ class Layout:
 
         Unchanged without a pipeline, if the config's micro-batches fill it, and if the batch does not divide.
         """
-        stages, train = self.degree("pp"), config.train
-        share, left = divmod(train.global_batch_size, self.degree("dp_replicate") * self.degree("dp_shard"))
+        stages, train = self._degree("pp"), config.train
+        share, left = divmod(train.global_batch_size, self._degree("dp_replicate") * self._degree("dp_shard"))
         if stages == 1 or left or share // (train.microbatch_size or share) % stages == 0:
             return self
         sizes = (size for size in range(share // stages, 0, -1) if share % (size * stages) == 0)
@@ -87,10 +89,7 @@ ALONE = Layout((), 1)
 
 @dataclass(frozen=True)
 class Finding:
-    """A layout's largest relative difference in each of COLUMNS, and the step of the largest loss difference.
-
-    `refused` or `failed` say why there are no differences.
-    """
+    """A layout's largest relative difference in each column, and the step of the largest in the loss; or why none."""
 
     layout: str
     ranks: int
@@ -111,8 +110,8 @@ class Finding:
 def layouts_of(ranks: Sequence[int]) -> Iterator[Layout]:
     """Every way to divide each number of ranks over the axes of the strategies.
 
-    A single axis is tried in each variant of its strategy, several axes together once. One rank tries the variants of
-    the strategies without an axis.
+    A single axis is tried in each variant of its strategy, several axes together once, and on one rank the variants of
+    strategies without an axis.
     """
     if 1 in ranks:
         undivided = (variant for kind in ORDER if not kind.axis for variant in kind.variants)
@@ -133,29 +132,18 @@ def _keys(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple((key, str(value).lower() if isinstance(value, bool) else str(value)) for key, value in values.items())
 
 
-def _usual_options() -> list[str]:
-    """Defaults for the options that variants set. The config's own options may not fit other layouts."""
-    varied = {key: None for kind in ORDER if kind.axis for variant in kind.variants for key in variant}
-    defaults = _keys({key: Parallel.model_fields[key].default for key in varied})
-    return [f"parallel.{key}={value}" for key, value in defaults]
-
-
 def parse_layouts(text: str) -> list[Layout]:
     """Parse layouts such as "dp_shard=2,zero_stage=1; dp_replicate=4".
 
-    Raises:
-        UserError: parts that are not key=value, unknown or repeated keys, more ranks than MAX_RANKS.
+    Raises UserError: parts that are not key=value, unknown or repeated keys, more ranks than MAX_RANKS.
     """
     found, problems = [], []
     keys = [key for key in Parallel.model_fields if key != "ranks"]
     for part in filter(None, (part.strip() for part in text.split(";"))):
         pairs = [tuple(word.strip() for word in pair.partition("=")) for pair in part.split(",")]
         problems += [f"--layouts: {key!r} is not key=value" for key, equals, value in pairs if not (equals and value)]
-        problems += [
-            f"--layouts: {key!r} is no key of a layout; they are {', '.join(keys)}"
-            for key, equals, _ in pairs
-            if equals and key not in keys
-        ]
+        unknown = [key for key, equals, _ in pairs if equals and key not in keys]
+        problems += [f"--layouts: {key!r} is no key of a layout; they are {', '.join(keys)}" for key in unknown]
         given = {key: value for key, _, value in pairs}
         if len(given) < len(pairs):
             problems.append(f"--layouts: {part!r} gives a key twice")
@@ -171,25 +159,16 @@ def parse_layouts(text: str) -> list[Layout]:
 
 
 class Prover:
-    """Runs of one config in several layouts, in a temporary folder.
-
-    Args:
-        config: file or name of a config, as `train` takes it.
-        overrides: section.key=value.
-        steps: how many steps each run takes.
-        precision: "fp64" or "fp32".
-        folder: parent of the run folders.
-
-    Raises:
-        UserError: the config cannot be used on one process.
-    """
+    """Runs of one config in several layouts, in subfolders of `folder`; the other arguments are those of `prove`."""
 
     def __init__(self, config: str, overrides: Sequence[str], steps: int, precision: str, folder: Path) -> None:
         self.config, self.steps, self.folder = config, steps, folder
         self.precision, self.tolerance = precision, TOLERANCE[precision]
         given = load(config, overrides).config
+        varied = (key for kind in ORDER if kind.axis for variant in kind.variants for key in variant)
+        usual = _keys({key: Parallel.model_fields[key].default for key in varied})  # own values may not fit a layout
         self.words = [
-            *_usual_options(),
+            *(f"parallel.{key}={value}" for key, value in usual),
             *overrides,
             f"train.precision={precision}",
             f"train.eval_every={max(1, steps // 2) if given.train.eval_every else 0}",
@@ -204,11 +183,7 @@ class Prover:
         self.number = 0
 
     def check(self, layouts: Sequence[Layout]) -> None:
-        """Check the config with the values of each layout, before anything runs.
-
-        Raises:
-            UserError: every problem.
-        """
+        """Check the config with the values of each layout. Raises UserError with every problem."""
         problems: list[str] = []
         for layout in (ALONE, *layouts):
             try:
@@ -218,15 +193,19 @@ class Prover:
         if problems:
             raise UserError(*dict.fromkeys(problems))
 
+    def filled(self, layout: Layout) -> Layout:
+        """The layout with micro-batches that fill its pipeline."""
+        return layout.filled(self._config(ALONE))
+
     def reference(self) -> list[dict[str, float]]:
         """Metrics of one process. Raises UserError if it fails or if a loss is not finite."""
-        rows = self._run(ALONE, self._new_folder(), self.steps)
+        rows = self._train([ALONE])
         if isinstance(rows, str):
             raise UserError(f"one process: {rows}")
         for row in rows:
             if not (math.isfinite(row["train_loss"]) and math.isfinite(row["grad_norm"])):
-                problem = f"its loss is not finite at step {row['step']}: lower optimizer.learning_rate"
-                raise UserError(f"one process: {problem}")
+                why = f"its loss is not finite at step {row['step']}: lower optimizer.learning_rate"
+                raise UserError(f"one process: {why}")
         return rows
 
     def attempt(self, layouts: Sequence[Layout], expected: list[dict[str, float]]) -> Finding:
@@ -234,13 +213,7 @@ class Prover:
         name, ranks = " -> ".join(map(str, layouts)), max(layout.ranks for layout in layouts)
         if refused := next(filter(None, map(self._refused, layouts)), ""):
             return Finding(name, ranks, {}, refused=refused)
-        folder = self._new_folder()
-        rows = self._run(layouts[0], folder, self.steps // len(layouts))
-        for layout in layouts[1:]:
-            if not isinstance(rows, str):
-                rows = self._run(layout, folder, self.steps, "--resume")
-        shutil.rmtree(folder, ignore_errors=True)
-        return _finding(name, ranks, rows, expected)
+        return _finding(name, ranks, self._train(layouts), expected)
 
     def _refused(self, layout: Layout) -> str:
         try:
@@ -249,34 +222,37 @@ class Prover:
             return "; ".join(error.problems)
         return ""
 
-    def filled(self, layout: Layout) -> Layout:
-        """The layout with micro-batches that fill its pipeline."""
-        return layout.filled(self._config(ALONE))
+    def _config(self, layout: Layout) -> Config:
+        return load(self.config, self._words(layout, self.steps)).config
 
     def _words(self, layout: Layout, steps: int) -> list[str]:
         return [*self.words, f"train.num_steps={steps}", *layout.overrides]
 
-    def _config(self, layout: Layout) -> Config:
-        return load(self.config, self._words(layout, self.steps)).config
-
-    def _new_folder(self) -> Path:
+    def _train(self, layouts: Sequence[Layout]) -> list[dict[str, float]] | str:
+        """The metrics of a run that resumes in each further layout, or the reason of its failure."""
         self.number += 1
-        return self.folder / f"run{self.number}"
+        folder = self.folder / f"run{self.number}"
+        for number, layout in enumerate(layouts, 1):
+            words = [*self._words(layout, self.steps * number // len(layouts)), f"run.folder={folder}"]
+            if failure := _train(self.config, words, resume=number > 1):
+                return failure
+        rows = [dict(row) for row in RunFolder.open(folder).read_metrics()]
+        shutil.rmtree(folder, ignore_errors=True)
+        return rows
 
-    def _run(self, layout: Layout, folder: Path, steps: int, *flags: str) -> list[dict[str, float]] | str:
-        """The metrics of a run, or the reason of its failure."""
-        words = [*self._words(layout, steps), f"run.folder={folder}", *flags]
-        env = {key: value for key, value in os.environ.items() if key not in TORCHRUN_SET}
-        command = [sys.executable, "-P", "-m", "codescent", "train", self.config, *words]
-        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-            try:
-                _, said = child.communicate()
-            except BaseException:  # this process is being stopped: give the run time to stop its ranks
-                _stop(child)
-                raise
-        if child.returncode != 0:
-            return _cause(child.returncode, said)
-        return [dict(row) for row in RunFolder.open(folder).read_metrics()]
+
+def _train(config: str, words: Sequence[str], *, resume: bool) -> str:
+    """Run `codescent train`; returns the reason of its failure, "" if it did not fail."""
+    env = {key: value for key, value in os.environ.items() if key not in TORCHRUN_SET}
+    flags = ["--resume"] if resume else []
+    command = [sys.executable, "-P", "-m", "codescent", "train", config, *words, *flags]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            _, said = child.communicate()
+        except BaseException:  # this process is being stopped: give the run time to stop its ranks
+            _stop(child)
+            raise
+    return _cause(child.returncode, said) if child.returncode else ""
 
 
 def _stop(child: subprocess.Popen[str]) -> None:
@@ -343,18 +319,15 @@ def prove(
     *,
     resume: bool,
 ) -> bool:
-    """Run the layouts and print the table.
-
-    Returns:
-        Whether at least one layout was not refused, and all of those gave the same losses.
+    """Run layouts and print the table; returns whether at least one ran, and all that ran gave the same losses.
 
     Args:
-        config: as `train` takes it.
+        config: file or name of a config, as `train` takes it.
         overrides: section.key=value.
         ranks: numbers of ranks whose layouts are tried.
         layouts: try these instead (see `parse_layouts`).
-        steps: steps of each run, at least 2.
-        precision: "fp64" or "fp32".
+        steps: of each run, at least 2.
+        precision: a key of TOLERANCE.
         resume: also continue each layout's checkpoint in the next one.
 
     Raises:

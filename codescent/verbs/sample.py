@@ -4,50 +4,52 @@ Does not choose tokens (models/generate does) and does not change the run folder
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from codescent import models
 from codescent.base.errors import UserError
-from codescent.config.load import load
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
 from codescent.models.generate import Choice, generate
-from codescent.record import CONFIG, RunFolder
+from codescent.preflight import saved_plan
+from codescent.record import RunFolder
 from codescent.tasks.conversations.conversations import HALF, half_a_character
-from codescent.tasks.prompts import Prompts
+from codescent.tasks.task import Prompts
 from codescent.verbs.trained import Trained, device_of, find, module_of
-
-__all__ = ["TextStream", "generate", "sample_run"]
 
 # On a terminal: control characters of a model's own text could move the cursor or worse.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
 
 
-class TextStream:
-    """Text of tokens as they come. A character that is spread over several tokens is given out when it is whole.
+def main(arguments: Namespace) -> int:
+    """Write the texts to standard output."""
+    sample_run(**vars(arguments))
+    return 0
 
-    Args:
-        decode: text of token ids, with U+FFFD for bytes that are not UTF-8.
+
+class TextStream:
+    """Text of tokens as they come; a character of several tokens when it is whole.
+
+    `decode` gives the text of token ids, with U+FFFD for bytes that are not UTF-8.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
-        self._context: list[
-            int
-        ] = []  # tokens whose text is out, before those whose text is not: some decoders look back
-        self._held: list[int] = []
-        self._shown = 0  # characters of the text of both that are out
+        self._context: list[int] = []  # tokens whose text is out: some decoders look back
+        self._held: list[int] = []  # tokens whose text is not
+        self._shown = 0  # characters of both that are out
 
     def push(self, token: int) -> str:
         """The text that this token completes, perhaps none."""
         self._held.append(token)
         text = self._decode(self._context + self._held)
-        # Of bytes that may still become a character, a decoder makes one U+FFFD, at the end; any other is final.
-        return self._show(text[:-1] if text.endswith(REPLACEMENT) else text, whole=not text.endswith(REPLACEMENT))
+        # A decoder makes one U+FFFD, at the end, of bytes that may still become a character; any other is final.
+        return self._show(text.removesuffix(REPLACEMENT), whole=not text.endswith(REPLACEMENT))
 
     def finish(self) -> str:
-        """The text of what is still held, however incomplete."""
+        """The text of the remaining tokens, however incomplete."""
         return self._show(self._decode(self._context + self._held), whole=True)
 
     def _show(self, text: str, *, whole: bool) -> str:
@@ -77,11 +79,11 @@ def sample_run(
         run: the run folder.
         prompts: texts to continue, or what a user asks where the run has a chat template; None: one text from the
             beginning of a document.
-        tokens: new tokens at the most, for each text; a text ends earlier where the model ends the document.
-        temperature: see Choice.
-        top_k: see Choice.
-        top_p: see Choice.
-        seed: see Choice; the same on the same machine gives the same texts.
+        tokens: largest number of new tokens of a text; it ends earlier where the model ends the document.
+        temperature: see Choice, as for top_k, top_p and seed.
+        top_k: draw from the likeliest tokens only.
+        top_p: draw from the likeliest tokens that make up this probability.
+        seed: the same on the same machine gives the same texts.
         num: texts for each prompt.
         device: "auto", "cpu" or "cuda".
         out: where to write; None: standard output.
@@ -90,14 +92,11 @@ def sample_run(
         The texts, each with its prompt, in the order of the prompts.
 
     Raises:
-        UserError: not a run folder, no checkpoint, a damaged one, values that cannot be used, prompts that the
-            tokenizer does not know: all the problems that are found before the model is read.
+        UserError: every problem that is found before the model is read; a damaged checkpoint.
     """
     where = device_of(device)
     problems = [*Choice(temperature, top_k, top_p, seed).problems(), *([where] if isinstance(where, str) else [])]
-    problems += [
-        f"{flag} {value}: must be at least 1" for flag, value in (("--tokens", tokens), ("--num", num)) if value < 1
-    ]
+    problems += [f"{flag} {n}: must be at least 1" for flag, n in (("--tokens", tokens), ("--num", num)) if n < 1]
     try:
         trained, tokenizer = _find(Path(run))
         prompter = trained.task.prompts(trained.ask, tokenizer)
@@ -106,25 +105,15 @@ def sample_run(
         raise UserError(*problems, *error.problems) from error
     if problems or isinstance(where, str):
         raise UserError(*problems)
-    starts = [start for start in starts for _ in range(num)]
-    stream = generate(
-        module_of(trained, where),
-        [ids for _, ids in starts],
-        tokens,
-        temperature,
-        top_k,
-        top_p,
-        seed,
-        stop=prompter.stop,
-        vocab_size=tokenizer.vocab_size,
-    )
-    return _write([text for text, _ in starts], stream, tokenizer, sys.stdout if out is None else out)
+    texts, ids = zip(*(start for start in starts for _ in range(num)))
+    module, vocab_size = module_of(trained, where), tokenizer.vocab_size
+    stream = generate(module, ids, tokens, temperature, top_k, top_p, seed, prompter.stop, vocab_size)
+    return _write(texts, stream, tokenizer, sys.stdout if out is None else out)
 
 
 def _find(run: Path) -> tuple[Trained, Tokenizer]:
     folder = RunFolder.open(run)
-    config = load(folder.path / CONFIG).config
-    kind = models.kind_of(config.model.kind, config.model.preset)
+    kind = saved_plan(folder).model.kind
     problems = []
     if kind not in models.GENERATING:
         problems.append(

@@ -35,8 +35,9 @@ COLOURS: dict[Verb, str] = {
 }
 """Of the palette of Okabe and Ito, which colour-blind readers tell apart."""
 
+USUAL = Costs()
 WAITING = "#EEEEEE"
-MAX_NAME_BYTES = 200  # file systems end at 255, and what is written first beside it has a longer name
+MAX_NAME_BYTES = 200  # file systems allow 255; a temporary file's name is longer
 
 ROW_IN, MARGIN_IN, NARROWEST_IN, WIDEST_IN, UNNUMBERED_IN = 0.4, 0.8, 8.0, 46.0, 24.0
 DIGIT_IN = 0.075  # width of a digit at the size used; a box narrower than two thirds of its number has none
@@ -44,7 +45,7 @@ TRACE_US = 1000.0  # a relative unit in the trace: a millisecond
 
 
 def refusals(path: Path) -> Iterator[str]:
-    """Why no timeline can be written to `path`, before anything is computed; nothing where one can."""
+    """Why no timeline can be written to `path`, before anything is computed."""
     suffix = path.suffix.lower()
     if len(path.name.encode()) > MAX_NAME_BYTES:
         yield f"--timeline: the file's name has {len(path.name.encode())} bytes; at most {MAX_NAME_BYTES} will do"
@@ -55,41 +56,26 @@ def refusals(path: Path) -> Iterator[str]:
     elif not path.parent.is_dir():
         yield f"--timeline {path}: there is no folder {path.parent}"
     elif suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
-        yield (
-            f"--timeline {path}: a picture needs matplotlib: pip install 'codescent[figures]'; a .json trace does not"
-        )
+        how = "pip install 'codescent[figures]'; a .json trace does not"
+        yield f"--timeline {path}: a picture needs matplotlib: {how}"
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
-    """Draw one step of a plan to `path`, at `Costs()`, where all is trained; else with a smaller weight part.
-
-    Raises:
-        UserError: what `refusals` says, or what the file system does.
-    """
+    """Draw one step of a plan: see `write_timeline`. Frozen parameters have a smaller weight part."""
     stages, microbatches = len(plan.schedule.programs), plan.work.num_microbatches
     title = f"{plan.model.kind}: pipeline stages {stages}, micro-batches {microbatches}"
     share = plan.flops().weight_share
-    usual = Costs()
-    costs = dataclasses.replace(usual, backward_s=1.0 + share, backward_weight_s=share) if share < 1 else usual
+    costs = USUAL if share >= 1 else Costs(backward_s=1.0 + share, backward_weight_s=share)
     write_timeline(plan.schedule, title, path, costs)
 
 
-def write_timeline(schedule: Schedule, title: str, path: Path, costs: Costs | None = None) -> None:
-    """Draw one step of `schedule` to `path`, whole or not at all.
+def write_timeline(schedule: Schedule, title: str, path: Path, costs: Costs = USUAL) -> None:
+    """Draw one step of `schedule`, at relative `costs`, to NAME.png or NAME.json, whole or not at all.
 
-    Args:
-        schedule: the lists.
-        title: what is drawn, in a few words.
-        path: NAME.png or NAME.json.
-        costs: relative costs; default: `Costs()`.
-
-    Raises:
-        UserError: what `refusals` says, or what the file system does.
+    Raises UserError: what `refusals` says, or what the file system does.
     """
-    problems = list(refusals(path))
-    if problems:
+    if problems := list(refusals(path)):
         raise UserError(*problems)
-    costs = costs or Costs()
     simulation = simulate(schedule, costs)
     if path.suffix.lower() == ".json":
         content: str | bytes = json.dumps(trace(simulation, title, costs), indent=1) + "\n"
@@ -108,9 +94,9 @@ def trace(simulation: Simulation, title: str, costs: Costs) -> dict[str, Any]:
     """
     events: list[dict[str, Any]] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": title}}]
     for stage in range(len(simulation.stages)):
-        place = {"ph": "M", "pid": 0, "tid": stage}
-        events.append({**place, "name": "thread_name", "args": {"name": f"stage {stage}"}})
-        events.append({**place, "name": "thread_sort_index", "args": {"sort_index": stage}})
+        track = {"ph": "M", "pid": 0, "tid": stage}
+        events.append({**track, "name": "thread_name", "args": {"name": f"stage {stage}"}})
+        events.append({**track, "name": "thread_sort_index", "args": {"sort_index": stage}})
     events += [_event(span) for span in simulation.timeline]
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"costs": dataclasses.asdict(costs)}}
 
@@ -126,8 +112,7 @@ def _event(span: Span) -> dict[str, Any]:
 
 def picture(simulation: Simulation, title: str, costs: Costs) -> bytes:
     """A PNG: a row for each stage, time to the right, the micro-batch's number in its box where it can be read."""
-    # Optional, and slow to import: only where a picture is drawn.
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.figure import Figure
 
     spans = [span for span in simulation.timeline if span.end_s > span.start_s]
     shortest = min((span.end_s - span.start_s for span in spans), default=1.0)
@@ -137,15 +122,15 @@ def picture(simulation: Simulation, title: str, costs: Costs) -> bytes:
     rows_wide = min(max(wanted, NARROWEST_IN), WIDEST_IN if numbered else UNNUMBERED_IN)
     rows_high = len(simulation.stages) * ROW_IN
     width, height = rows_wide + 2 * MARGIN_IN, rows_high + 2.0
+    left = MARGIN_IN / width
     figure = Figure(figsize=(width, height), dpi=110)
-    axes = figure.add_axes((MARGIN_IN / width, 0.8 / height, rows_wide / width, rows_high / height))
+    axes = figure.add_axes((left, 0.8 / height, rows_wide / width, rows_high / height))
     _frame(axes, simulation)
     _boxes(axes, spans, numbered=numbered)
     axes.legend(
         handles=_legend(spans), loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=9, frameon=False, fontsize=8,
         borderaxespad=0.2, borderpad=0.0, handlelength=1.2, handleheight=1.0,
     )  # fmt: skip
-    left = MARGIN_IN / width
     figure.text(left, 1 - 0.3 / height, title, fontsize=12, fontweight="bold", va="center")
     figure.text(left, 1 - 0.6 / height, _measured(simulation), fontsize=9, va="center")
     figure.text(left, 0.2 / height, _stated(spans, costs, numbered=numbered), fontsize=8, va="center", color="#444444")
@@ -182,14 +167,12 @@ def _boxes(axes: Axes, spans: list[Span], *, numbered: bool) -> None:
 
 
 def _legend(spans: list[Span]) -> list[Patch]:
-    from matplotlib.patches import Patch  # noqa: PLC0415
+    from matplotlib.patches import Patch
 
     kinds = {(span.instruction.verb, span.instruction.chunk % 2 == 1) for span in spans}
     ordered = sorted(kinds, key=lambda kind: (list(COLOURS).index(kind[0]), kind[1]))
-    patches = [
-        Patch(color=_colour(verb, odd=odd), label=verb.replace("_", " ") + (", odd chunks" if odd else ""))
-        for verb, odd in ordered
-    ]
+    labels = [verb.replace("_", " ") + (", odd chunks" if odd else "") for verb, odd in ordered]
+    patches = [Patch(color=_colour(verb, odd=odd), label=label) for (verb, odd), label in zip(ordered, labels)]
     return [*patches, Patch(facecolor=WAITING, label="waiting")]
 
 

@@ -22,7 +22,7 @@ from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.data.tokenizers.tokenizer import load as load_tokenizer
 from codescent.models.lora import declare as lora_shape
-from codescent.plan import WIDE, Lora, Parameter
+from codescent.plan import WIDE, Parameter
 from codescent.preflight import ask_kept, saved_plan
 from codescent.record import CONFIG, RunFolder
 from codescent.train.initial import Beginning
@@ -32,7 +32,7 @@ Slices = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run folder says of its model, and one of its checkpoints."""
+    """A run and one of its checkpoints, which has each trained parameter as "model.NAME"."""
 
     folder: RunFolder
     config: Config
@@ -43,49 +43,29 @@ class Trained:
         """Model and task as the run's config has them now: a folder of weights may have been moved since the plan."""
         return resolve(self.config, saved_plan(self.folder).model.vocab_size or None)
 
-    @property
-    def kind(self) -> str:
-        """Of the model."""
-        return self.resolved.kind
-
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """Of the run's data; None where the run kept none."""
+        """The tokenizer that the run keeps."""
         return load_tokenizer(self.folder.tokenizer) if self.folder.tokenizer.is_file() else None
-
-    @cached_property
-    def task(self) -> tasks.Task:
-        """What it was trained for."""
-        return tasks.chosen(self.ask)
 
     @cached_property
     def ask(self) -> tasks.Ask:
         """What the run asks of its task, with the files that it keeps."""
         return ask_kept(self.resolved.ask, self.folder)
 
-    @cached_property
-    def shape(self) -> models.Shape:
-        """Sizes of the model."""
-        return self.resolved.shape
+    @property
+    def task(self) -> tasks.Task:
+        """What it was trained for."""
+        return tasks.chosen(self.ask)
 
     @cached_property
     def declared(self) -> tuple[Parameter, ...]:
         """Its parameters, without adapters."""
-        return models.parameters_of(self.kind, self.shape)
-
-    @cached_property
-    def lora(self) -> Lora | None:
-        """The adapters that it was trained with."""
-        return self.resolved.lora
-
-    @cached_property
-    def adapted(self) -> tuple[Parameter, ...]:
-        """Its parameters, with adapters; the checkpoint has each one that was trained as "model.NAME"."""
-        return models.parameters_of(self.kind, self.shape, self.lora)
+        return models.parameters_of(self.resolved.model.kind, self.resolved.shape)
 
 
 class InMemory:
-    """Tensors of a checkpoint, read at once; asked for like those of a TensorReader, which reads a box at a time."""
+    """Tensors of a checkpoint, read at once; a TensorReader, with the same methods, reads a box at a time."""
 
     def __init__(self, path: Path, names: Collection[str]) -> None:
         self._tensors = read_tensors(path, names)
@@ -100,43 +80,38 @@ class InMemory:
 
 
 class Values:
-    """Boxes of what a trained model is made of.
+    """Boxes of a trained model's parameters, from its checkpoint and, with adapters, from what the run began with.
 
-    Args:
-        trained: which.
-        reader: of the checkpoint: a box at a time where memory counts, or all at once where all is wanted.
-
-    Raises:
-        UserError: the checkpoint is damaged, or not of the model that the config describes; what was not trained is not
-            to be had any more.
+    Raises UserError: the checkpoint is damaged, or not of the model that the config describes; the weights that
+    adapters were trained beside are gone or others.
     """
 
     def __init__(self, trained: Trained, reader: type[TensorReader] | type[InMemory] = TensorReader) -> None:
-        self._lora, self._precision = trained.lora, trained.config.train.precision
-        self._parameters = {parameter.name: parameter for parameter in trained.adapted}
-        held = [parameter for parameter in trained.adapted if parameter.trained]
-        self._reader = reader(trained.saved.path, [f"model.{parameter.name}" for parameter in held])
-        shapes = {parameter.name: self._reader.shape(f"model.{parameter.name}") for parameter in held}
+        resolved, path = trained.resolved, trained.saved.path
+        self._lora, self._precision = resolved.model.lora, trained.config.train.precision
+        parameters = models.parameters_of(resolved.model.kind, resolved.shape, resolved.model.lora)
+        self._parameters = {parameter.name: parameter for parameter in parameters}
+        shapes = {f"model.{parameter.name}": parameter.shape for parameter in parameters if parameter.trained}
+        self._reader = reader(path, list(shapes))
         problems = [
-            f"{trained.saved.path}: {parameter.name} has the shape {shapes[parameter.name]}, the run's config makes it "
-            f"{parameter.shape}"
-            for parameter in held
-            if shapes[parameter.name] != parameter.shape
+            f"{path}: {name.removeprefix('model.')} has the shape {found}, the run's config makes it {shape}"
+            for name, shape in shapes.items()
+            if (found := self._reader.shape(name)) != shape
         ]
         if problems:
             raise UserError(*problems)
-        self._beginning = None if trained.lora is None else _beginning(trained)
+        self._beginning = None if resolved.model.lora is None else _beginning(trained)
 
     def held(self, name: str, slices: Slices) -> torch.Tensor:
-        """A box of a parameter that was trained: of an adapter's matrix, or of another one as the checkpoint has it."""
+        """A box of a parameter that was trained, such as an adapter's matrix."""
         return self._reader.box(f"model.{name}", slices)
 
     def box(self, name: str, slices: Slices) -> torch.Tensor:
-        """A box of a parameter of the model without adapters: what these add is added to it (Hu et al. 2021, 4.1)."""
+        """A box of a parameter of the model, its adapter merged (Hu et al. 2021, 4.1)."""
         parameter = self._parameters[name]
         if parameter.trained or self._beginning is None:
             return self.held(name, slices)
-        # As it was read in training: rounded, where that was in bf16. The sum is made in the optimizer's format.
+        # Rounded as in training; the sum is made in the optimizer's format.
         wide = TORCH_DTYPE[WIDE[self._precision]]
         value = self._beginning.box(parameter, slices).to(TORCH_DTYPE[self._precision]).to(wide)
         name_a, name_b = lora_shape.names(name)
@@ -148,28 +123,25 @@ class Values:
 
 
 def _beginning(trained: Trained) -> Beginning:
-    """What the run began with, if that is there and still the same."""
+    """What the run began with. Raises UserError if that is gone or others."""
+    run, weights = trained.folder.path, trained.resolved.model.weights
     try:
-        found = Beginning(trained.config.run.seed, trained.resolved.weights)
+        found = Beginning(trained.config.run.seed, weights)
     except UserError as error:
         words = (
-            f"{trained.folder.path}: its checkpoints have adapters alone, beside the weights of model.weights; where "
-            f"that folder is now, write into {trained.folder.path / CONFIG}"
+            f"{run}: its checkpoints have adapters alone, beside the weights of model.weights; where that folder is "
+            f"now, write into {run / CONFIG}"
         )
         raise UserError(words, *error.problems) from error
     if found.folder is not None and not found.folder.is_as(trained.saved.state["base"]):
-        raise UserError(
-            f"{trained.resolved.weights}: not the weights beside which the adapters of {trained.folder.path} were "
-            "trained"
-        )
+        raise UserError(f"{weights}: not the weights beside which the adapters of {run} were trained")
     return found
 
 
 def find(run: Path, *, best: bool = False, step: int | None = None) -> Trained:
-    """The trained model of a run: its newest checkpoint, the best one, or that of a step.
+    """A run with its newest checkpoint, that with the lowest validation loss (`best`), or that of a step.
 
-    Raises:
-        UserError: not a run folder, or there is no such checkpoint.
+    Raises UserError: not a run folder, or there is no such checkpoint.
     """
     folder = RunFolder.open(run)
     config = load(folder.path / CONFIG).config
@@ -189,12 +161,11 @@ def find(run: Path, *, best: bool = False, step: int | None = None) -> Trained:
 def module_of(trained: Trained, device: torch.device) -> nn.Module:
     """The model with its weights, adapters merged: in fp32 on a CPU (fp64 after fp64), in the training's dtype on CUDA.
 
-    Raises:
-        UserError: the checkpoint is damaged, or not of the model that the config describes.
+    Raises UserError: the checkpoint is damaged, or not of the model that the config describes.
     """
     values = Values(trained, InMemory)
     tensors = {p.name: values.box(p.name, tuple(slice(0, size) for size in p.shape)) for p in trained.declared}
-    module = models.construct(models.facts_of(trained.kind, trained.shape))
+    module = models.construct(models.facts_of(trained.resolved.model.kind, trained.resolved.shape))
     module.load_state_dict(tensors, assign=True)
     narrow = device.type == "cuda" and trained.config.train.precision == "bf16"
     return module.to(device, torch.bfloat16 if narrow else None)
@@ -203,8 +174,7 @@ def module_of(trained: Trained, device: torch.device) -> nn.Module:
 def dataset_of(trained: Trained) -> AnyDataset:
     """What the run reads, prepared again where it is not there any more.
 
-    Raises:
-        UserError: it cannot be had, or is not what the model was trained on.
+    Raises UserError: it cannot be had, or is not what the model was trained on.
     """
     dataset = tasks.opened(trained.ask, progress=True)
     before = trained.saved.state.get("dataset")

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape
-from codescent.models.decoder import Block, Part
+from codescent.models.decoder import Block, Part, padding
 from codescent.operators.attention import Attention
 from codescent.operators.dropout import drop
-from codescent.operators.head import ScaledGradient
-from codescent.operators.linear import ExactGeluThenLinear, FeedForward, Linear
+from codescent.operators.head import scaled_gradient
+from codescent.operators.linear import EXACT_GELU, FeedForward, Linear
 
 # Shapes: B samples, T positions, N = B * T, M of these whose tokens are predicted, D hidden_dim, V vocab_size.
 
@@ -61,7 +61,7 @@ class Bert(Part):
     def _block(self) -> Block:
         shape, width = self.shape, self.shape.hidden_dim
         attn = Attention(width, (shape.num_heads, shape.num_kv_heads), True, shape.dropout, causal=False)
-        mlp = FeedForward(width, shape.ffn_dim, True, ExactGeluThenLinear)
+        mlp = FeedForward(width, shape.ffn_dim, True, EXACT_GELU)
         norm = partial(nn.LayerNorm, width, NORM_EPS)
         return Block(norm, shape.dropout, norm_first=False, attn=attn, mlp=mlp)
 
@@ -100,7 +100,7 @@ class Bert(Part):
                 x_BTD = drop(x_BTD, keys_SB[0], self.shape.dropout, self.rows_T)
         # Between tensor-parallel layers a rank holds some of the rows, while attention reads all of them.
         positions = x_BTD.shape[1] if self.rows_T is None else self.shape.seq_len
-        padding_BT = None if lengths_B is None else _padding(lengths_B, positions)
+        padding_BT = padding(lengths_B, positions)
         for _, block, keys_3B in self.each_block(keys_SB):
             x_BTD = block(x_BTD, keys_3B, self.rows_T, padding_BT)
         if not self.ends:
@@ -141,20 +141,14 @@ class Bert(Part):
         return loss
 
 
-def _padding(lengths_B: Tensor, positions: int) -> Tensor:
-    """bool [B, positions], True from each sample's length on."""
-    return torch.arange(positions, device=lengths_B.device) >= lengths_B[:, None]
-
-
 def span_loss(logits_BT2: Tensor, targets_B2: Tensor, lengths_B: Tensor | None, loss_scale: float) -> Tensor:
     """SUM over samples of the mean of two cross-entropies over positions: where the answer begins, and where it ends.
 
     Gradients are multiplied by `loss_scale`, the value is not.
     """
     logits_B2T = logits_BT2.to(torch.promote_types(logits_BT2.dtype, torch.float32)).transpose(1, 2)
-    if lengths_B is not None:
-        padding_B1T = _padding(lengths_B, logits_B2T.shape[2])[:, None]
-        logits_B2T = logits_B2T.masked_fill(padding_B1T, -math.inf)
+    padding_BT = padding(lengths_B, logits_B2T.shape[2])
+    if padding_BT is not None:
+        logits_B2T = logits_B2T.masked_fill(padding_BT[:, None], -math.inf)
     loss = F.cross_entropy(logits_B2T.flatten(0, 1), targets_B2.flatten(), reduction="sum") / 2
-    scaled: Tensor = ScaledGradient.apply(loss, loss_scale)  # type: ignore[no-untyped-call]
-    return scaled
+    return scaled_gradient(loss, loss_scale)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from codescent.models.decoder import Block, Decoder
 from codescent.models.llama.declare import LlamaShape
-from codescent.operators.activations import GateUp, SwiGLUThenLinear
+from codescent.operators.activations import SWIGLU, GateUp
 from codescent.operators.attention import Attention
+from codescent.operators.linear import ActivatedThenLinear
 from codescent.operators.rotary import frequencies, turns
 
 # Shapes: B samples, T positions, D hidden_dim, C = head_dim / 2.
@@ -23,7 +24,7 @@ class GatedFeedForward(nn.Module):
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.gate_up = GateUp(width, inner)
-        self.down = SwiGLUThenLinear(inner, width, False)
+        self.down = ActivatedThenLinear(inner, width, False, SWIGLU)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D]."""

@@ -33,7 +33,7 @@ def resolve(
     Raises:
         UserError: every unknown name, and a rank that is not below the sizes of a matrix.
     """
-    matrices, layers = _matrices(parameters), _layers(parameters)
+    matrices = {_layer(p): p for p in parameters if p.role in _ROLES and _BLOCK.match(p.name)}
     heads = tuple(dict.fromkeys(_layer(p) for p in parameters if p.role is Role.LOGITS))
     lora = Lora(
         rank=rank,
@@ -41,9 +41,9 @@ def resolve(
         targets=tuple(matrices) if targets is None else _names(targets),
         whole=heads if whole is None else _names(whole),
     )
-    problems = [*_unknown("lora.targets", lora.targets, matrices)]
+    problems = list(_unknown("lora.targets", lora.targets, matrices))
     if whole is not None:
-        problems += _unknown("lora.whole", lora.whole, layers)
+        problems += _unknown("lora.whole", lora.whole, dict.fromkeys(map(_layer, parameters)))
     problems += [
         f"lora.whole: {name} is in lora.targets, too; one of the two" for name in lora.whole if name in lora.targets
     ]
@@ -65,26 +65,27 @@ def adapted(parameters: Sequence[Parameter], lora: Lora | None) -> tuple[Paramet
     Initial values of A have the deviation of `peft`, 1 / sqrt(3 I); those of B are 0, so at first an adapter adds
     nothing. Only adapters and the layers in `lora.whole` are trained.
     """
-    return tuple(parameters) if lora is None else tuple(_adapted(parameters, lora))
+    if lora is None:
+        return tuple(parameters)
+    found: list[Parameter] = []
+    for _, group in itertools.groupby(parameters, key=lambda p: p.name.rpartition(".")[0]):
+        layer = list(group)
+        found += [dataclasses.replace(parameter, trained=_layer(parameter) in lora.whole) for parameter in layer]
+        for matrix in layer:
+            if matrix.role in _ROLES and _layer(matrix) in lora.targets:
+                found += _adapter(matrix, lora.rank)
+    return tuple(found)
 
 
-def _adapted(parameters: Sequence[Parameter], lora: Lora) -> Iterator[Parameter]:
-    for _, of_layer in itertools.groupby(parameters, key=lambda p: p.name.rpartition(".")[0]):
-        layer = list(of_layer)
-        for parameter in layer:
-            yield dataclasses.replace(parameter, trained=_layer(parameter) in lora.whole)
-        for parameter in layer:
-            if parameter.role in _ROLES and _layer(parameter) in lora.targets:
-                yield from _adapter(parameter, lora.rank)
-
-
-def _adapter(matrix: Parameter, rank: int) -> Iterator[Parameter]:
+def _adapter(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
     *outputs, inputs = matrix.shape
     role_a, role_b = _ROLES[matrix.role]
     name_a, name_b = names(matrix.name)
-    place = dataclasses.replace(matrix, std=0.0)
-    yield dataclasses.replace(place, name=name_a, shape=(rank, inputs), role=role_a, std=1.0 / math.sqrt(3 * inputs))
-    yield dataclasses.replace(place, name=name_b, shape=(*outputs, rank), role=role_b)
+    a_std = 1.0 / math.sqrt(3 * inputs)
+    return (
+        dataclasses.replace(matrix, name=name_a, shape=(rank, inputs), role=role_a, std=a_std),
+        dataclasses.replace(matrix, name=name_b, shape=(*outputs, rank), role=role_b, std=0.0),
+    )
 
 
 def is_adapter(parameter: Parameter) -> bool:
@@ -93,18 +94,9 @@ def is_adapter(parameter: Parameter) -> bool:
 
 
 def names(matrix: str) -> tuple[str, str]:
-    """Names of the two matrices of the adapter beside a matrix of that name."""
+    """Names of the two matrices of the adapter of the matrix with this name."""
     owner = matrix.rpartition(".")[0]
     return f"{owner}.{A}", f"{owner}.{B}"
-
-
-def _matrices(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
-    """The matrices that may have an adapter, by the name of their layer."""
-    return {_layer(p): p for p in parameters if p.role in _ROLES and _BLOCK.match(p.name)}
-
-
-def _layers(parameters: Sequence[Parameter]) -> Collection[str]:
-    return dict.fromkeys(_layer(parameter) for parameter in parameters)
 
 
 def _layer(parameter: Parameter) -> str:

@@ -14,12 +14,9 @@ from codescent.plan.shard import Parameter
 
 
 def adapt_(module: nn.Module, parameters: Iterable[Parameter], scale: float) -> None:
-    """Give the module its adapters, on its device; afterwards only trained parameters require gradients.
+    """Give a model, or a part of it, its adapters on its device; then only trained parameters require gradients.
 
-    Args:
-        module: a model or a part of it, whose own parameters are declared.
-        parameters: of the whole model, with adapters (see `lora.declare.adapted`).
-        scale: factor on the product of an adapter.
+    `parameters` are those of the whole model, with adapters; `scale` is the factor on the product of an adapter.
     """
     there = dict(module.named_parameters())
     for parameter in parameters:

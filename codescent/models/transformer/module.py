@@ -9,11 +9,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from codescent.models.decoder import Part, with_gradient
-from codescent.models.transformer.blocks import DROPOUT_SITES, DecoderBlock, EncoderBlock
+from codescent.models.decoder import Part, padding, with_gradient
+from codescent.models.transformer.blocks import DROPOUT_SITES, Layer
 from codescent.models.transformer.declare import TransformerShape
 from codescent.operators.dropout import drop
-from codescent.operators.head import ScaledGradient
+from codescent.operators.head import scaled_gradient
 from codescent.operators.linear import Linear
 
 # Shapes: B samples, S positions of the source, T of the target, X = S + T, D hidden_dim, V vocab_size, L layers.
@@ -39,15 +39,11 @@ class Transformer(Part):
         if shape.embedding == "untied" and self.embeds:
             self.source_tok = nn.Embedding(shape.vocab_size, width)
             self.target_tok = nn.Embedding(shape.vocab_size, width)
-        self.blocks = nn.ModuleDict({str(layer): self._block(layer) for layer in self.layers})
+        self.blocks = nn.ModuleDict({str(layer): Layer(shape, layer) for layer in self.layers})
         if self.ends:
             self.norm = nn.LayerNorm(width, bias=shape.bias)
         if shape.embedding == "untied" and self.ends:
             self.head = Linear(width, shape.vocab_size, False)
-
-    def _block(self, layer: int) -> nn.Module:
-        last = self.shape.num_encoder_layers - 1
-        return DecoderBlock(self.shape) if layer > last else EncoderBlock(self.shape, last=layer == last)
 
     def forward(
         self,
@@ -82,14 +78,18 @@ class Transformer(Part):
                 x_BXD = drop(x_BXD, keys_SB[0], self.shape.dropout, self._rows(x_BXD))
         source_rows, _ = self._rows_of_streams(x_BXD)
         source_BSD, target_BTD = x_BXD[:, : len(source_rows)], x_BXD[:, len(source_rows) :]
-        padding_BS = _padding(source_lengths_B, self.shape.source_len)
+        padding_BS = padding(source_lengths_B, self.shape.source_len)
         # A causal position does not see the padding, which follows the target.
-        padding_BT = None if self.shape.causal else _padding(target_lengths_B, self.shape.target_len)
+        padding_BT = None if self.shape.causal else padding(target_lengths_B, self.shape.target_len)
         source_BSD, target_BTD = self._layers(source_BSD, target_BTD, padding_BS, padding_BT, keys_SB)
         if not self.ends:
             return torch.cat((source_BSD, target_BTD), dim=1)
-        skips = target_lengths_B is not None
-        return self._end(self.norm(target_BTD), targets_BX, loss_scale, tied_gradient_VD, skip_negative=skips)
+        target_BTD, skips = self.norm(target_BTD), target_lengths_B is not None
+        targets_BT = None if targets_BX is None else targets_BX[:, self.shape.source_len :]
+        if self.shape.embedding == "none":
+            return target_BTD if targets_BT is None else squared_error(target_BTD, targets_BT, loss_scale)
+        weight_VD = self.tok.weight if self.shape.embedding == "tied" else self.head.weight
+        return self.predict(target_BTD, weight_VD, targets_BT, loss_scale, tied_gradient_VD, skip_negative=skips)
 
     def forward_tensors(
         self,
@@ -121,14 +121,12 @@ class Transformer(Part):
         keys_SB: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Both streams after the layers of this part."""
-        rows_S, rows_T = None, None
-        if self.rows_T is not None:
-            rows_S, rows_T = self._rows_of_streams(source_BSD)
+        rows_S, rows_T = (None, None) if self.rows_T is None else self._rows_of_streams(source_BSD)
         for layer, block, keys_6B in self.each_block(keys_SB):
             if layer < self.shape.num_encoder_layers:
                 source_BSD = block(source_BSD, source_padding_BS, keys_6B, rows_S)
             else:
-                target_BTD = block(target_BTD, source_BSD, target_padding_BT, source_padding_BS, keys_6B, rows_T)
+                target_BTD = block(target_BTD, target_padding_BT, keys_6B, rows_T, source_BSD, source_padding_BS)
         return source_BSD, target_BTD
 
     def _embed(self, tokens_BX: Tensor, *, tied: bool) -> tuple[Tensor, Tensor | None]:
@@ -140,36 +138,9 @@ class Transformer(Part):
             source_BSD, _ = self.vocabulary.embed(self.source_tok.weight, source_BS, None)
             target_BTD, _ = self.vocabulary.embed(self.target_tok.weight, target_BT, None)
             x_BXD, tied_gradient_VD = with_gradient(torch.cat((source_BSD, target_BTD), dim=1)), None
-        positions_XD = torch.cat([self._positions(rows, x_BXD) for rows in self._rows_of_streams(x_BXD)])
+        table = sinusoids(max(self.shape.streams), self.shape.hidden_dim, x_BXD.dtype, x_BXD.device)
+        positions_XD = torch.cat([table[rows] for rows in self._rows_of_streams(x_BXD)])
         return x_BXD * math.sqrt(self.shape.hidden_dim) + positions_XD, tied_gradient_VD
-
-    def _positions(self, rows: Tensor, like: Tensor) -> Tensor:
-        longest = max(self.shape.streams)
-        return sinusoids(longest, self.shape.hidden_dim, like.dtype, like.device)[rows]
-
-    def _end(
-        self,
-        x_BTD: Tensor,
-        targets_BX: Tensor | None,
-        loss_scale: float,
-        tied_gradient_VD: Tensor | None,
-        *,
-        skip_negative: bool,
-    ) -> Tensor:
-        """The sum of the losses, or logits, or vectors."""
-        if self.shape.embedding == "none":
-            if targets_BX is None:
-                return x_BTD
-            return squared_error(x_BTD, targets_BX[:, self.shape.source_len :], loss_scale)
-        weight_VD = self.tok.weight if self.shape.embedding == "tied" else self.head.weight
-        if targets_BX is None:
-            logits: Tensor = x_BTD @ weight_VD.t()
-            return logits
-        targets_BT = targets_BX[:, self.shape.source_len :]
-        chunk = self.head_chunk_tokens
-        return self.vocabulary.loss(
-            x_BTD, weight_VD, targets_BT, chunk, loss_scale, tied_gradient_VD, skip_negative=skip_negative
-        )
 
     def _rows(self, like: Tensor) -> Tensor:
         """The positions, of X, whose rows are in the residual stream."""
@@ -182,11 +153,6 @@ class Transformer(Part):
         rows_X, source_len = self._rows(like), self.shape.source_len
         source = source_len if self.rows_T is None else int((self.rows_T < source_len).sum())
         return rows_X[:source], rows_X[source:] - source_len
-
-
-def _padding(lengths_B: Tensor | None, length: int) -> Tensor | None:
-    """bool [B, length], True from each sample's length on."""
-    return None if lengths_B is None else torch.arange(length, device=lengths_B.device) >= lengths_B[:, None]
 
 
 @lru_cache(maxsize=8)
@@ -205,5 +171,4 @@ def squared_error(y_BTD: Tensor, targets_BTD: Tensor, loss_scale: float) -> Tens
     value is not. Divided by the number of positions it is torch.nn.MSELoss."""
     wide = torch.promote_types(y_BTD.dtype, torch.float32)
     loss = (y_BTD.to(wide) - targets_BTD.to(wide)).square().sum() / y_BTD.shape[-1]
-    scaled: Tensor = ScaledGradient.apply(loss, loss_scale)  # type: ignore[no-untyped-call]
-    return scaled
+    return scaled_gradient(loss, loss_scale)

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from codescent.models.decoder import padding
 from codescent.models.transformer.module import Transformer, sinusoids
 
 # Shapes: B samples, S positions of the source, T of the target, D hidden_dim, V vocab_size.
@@ -23,21 +24,20 @@ def greedy(module: Transformer, source_BS: Tensor, lengths_B: Tensor, begin: int
         lengths_B: tokens of each source; the rest is padding.
         begin, end: the tokens that begin and end a target.
     """
-    shape = module.shape
-    layers = [(int(name) < shape.num_encoder_layers, block) for name, block in module.blocks.items()]
-    source_weight_VD, target_weight_VD, head_VD = _matrices(module)
-    padding_BS = torch.arange(source_BS.shape[1], device=source_BS.device) >= lengths_B[:, None]
+    shape, blocks = module.shape, list(module.blocks.values())
+    encoder, decoder = blocks[: shape.num_encoder_layers], blocks[shape.num_encoder_layers :]
+    matrices = (module.tok,) * 3 if shape.embedding == "tied" else (module.source_tok, module.target_tok, module.head)
+    source_weight_VD, target_weight_VD, head_VD = (matrix.weight for matrix in matrices)
+    padding_BS = padding(lengths_B, source_BS.shape[1])
     source_BSD = _embedded(source_BS, source_weight_VD)
-    for is_encoder, block in layers:
-        if is_encoder:
-            source_BSD = block(source_BSD, padding_BS)
+    for block in encoder:
+        source_BSD = block(source_BSD, padding_BS)
     target_BT = source_BS.new_full((len(source_BS), 1), begin)
     ended_B = torch.zeros_like(target_BT[:, 0], dtype=torch.bool)
     while target_BT.shape[1] <= shape.target_len:
         x_BTD = _embedded(target_BT, target_weight_VD)
-        for is_encoder, block in layers:
-            if not is_encoder:
-                x_BTD = block(x_BTD, source_BSD, None, padding_BS)
+        for block in decoder:
+            x_BTD = block(x_BTD, source_BSD=source_BSD, padding_BS=padding_BS)
         next_B = (module.norm(x_BTD[:, -1]) @ head_VD.t()).argmax(-1).masked_fill(ended_B, end)
         ended_B |= next_B == end
         target_BT = torch.cat((target_BT, next_B[:, None]), dim=1)
@@ -45,13 +45,6 @@ def greedy(module: Transformer, source_BS: Tensor, lengths_B: Tensor, begin: int
             break
     rest = shape.target_len + 1 - target_BT.shape[1]
     return torch.nn.functional.pad(target_BT[:, 1:], (0, rest), value=end)
-
-
-def _matrices(module: Transformer) -> tuple[Tensor, Tensor, Tensor]:
-    """Embeddings of source and target, and the head."""
-    if module.shape.embedding == "tied":
-        return module.tok.weight, module.tok.weight, module.tok.weight
-    return module.source_tok.weight, module.target_tok.weight, module.head.weight
 
 
 def _embedded(tokens_BT: Tensor, weight_VD: Tensor) -> Tensor:

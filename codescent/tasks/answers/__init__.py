@@ -1,17 +1,17 @@
 """In: questions about contexts. Out: the task "qa": the first and the last token of each answer are wanted.
-Does not make samples (source.py does) and does not read answers off logits (decode.py does)."""
+Does not make samples (source.py does) and does not read answers off logits (evaluate.py does)."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codescent.base.errors import UserError
-from codescent.tasks.answers.prepare import SQUAD, QuestionRequest, locate_questions, prepare_questions
-from codescent.tasks.answers.source import QuestionDataset, is_question_folder, open_questions
+from codescent.tasks.answers.prepare import SQUAD, QuestionRequest
+from codescent.tasks.answers.source import QuestionDataset
 from codescent.tasks.answers.windows import WindowSizes
+from codescent.tasks.folder import FolderTask
 from codescent.tasks.task import Ask, Task, Trial, refuse_no_wordpiece
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PREDICTIONS = "predictions.json"
 
 
-class Answers(Task):
+class Answers(FolderTask):
     """Find the answer to a question in its context (Rajpurkar et al. 2016, "SQuAD")."""
 
     name = head = "qa"
@@ -28,28 +28,26 @@ class Answers(Task):
     keys = (*Task.keys, "stride", "question_len", "train_questions")
     peft_task_type = "QUESTION_ANS"
     writes_predictions = True
+    dataset = QuestionDataset
 
     def made_for(self, data: Data) -> bool:
         """See `Task`."""
-        return data.corpus == SQUAD or is_question_folder(Path(data.corpus).expanduser())
+        return data.corpus == SQUAD or super().made_for(data)
 
     def vocab_size(self, ask: Ask) -> int | None:
-        """See `Task`; that of prepared questions where they are there."""
+        """See `FolderTask`."""
         refuse_no_wordpiece(self, ask.data)
-        found = locate_questions(_request(ask), ask.data.folder)
-        return super().vocab_size(ask) if found is None else open_questions(found).vocab_size
+        return super().vocab_size(ask)
 
-    def prepare(self, ask: Ask, *, progress: bool) -> Path:
-        """See `Task`."""
-        return prepare_questions(_request(ask), ask.data.folder, progress=progress)
-
-    def open(self, ask: Ask, path: Path) -> QuestionDataset:
-        """See `Task`."""
-        return open_questions(path)
-
-    def open_corpus(self, corpus: str, validation_fraction: float) -> QuestionDataset | None:
-        """See `Task`."""
-        return open_questions(Path(corpus)) if is_question_folder(Path(corpus)) else None
+    def request(self, ask: Ask) -> QuestionRequest:
+        """See `FolderTask`."""
+        data = ask.data
+        if (max_length := data.seq_len or ask.positions) is None:
+            raise UserError("data.seq_len: how many tokens a window of question and context has; BERT's is 384")
+        sizes = WindowSizes(max_length, data.stride, data.question_len)
+        return QuestionRequest(
+            data.corpus, data.validation, data.tokenizer, sizes, data.train_questions, data.validation_questions
+        )
 
     def scores_files(self, kind: str) -> bool:
         """See `Task`."""
@@ -66,18 +64,3 @@ class Answers(Task):
         from codescent.tasks.answers.evaluate import answer_lines  # noqa: PLC0415 - planning does without torch
 
         return answer_lines(trial, trial.out or trial.ask.run / PREDICTIONS)
-
-
-def _request(ask: Ask) -> QuestionRequest:
-    """The questions that a config asks for.
-
-    Raises:
-        UserError: nothing says how long a sample is.
-    """
-    data = ask.data
-    if (max_length := data.seq_len or ask.positions) is None:
-        raise UserError("data.seq_len: how many tokens a window of question and context has; BERT's is 384")
-    sizes = WindowSizes(max_length, data.stride, data.question_len)
-    return QuestionRequest(
-        data.corpus, data.validation, data.tokenizer, sizes, data.train_questions, data.validation_questions
-    )

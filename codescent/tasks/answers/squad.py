@@ -63,13 +63,6 @@ class Questions:
     sha256: str
     questions: tuple[Question, ...]
 
-    def __len__(self) -> int:
-        return len(self.questions)
-
-    def misplaced(self) -> list[str]:
-        """Ids of the questions whose first answer is not where the file says; BERT's script leaves them out too."""
-        return [question.id for question in self.questions if question.span() is None]
-
     def first(self, count: int | None) -> Questions:
         """The first `count` questions; None: all."""
         return Questions(self.path, self.sha256, self.questions[:count])

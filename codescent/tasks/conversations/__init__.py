@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import date
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from codescent.base.errors import UserError
 from codescent.data.prepared import TOKENIZER
@@ -17,19 +16,16 @@ from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG, ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate
 from codescent.tasks.conversations.chat_tokens import ChatTokens
-from codescent.tasks.conversations.prepare import ResponseRequest, locate_responses, prepare_responses
-from codescent.tasks.conversations.source import ResponseDataset, is_response_folder, open_responses
-from codescent.tasks.prompts import Prompts
-from codescent.tasks.task import Ask, Task
-
-if TYPE_CHECKING:
-    from codescent.config.sections import Data
+from codescent.tasks.conversations.prepare import ResponseRequest
+from codescent.tasks.conversations.source import ResponseDataset
+from codescent.tasks.folder import FolderTask
+from codescent.tasks.task import Ask, Prompts, Task
 
 CHAT = "chat.json"
 """What a run keeps of its chat template: its text, its special tokens, the day that it takes for today."""
 
 
-class Conversations(Task):
+class Conversations(FolderTask):
     """Respond to a prompt, or as the assistant of a conversation: supervised fine-tuning."""
 
     name = "sft"
@@ -39,10 +35,7 @@ class Conversations(Task):
     files = (TOKENIZER, CHAT)
     unit = "tokens of responses"
     peft_task_type = "CAUSAL_LM"
-
-    def made_for(self, data: Data) -> bool:
-        """See `Task`."""
-        return is_response_folder(Path(data.corpus).expanduser())
+    dataset = ResponseDataset
 
     def refuse(self, ask: Ask) -> Iterator[str]:
         """See `Task`."""
@@ -61,22 +54,20 @@ class Conversations(Task):
                 f'"{name}"; give data.task = "{self.name}", or leave the template out'
             )
 
-    def vocab_size(self, ask: Ask) -> int | None:
-        """See `Task`; that of prepared examples where they are there."""
-        found = locate_responses(_request(ask), ask.data.folder)
-        return super().vocab_size(ask) if found is None else open_responses(found).vocab_size
-
-    def prepare(self, ask: Ask, *, progress: bool) -> Path:
-        """See `Task`."""
-        return prepare_responses(_request(ask), ask.data.folder, progress=progress)
-
-    def open(self, ask: Ask, path: Path) -> ResponseDataset:
-        """See `Task`."""
-        return open_responses(path)
-
-    def open_corpus(self, corpus: str, validation_fraction: float) -> ResponseDataset | None:
-        """See `Task`."""
-        return open_responses(Path(corpus)) if is_response_folder(Path(corpus)) else None
+    def request(self, ask: Ask) -> ResponseRequest:
+        """See `FolderTask`."""
+        data = ask.data
+        chat = _kept(ask) if ask.pinned is None else ChatFiles(**ask.pinned) if ask.pinned else None
+        return ResponseRequest(
+            corpus=data.corpus,
+            tokenizer=data.tokenizer,
+            template=data.template,
+            prompt_key=data.prompt_key,
+            response_key=data.response_key,
+            validation_fraction=data.validation_fraction,
+            messages_key=data.messages_key,
+            chat_template=chat or data.chat_template,
+        )
 
     def pin(self, ask: Ask) -> Mapping[str, Any]:
         """The chat template at data.chat_template, with its day; where a run keeps one, that day stands."""
@@ -142,22 +133,6 @@ class _ChatPrompts(Prompts):
     def encode(self, prompt: str) -> tuple[str, list[int]]:
         """See `Prompts`."""
         return self._chat.ask(prompt) if prompt else super().encode(prompt)
-
-
-def _request(ask: Ask) -> ResponseRequest:
-    """The prompts and responses, or conversations, that a config asks for."""
-    data = ask.data
-    chat = _kept(ask) if ask.pinned is None else ChatFiles(**ask.pinned) if ask.pinned else None
-    return ResponseRequest(
-        corpus=data.corpus,
-        tokenizer=data.tokenizer,
-        template=data.template,
-        prompt_key=data.prompt_key,
-        response_key=data.response_key,
-        validation_fraction=data.validation_fraction,
-        messages_key=data.messages_key,
-        chat_template=chat or data.chat_template,
-    )
 
 
 def _kept(ask: Ask) -> ChatFiles | None:

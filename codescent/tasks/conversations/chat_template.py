@@ -7,39 +7,28 @@ import re
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
-from typing import NamedTuple
 
 from codescent.base.errors import UserError
-from codescent.tasks.conversations.chat_files import SPECIAL, SPECIAL_MAP, TOKENIZER_CONFIG, ChatFiles, read_chat_files
+from codescent.tasks.conversations.chat_files import SPECIAL, SPECIAL_MAP, TOKENIZER_CONFIG, ChatFiles
 from codescent.tasks.conversations.chat_jinja import BEGIN, END, MARKED, TAGS, compiled, written
 from codescent.tasks.conversations.conversations import ASSISTANT, HALF, USER, Message, half_a_character, texts_of
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names that messages have for their reasoning; most templates read the first, gpt-oss the second."""
-
-
-class Written(NamedTuple):
-    """A conversation's text, and the characters [begin, end) of each turn that the assistant says."""
-
-    text: str
-    turns: list[tuple[int, int]]
+Spans = list[tuple[int, int]]
+"""Pieces [begin, end)."""
 
 
 class ChatTemplate:
-    """A chat template, compiled.
+    """A chat template, compiled: it renders as `transformers`' `apply_chat_template(tokenize=False)`.
 
-    It renders with the options, functions and variables of `transformers`' `apply_chat_template(tokenize=False)`.
     Its day is fixed, so that two renderings of a conversation are the same.
-
-    Args:
-        files: the template and its special tokens.
 
     Attributes:
         name: the file, for messages.
         special: the special tokens that the template reads and the model has, by name.
         asks_for_end: whether it reads the eos_token.
-        files: the template as it is kept with what is prepared by it; with its day if its texts depend on that.
+        files: the template and its special tokens; with its day if its texts depend on that.
 
     Raises:
         UserError: it is not Jinja, or it reads special tokens that no file gives.
@@ -61,63 +50,48 @@ class ChatTemplate:
         self.special = {name: text for name, text in named.items() if name in asked}
         self.files = replace(files, day=None if day is None else day.isoformat())
 
-    @classmethod
-    def read(cls, path: Path) -> ChatTemplate:
-        """The template of a folder or a file. Raises UserError as `read_chat_files` and the class do."""
-        return cls(read_chat_files(path))
-
     def render(self, messages: Sequence[Message], *, ask: bool = False, marked: bool = False) -> str:
-        """The text of messages.
+        """The text of the first messages of a conversation, or of all.
 
         Args:
-            messages: of a conversation, the first ones or all.
+            messages: each with a role and a content.
             ask: with the beginning of the assistant's next turn (`add_generation_prompt`).
             marked: with BEGIN and END around what the template tags as the assistant's.
 
         Raises:
             UserError: the template refuses them, in its own words.
         """
-        marks = {MARKED: True} if marked else {}
         try:
             plain = _plain(messages)
         except RecursionError as error:
             raise UserError("what is in a message is nested too deep") from error
-        variables = {"messages": plain, "add_generation_prompt": ask, **self._variables, **marks}
-        text = written(self._template, self.name, variables)
+        variables = {"messages": plain, "add_generation_prompt": ask, **self._variables}
+        text = written(self._template, self.name, variables | ({MARKED: True} if marked else {}))
         if half_a_character(text):
             raise UserError(f"{self.name}: what it writes {HALF}")
         return text
 
-    def write(self, messages: Sequence[Message], controls: tuple[str, ...]) -> Written:
-        """The text of a conversation, and which characters the assistant says.
+    def write(self, messages: Sequence[Message], controls: tuple[str, ...]) -> tuple[str, Spans]:
+        """The text of a conversation, and the characters of each turn that the assistant says.
 
         These are the ones that the template tags. Without tags they are each turn's text behind the generation prompt:
-        its words and what ends it.
-
-        Args:
-            messages: all of them.
-            controls: texts of the tokenizer's control tokens; white space behind one at a turn's end does not count.
+        its words and what ends it. White space behind one of the `controls`, texts of control tokens, does not count.
 
         Raises:
             UserError: the template refuses the conversation, or the assistant's turns cannot be found in its text.
         """
         text = self.render(messages)
         if self._tagged:
-            return Written(text, self._tagged_turns(messages, text))
+            return text, self._tagged_turns(messages, text)
         turns = []
         for number, message in enumerate(messages):
             if message["role"] == ASSISTANT:
                 begin, end = self._turn(messages, number, text)
                 said = text[begin:end].rstrip()
                 turns.append((begin, begin + len(said) if said.endswith(controls) else end))
-        return Written(text, turns)
+        return text, turns
 
-    def ask(self, prompt: str) -> str:
-        """The text with which a user asks, up to where the assistant begins to answer."""
-        return self.render([{"role": USER, "content": prompt}], ask=True)
-
-    def _tagged_turns(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
-        """The characters of a conversation's text that are inside TAGS."""
+    def _tagged_turns(self, messages: Sequence[Message], text: str) -> Spans:
         if any(mark in it for it in texts_of(list(messages)) for mark in (BEGIN, END)):
             raise UserError(f"the conversation has {BEGIN!r} or {END!r} in it, which mark what is in {TAGS}")
         found = list(_unmarked(self.render(messages, marked=True), text, self.name))

@@ -16,7 +16,7 @@ from codescent.base.errors import UserError
 from codescent.data.tokenizers.bpe import SEPARATORS, LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import SEPARATOR_TEXT, ByteTokenizer, Tokenizer
 from codescent.data.tokenizers.wordpiece import Pieces
-from codescent.tasks.conversations.chat_template import ChatTemplate
+from codescent.tasks.conversations.chat_template import ChatTemplate, Spans
 from codescent.tasks.conversations.conversations import ASSISTANT, USER, Message
 
 _SHORTEST: tuple[Message, ...] = ({"role": USER, "content": "?"}, {"role": ASSISTANT, "content": "."})
@@ -28,9 +28,6 @@ class ChatTokens:
     The text of a conversation is encoded as a whole, without what the tokenizer itself would add, such as a beginning.
     Wherever the text spells a control token it becomes that token, in messages too, as by `transformers`'
     `apply_chat_template(tokenize=True)`.
-
-    Attributes:
-        template: it.
 
     Raises:
         UserError: the tokenizer lacks a special token that the template reads, or is one of characters.
@@ -55,7 +52,7 @@ class ChatTokens:
                 "template and tokenizer.json from one folder"
             )
 
-    def encode(self, messages: Sequence[Message]) -> tuple[Pieces, list[tuple[int, int]]]:
+    def encode(self, messages: Sequence[Message]) -> tuple[Pieces, Spans]:
         """Tokens of a conversation, and which of these, [begin, end), the assistant says, turn by turn.
 
         A token that is partly the assistant's is wanted, except a control token that begins before. The first token is
@@ -68,7 +65,7 @@ class ChatTokens:
         pieces = self._pieces.encode(text)
         return pieces, self._wanted(pieces, turns)
 
-    def _wanted(self, pieces: Pieces, turns: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _wanted(self, pieces: Pieces, turns: Spans) -> Spans:
         """Tokens by characters: see `encode`."""
         begins, ends = pieces.characters[:, 0], np.maximum(pieces.characters[:, 1], pieces.characters[:, 0] + 1)
         is_control = np.isin(pieces.ids, list(self._pieces.controls.values()))
@@ -82,12 +79,8 @@ class ChatTokens:
         return [(int(begin), int(end)) for begin, end in edges.reshape(-1, 2)]
 
     def ask(self, prompt: str) -> tuple[str, list[int]]:
-        """The text and the tokens with which a user asks a model.
-
-        Raises:
-            UserError: the template refuses it.
-        """
-        text = self.template.ask(prompt)
+        """The text and the tokens with which a user asks a model. Raises UserError: the template refuses it."""
+        text = self.template.render([{"role": USER, "content": prompt}], ask=True)
         return text, self._pieces.encode(text).ids.tolist()
 
     def end(self) -> int | None:
@@ -145,17 +138,13 @@ class _LibraryPieces:
 
 
 class _BytePieces:
-    """The bytes of UTF-8, and the token that ends a document where a text spells it.
-
-    Args:
-        end: that token.
-    """
+    """The bytes of UTF-8, and the token `end`, which ends a document, where a text spells it."""
 
     def __init__(self, end: int) -> None:
         self.controls = {SEPARATOR_TEXT: end}
 
     def encode(self, text: str) -> Pieces:
-        """Tokens of a text, and which characters each stands for."""
+        """See `_LibraryPieces`."""
         ids: list[npt.NDArray[Any]] = []
         characters, at = [], 0
         for piece in re.split(f"({re.escape(SEPARATOR_TEXT)})", text):

@@ -66,14 +66,10 @@ def refuse(path: Path, problems: list[str]) -> None:
 
 
 def read_conversations(path: Path, keys: Keys, *, with_template: bool) -> list[Conversation]:
-    """The conversations of a file. All lines are of the first one's kind: messages, or a prompt and a response.
+    """The conversations of a file of JSON lines, all of the first one's kind: messages, or a prompt and a response.
 
-    A line that has both is read as messages with a template, and as a pair without one.
-
-    Args:
-        path: a JSON object a line; lines of white space are skipped.
-        keys: of its object.
-        with_template: there is a chat template; without one messages cannot be written as text.
+    A line that has both is read as messages with a chat template, and as a pair without one. Lines of white space are
+    skipped.
 
     Raises:
         UserError: the lines that are no conversations, or not of the first one's kind; messages without a template.

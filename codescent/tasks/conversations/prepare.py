@@ -4,7 +4,7 @@ Does not open the folder (source.py does) and does not check lines (conversation
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,38 +13,20 @@ from typing import Any
 import numpy as np
 
 from codescent.base.errors import UserError
-from codescent.data.prepared import (
-    AGAIN,
-    DESCRIPTION,
-    SPLITS,
-    TOKENIZER,
-    describe,
-    existing,
-    folder_of,
-    given_sha256,
-    prepared,
-    write_array,
-)
+from codescent.data.prepared import AGAIN, DESCRIPTION, SPLITS, TOKENIZER, given_sha256, write_array
 from codescent.data.progress import stage
 from codescent.data.text.request import tokenizer_of
-from codescent.data.tokenizers import wordpiece
 from codescent.data.tokenizers.tokenizer import Tokenizer, token_dtype
-from codescent.tasks.conversations.chat_files import ChatFiles
-from codescent.tasks.conversations.chat_template import ChatTemplate
+from codescent.tasks.conversations.chat_files import ChatFiles, read_chat_files
+from codescent.tasks.conversations.chat_template import ChatTemplate, Spans
 from codescent.tasks.conversations.chat_tokens import ChatTokens
 from codescent.tasks.conversations.conversations import Conversation, Keys, Message, read_conversations, refuse
-from codescent.tasks.conversations.source import (
-    ARRAYS,
-    FORMAT,
-    is_response_folder,
-    open_description,
-    prepared_chat,
-)
+from codescent.tasks.conversations.source import ARRAYS, ResponseDataset, chat_of
+from codescent.tasks.folder import Request, tokenizer_identity
 
 PLAIN = "{prompt}{response}"
-Spans = list[tuple[int, int]]
-Encode = Callable[[tuple[Message, ...]], tuple[list[int], Spans]]
-"""Messages to their tokens, and the pieces [begin, end) of these that are wanted."""
+Encode = Callable[[Sequence[Message]], tuple[list[int], Spans]]
+"""Messages to their tokens, and the pieces of these that are wanted."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +51,7 @@ class Template:
 
 
 @dataclass(frozen=True)
-class ResponseRequest:
+class ResponseRequest(Request):
     """What is to be prepared.
 
     Attributes:
@@ -81,6 +63,8 @@ class ResponseRequest:
         chat_template: writes messages as text; or its path; None: `template` writes prompts and responses.
     """
 
+    dataset = ResponseDataset
+
     corpus: str
     tokenizer: str
     template: str = PLAIN
@@ -90,35 +74,70 @@ class ResponseRequest:
     messages_key: str = "messages"
     chat_template: Path | ChatFiles | None = None
 
-    @property
-    def path(self) -> Path:
-        """The corpus."""
-        return Path(self.corpus).expanduser()
+    def fields(self) -> dict[str, Any]:
+        """See `Request`."""
+        return asdict(self)
 
-    def key(self) -> dict[str, Any]:
-        """What the tokens depend on. Raises UserError: all that is wrong with what was asked for."""
-        problems: list[str] = []
-        key: dict[str, Any] = {"format": FORMAT, **asdict(self)}
-        parts: dict[str, Callable[[], Any]] = {
+    def parts(self) -> Mapping[str, Callable[[], Any]]:
+        """See `Request`."""
+        return {
             "template": self._checked_template,
-            "chat_template": self._chat_identity,
+            "chat_template": lambda: None if self.chat is None else self.chat.files.kept(),
             "tokenizer": self._tokenizer_identity,
             "corpus": self._corpus_sha256,
         }
-        for name, part in parts.items():
-            try:
-                key[name] = part()
-            except UserError as error:
-                problems += error.problems
-        if problems:
-            raise UserError(*problems)
-        return key
 
     @cached_property
     def chat(self) -> ChatTemplate | None:
         """The chat template, compiled. Raises UserError: it cannot be read or compiled."""
         given = self.chat_template
-        return None if given is None else ChatTemplate.read(given) if isinstance(given, Path) else ChatTemplate(given)
+        return None if given is None else ChatTemplate(read_chat_files(given) if isinstance(given, Path) else given)
+
+    def refuse_prepared(self) -> None:
+        """Raise UserError where a key that is not at its default differs from what the folder was prepared with."""
+        before = self.dataset.described(self.path)["request"]
+        problems = [
+            f"data.{name} = {getattr(self, name)!r}: {self.path} was prepared with {before.get(name)!r}; leave it out"
+            for name in ("template", "prompt_key", "response_key", "messages_key", "validation_fraction")
+            if getattr(self, name) not in (getattr(ResponseRequest, name), before.get(name))
+        ]
+        chat = chat_of(self.path, before)
+        if self.chat is not None and (chat is None or not chat.is_same(self.chat.files)):
+            other = "none" if chat is None else "another one"
+            problems.append(
+                f"data.chat_template: {self.chat.name}: {self.path} was prepared with {other}; leave it out"
+            )
+        if problems:
+            raise UserError(*problems)
+
+    def write(self, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
+        """See `Request`."""
+        tokenizer = tokenizer_of(self.tokenizer)
+        chat = None if self.chat is None else ChatTokens(self.chat, tokenizer)
+        if chat is not None and progress:
+            _tell_endless(chat, tokenizer)
+        encode = _pair_encoder(Template.parse(self.template), tokenizer) if chat is None else _chat_encoder(chat)
+        keys = Keys(self.prompt_key, self.response_key, self.messages_key)
+        examples = read_conversations(self.path, keys, with_template=chat is not None)
+        num_train = len(examples) - max(1, round(self.validation_fraction * len(examples)))
+        if num_train < 1:
+            raise UserError(f"{self.path}: {len(examples)} examples are too few to split into train and validation")
+        splits: dict[str, Any] = {}
+        problems: list[str] = []
+        dtype = token_dtype(tokenizer.vocab_size)
+        with stage(f"tokenising {self.path.name}", len(examples), progress) as advance:
+            for split, part in zip(SPLITS, (examples[:num_train], examples[num_train:]), strict=True):
+                arrays = _tokens(part, encode, dtype, problems, advance)
+                for name, array in zip(ARRAYS, arrays, strict=True):
+                    write_array(folder / f"{split}_{name}.npy", array)
+                splits[split] = {"examples": len(part), "tokens": len(arrays[0])}
+        refuse(self.path, problems)
+        tokenizer.save(folder / TOKENIZER)
+        return {
+            "source": str(self.path),
+            "tokenizer": {"kind": self.tokenizer, "vocab_size": tokenizer.vocab_size},
+            "splits": splits,
+        }
 
     def _checked_template(self) -> str:
         Template.parse(self.template)
@@ -126,99 +145,18 @@ class ResponseRequest:
             raise UserError("data.template, data.chat_template: both say how an example reads; leave one of them out")
         return self.template
 
-    def _chat_identity(self) -> dict[str, Any] | None:
-        return None if self.chat is None else self.chat.files.kept()
-
     def _corpus_sha256(self) -> str:
         if (self.path / DESCRIPTION).is_file():
-            raise UserError(f"{self.path}: prepared, but not in the format {FORMAT!r}: {AGAIN}")
+            raise UserError(f"{self.path}: prepared, but not in the format {self.dataset.format!r}: {AGAIN}")
         return given_sha256(self.path, "a file of JSON lines with prompts and responses, or with messages")
 
     def _tokenizer_identity(self) -> str:
-        if wordpiece.split_name(self.tokenizer):
-            return wordpiece.identity(self.tokenizer)
-        if self.tokenizer in ("byte", "gpt2"):
-            return self.tokenizer
         if self.tokenizer == "char" or self.tokenizer.startswith("bpe:"):
             raise UserError(
                 f'data.tokenizer = "{self.tokenizer}": it is made of a corpus of text, and prompts and responses are '
                 "not; take byte, gpt2, or the tokenizer.json of the model that is tuned"
             )
-        return f"file:{given_sha256(Path(self.tokenizer).expanduser(), 'a tokenizer, or byte, gpt2, bert')}"
-
-
-def locate_responses(request: ResponseRequest, root: Path) -> Path | None:
-    """The prepared examples of a request, if they are there. Raises UserError: all that is wrong with the request."""
-    if is_response_folder(request.path):
-        _refuse_other(request)
-        return request.path
-    return existing(folder_of(root, request.key(), request.corpus, request.tokenizer), open_description)
-
-
-def _refuse_other(request: ResponseRequest) -> None:
-    """Raise UserError where a key that is not at its default differs from what the folder was prepared with."""
-    prepared = open_description(request.path)["request"]
-    problems = [
-        f"data.{name} = {getattr(request, name)!r}: {request.path} was prepared with {prepared.get(name)!r}; "
-        "leave it out"
-        for name in ("template", "prompt_key", "response_key", "messages_key", "validation_fraction")
-        if getattr(request, name) not in (getattr(ResponseRequest, name), prepared.get(name))
-    ]
-    chat = prepared_chat(request.path, prepared)
-    if request.chat is not None and (chat is None or not chat.is_same(request.chat.files)):
-        other = "none" if chat is None else "another one"
-        problems.append(
-            f"data.chat_template: {request.chat.name}: {request.path} was prepared with {other}; leave it out"
-        )
-    if problems:
-        raise UserError(*problems)
-
-
-def prepare_responses(request: ResponseRequest, root: Path, *, progress: bool = False) -> Path:
-    """Like `locate_responses`, but makes the examples where they are not there; `progress` shows bars or lines.
-
-    Raises:
-        UserError: anything wrong with the request, the file or the disk. Nothing half-made is left.
-    """
-    if is_response_folder(request.path):
-        _refuse_other(request)
-        return request.path
-    key = request.key()
-    target = folder_of(root, key, request.corpus, request.tokenizer)
-    return prepared(target, lambda folder: _make(request, key, folder, progress), open_description)
-
-
-def _make(request: ResponseRequest, key: dict[str, Any], folder: Path, progress: bool) -> None:
-    """Write all files; the description, which makes the folder a dataset, last."""
-    tokenizer = tokenizer_of(request.tokenizer)
-    chat = None if request.chat is None else ChatTokens(request.chat, tokenizer)
-    if chat is not None and progress:
-        _tell_endless(chat, tokenizer)
-    encode = _encoder(Template.parse(request.template), chat, tokenizer)
-    keys = Keys(request.prompt_key, request.response_key, request.messages_key)
-    examples = read_conversations(request.path, keys, with_template=request.chat_template is not None)
-    num_train = len(examples) - max(1, round(request.validation_fraction * len(examples)))
-    if num_train < 1:
-        raise UserError(f"{request.path}: {len(examples)} examples are too few to split into train and validation")
-    described: dict[str, Any] = {}
-    problems: list[str] = []
-    dtype = token_dtype(tokenizer.vocab_size)
-    with stage(f"tokenising {request.path.name}", len(examples), progress) as advance:
-        for split, part in zip(SPLITS, (examples[:num_train], examples[num_train:]), strict=True):
-            arrays = _tokens(part, encode, dtype, problems, advance)
-            for name, array in zip(ARRAYS, arrays, strict=True):
-                write_array(folder / f"{split}_{name}.npy", array)
-            described[split] = {"examples": len(part), "tokens": len(arrays[0])}
-    refuse(request.path, problems)
-    tokenizer.save(folder / TOKENIZER)
-    fields = {
-        "format": FORMAT,
-        "request": key,
-        "source": str(request.path),
-        "tokenizer": {"kind": request.tokenizer, "vocab_size": tokenizer.vocab_size},
-        "splits": described,
-    }
-    describe(folder, fields, [*(f"{split}_{array}.npy" for split in SPLITS for array in ARRAYS), TOKENIZER])
+        return tokenizer_identity(self.tokenizer, "a tokenizer, or byte, gpt2, bert")
 
 
 def _tell_endless(chat: ChatTokens, tokenizer: Tokenizer) -> None:
@@ -231,30 +169,30 @@ def _tell_endless(chat: ChatTokens, tokenizer: Tokenizer) -> None:
         return
 
 
-def _encoder(template: Template, chat: ChatTokens | None, tokenizer: Tokenizer) -> Encode:
-    """The function from messages to tokens: by the chat template, or by the plain one."""
-    if chat is None:
-        return lambda messages: _encode_pair(messages, template, tokenizer)
-
-    def encode(messages: tuple[Message, ...]) -> tuple[list[int], Spans]:
+def _chat_encoder(chat: ChatTokens) -> Encode:
+    def encode(messages: Sequence[Message]) -> tuple[list[int], Spans]:
         pieces, wanted = chat.encode(messages)
         return pieces.ids.tolist(), wanted
 
     return encode
 
 
-def _encode_pair(messages: tuple[Message, ...], template: Template, tokenizer: Tokenizer) -> tuple[list[int], Spans]:
+def _pair_encoder(template: Template, tokenizer: Tokenizer) -> Encode:
     """Tokens of a prompt and of its response, which is wanted.
 
     Each is encoded by itself: a model that is asked continues the tokens of the prompt alone.
     """
-    prompt, response = (message["content"] for message in messages)
     end = [] if tokenizer.separator is None else [tokenizer.separator]
-    asked = tokenizer.encode(f"{template.before}{prompt}{template.between}").tolist() or end
-    told = [*tokenizer.encode(f"{response}{template.after}").tolist(), *end]
-    if not asked:
-        raise UserError(f"the prompt {prompt!r} has no token for this tokenizer: there is nothing to answer to")
-    return [*asked, *told], [(len(asked), len(asked) + len(told))] if told else []
+
+    def encode(messages: Sequence[Message]) -> tuple[list[int], Spans]:
+        prompt, response = (message["content"] for message in messages)
+        asked = tokenizer.encode(f"{template.before}{prompt}{template.between}").tolist() or end
+        told = [*tokenizer.encode(f"{response}{template.after}").tolist(), *end]
+        if not asked:
+            raise UserError(f"the prompt {prompt!r} has no token for this tokenizer: there is nothing to answer to")
+        return [*asked, *told], [(len(asked), len(asked) + len(told))] if told else []
+
+    return encode
 
 
 def _tokens(

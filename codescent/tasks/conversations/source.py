@@ -3,6 +3,7 @@ Does not prepare them (prepare.py does) and does not order them (data/loader.py 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,21 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from codescent.data.prepared import (
-    DESCRIPTION,
-    SPLITS,
-    TOKENIZER,
-    Described,
-    Part,
-    Splits,
-    described,
-    fingerprint_of,
-    noted,
-)
+from codescent.data.prepared import DESCRIPTION, SPLITS, Described, Part, Splits
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.tasks.conversations.chat_files import ChatFiles
+from codescent.tasks.folder import FolderDataset
 
-FORMAT = "codescent responses 2"
 ARRAYS = ("tokens", "begins", "wanted")
 NOTHING = -1  # where nothing is wanted
 
@@ -95,40 +86,25 @@ class ResponseSource:
 
 
 @dataclass(frozen=True)
-class ResponseDataset:
-    """Prepared prompts and responses or conversations, open.
+class ResponseDataset(FolderDataset):
+    """Prepared prompts and responses or conversations, open."""
 
-    Attributes:
-        arrays: by split: tokens, begins, wanted; see `ResponseSource`.
-        fingerprint: changes with any byte of these.
-    """
-
-    path: Path
-    vocab_size: int
-    arrays: dict[str, tuple[npt.NDArray[Any], ...]]
-    description: dict[str, Any]
-    fingerprint: str
-
-    @property
-    def tokenizer_text(self) -> str:
-        """The text of the tokenizer's file."""
-        return (self.path / TOKENIZER).read_text(encoding="utf-8")
+    format = "codescent responses 2"
+    form = _Description
+    what = "prepared responses"
 
     @property
     def chat(self) -> ChatFiles | None:
         """The chat template by which it was prepared; None: by none."""
-        return prepared_chat(self.path, self.description["request"])
+        return chat_of(self.path, self.description["request"])
 
     def source(self, split: str, seq_len: int, num_targets: int) -> ResponseSource:
         """The examples of a split: see `AnyDataset`. `num_targets` is not used."""
-        tokens, begins, wanted = self.arrays[split]
+        tokens, begins, wanted = (self.arrays[f"{split}_{name}"] for name in ARRAYS)
         return ResponseSource(split, tokens, begins, wanted, seq_len)
 
-    def verify(self) -> None:
-        """Nothing: every byte was compared when it was opened."""
-
     def summary(self) -> list[str]:
-        """What `codescent data` prints."""
+        """See `FolderDataset`."""
         tokenizer, splits = self.description["tokenizer"], self.description["splits"]
         return [
             f"{self.path}: {tokenizer['kind']}, vocabulary of {self.vocab_size:,}",
@@ -136,31 +112,7 @@ class ResponseDataset:
         ]
 
 
-def is_response_folder(path: Path) -> bool:
-    """Whether a folder says that it holds prepared prompts and responses."""
-    return noted(path).get("format") == FORMAT
-
-
-def open_description(path: Path) -> dict[str, Any]:
-    """The description of a folder of prepared examples. Raises UserError: there is none, or it is damaged."""
-    return described(path, _Description, "prepared responses")
-
-
-def prepared_chat(path: Path, request: dict[str, Any]) -> ChatFiles | None:
-    """The chat template of a request, as a folder's description has it; None: there is none."""
+def chat_of(path: Path, request: Mapping[str, Any]) -> ChatFiles | None:
+    """The chat template in the key of a request, as a folder's description has it; None: there is none."""
     fields = request.get("chat_template")
     return None if fields is None else ChatFiles.of_kept(str(path / DESCRIPTION), fields)
-
-
-def open_responses(path: Path) -> ResponseDataset:
-    """Open prepared examples; every file is compared with its sha256.
-
-    Raises:
-        UserError: there are none, or every file that is damaged.
-    """
-    description = open_description(path)
-    fingerprint = fingerprint_of(path, description["files"])
-    arrays = {
-        split: tuple(np.load(path / f"{split}_{array}.npy", mmap_mode="r") for array in ARRAYS) for split in SPLITS
-    }
-    return ResponseDataset(path, description["tokenizer"]["vocab_size"], arrays, description, fingerprint)

@@ -4,55 +4,31 @@ Does not read files itself (files.py does) and writes nothing."""
 from __future__ import annotations
 
 import hashlib
-import threading
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from codescent.base.errors import UserError
-from codescent.data.prepared import AGAIN, Part, changed, described, edges_of, noted, refuse_damaged, resized
+from codescent.data.prepared import AGAIN, SPLITS, Part, changed, described, edges_of, noted, refuse_damaged, resized
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.tasks.tensors.files import SUFFIXES, TensorFile
-from codescent.tasks.tensors.synthetic import NAMES, PREFIX, SPLITS, Floats, Sizes, Synthetic
+from codescent.tasks.tensors.files import SUFFIXES, InMemory, TensorFile
+from codescent.tasks.tensors.synthetic import NAMES, PREFIX, Sizes, Synthetic
 
 FORMAT = "codescent tensors 1"
 
 Count = Annotated[int, Field(ge=1)]
 
 
-class Readable(Protocol):
-    """What has rows of "source" and "target"."""
-
-    def read(self, name: str, numbers: Numbers, out: Floats) -> None:
-        """Rows into [n, length, width]."""
-
-
-class MadeTensors:
-    """A split of synthetic numbers, made in memory when it is first read."""
-
-    def __init__(self, recipe: Synthetic, split: str) -> None:
-        self._recipe, self._split = recipe, split
-        self._lock = threading.Lock()
-        self._whole: dict[str, Floats] = {}
-
-    def read(self, name: str, numbers: Numbers, out: Floats) -> None:
-        """Rows into [n, length, width]."""
-        with self._lock:
-            if name not in self._whole:
-                self._whole[name] = self._recipe.whole(self._split, name)
-        np.take(self._whole[name], numbers, axis=0, out=out)
-
-
 class TensorSource:
     """Samples [first, stop) of tensors. The model reads the source's vectors and then the target's; the target's are
     wanted, as in a script with `output = model(source, targets)` and a loss of `output` and `targets`."""
 
-    def __init__(self, name: str, tensors: Readable, sizes: Sizes, first: int, stop: int) -> None:
-        self.name = name
-        self.num_samples = stop - first
+    def __init__(self, name: str, tensors: TensorFile | InMemory, sizes: Sizes, first: int, stop: int) -> None:
+        self.name, self.num_samples = name, stop - first
         self.losses_per_sample: int | None = sizes.target_len
         self._tensors, self._sizes, self._first = tensors, sizes, first
 
@@ -110,11 +86,7 @@ class TensorDataset:
         return lines + [f"{split.name}: {split.num_samples:,} samples" for split in (self.train, self.validation)]
 
     def verify(self) -> None:
-        """Compare the files with the sha256 in the description; of a user's file there is none.
-
-        Raises:
-            UserError: all that changed.
-        """
+        """Compare the files with the sha256 in the description; of a user's file there is none. Raises UserError."""
         noted = {name: file["sha256"] for name, file in self.description.get("files", {}).items()}
         refuse_damaged(self.path, changed(self.path, noted))
 
@@ -158,31 +130,30 @@ def is_prepared(path: Path) -> bool:
 
 def in_memory(recipe: Synthetic, corpus: str) -> TensorDataset:
     """Synthetic tensors in memory; each process makes its own."""
-    made = {split: MadeTensors(recipe, split) for split in SPLITS}
-    train, validation = (TensorSource(split, made[split], recipe.sizes, 0, recipe.samples(split)) for split in SPLITS)
+    train, validation = (
+        TensorSource(split, InMemory(partial(recipe.whole, split)), recipe.sizes, 0, recipe.samples(split))
+        for split in SPLITS
+    )
     description = {"format": FORMAT, "storage": "memory", "synthetic": True, "recipe": asdict(recipe)}
     return TensorDataset(Path(corpus), recipe.sizes, train, validation, description, recipe.fingerprint)
 
 
 def open_prepared(path: Path, *, whole: bool = False) -> TensorDataset:
-    """Open a folder that `prepare_synthetic` made.
-
-    Args:
-        path: the folder.
-        whole: read the files into memory, when they are first read.
+    """Open a folder that `prepare_synthetic` made; `whole` reads the files into memory, when they are first read.
 
     Raises:
         UserError: all that is damaged.
     """
     description = read_description(path)
-    recipe = _recipe(description["recipe"])
+    made = description["recipe"]
+    recipe = Synthetic(made["train"], made["validation"], Sizes(**made["sizes"]), made["seed"])
     refuse_damaged(path, resized(path, {name: file["bytes"] for name, file in description["files"].items()}))
     sources = []
     for split, name in zip(SPLITS, sorted(description["files"]), strict=True):
-        file = TensorFile(path / name, in_memory=whole)
+        file = TensorFile(path / name)
         if (file.samples, file.sizes) != (recipe.samples(split), recipe.sizes):
             raise UserError(f"{path / name}: {file.samples} samples of {file.sizes}: damaged: {AGAIN}")
-        sources.append(TensorSource(split, file, file.sizes, 0, file.samples))
+        sources.append(TensorSource(split, _rows(file, whole), file.sizes, 0, file.samples))
     return TensorDataset(path, recipe.sizes, sources[0], sources[1], description, recipe.fingerprint)
 
 
@@ -193,26 +164,24 @@ def open_tensors(corpus: str, validation_fraction: float, *, whole: bool = False
 
 
 def open_file(path: Path, validation_fraction: float, *, whole: bool = False) -> TensorDataset:
-    """Open a user's file; its last samples are the validation split.
-
-    Args:
-        path: HDF5, .pt or safetensors.
-        validation_fraction: share of the samples.
-        whole: read it into memory, when it is first read.
+    """Open a user's file; its last samples are the validation split. `whole` reads it into memory, when first read.
 
     Raises:
         UserError: everything that is wrong with it.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    file = TensorFile(path, in_memory=whole)
+    file = TensorFile(path)
     border = int(file.samples * (1 - validation_fraction))
     if not 0 < border < file.samples:
         raise UserError(f"{path}: {file.samples} sample(s) are too few to split into train and validation")
-    train = TensorSource("train", file, file.sizes, 0, border)
-    validation = TensorSource("validation", file, file.sizes, border, file.samples)
+    rows = _rows(file, whole)
+    train = TensorSource("train", rows, file.sizes, 0, border)
+    validation = TensorSource("validation", rows, file.sizes, border, file.samples)
     description = {"format": FORMAT, "storage": file.format, "synthetic": False, "file": str(path)}
-    return TensorDataset(path, file.sizes, train, validation, description, _edges(path, border))
+    head = f"{path.stat().st_size} {border} {' '.join(NAMES)}\n".encode()
+    fingerprint = hashlib.sha256(head + edges_of(path)).hexdigest()
+    return TensorDataset(path, file.sizes, train, validation, description, fingerprint)
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -220,10 +189,5 @@ def read_description(folder: Path) -> dict[str, Any]:
     return described(folder, _Description, "prepared tensors")
 
 
-def _recipe(found: dict[str, Any]) -> Synthetic:
-    return Synthetic(found["train"], found["validation"], Sizes(**found["sizes"]), found["seed"])
-
-
-def _edges(path: Path, border: int) -> str:
-    head = f"{path.stat().st_size} {border} {' '.join(NAMES)}\n".encode()
-    return hashlib.sha256(head + edges_of(path)).hexdigest()
+def _rows(file: TensorFile, whole: bool) -> TensorFile | InMemory:
+    return InMemory(file.whole) if whole else file

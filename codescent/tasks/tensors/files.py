@@ -7,7 +7,8 @@ import importlib
 import os
 import pickle
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,37 +32,33 @@ Arrays = Mapping[str, Any]
 
 
 class TensorFile:
-    """A file of tensors. Each thread of each process opens it anew when it first reads: nothing open crosses a fork.
+    """A file of tensors. Each thread of each process opens it anew when it first reads: nothing open crosses a fork."""
 
-    Args:
-        path: the file.
-        in_memory: read all of it at the first read.
-    """
-
-    def __init__(self, path: Path, *, in_memory: bool = False) -> None:
-        self.path, self.format, self._in_memory = path, format_of(path), in_memory
+    def __init__(self, path: Path) -> None:
+        self.path, self.format = path, format_of(path)
         self._opened = threading.local()
-        self._lock = threading.Lock()
-        self._whole: dict[str, Floats] = {}
         arrays = self._arrays()
         self.samples, self.sizes = _check(path, {name: arrays.get(name) for name in NAMES}, list(arrays))
         self._opened = threading.local()  # close what was opened for the check
 
     def read(self, name: str, numbers: Numbers, out: Floats) -> None:
         """Rows of "source" or "target" into [n, length, width]. Raises UserError: the file cannot be read any more."""
-        try:
-            array = self._in_whole(name) if self._in_memory else self._arrays()[name]
+        with self._readable():
+            array = self._arrays()[name]
             for row, number in zip(out, numbers.tolist(), strict=True):
                 row[:] = array[number]
+
+    def whole(self, name: str) -> Floats:
+        """All rows of "source" or "target". Raises UserError: the file cannot be read any more."""
+        with self._readable():
+            return np.array(self._arrays()[name][:], np.float32)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, RuntimeError) as error:
             raise UserError(f"{self.path}: cannot be read: {error}") from error
-
-    def _in_whole(self, name: str) -> Floats:
-        """All rows, in memory that threads share."""
-        with self._lock:
-            if name not in self._whole:
-                self._whole[name] = np.array(self._arrays()[name][:], np.float32)
-            return self._whole[name]
 
     def _arrays(self) -> Arrays:
         """The arrays, open in this thread of this process."""
@@ -70,6 +67,25 @@ class TensorFile:
             self._opened.process = os.getpid()
         found: Arrays = self._opened.arrays
         return found
+
+
+class InMemory:
+    """Tensors that are made or read whole when they are first read; threads share them.
+
+    Args:
+        whole: returns all rows of "source" or "target".
+    """
+
+    def __init__(self, whole: Callable[[str], Floats]) -> None:
+        self._load, self._lock = whole, threading.Lock()
+        self._whole: dict[str, Floats] = {}
+
+    def read(self, name: str, numbers: Numbers, out: Floats) -> None:
+        """See `TensorFile`."""
+        with self._lock:
+            if name not in self._whole:
+                self._whole[name] = self._load(name)
+        np.take(self._whole[name], numbers, axis=0, out=out)
 
 
 def format_of(path: Path) -> str:

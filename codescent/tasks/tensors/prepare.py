@@ -16,11 +16,11 @@ import numpy as np
 from codescent.base.durable import sha256_of, write_json
 from codescent.base.errors import UserError
 from codescent.base.safetensors_header import encode_header
-from codescent.data.prepared import DESCRIPTION, digest, prepared
+from codescent.data.prepared import DESCRIPTION, SPLITS, digest, prepared
 from codescent.data.progress import stage
 from codescent.tasks.tensors.dataset import FORMAT, open_prepared
 from codescent.tasks.tensors.files import FORMATS, SUFFIX, h5py
-from codescent.tasks.tensors.synthetic import MAX_SEED, NAMES, SPLITS, Sizes, Synthetic, validation_samples
+from codescent.tasks.tensors.synthetic import MAX_SEED, NAMES, Sizes, Synthetic
 
 MAX_WIDTH = 1_000_000
 _PT_HEADERS_BYTES = 1 << 16  # more than a .pt file has beside its numbers
@@ -28,11 +28,7 @@ Advance = Callable[[int], None]
 
 
 def make_recipe(samples: int, sizes: Sizes, seed: int, validation_fraction: float) -> Synthetic:
-    """Check what was asked for: so many samples to train on, and a share of them more for validation.
-
-    Raises:
-        UserError: all that is wrong with it.
-    """
+    """So many samples to train on, and a share of them more for validation. Raises UserError: all that is wrong."""
     problems = []
     if not 0.0 < validation_fraction <= 0.5:
         problems.append(f"data.validation_fraction: {validation_fraction} is not in (0, 0.5]")
@@ -42,7 +38,7 @@ def make_recipe(samples: int, sizes: Sizes, seed: int, validation_fraction: floa
         problems.append(f"seed: {seed} is not a whole number from 0 to {MAX_SEED}")
     if problems:
         raise UserError(*problems)
-    return Synthetic(samples, validation_samples(samples, validation_fraction), sizes, seed)
+    return Synthetic(samples, max(1, round(samples * validation_fraction)), sizes, seed)
 
 
 def parse_sizes(source: str, target: str) -> Sizes:
@@ -71,7 +67,7 @@ def prepare_synthetic(recipe: Synthetic, storage: str, root: Path, *, progress: 
     """The folder of synthetic tensors in one of FORMATS, written if it is not there; `progress` shows a bar or lines.
 
     Raises:
-        UserError: no such format, its library is not installed, the disk, or damage of what is there.
+        UserError: no such format, no library for it, the disk, or damage of what is there.
     """
     if storage not in FORMATS:
         raise UserError(f"format {storage}: tensors are written as {', '.join(FORMATS)}")

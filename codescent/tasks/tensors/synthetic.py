@@ -3,8 +3,6 @@ Does not write files (prepare.py does)."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
@@ -12,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
+from codescent.data.prepared import SPLITS, digest
 
 Floats = npt.NDArray[np.float32]
 
 PREFIX = "synthetic:"
 VERSION = 1  # of the function to the numbers; count on when it changes
 NAMES = ("source", "target")
-SPLITS = ("train", "validation")
 MAX_SEED = 2**63 - 1
 _BLOCK = 256  # samples that are made together
 
@@ -30,10 +28,6 @@ class Sizes:
     source_len: int
     target_len: int
     width: int
-
-    def length(self, name: str) -> int:
-        """Vectors of the source, or of the target."""
-        return self.source_len if name == "source" else self.target_len
 
     def __str__(self) -> str:
         return f"source {self.source_len}x{self.width}, target {self.target_len}x{self.width}"
@@ -58,8 +52,7 @@ class Synthetic:
     @property
     def fingerprint(self) -> str:
         """Changes with the numbers; the same for all formats."""
-        recipe = {"synthetic": VERSION, **asdict(self)}
-        return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+        return digest({"synthetic": VERSION, **asdict(self)})
 
     def samples(self, split: str) -> int:
         """Samples of a split."""
@@ -67,7 +60,8 @@ class Synthetic:
 
     def shape(self, split: str, name: str) -> tuple[int, int, int]:
         """[samples, vectors, numbers of each]."""
-        return self.samples(split), self.sizes.length(name), self.sizes.width
+        length = self.sizes.source_len if name == "source" else self.sizes.target_len
+        return self.samples(split), length, self.sizes.width
 
     def blocks(self, split: str, name: str) -> Iterator[Floats]:
         """The numbers of a split in the order of its samples, [n, length, width] at a time."""
@@ -91,17 +85,8 @@ class Synthetic:
         return out
 
 
-def validation_samples(train: int, fraction: float) -> int:
-    """Samples of the validation split: that share of the training samples, at least one."""
-    return max(1, round(train * fraction))
-
-
 def parse(corpus: str) -> tuple[int, int]:
-    """Samples and seed of a corpus `synthetic:SAMPLES` or `synthetic:SAMPLES:SEED`.
-
-    Raises:
-        UserError: not of that form.
-    """
+    """Samples and seed of a corpus synthetic:SAMPLES or synthetic:SAMPLES:SEED. Raises UserError: another form."""
     words = corpus.removeprefix(PREFIX).split(":")
     numbers = [int(word) if word.isascii() and word.isdecimal() else -1 for word in words]
     if len(numbers) > 2 or min(numbers) < 0 or numbers[0] < 1 or numbers[-1] > MAX_SEED:

@@ -1,20 +1,39 @@
-"""In: a plan, a resolved config. Out: tables for a person to read, with units that people use (GiB, millions).
-Does not compute what it shows (cost does) and writes no file."""
+"""In: a plan. Out: a table for a person to read, with units that people use (GiB, millions), or JSON.
+Does not compute what it shows (cost does) and does not draw (timeline.py does)."""
 
 from __future__ import annotations
 
+import json
+from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from codescent.config.load import Resolved, describe
+from codescent.base.errors import UserError
 from codescent.cost.memory import StateBytes, inside_bytes, state_bytes, wire_bytes
 from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
+from codescent.preflight import plan_of
+from codescent.verbs.config import config_of
+from codescent.verbs.timeline import draw_plan, refusals
 
 SYNTHETIC = "synthetic: random numbers, to measure with; the loss says nothing"
+
+
+def main(arguments: Namespace) -> int:
+    """Print the plan of a config, and draw its timeline if a file for it is given."""
+    config, file = config_of(arguments), arguments.timeline
+    if file is not None and (problems := list(refusals(file))):
+        raise UserError(*problems)
+    plan = plan_of(config, config.parallel.ranks)
+    if file is not None:
+        draw_plan(plan, file)
+    if arguments.json:
+        print(json.dumps(plan.to_json(), indent=1))
+    else:
+        show_plan(plan)
+    return 0
 
 
 def show_plan(plan: Plan) -> None:
@@ -37,11 +56,7 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
             f"{model.kind}: {model.num_layers} layers, {model.num_heads} heads, {model.hidden_dim} channels, "
             f"vocabulary {model.vocab_size:,}",
         ),
-        *(
-            [("data", "synthetic: random numbers, to measure with; the loss says nothing")]
-            if plan.task.synthetic
-            else []
-        ),
+        *([("data", SYNTHETIC)] if plan.task.synthetic else []),
         ("parameters", f"{plan.num_parameters:,}{_trained(plan)}"),
         ("mesh", " x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES) + f" = {mesh.world_size} rank(s)"),
         (
@@ -81,7 +96,7 @@ def _trained(plan: Plan) -> str:
 
 
 def _stages(plan: Plan) -> Iterator[str]:
-    """A line for each pipeline stage: its part of the model, chunk by chunk, and how much of the whole that is."""
+    """A line for each pipeline stage: its chunks of the model, parameters and share of the FLOPs."""
     flops = plan.model.forward_flops
     for stage in range(plan.mesh.pp):
         parts = plan.schedule.parts(stage)
@@ -94,22 +109,18 @@ def _stages(plan: Plan) -> Iterator[str]:
 def _depths(part: range, model: ModelFacts) -> str:
     """A part of a model in words."""
     words = ["embedding"] if 0 in part else []
-    stacks = {
-        "encoder ": range(1, model.encoder_layers + 1),
-        "decoder ": range(model.encoder_layers + 1, model.num_layers + 1),
-    }
-    for name, depths in stacks.items():
-        layers = [depth - 1 for depth in part if depth in depths]
+    ends = (0, model.encoder_layers, model.num_layers)
+    for name, first, end in zip(("encoder ", "decoder "), ends, ends[1:]):
+        layers = [depth - 1 for depth in part if first < depth <= end]
         stack = name if model.encoder_layers else ""
         if layers:
-            words.append(
-                f"{stack}layer {layers[0]}" if len(layers) == 1 else f"{stack}layers {layers[0]} to {layers[-1]}"
-            )
+            several = f"s {layers[0]} to {layers[-1]}" if len(layers) > 1 else f" {layers[0]}"
+            words.append(f"{stack}layer{several}")
     return ", ".join([*words, *(["head"] if model.num_layers + 1 in part else [])]) or "nothing"
 
 
 def _traffic(plan: Plan) -> Iterator[str]:
-    """A line for each kind of collective on each axis, with what a rank puts on the wire, and the sum of that."""
+    """A line for each kind of collective on each axis, with the bytes that a rank sends, and their sum."""
     kinds: dict[tuple[str, str], list[Traffic]] = {}
     for record in plan.traffic:
         between = "between stages" if record.verb in SENDS else _ranks_of(record, plan.mesh)
@@ -139,7 +150,7 @@ def _together(state: StateBytes, fullest: str) -> str:
 
 
 def _counts(by_stage: list[list[Traffic]]) -> str:
-    """How often a rank issues them; where that depends on its pipeline stage, by stage."""
+    """How often a rank issues them, by stage if that differs."""
     counts = {stage: sum(record.times for record in records) for stage, records in enumerate(by_stage) if records}
     if len(set(counts.values())) == 1:
         return str(next(iter(counts.values())))
@@ -154,7 +165,7 @@ def _hidden(records: list[Traffic]) -> str:
 
 
 def _ranks_of(record: Traffic, mesh: Mesh) -> str:
-    """An axis of the mesh, several together, or some of the ranks of one, and how many they are; or inside a rank."""
+    """Which ranks, and how many; or which memories of a rank."""
     axis = record.axis
     if not axis:
         where = "device and host" if record.collective is Collective.COPY else f"{record.devices} devices of the rank"
@@ -169,7 +180,7 @@ def _ranks_of(record: Traffic, mesh: Mesh) -> str:
 
 
 def _program(plan: Plan) -> Iterator[str]:
-    """The instruction list; of a pipeline that of the first stage and that of the last one."""
+    """The instructions of the first and of the last stage."""
     programs = plan.schedule.programs
     for stage in sorted({0, len(programs) - 1}):
         words = [str(instruction) for instruction in programs[stage]]
@@ -192,19 +203,3 @@ def _bytes(number: float) -> str:
         if number >= size:
             return f"{number / size:,.2f} {unit}"
     return f"{number:,.0f} bytes"
-
-
-def show_config(resolved: Resolved) -> None:
-    """Every key, its value, and where the value comes from."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    for heading in ("key", "value", "from"):
-        table.add_column(heading, overflow="fold")
-    for section, key, value, origin in describe(resolved):
-        table.add_row(f"{section}.{key}", value, _shortened(origin), style="dim" if origin == "default" else "")
-    Console(highlight=False).print(table, markup=False)
-
-
-def _shortened(origin: str) -> str:
-    """The file of FILE:LINE as seen from here, where it lies below the working folder."""
-    path = Path(origin)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else origin

@@ -1,0 +1,213 @@
+"""In: a corpus and all that its samples depend on. Out: the folder of their files: made once, hashed, and open.
+Does not know what a sample is: the requests and datasets of each task do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from codescent.base.errors import UserError
+from codescent.data import prepared as folders
+from codescent.data.samples import Source
+from codescent.data.text.request import KINDS
+from codescent.data.tokenizers import wordpiece
+from codescent.tasks.task import Ask, Task
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Data
+
+
+@dataclass(frozen=True)
+class FolderDataset:
+    """Samples of a prepared folder, open.
+
+    Attributes:
+        description: all of description.json.
+        arrays: the .npy files, mapped, by name without suffix.
+        fingerprint: changes with any byte of the files.
+    """
+
+    format: ClassVar[str]
+    form: ClassVar[type[folders.Described]]
+    what: ClassVar[str]  # in words
+
+    path: Path
+    description: dict[str, Any]
+    arrays: dict[str, npt.NDArray[Any]]
+    fingerprint: str
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open a folder; every file is compared with its sha256.
+
+        Raises:
+            UserError: there is none, or every file that is damaged.
+        """
+        description = cls.described(path)
+        fingerprint = folders.fingerprint_of(path, description["files"])
+        files = [path / name for name in description["files"] if name.endswith(".npy")]
+        return cls(path, description, {file.stem: np.load(file, mmap_mode="r") for file in files}, fingerprint)
+
+    @classmethod
+    def described(cls, path: Path) -> dict[str, Any]:
+        """The description of a folder. Raises UserError: there is none, or it is damaged."""
+        return folders.described(path, cls.form, cls.what)
+
+    @classmethod
+    def is_at(cls, path: Path) -> bool:
+        """Whether a folder says that it holds such samples."""
+        return folders.noted(path).get("format") == cls.format
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokenizer's."""
+        return int(self.description["tokenizer"]["vocab_size"])
+
+    @property
+    def tokenizer_text(self) -> str:
+        """The text of the tokenizer's file."""
+        return (self.path / folders.TOKENIZER).read_text(encoding="utf-8")
+
+    def verify(self) -> None:
+        """Nothing: every byte was compared when it was opened."""
+
+    def source(self, split: str, seq_len: int, num_targets: int) -> Source:
+        """See `AnyDataset`."""
+        raise NotImplementedError
+
+    def summary(self) -> list[str]:
+        """What `codescent data` prints."""
+        raise NotImplementedError
+
+
+class Request:
+    """What is to be prepared; each is a dataclass.
+
+    Attributes:
+        dataset: what the folder is opened as.
+        corpus: the user's file, or a prepared folder.
+        tokenizer: as data.tokenizer.
+    """
+
+    dataset: ClassVar[type[FolderDataset]]
+    corpus: str
+    tokenizer: str
+
+    @property
+    def path(self) -> Path:
+        """The corpus."""
+        return Path(self.corpus).expanduser()
+
+    def fields(self) -> dict[str, Any]:
+        """The JSON values, by name, that the samples depend on."""
+        raise NotImplementedError
+
+    def parts(self) -> Mapping[str, Callable[[], Any]]:
+        """The rest, such as the content of files: functions that return a JSON value, or raise UserError."""
+        raise NotImplementedError
+
+    def problems(self) -> list[str]:
+        """What is wrong with the fields."""
+        return []
+
+    def write(self, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
+        """Write all files but the description; returns its fields "tokenizer", "splits" and more.
+
+        Raises:
+            UserError: the corpus cannot be used, or is no longer that of the key.
+        """
+        raise NotImplementedError
+
+    def refuse_prepared(self) -> None:
+        """Raise UserError where the corpus is a prepared folder that differs from what is asked for."""
+
+    def key(self) -> dict[str, Any]:
+        """All that the samples depend on. Raises UserError: all that is wrong with the request."""
+        problems, key = self.problems(), {"format": self.dataset.format, **self.fields()}
+        for name, part in self.parts().items():
+            try:
+                key[name] = part()
+            except UserError as error:
+                problems += error.problems
+        if problems:
+            raise UserError(*problems)
+        return key
+
+    def locate(self, root: Path) -> Path | None:
+        """The prepared folder, if it is there. Raises UserError: all that is wrong with the request."""
+        if self.dataset.is_at(self.path):
+            self.refuse_prepared()
+            return self.path
+        return folders.existing(self._folder(root, self.key()), self.dataset.open)
+
+    def prepare(self, root: Path, *, progress: bool = False) -> Path:
+        """Like `locate`, but makes the folder where it is not there; `progress` shows bars or lines.
+
+        Raises:
+            UserError: anything wrong with the request, the files or the disk. Nothing half-made is left.
+        """
+        if self.dataset.is_at(self.path):
+            self.refuse_prepared()
+            return self.path
+        key = self.key()
+
+        def make(folder: Path) -> None:
+            fields = self.write(key, folder, progress)
+            files = sorted(path.name for path in folder.iterdir())
+            folders.describe(folder, {"format": self.dataset.format, "request": key, **fields}, files)
+
+        return folders.prepared(self._folder(root, key), make, self.dataset.open)
+
+    def _folder(self, root: Path, key: dict[str, Any]) -> Path:
+        return folders.folder_of(root, key, self.corpus, self.tokenizer)
+
+
+class FolderTask(Task):
+    """A task whose samples are prepared by a request into a folder of hashed files.
+
+    Attributes:
+        dataset: what the folder is opened as.
+    """
+
+    dataset: type[FolderDataset]
+
+    def request(self, ask: Ask) -> Request:
+        """What is to be prepared. Raises UserError: the config does not say it."""
+        raise NotImplementedError
+
+    def made_for(self, data: Data) -> bool:
+        """See `Task`: a prepared folder is."""
+        return self.dataset.is_at(Path(data.corpus).expanduser())
+
+    def vocab_size(self, ask: Ask) -> int | None:
+        """See `Task`; that of the prepared folder where it is there."""
+        found = self.request(ask).locate(ask.data.folder)
+        return super().vocab_size(ask) if found is None else self.dataset.described(found)["tokenizer"]["vocab_size"]
+
+    def prepare(self, ask: Ask, *, progress: bool) -> Path:
+        """See `Task`."""
+        return self.request(ask).prepare(ask.data.folder, progress=progress)
+
+    def open(self, ask: Ask, path: Path) -> FolderDataset:
+        """See `Task`."""
+        return self.dataset.open(path)
+
+    def open_corpus(self, corpus: str, validation_fraction: float) -> FolderDataset | None:
+        """See `Task`."""
+        return self.dataset.open(Path(corpus)) if self.dataset.is_at(Path(corpus)) else None
+
+
+def tokenizer_identity(name: str, wanted: str) -> str:
+    """A tokenizer in a key: its name where it is published, else the sha256 of the user's file.
+
+    Raises:
+        UserError: the file cannot be read: what is `wanted`.
+    """
+    if wordpiece.split_name(name):
+        return wordpiece.identity(name)
+    return name if name in KINDS else f"file:{folders.given_sha256(Path(name).expanduser(), wanted)}"

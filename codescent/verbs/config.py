@@ -1,0 +1,64 @@
+"""In: a config and overrides. Out: the resolved config; a table of every key, its value and where that comes from.
+Does not read files or check values (config/ does)."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from codescent.base.errors import UserError
+from codescent.config.load import Resolved, describe, load
+from codescent.config.sections import Config
+from codescent.config.words import keys_markdown
+
+
+def main(arguments: Namespace) -> int:
+    """Print the keys, a config, or both."""
+    if arguments.keys:
+        print(keys_markdown())
+    if arguments.config is not None:
+        _show(resolved_of(arguments))
+    elif not arguments.keys:
+        raise UserError("codescent config: give a CONFIG to show, or --keys")
+    return 0
+
+
+def config_of(arguments: Namespace) -> Config:
+    """See `resolved_of`."""
+    return resolved_of(arguments).config
+
+
+def resolved_of(arguments: Namespace) -> Resolved:
+    """The config that a command line means, its `--ranks` as parallel.ranks.
+
+    Raises UserError: every problem of the config, or a data.task that there is not.
+    """
+    ranks = getattr(arguments, "ranks", None)
+    resolved = load(arguments.config, [*arguments.overrides, *([] if ranks is None else [f"parallel.ranks={ranks}"])])
+    if resolved.config.data.task is not None:
+        from codescent import tasks
+
+        try:
+            tasks.named(resolved.config.data.task)
+        except UserError as error:
+            raise UserError(*(f"{resolved.origins['data.task']}: {problem}" for problem in error.problems)) from error
+    return resolved
+
+
+def _show(resolved: Resolved) -> None:
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for heading in ("key", "value", "from"):
+        table.add_column(heading, overflow="fold")
+    for section, key, value, origin in describe(resolved):
+        table.add_row(f"{section}.{key}", value, _shortened(origin), style="dim" if origin == "default" else "")
+    Console(highlight=False).print(table, markup=False)
+
+
+def _shortened(origin: str) -> str:
+    """The file of FILE:LINE relative to the working folder, where it lies below it."""
+    path = Path(origin)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else origin

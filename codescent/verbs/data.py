@@ -1,0 +1,58 @@
+"""In: the arguments of `codescent data`: a corpus, or sizes of synthetic tensors. Out: a prepared folder, summarized.
+Does not prepare (data/text and tasks/tensors do)."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from codescent import tasks
+from codescent.base.errors import UserError
+from codescent.data.text.dataset import open_dataset
+from codescent.data.text.prepare import prepare
+from codescent.tasks import Corpus
+from codescent.tasks.tensors.dataset import open_tensors
+from codescent.tasks.tensors.prepare import make_recipe, parse_sizes, prepare_synthetic
+
+_OF_TEXT, _OF_TENSORS = ("tokenizer", "train_bpe", "workers"), ("source", "target", "format", "seed")
+
+
+def main(arguments: Namespace) -> int:
+    """Prepare or open what is given, and print its summary and its path."""
+    if (arguments.synthetic is None) == (arguments.corpus is None):
+        raise UserError("codescent data: give a corpus, or --synthetic SAMPLES")
+    opened = None if arguments.corpus is None else tasks.open_corpus(arguments.corpus, arguments.validation_fraction)
+    vectors = arguments.corpus is None or (opened is not None and opened.vocab_size is None)
+    for name in (*(_OF_TEXT if vectors else ()), *(() if arguments.synthetic else _OF_TENSORS)):
+        if getattr(arguments, name) is not None:
+            why = "tensors are no text" if name in _OF_TEXT else "only --synthetic makes tensors"
+            raise UserError(f"--{name.replace('_', '-')}: {why}; leave it out")
+    dataset = opened or (_tokens(arguments) if arguments.synthetic is None else _tensors(arguments))
+    if arguments.verify:
+        dataset.verify()
+    for line in dataset.summary():
+        print(line)
+    if arguments.verify:
+        print("verified: every file is as it was made")
+    print(dataset.path)
+    return 0
+
+
+def _tokens(arguments: Namespace) -> Corpus:
+    path = prepare(
+        arguments.corpus,
+        arguments.tokenizer,
+        arguments.folder,
+        train_bpe=arguments.train_bpe,
+        validation_fraction=arguments.validation_fraction,
+        text_key=arguments.text_key,
+        num_workers=arguments.workers,
+        progress=True,
+    )
+    return open_dataset(path)
+
+
+def _tensors(arguments: Namespace) -> Corpus:
+    sizes = parse_sizes(arguments.source or "1x512", arguments.target or "20x512")
+    recipe = make_recipe(arguments.synthetic, sizes, arguments.seed or 0, arguments.validation_fraction)
+    path = prepare_synthetic(recipe, arguments.format or "hdf5", arguments.folder, progress=True)
+    return open_tensors(str(path), arguments.validation_fraction)

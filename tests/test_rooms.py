@@ -1,0 +1,111 @@
+"""In: the sources of the package. Out: one place reads each fact of a config; nothing is asked by a name of a task.
+Does not run anything: import-linter checks the rooms, these tests check names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import codescent
+from codescent.plan import AXES, Layout
+from codescent.tasks import TASKS
+
+PACKAGE = Path(codescent.__file__).parent
+RESOLVED = ("model", "data", "lora")
+"""Sections of a config that `build` resolves, beside the keys of [parallel] that make a layout."""
+STARTS = {"ranks", "timeout_s"}
+"""Keys of [parallel] that say how ranks are started, not how they divide the work."""
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def is_config(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name | ast.Attribute) and (node.id if isinstance(node, ast.Name) else node.attr) in (
+        "config",
+        "saved_config",
+        "_config",
+    )
+
+
+def test_what_build_resolves_nobody_else_reads() -> None:
+    found = [
+        f"{file}:{node.lineno}: {ast.unparse(node)}"
+        for file, tree in sources()
+        if file != "build.py" and not file.startswith("config/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and is_config(node.value) and node.attr in RESOLVED
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_keys_of_a_layout_are_read_from_the_plan() -> None:
+    found = [
+        f"{file}:{node.lineno}: {ast.unparse(node)}"
+        for file, tree in sources()
+        if file != "build.py" and not file.startswith("config/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "parallel"
+        and node.attr not in STARTS
+    ]
+    assert not found, "\n".join(found)
+    assert not STARTS & {*AXES, *Layout.__dataclass_fields__}
+
+
+def test_no_task_is_asked_by_its_name() -> None:
+    """A name may stand in its task's own room, or as the name of one of BERT's heads."""
+    names = {task.name for task in TASKS}
+    heads = {task.head for task in TASKS if task.head is not None}
+    found = [
+        f"{file}:{node.lineno}: {node.value}"
+        for file, tree in sources()
+        if not file.startswith("tasks/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value in names - heads
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_a_task_is_named_in_its_own_room_alone() -> None:
+    for task in TASKS:
+        own = type(task).__module__.removeprefix("codescent.").replace(".", "/")
+        elsewhere = [
+            f"{file}:{node.lineno}"
+            for file, tree in sources()
+            if file.startswith("tasks/") and not file.startswith(own.removesuffix("/__init__"))
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Compare)
+            for side in (node.left, *node.comparators)
+            if isinstance(side, ast.Constant) and side.value == task.name
+        ]
+        assert not elsewhere, (task.name, elsewhere)
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Of imports at the top of a file; those inside functions and for types alone may go back."""
+    modules = {
+        f"codescent.{file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}": tree
+        for file, tree in sources()
+    }
+    imports = {name: set(imported(tree, modules)) - {name} for name, tree in modules.items()}
+    while leaves := [name for name, targets in imports.items() if not targets & imports.keys()]:
+        for name in leaves:
+            del imports[name]
+    assert not imports, {name: sorted(targets & imports.keys()) for name, targets in imports.items()}
+
+
+def imported(tree: ast.Module, modules: Collection[str]) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                yield inside if inside in modules else node.module
+
+
+def test_the_top_level_has_at_most_six_modules() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= 6
