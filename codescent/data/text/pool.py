@@ -12,6 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,14 @@ class WorkerPool:
         try:
             for _ in range(num_workers):
                 ours, theirs = Pipe()
-                with theirs:
+                with theirs:  # the child has its copy; what its libraries print goes to the standard error
                     handle = theirs.fileno()
                     process = subprocess.Popen(
-                        [*command, str(handle)], stdin=subprocess.DEVNULL, env=environment, pass_fds=[handle]
+                        [*command, str(handle)],
+                        stdin=subprocess.DEVNULL,
+                        stdout=2,
+                        env=environment,
+                        pass_fds=[handle],
                     )
                 self._workers.append((process, ours))
                 self._idle.put((process, ours))
@@ -113,32 +118,23 @@ def _cause_of_death(process: subprocess.Popen[bytes]) -> str:
     )
 
 
-def _serve(tokenizer: Tokenizer, separate: bool, connection: Connection) -> None:
-    """Answer requests (segments) with token ids or the error, until the parent ends the connection."""
-    while True:
-        try:
-            segments = connection.recv()
-        except (EOFError, OSError):
-            return
-        answer: npt.NDArray[Any] | Exception
-        try:
-            answer = encode_segments(tokenizer, segments, separate)
-        except UserError as error:
-            answer = error
-        except Exception:  # the parent raises it
-            answer = RuntimeError(f"a tokenizer process failed:\n{traceback.format_exc()}")
-        connection.send(answer)
-
-
-def _main() -> None:
-    """Serve one connection, by its number. What libraries print goes to the standard error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    os.dup2(2, 1)
+def _answer(tokenizer: Tokenizer, segments: list[tuple[str, bool]], separate: bool) -> npt.NDArray[Any] | Exception:
     try:
-        _serve(load(Path(sys.argv[1])), sys.argv[2] == "separate", Connection(int(sys.argv[3])))
-    except (BrokenPipeError, ConnectionResetError):
-        os._exit(1)  # the parent is gone
+        return encode_segments(tokenizer, segments, separate)
+    except UserError as error:
+        return error
+    except Exception:  # the parent raises it
+        return RuntimeError(f"a tokenizer process failed:\n{traceback.format_exc()}")
+
+
+def _serve(tokenizer_path: str, mode: str, handle: str) -> None:
+    """Answer requests until the parent ends the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    tokenizer, connection = load(Path(tokenizer_path)), Connection(int(handle))
+    with suppress(EOFError, OSError):  # the parent is gone
+        while True:
+            connection.send(_answer(tokenizer, connection.recv(), mode == "separate"))
 
 
 if __name__ == "__main__":
-    _main()
+    _serve(*sys.argv[1:])

@@ -91,8 +91,11 @@ class _Preparation:
         given = None if made_of_text else tokenizer_of(self.request.tokenizer)  # refused before the long work
         counted = self._scanned(corpus)
         target = self.request.folder(self.root, corpus.name, counted.sha256)
-        if (target / DESCRIPTION).exists():
-            return _adopt(target, corpus.stamp)
+        if (target / DESCRIPTION).exists():  # of the very same text: note the stamp of its files as they are now
+            description = read_description(target)
+            check_shards(target, description)
+            write_json(target / DESCRIPTION, {**description, "stamp": corpus.stamp})
+            return target
         tokenizer = self._tokenizer(corpus, counted, given)
         splits, forced_cuts = self._shards(corpus, counted, tokenizer)
         description = {
@@ -228,11 +231,3 @@ def _write(encoded: Iterator[Encoded], writer: ShardWriter, advance: Callable[[i
         if writer.chunks_done % JOURNAL_EVERY_CHUNKS == 0:
             writer.journal()
         advance(chunk.characters)
-
-
-def _adopt(target: Path, stamp: str) -> Path:
-    """Keep a dataset of the very same text, and note the stamp of the files as they are now."""
-    description = read_description(target)
-    check_shards(target, description)
-    write_json(target / DESCRIPTION, {**description, "stamp": stamp})
-    return target

@@ -37,13 +37,7 @@ class Scan:
     empty: tuple[str, ...]
 
 
-def scan(
-    corpus: Corpus,
-    text_key: str,
-    with_alphabet: bool,
-    num_threads: int,
-    advance: Callable[[int], None] = lambda _: None,
-) -> Scan:
+def scan(corpus: Corpus, text_key: str, with_alphabet: bool, num_threads: int, advance: Callable[[int], None]) -> Scan:
     """Read a corpus once, several files at a time, in bounded memory; `advance` is called with the size of each piece.
 
     Raises UserError: all problems of the files (the first 20), or: the corpus has no text.

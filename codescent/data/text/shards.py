@@ -61,13 +61,12 @@ class SplitWriter:
         """Bring what was written to the disk. Returns the state from which the constructor continues."""
         if self._stream is not None:
             os.fsync(self._stream.fileno())
-        return {**self._counts(), "open_tokens": self._open_tokens}
+        return {"shards": self.shards, "open_tokens": self._open_tokens, **self._counts()}
 
     def finish(self) -> dict[str, Any]:
         """Close the last shard. Returns the split's part of the dataset's description."""
-        if self._stream is not None:
-            self._close_shard()
-        return {**self._counts(), "tokens": self.num_tokens}
+        self._close_shard()
+        return {**self._counts(), "tokens": self.num_tokens, "shards": self.shards}
 
     def abandon(self) -> None:
         """Close the open file; what it holds past the last `sync` does not count."""
@@ -76,7 +75,7 @@ class SplitWriter:
             self._stream = None
 
     def _counts(self) -> dict[str, Any]:
-        return {"characters": self.characters, "documents": self.documents, "shards": self.shards}
+        return {"characters": self.characters, "documents": self.documents}
 
     def _path(self) -> Path:
         return self._folder / f"{self._split}_{len(self.shards):06d}.bin"
@@ -89,7 +88,8 @@ class SplitWriter:
         return stream
 
     def _close_shard(self) -> None:
-        assert self._stream is not None
+        if self._stream is None:
+            return
         self.sync()
         self._stream.close()
         name, sha256 = self._path().name, self._digest.hexdigest()

@@ -47,10 +47,8 @@ class WordPiece(LibraryTokenizer):
     def pieces(self, texts: Sequence[str]) -> list[Pieces]:
         """Tokens of each text, with their character spans in the original text."""
         encodings = self._inner.encode_batch(list(texts), add_special_tokens=False)
-        return [
-            Pieces(np.array(found.ids, np.int64), np.array(found.offsets, np.int32).reshape(-1, 2))
-            for found in encodings
-        ]
+        spans = (np.array(found.offsets, np.int32).reshape(-1, 2) for found in encodings)
+        return [Pieces(np.array(found.ids, np.int64), span) for found, span in zip(encodings, spans)]
 
 
 def is_wordpiece(fields: Any) -> bool:
@@ -83,19 +81,15 @@ def bert(name: str) -> WordPiece:
         UserError: the published file is missing and cannot be downloaded; every problem of the user's vocabulary.
     """
     kind, path = split_name(name) or (name, "")
-    file = Path(path).expanduser() if path else download.obtain(KINDS[kind])
-    return WordPiece(_tokenizer(_vocabulary(file), lowercase=kind == "bert"))
-
-
-def _tokenizer(vocabulary: dict[str, int], lowercase: bool) -> library.Tokenizer:
+    vocabulary = _vocabulary(Path(path).expanduser() if path else download.obtain(KINDS[kind]))
     inner = library.Tokenizer(
         library.models.WordPiece(vocab=vocabulary, unk_token="[UNK]", continuing_subword_prefix=CONTINUES)
     )
-    inner.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
+    inner.normalizer = library.normalizers.BertNormalizer(lowercase=kind == "bert")
     inner.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
     inner.decoder = library.decoders.WordPiece(prefix=CONTINUES)
     inner.add_special_tokens(list(CONTROLS))
-    return inner
+    return WordPiece(inner)
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
