@@ -32,7 +32,7 @@ class AttentionCore(Protocol):
     def __call__(
         self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, *, keys_B: Tensor | None, dropout: float, first_head: int
     ) -> Tensor:
-        """[B, H, T, K]; `first_head` is the number of the first of these heads in the model."""
+        """See `attend`."""
 
 
 class Attention(nn.Module):
@@ -132,11 +132,7 @@ class CrossAttention(nn.Module):
     ) -> Tensor:
         """What attention adds to the target's residual stream: [B, T, D].
 
-        Args:
-            x_BTD: the target.
-            source_BSD: the encoder's output.
-            padding_BS: bool, True at positions of the source that nobody sees.
-            keys_B: keys of the dropout of the attention probabilities; None drops nothing.
+        `padding_BS` is True at positions of the source that nobody sees; `keys_B` drop attention probabilities.
         """
         q_BTHK = self.q(x_BTD).unflatten(2, (-1, self.head_dim))
         k_BSHK, v_BSHK = self.kv(source_BSD).unflatten(2, (-1, 2, self.head_dim)).unbind(3)
@@ -168,15 +164,8 @@ def attend(
 ) -> Tensor:
     """softmax(q k^T / sqrt(head_dim)) v: [B, H, T, K] (Vaswani et al. 2017, equation 1).
 
-    With dropout it is written out: no fused kernel drops by our masks. The output of a query that sees no key is
-    undefined.
-
-    Args:
-        q_BHTK, k_BHSK, v_BHSK: queries, keys, values.
-        hidden: see `hidden_keys`.
-        keys_B: keys of the dropout of the probabilities; None drops nothing.
-        dropout: probability.
-        first_head: number of the first of these heads in the model.
+    With dropout (`keys_B`) it is written out: no fused kernel drops by our masks. `hidden` is from `hidden_keys`;
+    `first_head` is the number of the first of these heads in the model. A query that sees no key has no defined output.
     """
     if keys_B is None:
         return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, None if hidden is None else ~hidden)

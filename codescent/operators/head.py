@@ -44,10 +44,8 @@ class Vocabulary:
         skip_negative: bool = False,
     ) -> Tensor:
         """See `head_loss`."""
-        x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
-        return head_loss(
-            x_ND, weight_VD, targets_N, chunk_tokens, loss_scale, tied_gradient_VD, skip_negative=skip_negative
-        )
+        x_ND, targets_N, skips = x_BTD.flatten(0, 1), targets_BT.flatten(), skip_negative
+        return head_loss(x_ND, weight_VD, targets_N, chunk_tokens, loss_scale, tied_gradient_VD, skip_negative=skips)
 
     def every_row(self, x_BTD: Tensor) -> Tensor:
         """The rows of all positions, gathered where each rank has some; `loss_of_rows` reads a selection of them."""
@@ -77,12 +75,7 @@ def tied_embedding(weight_VD: Tensor, tokens_BT: Tensor, tied_dtype: torch.dtype
 
     Autograd would make a second dense gradient [V, D] for the embedding, of zeros and a few rows, and add the two.
     Here the head gives its gradient to the second output, and backward adds the rows of the embedding in place.
-
-    Args:
-        weight_VD: the matrix.
-        tokens_BT: int64.
-        tied_dtype: dtype of the head's gradient. If it is wider than that of the weight, the sum is made in it and
-            rounded once.
+    `tied_dtype` is the dtype of the head's gradient: if it is wider than the weight's, the sum is rounded once.
 
     Returns:
         x_BTD, and [V, D] zeros that take no memory; their gradient is the head's share of the weight's gradient.

@@ -148,11 +148,7 @@ class Activation:
 
 
 class ActivatedThenLinear(Linear):
-    """activation(h) W^T + b. The layer may overwrite h: nothing else may read it.
-
-    Attributes:
-        recompute: whether backward makes the activation again.
-    """
+    """activation(h) W^T + b; see `activated_linear_`. A strategy sets `recompute`."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, activation: Activation) -> None:
         super().__init__(inputs, outputs, bias)
@@ -176,14 +172,8 @@ def activated_linear_(
 ) -> Tensor:
     """activation(h) weight^T + bias: [B, T, O]. It may overwrite h: nothing else may read it.
 
-    Args:
-        activation: what is applied to h.
-        h: contiguous; [B, T, F], or [2, B, T, F] for a gated activation.
-        weight_OF: the matrix.
-        bias_O: None: there is none.
-        recompute: keep only h for backward.
-        deferred: see `Linear`.
-        adapter: see `Linear`.
+    h is contiguous, [B, T, F], or [2, B, T, F] for a gated activation. With `recompute` backward keeps only h. The
+    others are as in `Linear`.
     """
     by_torch = not (h.device.type == "cpu" or recompute or deferred is not None or activation.reads_h)
     if torch.compiler.is_compiling() or by_torch:

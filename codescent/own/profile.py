@@ -48,7 +48,7 @@ def profile(folder: str | PathLike[str], **options: Any) -> Iterator[Profile]:
                 step()
 
     Leave the first steps outside: they allocate and compile. At the end each rank writes `folder/rank_00000.json`, for
-    ui.perfetto.dev, and the first prints each rank's seconds of computing, of communicating, and of communication not hidden.
+    ui.perfetto.dev, and the first prints each rank's seconds of computing, communicating, and not hidden communicating.
 
     Args:
         folder: made if need be.

@@ -161,8 +161,9 @@ def _no_json(name: str, value: Any) -> Iterator[str]:
                 f"{name}: a dict with keys that are no texts, such as {keys[0]!r}: nothing for JSON, which would make "
                 "texts of them: give a list of pairs, or make it anew when you load"
             )
-        for key in value.keys() - keys:
-            yield from _no_json(f"{name}.{key}", value[key])
+        for key, inner in value.items():
+            if isinstance(key, str):
+                yield from _no_json(f"{name}.{key}", inner)
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
             yield from _no_json(f"{name}[{number}]", inner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from codescent.models.shape import (
     WEIGHT_STD,
@@ -17,7 +17,6 @@ from codescent.models.shape import (
     linear,
     norm,
     wide_ffn,
-    wrong_words,
 )
 from codescent.plan.shard import Parameter, Role
 
@@ -56,28 +55,19 @@ class BertShape(EqualHeads):
     head: str = "mlm"
     bias: bool = True
     dropout: float = 0.0
+    extras: ClassVar[bool] = True  # every layer reads the lengths of the samples
+    refuses: ClassVar[Mapping[str, str]] = {
+        "cp": "the attention that travels is causal attention over whole sequences, and here every position sees "
+        "all others but padding"
+    }
 
     @property
-    def extras(self) -> bool:
-        """Every layer reads the lengths of the samples."""
-        return True
-
-    @property
-    def head_share(self) -> float:
+    def head_share(self) -> float:  # type: ignore[override]
         """Share of the positions that the head reads."""
         return MASKED_SHARE if self.head == "mlm" else 1.0
 
-    @property
-    def refuses(self) -> Mapping[str, str]:
-        """Context parallelism: attention sees both sides."""
-        return {
-            "cp": "the attention that travels is causal attention over whole sequences, and here every position sees "
-            "all others but padding"
-        }
-
 
 def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: str) -> Iterator[str]:
-    yield from wrong_words(full, {"head": HEADS}, where)
     if bias is False:
         yield f"{where}.bias = false: a BERT has biases; leave it out"
 
@@ -123,6 +113,7 @@ KIND = Kind(
     forward_flops,
     wide_ffn,
     _wrong,
+    words={"head": HEADS},
     options=("dropout",),
     uncompiled="has been compiled in one process alone so far, and divided over tp nobody has seen it come to an end",
 )

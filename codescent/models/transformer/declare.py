@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from codescent.models.shape import EqualHeads, Kind, attention, feed_forward, linear, norm, wide_ffn, wrong_words
+from codescent.models.shape import EqualHeads, Kind, attention, feed_forward, linear, norm, wide_ffn
 from codescent.plan.shard import Parameter, Role
 
 # Vaswani et al. 2017, table 3; the base is torch.nn.Transformer's default. Their vocabulary of pairs of bytes has
@@ -83,17 +83,17 @@ class TransformerShape(EqualHeads):
         return self.source_len + self.target_len
 
     @property
-    def streams(self) -> tuple[int, ...]:
+    def streams(self) -> tuple[int, ...]:  # type: ignore[override]
         """Lengths of source and target; the loss is of the target."""
         return self.source_len, self.target_len
 
     @property
-    def encoder_layers(self) -> int:
+    def encoder_layers(self) -> int:  # type: ignore[override]
         """Layers that read only the source."""
         return self.num_encoder_layers
 
     @property
-    def refuses(self) -> Mapping[str, str]:
+    def refuses(self) -> Mapping[str, str]:  # type: ignore[override]
         """Context parallelism; without embeddings also sequence parallelism."""
         refused = {
             "cp": "in an encoder-decoder each rank would need a part of two sequences, of which every decoder layer "
@@ -106,10 +106,6 @@ class TransformerShape(EqualHeads):
 
 def _derived(full: Mapping[str, Any]) -> dict[str, int | None]:
     return wide_ffn(full) | ({"vocab_size": None} if full.get("embedding") == "none" else {})
-
-
-def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: str) -> Iterator[str]:
-    return wrong_words(full, OPTIONS, where)
 
 
 def parameters(shape: TransformerShape) -> Iterator[Parameter]:
@@ -194,6 +190,6 @@ KIND = Kind(
     parameters,
     forward_flops,
     _derived,
-    _wrong,
+    words=OPTIONS,
     uncompiled="has losses that are not finite when it is compiled for a CPU, and nobody has found out why yet",
 )
