@@ -21,6 +21,10 @@ from codescent.operators.linear import Deferred
 class Part(nn.Module):
     """A model, or the part of it on one virtual pipeline stage.
 
+    forward takes tokens int64 [B, T], T <= seq_len, or without the embedding activations [B, T, D]. It returns with
+    targets the sum of the losses, a scalar in fp32 (fp64 in fp64); without targets logits [B, T, V]; without the head
+    activations [B, T, D]. `loss_scale` is a factor on the gradients, not on the value.
+
     Args:
         shape: sizes of the whole.
         head_chunk_tokens: rows of logits that exist at a time while training; 0: all.
@@ -243,19 +247,15 @@ class Decoder(Part):
         counts: Sequence[int] | None = None,
         lengths_B: Tensor | None = None,
     ) -> Tensor:
-        """The sum of the token losses where targets are given, else logits; without the head, activations.
+        """See `Part`.
 
         Args:
-            inputs: tokens int64 [B, T], T <= seq_len; for a part without the embedding, activations [B, T, D].
+            inputs: tokens int64 [B, T], or activations.
             targets_BT: int64: the token that follows each one; with `lengths_B`, negative targets have no loss.
-            cache: keys and values of earlier tokens; then the logits are of each row's last token only.
-            loss_scale: factor on the gradients (not on the value): 1 / (target tokens of the global batch).
+            cache: keys and values of earlier tokens; then the logits [B, V] are of each row's last token only.
+            loss_scale: 1 / (target tokens of the global batch).
             counts: with a cache, how many of the T tokens are real in each row (the rest is padding at the end).
-            lengths_B: tokens of each sample that are not padding; None: all. Padding follows them, so no real position
-                sees it: only the targets are read differently.
-
-        Returns:
-            A scalar (fp32; fp64 in fp64), or logits [B, T, V], or [B, V] with a cache; activations [B, T, D].
+            lengths_B: tokens of each sample that are not padding; None: all. No causal position sees the padding.
         """
         x_BTD, tied_gradient_VD, positions_BT, last_B = inputs, None, None, None
         keys_SB = self.dropout_keys(len(inputs))

@@ -4,6 +4,7 @@ Does not divide anything: a strategy that does puts its collectives into `before
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -251,18 +252,10 @@ def is_kept(activation: Tensor) -> bool:
     return activation.dtype == torch.bfloat16 or activation.nbytes <= _SMALL_BYTES
 
 
-class FeedForward(nn.Module):
+def feed_forward(width: int, inner: int, bias: bool, activation: Activation) -> nn.Sequential:
     """A linear layer, then an activation and a second linear layer."""
-
-    def __init__(self, width: int, inner: int, bias: bool, activation: Activation) -> None:
-        super().__init__()
-        self.up = Linear(width, inner, bias)
-        self.down = ActivatedThenLinear(inner, width, bias, activation)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D]."""
-        y_BTD: Tensor = self.down(self.up(x_BTD))
-        return y_BTD
+    up, down = Linear(width, inner, bias), ActivatedThenLinear(inner, width, bias, activation)
+    return nn.Sequential(OrderedDict(up=up, down=down))
 
 
 def with_padded_rows(matrix: Tensor) -> Tensor:

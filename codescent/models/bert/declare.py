@@ -21,17 +21,10 @@ from codescent.models.shape import (
 from codescent.plan.shard import Parameter, Role
 
 # Devlin et al. 2019, "BERT", section 3, as released: ffn_dim is 4 * hidden_dim in both.
-_BASE: dict[str, Any] = {
-    "num_layers": 12,
-    "num_heads": 12,
-    "hidden_dim": 768,
-    "ffn_dim": 3072,
-    "vocab_size": 30522,
-    "seq_len": 512,
-}
+_UNCASED = {"vocab_size": 30522, "seq_len": 512}
 PRESETS: dict[str, dict[str, Any]] = {
-    "bert-base-uncased": _BASE,
-    "bert-large-uncased": _BASE | {"num_layers": 24, "num_heads": 16, "hidden_dim": 1024, "ffn_dim": 4096},
+    "bert-base-uncased": {"num_layers": 12, "num_heads": 12, "hidden_dim": 768, "ffn_dim": 3072, **_UNCASED},
+    "bert-large-uncased": {"num_layers": 24, "num_heads": 16, "hidden_dim": 1024, "ffn_dim": 4096, **_UNCASED},
 }
 HEADS = ("mlm", "qa")
 """Heads: masked tokens, or where an answer begins and ends. The first is the default."""

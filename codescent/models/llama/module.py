@@ -3,6 +3,7 @@ Does not run the blocks (decoder does) and does not hold optimizer, device place
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import partial
 
 import torch
@@ -16,20 +17,6 @@ from codescent.operators.linear import ActivatedThenLinear
 from codescent.operators.rotary import frequencies, turns
 
 # Shapes: B samples, T positions, D hidden_dim, C = head_dim / 2.
-
-
-class GatedFeedForward(nn.Module):
-    """SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer")."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_up = GateUp(width, inner)
-        self.down = ActivatedThenLinear(inner, width, False, SWIGLU)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D]."""
-        y_BTD: Tensor = self.down(self.gate_up(x_BTD))
-        return y_BTD
 
 
 class Llama(Decoder):
@@ -55,7 +42,9 @@ class Llama(Decoder):
     def _block(self) -> Block:
         shape, width = self.shape, self.shape.hidden_dim
         attn = Attention(width, (shape.num_heads, shape.num_kv_heads), shape.bias)
-        mlp = GatedFeedForward(width, shape.ffn_dim)
+        # SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer")
+        gate_up, down = GateUp(width, shape.ffn_dim), ActivatedThenLinear(shape.ffn_dim, width, False, SWIGLU)
+        mlp = nn.Sequential(OrderedDict(gate_up=gate_up, down=down))
         return Block(partial(nn.RMSNorm, width, shape.norm_eps), 0.0, norm_first=True, attn=attn, mlp=mlp)
 
     def angles(self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -14,19 +14,11 @@ from codescent.plan.shard import Parameter, Role
 
 # Vaswani et al. 2017, table 3; the base is torch.nn.Transformer's default. Their vocabulary of pairs of bytes has
 # "about 37000 tokens" (section 5.1). Lengths are not theirs: sinusoidal positions know no longest sequence.
-_BASE: dict[str, Any] = {
-    "num_encoder_layers": 6,
-    "num_decoder_layers": 6,
-    "num_heads": 8,
-    "hidden_dim": 512,
-    "ffn_dim": 2048,
-    "vocab_size": 37000,
-    "source_len": 256,
-    "target_len": 256,
-}
+_LAYERS = {"num_encoder_layers": 6, "num_decoder_layers": 6}
+_LENGTHS = {"vocab_size": 37000, "source_len": 256, "target_len": 256}
 PRESETS: dict[str, dict[str, Any]] = {
-    "transformer-base": _BASE,
-    "transformer-big": _BASE | {"num_heads": 16, "hidden_dim": 1024, "ffn_dim": 4096},
+    "transformer-base": {**_LAYERS, "num_heads": 8, "hidden_dim": 512, "ffn_dim": 2048, **_LENGTHS},
+    "transformer-big": {**_LAYERS, "num_heads": 16, "hidden_dim": 1024, "ffn_dim": 4096, **_LENGTHS},
 }
 
 _SOURCE, _TARGET = 0, 1  # numbers of `streams`
