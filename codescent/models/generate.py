@@ -60,11 +60,7 @@ def context_start(length: int, seq_len: int) -> int:
 def choose(logits_BV: Tensor, choice: Choice, indices: Sequence[int], number: int) -> list[int]:
     """The next token of each row, drawn in fp64 by one uniform number that depends on (seed, index, number) alone.
 
-    Args:
-        logits_BV: logits of each row's next token.
-        choice: how to draw.
-        indices: number of each row's prompt.
-        number: how many tokens were drawn for it before.
+    `indices` are the numbers of the rows' prompts, `number` is how many tokens were drawn for each before.
 
     Raises:
         UserError: logits that are not finite: the training has diverged.
@@ -119,20 +115,23 @@ class _Reader:
     @torch.no_grad()
     def first(self) -> Tensor:
         """Logits [B, V] after the prompts."""
-        for row in self.rows:
-            row.start = context_start(len(row.tokens), self.seq_len)
-        return self._read(self.cache, [row.tokens[row.start :] for row in self.rows])
+        return self._read(self.cache, [self._window(row) for row in self.rows])
 
     @torch.no_grad()
     def next(self) -> Tensor:
         """Logits [B, V] after the token that was last appended to each row."""
-        late = [
-            number for number, row in enumerate(self.rows)
-            if context_start(len(row.tokens), self.seq_len) != row.start
-        ]  # fmt: skip
+        late = [n for n, row in enumerate(self.rows) if context_start(len(row.tokens), self.seq_len) != row.start]
         if late:
-            self._read_anew(late)
+            texts, fresh = [self._window(self.rows[number])[:-1] for number in late], self._new_cache(len(late))
+            if all(texts):
+                self._read(fresh, texts)
+            self.cache.replace(late, fresh)
         return self._read(self.cache, [row.tokens[-1:] for row in self.rows])
+
+    def _window(self, row: _Row) -> list[int]:
+        """The tokens of a row that the model sees now."""
+        row.start = context_start(len(row.tokens), self.seq_len)
+        return row.tokens[row.start :]
 
     def _read(self, cache: KVCache, texts: list[list[int]]) -> Tensor:
         width = max(map(len, texts))
@@ -141,16 +140,6 @@ class _Reader:
             torch.tensor(padded, device=self.device), cache=cache, counts=[len(text) for text in texts]
         )
         return logits
-
-    def _read_anew(self, late: list[int]) -> None:
-        """Shift the window of these rows, and cache it without its last token."""
-        for number in late:
-            self.rows[number].start = context_start(len(self.rows[number].tokens), self.seq_len)
-        texts = [self.rows[number].tokens[self.rows[number].start : -1] for number in late]
-        fresh = self._new_cache(len(late))
-        if all(texts):
-            self._read(fresh, texts)
-        self.cache.replace(late, fresh)
 
     def keep(self, numbers: list[int]) -> None:
         """Drop every row but these."""

@@ -31,6 +31,7 @@ class Shape:
         encoder_layers: layers in front that read only the first of several sequences.
         extras: whether layers at every depth read more of a sample than the activations of the layer before.
         head_share: share of the positions that the head reads; where chance decides, on average.
+        ffn_matrices: of a feed-forward.
         refuses: axes of the mesh, and with tp > 1 keys of [parallel], that the model does not support, with the reason.
     """
 
@@ -47,6 +48,7 @@ class Shape:
     encoder_layers: ClassVar[int] = 0
     extras: ClassVar[bool] = False
     head_share: ClassVar[float] = 1.0
+    ffn_matrices: ClassVar[int] = 2
     refuses: ClassVar[Mapping[str, str]] = {}
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -60,6 +62,11 @@ class Shape:
         """Channels of one attention head."""
         return self.hidden_dim // self.num_heads
 
+    @property
+    def head_rows(self) -> int:
+        """Rows of all matrices of the head together."""
+        return self.vocab_size
+
 
 class EqualHeads(Shape):
     """A shape with as many heads of keys and values as of queries."""
@@ -68,6 +75,17 @@ class EqualHeads(Shape):
     def num_kv_heads(self) -> int:  # type: ignore[override]
         """Every head has its own keys and values."""
         return self.num_heads
+
+
+def flops_of_blocks(shape: Shape, seq_len: int) -> tuple[float, ...]:
+    """FLOPs of a forward pass per token at each depth, of a model whose blocks are alike.
+
+    2 per element of a matrix, and 4 s h for the two products of attention with s positions (Narayanan et al. 2021,
+    "Efficient Large-Scale Language Model Training on GPU Clusters", appendix); an embedding is a look-up.
+    """
+    width, queries, keys = shape.hidden_dim, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    block = 2.0 * width * (2 * queries + 2 * keys + shape.ffn_matrices * shape.ffn_dim) + 4.0 * seq_len * queries
+    return (0.0, *[block] * shape.num_layers, 2.0 * width * shape.head_rows * shape.head_share)
 
 
 @dataclass(frozen=True)
@@ -80,8 +98,8 @@ class Kind:
         module: name of the module's class in codescent.models.NAME.module.
         presets: sizes by the name of the preset.
         parameters: shape -> every parameter, in the order in which forward first reads it.
-        forward_flops: shape, seq_len -> FLOPs of a forward pass per token at each depth: embedding, blocks, head.
         derived: given sizes -> sizes that need not be given; None where the value cannot be known.
+        forward_flops: shape, seq_len -> FLOPs of a forward pass per token at each depth: embedding, blocks, head.
         wrong: sizes, bias, dropout, how the user wrote [model] -> what is impossible in this kind alone.
         words: sizes that are words, with their values; the first is the default.
         options: which of the keys bias and dropout the user may set.
@@ -94,8 +112,8 @@ class Kind:
     module: str
     presets: Mapping[str, Mapping[str, Any]]
     parameters: Callable[[Any], Iterator[Parameter]]
-    forward_flops: Callable[[Any, int], tuple[float, ...]]
     derived: Callable[[Mapping[str, Any]], Mapping[str, int | None]]
+    forward_flops: Callable[[Any, int], tuple[float, ...]] = flops_of_blocks
     wrong: Callable[[Mapping[str, Any], bool | None, float, str], Iterator[str]] = lambda *_: iter(())
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     options: tuple[str, ...] = ("bias", "dropout")
@@ -197,15 +215,3 @@ def feed_forward(
     width, ffn = shape.hidden_dim, shape.ffn_dim
     yield from linear(f"{name}.up", width, ffn, Role.COLUMN, std, shape.bias, depth, stream)
     yield from linear(f"{name}.down", ffn, width, Role.ROW, out_std, shape.bias, depth, stream)
-
-
-def flops_of_blocks(shape: Shape, seq_len: int, outputs: int, matrices: int = 2) -> tuple[float, ...]:
-    """FLOPs of a forward pass per token at each depth, of a model whose blocks are alike.
-
-    2 per element of a matrix, and 4 s h for the two products of attention with s positions (Narayanan et al. 2021,
-    "Efficient Large-Scale Language Model Training on GPU Clusters", appendix); an embedding is a look-up. `outputs` are
-    the rows of all matrices of the head together, `matrices` those of a feed-forward.
-    """
-    width, queries, keys = shape.hidden_dim, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    block = 2.0 * width * (2 * queries + 2 * keys + matrices * shape.ffn_dim) + 4.0 * seq_len * queries
-    return (0.0, *[block] * shape.num_layers, 2.0 * width * outputs * shape.head_share)

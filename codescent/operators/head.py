@@ -130,14 +130,12 @@ def head_loss(
     on a CPU where that is 1 (on CUDA, reading it would wait for the device).
 
     Args:
-        x_ND: activations after the last norm.
-        weight_VD: the vocabulary matrix, in the dtype of x.
+        x_ND, weight_VD: activations after the last norm; the vocabulary matrix, in the same dtype.
         targets_N: int64, each in [0, V).
         chunk_tokens: rows of logits that exist at a time; 0: all.
         loss_scale: factor on the gradients, not on the value.
         tied_gradient_VD: receives the gradient of weight, in its own dtype (see `tied_embedding`); None: weight does.
-        softmax_gradient_: the softmax over the rows of all ranks, where weight is the rows of one rank. Targets may be
-            rows of another rank.
+        softmax_gradient_: the softmax over all ranks, where weight is the rows of one rank.
         bias_V: added to the logits; None: there is none. Not for compiled code.
         skip_negative: whether targets may be negative; such a token has no loss. Not for compiled code.
     """
@@ -336,6 +334,7 @@ def _head_loss_op(
     return loss, nothing if d_x_ND is None else d_x_ND, nothing.clone() if d_weight_VD is None else d_weight_VD
 
 
+@_head_loss_op.register_fake
 def _head_loss_shapes(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, scale: float, wants_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -355,5 +354,4 @@ def _head_loss_op_backward(ctx: Any, d_loss: Tensor, _d_d_x: Any, _d_d_weight: A
     return d_x_ND * scale, d_weight_VD * scale, None, None, None, None
 
 
-_head_loss_op.register_fake(_head_loss_shapes)
 _head_loss_op.register_autograd(_head_loss_op_backward, setup_context=_save_gradients)

@@ -97,7 +97,9 @@ def distribute(
     def look() -> list[str]:
         _refuse(module, optimizer, strategy, replicas, ranks)
         chosen.extend(choose_blocks(module) if blocks is None else check_blocks(module, blocks))
-        return [f"{strategy} {replicas}", *_description(module)]
+        tensors = chain(module.named_parameters(), module.named_buffers())
+        alike = (f"{name} {list(t.shape)} {t.dtype} {'trained' if t.requires_grad else 'fixed'}" for name, t in tensors)
+        return [f"{strategy} {replicas}", *alike]
 
     _refuse_differences(together(UserError, look))
     everywhere(*chain(module.parameters(), module.buffers()))
@@ -245,12 +247,6 @@ def _overlaps(tensor: torch.Tensor) -> bool:
             return tensor.numel() > 0
         reach += stride * (size - 1)
     return False
-
-
-def _description(module: nn.Module) -> list[str]:
-    """One line for each tensor: the same on every rank."""
-    tensors = chain(module.named_parameters(), module.named_buffers())
-    return [f"{name} {list(t.shape)} {t.dtype} {'trained' if t.requires_grad else 'fixed'}" for name, t in tensors]
 
 
 def _refuse_differences(descriptions: Sequence[Sequence[str]]) -> None:

@@ -36,8 +36,7 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
 
     Args:
         path: a folder, made if need be, on a file system that all the ranks share.
-        module: its parameters and persistent buffers are saved.
-        optimizer: its state and the settings of its groups are saved.
+        module, optimizer: parameters and persistent buffers, state and the settings of groups are saved.
         extra: values that JSON knows, rank 0's: what `load` returns.
 
     Returns:
@@ -85,12 +84,9 @@ def load(
     process too, that has not called `codescent.init`.
 
     Args:
-        path: what `save` was given.
+        path: what `save` was given, whose `extra` is returned.
         module: of the same parameters and buffers, by name, shape and dtype.
         optimizer: of the same class, its groups of the same parameters; its learning rate becomes the saved one.
-
-    Returns:
-        The `extra` that `save` was given.
 
     Raises:
         UserError: there is no checkpoint, it is damaged (each file is named), or it is of another module or optimizer;
@@ -176,8 +172,9 @@ def _optimizer_values(optimizer: torch.optim.Optimizer, names: Names) -> tuple[d
     _refuse_strangers(optimizer, names)
     groups = []
     for group in optimizer.param_groups:
-        settings = {key: _number(value) for key, value in group.items() if key != "params"}
-        groups.append({"params": [names[parameter] for parameter in group["params"]], **settings})
+        # A learning rate may be a tensor.
+        numbers = {k: v.item() if isinstance(v, torch.Tensor) and v.numel() == 1 else v for k, v in group.items()}
+        groups.append({**numbers, "params": [names[parameter] for parameter in group["params"]]})
     values: dict[str, dict[str, Any]] = {}
     tensors: dict[str, torch.Tensor] = {}
     for parameter, state in optimizer.state.items():
@@ -193,11 +190,6 @@ def _optimizer_values(optimizer: torch.optim.Optimizer, names: Names) -> tuple[d
             f"codescent.save: {type(optimizer).__name__} has state that is nothing for JSON: {error}"
         ) from None
     return {"groups": groups, "values": values}, tensors
-
-
-def _number(value: Any) -> Any:
-    """A learning rate may be a tensor."""
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
 def _refuse_strangers(optimizer: torch.optim.Optimizer, names: Names) -> None:

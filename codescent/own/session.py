@@ -32,8 +32,7 @@ class Ranks:
     """This process among the others: what `codescent.init` returns. May be used in `with`, which leaves the ranks.
 
     Attributes:
-        rank: number of this process among all, from 0.
-        world_size: number of processes in all; 1 where no launcher started it.
+        rank, world_size: number of this process, from 0, and of processes; 0 of 1 where no launcher started it.
         local_rank: number of this process among those of its machine.
         device: where this rank computes: `module.to(ranks.device)`.
         is_first: whether this is rank 0, the one that prints.

@@ -13,7 +13,6 @@ from codescent.models.shape import (
     Kind,
     attention,
     feed_forward,
-    flops_of_blocks,
     linear,
     norm,
     wide_ffn,
@@ -59,6 +58,11 @@ class BertShape(EqualHeads):
         """Share of the positions that the head reads."""
         return MASKED_SHARE if self.head == "mlm" else 1.0
 
+    @property
+    def head_rows(self) -> int:
+        """Rows of all matrices of the head together."""
+        return self.hidden_dim + self.vocab_size if self.head == "mlm" else 2
+
 
 def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: str) -> Iterator[str]:
     if bias is False:
@@ -92,20 +96,14 @@ def parameters(shape: BertShape) -> Iterator[Parameter]:
         yield from linear("head", width, 2, Role.LOGITS, std, True, end)
 
 
-def forward_flops(shape: BertShape, seq_len: int) -> tuple[float, ...]:
-    """See `flops_of_blocks`; the head "mlm" reads MASKED_SHARE of the tokens."""
-    return flops_of_blocks(shape, seq_len, shape.hidden_dim + shape.vocab_size if shape.head == "mlm" else 2)
-
-
 KIND = Kind(
     "bert",
     BertShape,
     "Bert",
     PRESETS,
     parameters,
-    forward_flops,
     wide_ffn,
-    _wrong,
+    wrong=_wrong,
     words={"head": HEADS},
     options=("dropout",),
     uncompiled="has been compiled in one process alone so far, and divided over tp nobody has seen it come to an end",

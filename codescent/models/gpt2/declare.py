@@ -13,7 +13,6 @@ from codescent.models.shape import (
     Kind,
     attention,
     feed_forward,
-    flops_of_blocks,
     norm,
     wide_ffn,
 )
@@ -61,9 +60,4 @@ def parameters(shape: GPT2Shape) -> Iterator[Parameter]:
     yield from norm("norm", width, shape.bias, end)
 
 
-def forward_flops(shape: GPT2Shape, seq_len: int) -> tuple[float, ...]:
-    """See `flops_of_blocks`."""
-    return flops_of_blocks(shape, seq_len, shape.vocab_size)
-
-
-KIND = Kind("gpt2", GPT2Shape, "GPT2", PRESETS, parameters, forward_flops, wide_ffn, generates=True)
+KIND = Kind("gpt2", GPT2Shape, "GPT2", PRESETS, parameters, wide_ffn, generates=True)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from codescent.base.nearest import near_divisors
-from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, flops_of_blocks, linear, norm
+from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, linear, norm
 from codescent.plan.model import RopeScaling
 from codescent.plan.shard import Parameter, Role
 
@@ -59,6 +59,7 @@ class LlamaShape(Shape):
     tie_head: bool = False
     bias: bool = False
     dropout: float = 0.0
+    ffn_matrices: ClassVar[int] = 3
 
     @classmethod
     def of(cls, sizes: Mapping[str, Any]) -> LlamaShape:
@@ -123,20 +124,4 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
         yield Parameter("head.weight", vocabulary, Role.VOCAB, WEIGHT_STD, depths=(end,))
 
 
-def forward_flops(shape: LlamaShape, seq_len: int) -> tuple[float, ...]:
-    """See `flops_of_blocks`."""
-    return flops_of_blocks(shape, seq_len, shape.vocab_size, matrices=3)
-
-
-KIND = Kind(
-    "llama",
-    LlamaShape,
-    "Llama",
-    PRESETS,
-    parameters,
-    forward_flops,
-    _derived,
-    _not_a_llama,
-    options=(),
-    generates=True,
-)
+KIND = Kind("llama", LlamaShape, "Llama", PRESETS, parameters, _derived, wrong=_not_a_llama, options=(), generates=True)

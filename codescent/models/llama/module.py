@@ -49,13 +49,12 @@ class Llama(Decoder):
 
     def angles(self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See `Decoder`."""
-        positions = self._positions(inputs) if positions_BT is None else positions_BT
+        if positions_BT is not None:
+            positions = positions_BT
+        elif self.tokens_T is not None:
+            positions = self.tokens_T.to(inputs.device)
+        else:
+            # Between tensor-parallel layers a later stage holds some of the rows, while attention reads all of them.
+            known = self.embeds or self.rows_T is None
+            positions = torch.arange(inputs.shape[1] if known else self.shape.seq_len, device=inputs.device)
         return turns(frequencies(self.shape.head_dim, self.shape.rope_theta, self.shape.rope_scaling), positions, dtype)
-
-    def _positions(self, inputs: Tensor) -> Tensor:
-        """The positions that attention reads; where their number is not known, all of the model's."""
-        if self.tokens_T is not None:
-            return self.tokens_T.to(inputs.device)
-        # Between tensor-parallel layers a later stage holds some of the rows, while attention reads all of them.
-        known = self.embeds or self.rows_T is None
-        return torch.arange(inputs.shape[1] if known else self.shape.seq_len, device=inputs.device)

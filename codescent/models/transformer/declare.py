@@ -161,7 +161,7 @@ def _glorot(inputs: int, outputs: int) -> float:
 def forward_flops(shape: TransformerShape, seq_len: int) -> tuple[float, ...]:
     """FLOPs of a forward pass at each depth, per position of a sample of `seq_len`, source and target together.
 
-    2 per element of a matrix and position that it reads, and 4 h per pair of query and key (as in `flops_of_blocks`).
+    2 per element of a matrix and position that it reads, and 4 h per pair of query and key (see `flops_of_blocks`).
     """
     width, source = shape.hidden_dim, shape.source_len
     target = seq_len - source
@@ -180,8 +180,8 @@ KIND = Kind(
     "Transformer",
     PRESETS,
     parameters,
-    forward_flops,
     _derived,
+    forward_flops,
     words=OPTIONS,
     uncompiled="has losses that are not finite when it is compiled for a CPU, and nobody has found out why yet",
 )
