@@ -147,22 +147,15 @@ def padding(lengths_B: Tensor | None, positions: int) -> Tensor | None:
 
 
 def with_gradient(x: Tensor) -> Tensor:
-    """x, requiring a gradient also where the embedding is not trained.
-
-    So a backward pass goes through the first block as through any other, with all the hooks and collectives that wait
-    there. The price is one product of the first block, of about 6 L in a backward pass.
-    """
+    """x, requiring a gradient also where the embedding is not trained: hooks and collectives of the first block run in
+    every backward pass. The price is one product, of about 6 L."""
     return x if x.requires_grad or not torch.is_grad_enabled() else x.requires_grad_()
 
 
 class ResidualBlock(nn.Module):
-    """Parts of one layer, each with a sum around it, and a norm before the part or after the sum.
+    """Parts of one layer by their names, each with a sum around it, and a norm before the part or after the sum.
 
-    Args:
-        norm: makes a norm.
-        dropout: probability.
-        norm_first: whether norms are before the parts.
-        parts: attention and feed-forward by their names; their norms are norm_1, norm_2, and so on.
+    The norms, made by `norm`, are norm_1, norm_2, and so on; `dropout` is the probability for a part's output.
     """
 
     def __init__(self, norm: Callable[[], nn.Module], dropout: float, *, norm_first: bool, **parts: nn.Module) -> None:
@@ -222,12 +215,8 @@ class Block(ResidualBlock):
 
 
 class Decoder(Part):
-    """A decoder that continues a text, or a part of it.
-
-    Attributes:
-        pos: learned positions; None: there are none in this part.
-        ties_head: whether the head reads `tok.weight`; else it reads `head.weight`.
-    """
+    """A decoder that continues a text, or a part of it. `pos` None: this part has no learned positions; `ties_head`:
+    the head reads `tok.weight`, else `head.weight`."""
 
     pos: nn.Embedding | None
     ties_head = True

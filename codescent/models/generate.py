@@ -50,8 +50,8 @@ class Choice:
 def context_start(length: int, seq_len: int) -> int:
     """How many of the oldest tokens of a text of `length` tokens the model no longer sees.
 
-    Keys depend on absolute positions, so the model reads a shifted window again. It is shifted by a quarter of seq_len
-    at a time: the model sees between 3/4 and all of seq_len tokens, and reads again once in seq_len / 4 tokens.
+    Keys depend on absolute positions, so a shifted window is read again. It shifts by a quarter of seq_len at a time:
+    the model sees at least 3/4 of seq_len tokens.
     """
     stride = max(1, seq_len // 4)
     return max(0, -(-(length - seq_len) // stride) * stride)
@@ -136,9 +136,8 @@ class _Reader:
     def _read(self, cache: KVCache, texts: list[list[int]]) -> Tensor:
         width = max(map(len, texts))
         padded = [text + [0] * (width - len(text)) for text in texts]
-        logits: Tensor = self.module(
-            torch.tensor(padded, device=self.device), cache=cache, counts=[len(text) for text in texts]
-        )
+        tokens_BT, counts = torch.tensor(padded, device=self.device), list(map(len, texts))
+        logits: Tensor = self.module(tokens_BT, cache=cache, counts=counts)
         return logits
 
     def keep(self, numbers: list[int]) -> None:

@@ -200,21 +200,21 @@ def _refuse_strangers(optimizer: torch.optim.Optimizer, names: Names) -> None:
 def _latest(path: Path) -> Saved:
     """The newest checkpoint, the same on every rank."""
 
-    def look() -> tuple[int, Saved]:
+    def look() -> Saved:
         found = Checkpoints(path, keep_last=1, keep_best=False).latest()
         if found is None:
             raise UserError(f"codescent.load: {path}: there is no checkpoint of codescent.save")
         if set(found.state) != {"extra", "optimizer"}:
             raise UserError(f"codescent.load: {found.path}: is a run's checkpoint, not one of codescent.save")
-        return found.step, found
+        return found
 
     everyone = together(UserError, look)
-    steps = sorted({step for step, _ in everyone})
+    steps = sorted({found.step for found in everyone})
     if len(steps) > 1:
         raise UserError(
             f"codescent.load: {path}: the ranks see different saves ({steps}): it has to be a shared folder"
         )
-    return everyone[0][1]
+    return everyone[0]
 
 
 def _refuse_optimizer(path: Path, kept: dict[str, Any], optimizer: torch.optim.Optimizer, names: Names) -> None:

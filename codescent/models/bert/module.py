@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape
 from codescent.models.decoder import Block, Part, padding
+from codescent.operators.activations import EXACT_GELU, feed_forward
 from codescent.operators.attention import Attention
 from codescent.operators.dropout import drop
 from codescent.operators.head import scaled_gradient
-from codescent.operators.linear import EXACT_GELU, Linear, feed_forward
+from codescent.operators.linear import Linear
 
 # Shapes: B samples, T positions, N = B * T, M of these whose tokens are predicted, D hidden_dim, V vocab_size.
 

@@ -8,8 +8,8 @@ from functools import partial
 from torch import nn
 
 from codescent.models.decoder import Block, Decoder
+from codescent.operators.activations import GELU, feed_forward
 from codescent.operators.attention import Attention
-from codescent.operators.linear import GELU, feed_forward
 
 
 class GPT2(Decoder):

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from codescent.models.decoder import Block, Decoder
 from codescent.models.llama.declare import LlamaShape
-from codescent.operators.activations import SWIGLU, GateUp
+from codescent.operators.activations import SWIGLU, ActivatedThenLinear, GateUp
 from codescent.operators.attention import Attention
-from codescent.operators.linear import ActivatedThenLinear
 from codescent.operators.rotary import frequencies, turns
 
 # Shapes: B samples, T positions, D hidden_dim, C = head_dim / 2.

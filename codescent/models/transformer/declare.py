@@ -106,10 +106,7 @@ def parameters(shape: TransformerShape) -> Iterator[Parameter]:
     Initial values: matrices normal with the variance of Glorot and Bengio (2010), 2 / (inputs + outputs), where
     queries, keys and values are one matrix of 3 * hidden_dim outputs, as torch.nn.Transformer draws them; embeddings
     with variance 1 / hidden_dim, so that rows scaled by sqrt(hidden_dim) are of the size of the positions added to
-    them; norms 1 and 0, biases 0.
-
-    Depths: 0 the embeddings of source and target, then the encoder's layers, the last of them with the encoder's norm,
-    then the decoder's layers, at the end the decoder's norm and the head.
+    them; norms 1 and 0, biases 0. The encoder's norm is at the depth of its last layer.
     """
     end = shape.num_layers + 1
     if shape.embedding == "tied":
