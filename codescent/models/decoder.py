@@ -147,8 +147,10 @@ def padding(lengths_B: Tensor | None, positions: int) -> Tensor | None:
 
 
 def with_gradient(x: Tensor) -> Tensor:
-    """x, requiring a gradient also where the embedding is not trained: hooks and collectives of the first block run in
-    every backward pass. The price is one product, of about 6 L."""
+    """x, requiring a gradient also where the embedding is not trained.
+
+    So hooks and collectives of the first block run in every backward pass. The price is one product, of about 6 L.
+    """
     return x if x.requires_grad or not torch.is_grad_enabled() else x.requires_grad_()
 
 
@@ -215,8 +217,10 @@ class Block(ResidualBlock):
 
 
 class Decoder(Part):
-    """A decoder that continues a text, or a part of it. `pos` None: this part has no learned positions; `ties_head`:
-    the head reads `tok.weight`, else `head.weight`."""
+    """A decoder that continues a text, or a part of it.
+
+    `pos` None: this part has no learned positions. `ties_head`: the head reads `tok.weight`, else `head.weight`.
+    """
 
     pos: nn.Embedding | None
     ties_head = True

@@ -27,7 +27,6 @@ class Choice:
         temperature: divides the logits; 0: always the likeliest token.
         top_k: only the k likeliest tokens; None: all.
         top_p: only the likeliest tokens that together have this probability, in (0, 1]; None: all.
-        seed: of all draws.
     """
 
     temperature: float = 1.0

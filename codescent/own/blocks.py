@@ -14,8 +14,7 @@ CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 def choose_blocks(module: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a module, such as the layers of torch.nn.Transformer: children of one class in a list,
-    outermost lists first."""
+    """Children of one class in a list, outermost lists first, such as the layers of torch.nn.Transformer."""
     return _unshared(module, list(_repeated(module)))
 
 

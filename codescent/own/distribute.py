@@ -81,7 +81,6 @@ def distribute(
         module: any module, its parameters on `ranks.device`.
         optimizer: of the module's parameters, or of some. With "zero1" to "zero3" one that updates each element by
             itself: torch's all do but Adafactor, LBFGS, Muon, Rprop and SparseAdam, which are refused.
-        strategy: see above.
         replicas: with "zero1" to "zero3", how many copies of the model there are, each divided over world_size /
             replicas ranks ("hybrid" sharding: gathering stays among neighbours).
         blocks: the parts that "zero3" gathers one at a time; [] for none. None: children of one class in a list, such

@@ -7,16 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from codescent.models.shape import (
-    WEIGHT_STD,
-    EqualHeads,
-    Kind,
-    attention,
-    feed_forward,
-    linear,
-    norm,
-    wide_ffn,
-)
+from codescent.models.shape import WEIGHT_STD, EqualHeads, Kind, attention, feed_forward, linear, norm, wide_ffn
 from codescent.plan.shard import Parameter, Role
 
 # Devlin et al. 2019, "BERT", section 3, as released: ffn_dim is 4 * hidden_dim in both.

@@ -7,15 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from codescent.models.shape import (
-    WEIGHT_STD,
-    EqualHeads,
-    Kind,
-    attention,
-    feed_forward,
-    norm,
-    wide_ffn,
-)
+from codescent.models.shape import WEIGHT_STD, EqualHeads, Kind, attention, feed_forward, norm, wide_ffn
 from codescent.plan.shard import Parameter, Role
 
 # OpenAI's sizes (Radford et al. 2019, table 2, as released): ffn_dim is 4 * hidden_dim in all of them.
