@@ -18,7 +18,7 @@ from codescent import models
 from codescent.base.errors import UserError
 from codescent.build import build as plan_of
 from codescent.config.sections import Config
-from codescent.models.bert.declare import PRESETS, BertShape, forward_flops, parameters
+from codescent.models.bert.declare import PRESETS, BertShape, parameters
 from codescent.models.bert.module import Bert
 from codescent.models.initialize import initialize_
 from codescent.plan import Layout
@@ -352,7 +352,7 @@ def test_in_bf16_it_is_near() -> None:
 def test_flops_of_the_head_are_of_the_tokens_that_it_reads() -> None:
     shape = models.shape_of("bert", {}, "bert-base-uncased")
     assert isinstance(shape, BertShape)
-    flops = forward_flops(shape, 128)
+    flops = models.forward_flops("bert", shape, 128)
     assert len(flops) == 14
     assert flops[1] == 2 * 12 * 768**2 + 4 * 128 * 768
     assert flops[-1] == pytest.approx(0.15 * 2 * 768 * (768 + 30522))

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codescent.operators import linear
+from codescent.operators import activations, linear
+from codescent.operators.activations import GELU, activated_linear_
 from codescent.operators.attention import causal_attention
-from codescent.operators.linear import GELU, activated_linear_
 
 gelu_linear_ = partial(activated_linear_, GELU)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -51,7 +51,7 @@ def test_gelu_and_linear(
     dtype: torch.dtype, small_bytes: int, width: int, bias: bool, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linear, "_SMALL_BYTES", small_bytes)
-    monkeypatch.setattr(linear, "_PIECE", 1000)  # several pieces, the last one shorter
+    monkeypatch.setattr(activations, "_PIECE", 1000)  # several pieces, the last one shorter
     h = values(2, 5, width, dtype=dtype, seed=0) * 2
     inputs = [h, values(8, width, dtype=dtype, seed=1) / 8, values(8, dtype=dtype, seed=2)][: 3 if bias else 2]
     for tensor in inputs:
@@ -67,11 +67,11 @@ def test_gelu_and_linear(
 @pytest.mark.parametrize("width", [3072, 5120])
 def test_rows_are_kept_apart_only_for_the_kernels_that_need_it(width: int, kernels: str) -> None:
     matrix = values(4, width, dtype=torch.float32, seed=0)
-    apart = linear.with_padded_rows(matrix)
+    apart = activations.with_padded_rows(matrix)
     assert torch.equal(apart, matrix)
     assert (apart.stride(0) % 1024 != 0) == (kernels == "medium")
     for other in (matrix[:, :96].contiguous(), matrix[:, :2048].contiguous(), matrix.double(), matrix.bfloat16()):
-        assert linear.with_padded_rows(other) is other
+        assert activations.with_padded_rows(other) is other
 
 
 def test_gelu_and_linear_without_gradients_leaves_its_input() -> None:

@@ -24,7 +24,7 @@ from codescent.models.generate import Choice, choose, context_start, generate
 from codescent.models.initialize import initialize_
 from codescent.models.llama.declare import PRESETS, LlamaShape, parameters
 from codescent.models.llama.module import Llama
-from codescent.operators import linear
+from codescent.operators import activations, linear
 from codescent.operators.attention import causal_attention
 from codescent.operators.rotary import frequencies, turn, turns
 from codescent.plan.model import RopeScaling
@@ -354,7 +354,7 @@ def test_the_gated_feed_forward(
     dtype: torch.dtype, small_bytes: int, recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linear, "_SMALL_BYTES", small_bytes)
-    monkeypatch.setattr(linear, "_PIECE", 1000)  # several pieces, the last one shorter
+    monkeypatch.setattr(activations, "_PIECE", 1000)  # several pieces, the last one shorter
     shape = small(ffn_dim=81)
     module = build(shape, dtype).blocks["0"].mlp
     module.down.recompute = recompute

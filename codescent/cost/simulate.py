@@ -160,7 +160,8 @@ class _Walk:
                     places[stage] += 1
             if places == before:
                 raise self._deadlock({stage: self.programs[stage][places[stage]] for stage in unfinished})
-        if lost := {at.stage: at.instruction for at in self.spans if self._is_lost(at.stage, at.instruction)}:
+        sent = [(at.stage, at.instruction) for at in self.spans if at.instruction.verb in SENDS]
+        if lost := {stage: at for stage, at in sent if self._message(stage, at) not in self.expected}:
             raise self._deadlock(lost)
         makespan = max(self.clock)
         ends = (makespan - clock for clock in self.clock)
@@ -257,9 +258,6 @@ class _Walk:
         if instruction.verb not in SENDS:
             maker += -1 if activation else 1
         return _Message(activation, maker, instruction.microbatch)
-
-    def _is_lost(self, stage: int, instruction: Instruction) -> bool:
-        return instruction.verb in SENDS and self._message(stage, instruction) not in self.expected
 
     def _deadlock(self, standing: dict[int, Instruction]) -> Deadlock:
         return Deadlock({stage: (at, self._awaited(stage, at)) for stage, at in standing.items()})

@@ -72,7 +72,7 @@ def shape_of(
         preset: of this kind; None: every size without a default must be given.
         bias: whether linear layers and norms have a bias; None: the default of the kind.
         dropout: probability in [0, 1).
-        where: how the user wrote these keys, for the messages.
+        where: section of the keys, for the messages.
 
     Raises:
         UserError: unknown kind or preset, missing or impossible sizes: every problem at once.

@@ -21,6 +21,10 @@ from codescent.operators.linear import Deferred
 class Part(nn.Module):
     """A model, or the part of it on one virtual pipeline stage.
 
+    forward takes tokens int64 [B, T], T <= seq_len, or without the embedding activations [B, T, D]. It returns with
+    targets the sum of the losses, a scalar in fp32 (fp64 in fp64); without targets logits [B, T, V]; without the head
+    activations [B, T, D]. `loss_scale` is a factor on the gradients, not on the value.
+
     Args:
         shape: sizes of the whole.
         head_chunk_tokens: rows of logits that exist at a time while training; 0: all.
@@ -145,20 +149,15 @@ def padding(lengths_B: Tensor | None, positions: int) -> Tensor | None:
 def with_gradient(x: Tensor) -> Tensor:
     """x, requiring a gradient also where the embedding is not trained.
 
-    So a backward pass goes through the first block as through any other, with all the hooks and collectives that wait
-    there. The price is one product of the first block, of about 6 L in a backward pass.
+    So hooks and collectives of the first block run in every backward pass. The price is one product, of about 6 L.
     """
     return x if x.requires_grad or not torch.is_grad_enabled() else x.requires_grad_()
 
 
 class ResidualBlock(nn.Module):
-    """Parts of one layer, each with a sum around it, and a norm before the part or after the sum.
+    """Parts of one layer by their names, each with a sum around it, and a norm before the part or after the sum.
 
-    Args:
-        norm: makes a norm.
-        dropout: probability.
-        norm_first: whether norms are before the parts.
-        parts: attention and feed-forward by their names; their norms are norm_1, norm_2, and so on.
+    The norms, made by `norm`, are norm_1, norm_2, and so on; `dropout` is the probability for a part's output.
     """
 
     def __init__(self, norm: Callable[[], nn.Module], dropout: float, *, norm_first: bool, **parts: nn.Module) -> None:
@@ -220,9 +219,7 @@ class Block(ResidualBlock):
 class Decoder(Part):
     """A decoder that continues a text, or a part of it.
 
-    Attributes:
-        pos: learned positions; None: there are none in this part.
-        ties_head: whether the head reads `tok.weight`; else it reads `head.weight`.
+    `pos` None: this part has no learned positions. `ties_head`: the head reads `tok.weight`, else `head.weight`.
     """
 
     pos: nn.Embedding | None
@@ -243,19 +240,15 @@ class Decoder(Part):
         counts: Sequence[int] | None = None,
         lengths_B: Tensor | None = None,
     ) -> Tensor:
-        """The sum of the token losses where targets are given, else logits; without the head, activations.
+        """See `Part`.
 
         Args:
-            inputs: tokens int64 [B, T], T <= seq_len; for a part without the embedding, activations [B, T, D].
+            inputs: tokens int64 [B, T], or activations.
             targets_BT: int64: the token that follows each one; with `lengths_B`, negative targets have no loss.
-            cache: keys and values of earlier tokens; then the logits are of each row's last token only.
-            loss_scale: factor on the gradients (not on the value): 1 / (target tokens of the global batch).
+            cache: keys and values of earlier tokens; then the logits [B, V] are of each row's last token only.
+            loss_scale: 1 / (target tokens of the global batch).
             counts: with a cache, how many of the T tokens are real in each row (the rest is padding at the end).
-            lengths_B: tokens of each sample that are not padding; None: all. Padding follows them, so no real position
-                sees it: only the targets are read differently.
-
-        Returns:
-            A scalar (fp32; fp64 in fp64), or logits [B, T, V], or [B, V] with a cache; activations [B, T, D].
+            lengths_B: tokens of each sample that are not padding; None: all. No causal position sees the padding.
         """
         x_BTD, tied_gradient_VD, positions_BT, last_B = inputs, None, None, None
         keys_SB = self.dropout_keys(len(inputs))

@@ -27,7 +27,6 @@ class Choice:
         temperature: divides the logits; 0: always the likeliest token.
         top_k: only the k likeliest tokens; None: all.
         top_p: only the likeliest tokens that together have this probability, in (0, 1]; None: all.
-        seed: of all draws.
     """
 
     temperature: float = 1.0
@@ -50,8 +49,8 @@ class Choice:
 def context_start(length: int, seq_len: int) -> int:
     """How many of the oldest tokens of a text of `length` tokens the model no longer sees.
 
-    Keys depend on absolute positions, so the model reads a shifted window again. It is shifted by a quarter of seq_len
-    at a time: the model sees between 3/4 and all of seq_len tokens, and reads again once in seq_len / 4 tokens.
+    Keys depend on absolute positions, so a shifted window is read again. It shifts by a quarter of seq_len at a time:
+    the model sees at least 3/4 of seq_len tokens.
     """
     stride = max(1, seq_len // 4)
     return max(0, -(-(length - seq_len) // stride) * stride)
@@ -60,11 +59,7 @@ def context_start(length: int, seq_len: int) -> int:
 def choose(logits_BV: Tensor, choice: Choice, indices: Sequence[int], number: int) -> list[int]:
     """The next token of each row, drawn in fp64 by one uniform number that depends on (seed, index, number) alone.
 
-    Args:
-        logits_BV: logits of each row's next token.
-        choice: how to draw.
-        indices: number of each row's prompt.
-        number: how many tokens were drawn for it before.
+    `indices` are the numbers of the rows' prompts, `number` is how many tokens were drawn for each before.
 
     Raises:
         UserError: logits that are not finite: the training has diverged.
@@ -119,38 +114,30 @@ class _Reader:
     @torch.no_grad()
     def first(self) -> Tensor:
         """Logits [B, V] after the prompts."""
-        for row in self.rows:
-            row.start = context_start(len(row.tokens), self.seq_len)
-        return self._read(self.cache, [row.tokens[row.start :] for row in self.rows])
+        return self._read(self.cache, [self._window(row) for row in self.rows])
 
     @torch.no_grad()
     def next(self) -> Tensor:
         """Logits [B, V] after the token that was last appended to each row."""
-        late = [
-            number for number, row in enumerate(self.rows)
-            if context_start(len(row.tokens), self.seq_len) != row.start
-        ]  # fmt: skip
+        late = [n for n, row in enumerate(self.rows) if context_start(len(row.tokens), self.seq_len) != row.start]
         if late:
-            self._read_anew(late)
+            texts, fresh = [self._window(self.rows[number])[:-1] for number in late], self._new_cache(len(late))
+            if all(texts):
+                self._read(fresh, texts)
+            self.cache.replace(late, fresh)
         return self._read(self.cache, [row.tokens[-1:] for row in self.rows])
+
+    def _window(self, row: _Row) -> list[int]:
+        """The tokens of a row that the model sees now."""
+        row.start = context_start(len(row.tokens), self.seq_len)
+        return row.tokens[row.start :]
 
     def _read(self, cache: KVCache, texts: list[list[int]]) -> Tensor:
         width = max(map(len, texts))
         padded = [text + [0] * (width - len(text)) for text in texts]
-        logits: Tensor = self.module(
-            torch.tensor(padded, device=self.device), cache=cache, counts=[len(text) for text in texts]
-        )
+        tokens_BT, counts = torch.tensor(padded, device=self.device), list(map(len, texts))
+        logits: Tensor = self.module(tokens_BT, cache=cache, counts=counts)
         return logits
-
-    def _read_anew(self, late: list[int]) -> None:
-        """Shift the window of these rows, and cache it without its last token."""
-        for number in late:
-            self.rows[number].start = context_start(len(self.rows[number].tokens), self.seq_len)
-        texts = [self.rows[number].tokens[self.rows[number].start : -1] for number in late]
-        fresh = self._new_cache(len(late))
-        if all(texts):
-            self._read(fresh, texts)
-        self.cache.replace(late, fresh)
 
     def keep(self, numbers: list[int]) -> None:
         """Drop every row but these."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, field
 from typing import Any, ClassVar, Self
 
 from codescent.base.errors import UserError
@@ -21,9 +21,18 @@ WEIGHT_STD = 0.02
 class Shape:
     """Sizes of a model, and what a plan has to know of it. Each kind has a frozen dataclass on top of this class.
 
-    num_heads are heads of queries; each of the num_kv_heads heads of keys and values is read by num_heads /
-    num_kv_heads of them. hidden_dim: channels of the residual stream. ffn_dim: channels inside the feed-forward.
-    seq_len: positions of the longest sample. dropout: probability while training.
+    Attributes:
+        num_heads: of queries; each of the num_kv_heads heads of keys and values is read by an equal number of them.
+        hidden_dim: channels of the residual stream.
+        ffn_dim: channels inside the feed-forward.
+        seq_len: positions of the longest sample.
+        dropout: probability while training.
+        streams: lengths of the sequences that lie one after the other in a sample; empty: a sample is one sequence.
+        encoder_layers: layers in front that read only the first of several sequences.
+        extras: whether layers at every depth read more of a sample than the activations of the layer before.
+        head_share: share of the positions that the head reads; where chance decides, on average.
+        ffn_matrices: of a feed-forward.
+        refuses: axes of the mesh, and with tp > 1 keys of [parallel], that the model does not support, with the reason.
     """
 
     num_layers: int
@@ -35,6 +44,12 @@ class Shape:
     seq_len: int
     bias: bool
     dropout: float
+    streams: ClassVar[tuple[int, ...]] = ()
+    encoder_layers: ClassVar[int] = 0
+    extras: ClassVar[bool] = False
+    head_share: ClassVar[float] = 1.0
+    ffn_matrices: ClassVar[int] = 2
+    refuses: ClassVar[Mapping[str, str]] = {}
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @classmethod
@@ -48,29 +63,9 @@ class Shape:
         return self.hidden_dim // self.num_heads
 
     @property
-    def streams(self) -> tuple[int, ...]:
-        """Lengths of the sequences that lie one after the other in a sample; empty where a sample is one sequence."""
-        return ()
-
-    @property
-    def encoder_layers(self) -> int:
-        """Layers in front that read only the first of several sequences."""
-        return 0
-
-    @property
-    def extras(self) -> bool:
-        """Whether layers at every depth read more of a sample than the activations of the layer before."""
-        return False
-
-    @property
-    def head_share(self) -> float:
-        """Share of the positions that the head reads; where chance decides, on average."""
-        return 1.0
-
-    @property
-    def refuses(self) -> Mapping[str, str]:
-        """Axes of the mesh, and with tp > 1 keys of [parallel], that the model does not support, with the reason."""
-        return {}
+    def head_rows(self) -> int:
+        """Rows of all matrices of the head together."""
+        return self.vocab_size
 
 
 class EqualHeads(Shape):
@@ -80,6 +75,17 @@ class EqualHeads(Shape):
     def num_kv_heads(self) -> int:  # type: ignore[override]
         """Every head has its own keys and values."""
         return self.num_heads
+
+
+def flops_of_blocks(shape: Shape, seq_len: int) -> tuple[float, ...]:
+    """FLOPs of a forward pass per token at each depth, of a model whose blocks are alike.
+
+    2 per element of a matrix, and 4 s h for the two products of attention with s positions (Narayanan et al. 2021,
+    "Efficient Large-Scale Language Model Training on GPU Clusters", appendix); an embedding is a look-up.
+    """
+    width, queries, keys = shape.hidden_dim, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    block = 2.0 * width * (2 * queries + 2 * keys + shape.ffn_matrices * shape.ffn_dim) + 4.0 * seq_len * queries
+    return (0.0, *[block] * shape.num_layers, 2.0 * width * shape.head_rows * shape.head_share)
 
 
 @dataclass(frozen=True)
@@ -92,9 +98,10 @@ class Kind:
         module: name of the module's class in codescent.models.NAME.module.
         presets: sizes by the name of the preset.
         parameters: shape -> every parameter, in the order in which forward first reads it.
-        forward_flops: shape, seq_len -> FLOPs of a forward pass per token at each depth: embedding, blocks, head.
         derived: given sizes -> sizes that need not be given; None where the value cannot be known.
+        forward_flops: shape, seq_len -> FLOPs of a forward pass per token at each depth: embedding, blocks, head.
         wrong: sizes, bias, dropout, how the user wrote [model] -> what is impossible in this kind alone.
+        words: sizes that are words, with their values; the first is the default.
         options: which of the keys bias and dropout the user may set.
         generates: whether its models continue a text (see models/generate).
         uncompiled: why compiled models are not known to give the same losses; "": they are.
@@ -105,9 +112,10 @@ class Kind:
     module: str
     presets: Mapping[str, Mapping[str, Any]]
     parameters: Callable[[Any], Iterator[Parameter]]
-    forward_flops: Callable[[Any, int], tuple[float, ...]]
     derived: Callable[[Mapping[str, Any]], Mapping[str, int | None]]
+    forward_flops: Callable[[Any, int], tuple[float, ...]] = flops_of_blocks
     wrong: Callable[[Mapping[str, Any], bool | None, float, str], Iterator[str]] = lambda *_: iter(())
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     options: tuple[str, ...] = ("bias", "dropout")
     generates: bool = False
     uncompiled: str = ""
@@ -115,8 +123,8 @@ class Kind:
     @property
     def sizes(self) -> tuple[str, ...]:
         """Names of the sizes that a user may give."""
-        fields = dataclasses.fields(self.shape)
-        return tuple(field.name for field in fields if field.name not in ("bias", "dropout", "rope_scaling"))
+        names = (size.name for size in dataclasses.fields(self.shape))
+        return tuple(name for name in names if name not in ("bias", "dropout", "rope_scaling"))
 
     def resolve(
         self, sizes: Mapping[str, Size | None], preset: str | None, bias: bool | None, dropout: float, where: str
@@ -130,26 +138,27 @@ class Kind:
         if preset is not None and preset not in self.presets:
             near = difflib.get_close_matches(preset, self.presets, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            names = ", ".join(self.presets)
-            raise UserError(
-                *problems, f"{where}.preset: there is no preset {preset!r} of {self.name}{hint} Presets: {names}"
-            )
+            unknown = f"{where}.preset: there is no preset {preset!r} of {self.name}{hint}"
+            raise UserError(*problems, f"{unknown} Presets: {', '.join(self.presets)}")
         full = dict(self.presets[preset]) if preset is not None else {}
         full |= {name: size for name, size in sizes.items() if size is not None and name in self.sizes}
         derived = self.derived(full)
         full |= {name: size for name, size in derived.items() if size is not None and name not in full}
-        problems += self._missing(full, derived, where)
+        needed = [size.name for size in dataclasses.fields(self.shape) if size.default is MISSING]
+        if missing := [f"{where}.{name}" for name in needed if name not in full and name not in derived]:
+            presets = f"{where}.preset (one of {', '.join(self.presets)})"
+            problems.append(f"{', '.join(missing)}: not given; give them, or {presets}")
         problems += _wrong_sizes(full, dropout if "dropout" in self.options else 0.0, where)
+        problems += [
+            f"{where}.{name}: {full[name]!r} is none of {', '.join(words)}"
+            for name, words in self.words.items()
+            if full.get(name, words[0]) not in words
+        ]
         problems += self.wrong(full, bias, dropout, where)
         if problems:
             raise UserError(*problems)
         options = {"bias": bias is not False, "dropout": dropout}
         return self.shape.of(full | {name: options[name] for name in self.options})
-
-    def _missing(self, full: Mapping[str, Any], derived: Mapping[str, Any], where: str) -> Iterator[str]:
-        needed = [field.name for field in dataclasses.fields(self.shape) if field.default is MISSING]
-        if missing := [f"{where}.{name}" for name in needed if name not in full and name not in derived]:
-            yield (f"{', '.join(missing)}: not given; give them, or {where}.preset (one of {', '.join(self.presets)})")
 
 
 def _wrong_sizes(full: Mapping[str, Any], dropout: float, where: str) -> Iterator[str]:
@@ -166,13 +175,6 @@ def _wrong_sizes(full: Mapping[str, Any], dropout: float, where: str) -> Iterato
             f"{near_divisors(width, heads)} for this width, hidden_dim = "
             f"{near_multiples(width, heads)} for these heads"
         )
-
-
-def wrong_words(full: Mapping[str, Any], options: Mapping[str, tuple[str, ...]], where: str) -> Iterator[str]:
-    """Options that are words, where the word is not one of those that there are."""
-    for name, words in options.items():
-        if full.get(name, words[0]) not in words:
-            yield f"{where}.{name}: {full[name]!r} is none of {', '.join(words)}"
 
 
 def wide_ffn(full: Mapping[str, Any]) -> dict[str, int | None]:
@@ -213,20 +215,3 @@ def feed_forward(
     width, ffn = shape.hidden_dim, shape.ffn_dim
     yield from linear(f"{name}.up", width, ffn, Role.COLUMN, std, shape.bias, depth, stream)
     yield from linear(f"{name}.down", ffn, width, Role.ROW, out_std, shape.bias, depth, stream)
-
-
-def flops_of_blocks(shape: Shape, seq_len: int, outputs: int, matrices: int = 2) -> tuple[float, ...]:
-    """FLOPs of a forward pass per token at each depth, of a model whose blocks are alike.
-
-    2 per element of a matrix, and 4 s h for the two products of attention with s positions (Narayanan et al. 2021,
-    "Efficient Large-Scale Language Model Training on GPU Clusters", appendix); an embedding is a look-up.
-
-    Args:
-        shape: sizes.
-        seq_len: positions of a sample.
-        outputs: rows of all matrices of the head together.
-        matrices: of the feed-forward.
-    """
-    width, queries, keys = shape.hidden_dim, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    block = 2.0 * width * (2 * queries + 2 * keys + matrices * shape.ffn_dim) + 4.0 * seq_len * queries
-    return (0.0, *[block] * shape.num_layers, 2.0 * width * outputs * shape.head_share)

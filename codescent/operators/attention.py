@@ -32,25 +32,20 @@ class AttentionCore(Protocol):
     def __call__(
         self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, *, keys_B: Tensor | None, dropout: float, first_head: int
     ) -> Tensor:
-        """[B, H, T, K]; `first_head` is the number of the first of these heads in the model."""
+        """See `attend`."""
 
 
 class Attention(nn.Module):
     """Attention of a sequence to itself.
 
     The rows of `qkv` lie group by group of heads that read the same keys and values (Ainslie et al. 2023, "GQA"): the q
-    of the group, then its k, then its v. So a slice of the rows is a set of whole groups.
-
-    Args:
-        width: hidden_dim.
-        heads: of queries, and of keys and values.
-        bias: whether both matrices have one.
-        dropout: probability with which attention probabilities are dropped.
-        causal: whether a position sees only itself and earlier ones.
+    of the group, then its k, then its v. So a slice of the rows is a set of whole groups. `heads` are those of queries,
+    and of keys and values; `dropout` is that of the attention probabilities.
 
     Attributes:
+        causal: whether a position sees only itself and earlier ones.
         recompute: whether backward makes the probabilities again where no fused kernel does so anyway.
-        core: computes attention in place of the kernels here, where the sequence is divided; None: it is not.
+        core: computes attention where the sequence is divided; None: it is not.
         first_head: number of the first head whose rows `qkv` has.
     """
 
@@ -132,11 +127,7 @@ class CrossAttention(nn.Module):
     ) -> Tensor:
         """What attention adds to the target's residual stream: [B, T, D].
 
-        Args:
-            x_BTD: the target.
-            source_BSD: the encoder's output.
-            padding_BS: bool, True at positions of the source that nobody sees.
-            keys_B: keys of the dropout of the attention probabilities; None drops nothing.
+        `padding_BS` is True at positions of the source that nobody sees; `keys_B` drop attention probabilities.
         """
         q_BTHK = self.q(x_BTD).unflatten(2, (-1, self.head_dim))
         k_BSHK, v_BSHK = self.kv(source_BSD).unflatten(2, (-1, 2, self.head_dim)).unbind(3)
@@ -168,15 +159,8 @@ def attend(
 ) -> Tensor:
     """softmax(q k^T / sqrt(head_dim)) v: [B, H, T, K] (Vaswani et al. 2017, equation 1).
 
-    With dropout it is written out: no fused kernel drops by our masks. The output of a query that sees no key is
-    undefined.
-
-    Args:
-        q_BHTK, k_BHSK, v_BHSK: queries, keys, values.
-        hidden: see `hidden_keys`.
-        keys_B: keys of the dropout of the probabilities; None drops nothing.
-        dropout: probability.
-        first_head: number of the first of these heads in the model.
+    With dropout (`keys_B`) it is written out: no fused kernel drops by our masks. `hidden` is from `hidden_keys`;
+    `first_head` is the number of the first of these heads in the model. A query that sees no key has no defined output.
     """
     if keys_B is None:
         return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, None if hidden is None else ~hidden)
@@ -202,9 +186,7 @@ def causal_attention(qkv_BTGEK: Tensor, recompute: bool = False) -> Tensor:
     On CUDA this is torch's scaled_dot_product_attention. On a CPU it is `_BlockAttention`: with 4 samples of 256
     positions, 12 heads of 64, one AVX-512 core, forward + backward take 9 ms against 33 in bf16, 15 against 34 in fp32.
 
-    Args:
-        qkv_BTGEK: contiguous; group by group, of each its q, then k, then v.
-        recompute: keep no probabilities for backward even if they are small; fused kernels never keep them.
+    `qkv_BTGEK` is contiguous. With `recompute` not even small probabilities are kept; fused kernels never keep them.
     """
     if qkv_BTGEK.device.type == "cpu":
         if torch.compiler.is_compiling():
@@ -330,12 +312,14 @@ def _block_attention_backward_op(d_y_BTD: Tensor, qkv_EPTK: Tensor) -> Tensor:
     return _attend_backward(d_y_BTD, qkv_EPTK, [])
 
 
+@_block_attention_op.register_fake
 def _attention_shapes(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor]:
     batch, length, groups, rows, head_dim = qkv_BTGEK.shape
     y_BTD = qkv_BTGEK.new_empty(batch, length, groups * (rows - 2) * head_dim)
     return y_BTD, qkv_BTGEK.new_empty(rows, batch * groups, length, head_dim)
 
 
+@_block_attention_backward_op.register_fake
 def _attention_backward_shape(d_y_BTD: Tensor, qkv_EPTK: Tensor) -> Tensor:
     rows, pairs, length, head_dim = qkv_EPTK.shape
     return d_y_BTD.new_empty(len(d_y_BTD), length, pairs // len(d_y_BTD), rows, head_dim)
@@ -350,6 +334,4 @@ def _attention_op_backward(ctx: Any, d_y_BTD: Tensor, _d_qkv: Tensor | None) -> 
     return d_qkv_BTGEK
 
 
-_block_attention_op.register_fake(_attention_shapes)
-_block_attention_backward_op.register_fake(_attention_backward_shape)
 _block_attention_op.register_autograd(_attention_op_backward, setup_context=_save_projections)

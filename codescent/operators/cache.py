@@ -32,13 +32,8 @@ class KVCache:
     """Keys and values of all layers. Slot s of a row holds the token at position s of that row.
 
     Rows may have different lengths. A forward pass brings T tokens to every row; the first `counts[row]` are real. The
-    others are never read, and the next tokens of that row overwrite them.
-
-    Args:
-        num_layers: of the model.
-        size: rows, seq_len, heads of keys and values, head_dim.
-        device: of the tensors.
-        dtype: of the tensors.
+    others are never read, and the next tokens of that row overwrite them. `size` is rows, seq_len, heads of keys and
+    values, head_dim.
     """
 
     def __init__(
@@ -46,10 +41,8 @@ class KVCache:
     ) -> None:
         num_rows, self.seq_len, _, _ = size
         self.lengths = [0] * num_rows
-        self.layers = [
-            LayerCache(torch.zeros(size, device=device, dtype=dtype), torch.zeros(size, device=device, dtype=dtype))
-            for _ in range(num_layers)
-        ]
+        memory = [torch.zeros(2, *size, device=device, dtype=dtype) for _ in range(num_layers)]
+        self.layers = [LayerCache(*k_and_v) for k_and_v in memory]
         self.device = device
 
     def begin(self, width: int, counts: Sequence[int] | None) -> tuple[Tensor, Tensor]:
@@ -61,9 +54,9 @@ class KVCache:
         counts = [width] * len(self.lengths) if counts is None else list(counts)
         if len(counts) != len(self.lengths) or max(counts) > width or min(counts) < 1:
             raise ValueError(f"counts {counts} do not fit {len(self.lengths)} rows of {width} tokens")
-        if max(self.lengths) + width > self.seq_len:
-            raise ValueError(f"{max(self.lengths)} + {width} tokens are more than seq_len = {self.seq_len}")
         used = max(self.lengths) + width
+        if used > self.seq_len:
+            raise ValueError(f"{max(self.lengths)} + {width} tokens are more than seq_len = {self.seq_len}")
         positions_BT = torch.tensor(self.lengths, device=self.device)[:, None] + torch.arange(width, device=self.device)
         mask_B1TS = (torch.arange(used, device=self.device) <= positions_BT[:, :, None])[:, None]
         rows_B1 = torch.arange(len(counts), device=self.device)[:, None]

@@ -40,13 +40,8 @@ def dropped_at(keys_B: Tensor, rows_R: Tensor, columns_W: Tensor, probability: f
     """Which elements are dropped, as bool [B, R, W]: each by one hash of (key, row, column).
 
     The 64-bit key of the row is mixed once. Its two halves enter the 32-bit hash of the column before and between the
-    rounds of murmur3's finaliser (Appleby), so that no two rows repeat a sequence.
-
-    Args:
-        keys_B: from `site_keys`.
-        rows_R: int64 numbers of the rows in the whole activation.
-        columns_W: numbers of the columns in the whole activation; in compiled code int32.
-        probability: of being dropped.
+    rounds of murmur3's finaliser (Appleby), so that no two rows repeat a sequence. Rows (int64) and columns (in
+    compiled code int32) are numbers in the whole activation.
     """
     # Halved by reinterpreting: torch 2.13's compiler vectorises the arithmetic of int64 to int32 wrongly on CPUs.
     halves_BR2 = mix(keys_B[:, None] ^ mix(rows_R)[None, :])[..., None].view(torch.int32)

@@ -44,10 +44,8 @@ class Vocabulary:
         skip_negative: bool = False,
     ) -> Tensor:
         """See `head_loss`."""
-        x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
-        return head_loss(
-            x_ND, weight_VD, targets_N, chunk_tokens, loss_scale, tied_gradient_VD, skip_negative=skip_negative
-        )
+        x_ND, targets_N, skips = x_BTD.flatten(0, 1), targets_BT.flatten(), skip_negative
+        return head_loss(x_ND, weight_VD, targets_N, chunk_tokens, loss_scale, tied_gradient_VD, skip_negative=skips)
 
     def every_row(self, x_BTD: Tensor) -> Tensor:
         """The rows of all positions, gathered where each rank has some; `loss_of_rows` reads a selection of them."""
@@ -77,12 +75,7 @@ def tied_embedding(weight_VD: Tensor, tokens_BT: Tensor, tied_dtype: torch.dtype
 
     Autograd would make a second dense gradient [V, D] for the embedding, of zeros and a few rows, and add the two.
     Here the head gives its gradient to the second output, and backward adds the rows of the embedding in place.
-
-    Args:
-        weight_VD: the matrix.
-        tokens_BT: int64.
-        tied_dtype: dtype of the head's gradient. If it is wider than that of the weight, the sum is made in it and
-            rounded once.
+    `tied_dtype` is the dtype of the head's gradient: if it is wider than the weight's, the sum is rounded once.
 
     Returns:
         x_BTD, and [V, D] zeros that take no memory; their gradient is the head's share of the weight's gradient.
@@ -137,14 +130,12 @@ def head_loss(
     on a CPU where that is 1 (on CUDA, reading it would wait for the device).
 
     Args:
-        x_ND: activations after the last norm.
-        weight_VD: the vocabulary matrix, in the dtype of x.
+        x_ND, weight_VD: activations after the last norm; the vocabulary matrix, in the same dtype.
         targets_N: int64, each in [0, V).
         chunk_tokens: rows of logits that exist at a time; 0: all.
         loss_scale: factor on the gradients, not on the value.
         tied_gradient_VD: receives the gradient of weight, in its own dtype (see `tied_embedding`); None: weight does.
-        softmax_gradient_: the softmax over the rows of all ranks, where weight is the rows of one rank. Targets may be
-            rows of another rank.
+        softmax_gradient_: the softmax over all ranks, where weight is the rows of one rank.
         bias_V: added to the logits; None: there is none. Not for compiled code.
         skip_negative: whether targets may be negative; such a token has no loss. Not for compiled code.
     """
@@ -343,6 +334,7 @@ def _head_loss_op(
     return loss, nothing if d_x_ND is None else d_x_ND, nothing.clone() if d_weight_VD is None else d_weight_VD
 
 
+@_head_loss_op.register_fake
 def _head_loss_shapes(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, scale: float, wants_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -362,5 +354,4 @@ def _head_loss_op_backward(ctx: Any, d_loss: Tensor, _d_d_x: Any, _d_d_weight: A
     return d_x_ND * scale, d_weight_VD * scale, None, None, None, None
 
 
-_head_loss_op.register_fake(_head_loss_shapes)
 _head_loss_op.register_autograd(_head_loss_op_backward, setup_context=_save_gradients)

@@ -45,11 +45,8 @@ def turn(qkv_BTGEK: Tensor, turns_TC2: Tensor) -> Tensor:
     """Queries and keys turned, values as they are.
 
     Channels 2c and 2c + 1 are a pair, as in RoFormer and in Meta's code. (transformers pairs c with c + head_dim / 2:
-    rows of its matrices are in another order.) In at least fp32, rounded once.
-
-    Args:
-        qkv_BTGEK: group by group, of each its queries, then keys, then values.
-        turns_TC2: of their positions; or of each sample's, [B, T, C, 2].
+    rows of its matrices are in another order.) In at least fp32, rounded once. `turns_TC2` may be of each sample,
+    [B, T, C, 2].
     """
     if torch.compiler.is_compiling():
         qk_BTGRK, v_BTG1K = qkv_BTGEK[..., :-1, :], qkv_BTGEK[..., -1:, :]

@@ -22,15 +22,14 @@ DTYPE_NAMES = {TORCH_DTYPE[name]: name for name in TRAINED}
 class AveragedGradients:
     """When `backward` returns, the gradients of these parameters are means over the ranks.
 
-    All of them are sent at the end of each backward pass that gives a trained parameter of the module a gradient, so
-    that ranks, or passes, that use others of them meet. One inside another is a pass by itself: a mean of what is there
-    so far, to which the outer one adds.
+    All are sent at the end of each backward pass that gives a trained parameter of the module a gradient: so ranks that
+    use different parameters meet. A pass inside another averages what is there so far, to which the outer one adds.
 
     Args:
-        module: theirs. Where it is called, what a pass has left that ended in an error is forgotten.
-        parameters: trainable ones, of any of the dtypes in DTYPE_NAMES, in the module's order.
-        others: those of the module that are trained and not averaged.
-        bucket_bytes: they travel in buckets of about this size.
+        module: theirs. A call of it forgets what a failed backward pass has left.
+        parameters: trainable ones, of the dtypes in DTYPE_NAMES, in the module's order.
+        others: parameters of the module that are trained and not averaged.
+        bucket_bytes: size of a bucket, about.
     """
 
     def __init__(
@@ -82,25 +81,25 @@ class AveragedGradients:
         for part in self.parts:
             part.finish()
 
-    def accumulate(self, on: bool) -> None:
-        """Whether the backward passes from here on only add, each rank for itself."""
+    def set_last(self, last: bool) -> None:
+        """Say whether the next backward passes send; else each rank adds for itself."""
         for part in self.parts:
-            part.gradients.before_backward(last=not on)
+            part.gradients.before_backward(last=last)
 
     def close(self) -> None:
         """Let go of the parameters and process groups."""
         for hook in self.hooks:
             hook.remove()
         for part in self.parts:
-            part.close()
+            part.gradients.close()
 
 
 class _OneDtype:
     """The gradients of parameters of one dtype.
 
-    Beside them travels a mark for each parameter: how many ranks have a gradient of it. One that no rank has stays
-    None, as in one process (an optimizer leaves it alone, where it would decay a weight whose gradient is zero). Only a
-    rank that lacks a gradient reads the marks, so a device is not waited for where all are used.
+    A mark for each parameter travels, too: how many ranks have its gradient. One that no rank has stays None, as in one
+    process: an optimizer would decay a weight whose gradient is zero. Only a rank that lacks a gradient reads the
+    marks, so a device is not waited for where all are used.
     """
 
     def __init__(self, parameters: list[nn.Parameter], bucket_bytes: int, group: dist.ProcessGroup | None) -> None:
@@ -124,7 +123,7 @@ class _OneDtype:
         return index not in self.gradients.complete
 
     def forget(self) -> None:
-        """Forget a pass that has ended in an error. What it has sent is waited for: the buckets are to be used."""
+        """Forget a pass that ended in an error. Buckets on their way are waited for, since they are used again."""
         for work in self.gradients.works:
             work.wait()
         self.gradients.works.clear()
@@ -148,7 +147,3 @@ class _OneDtype:
             parameter.grad = mean if somebody else None
         self.marks.grad = None
         self.gradients.release()
-
-    def close(self) -> None:
-        """See AveragedGradients."""
-        self.gradients.close()

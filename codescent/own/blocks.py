@@ -4,7 +4,7 @@ Does not divide anything (`divide` does); the module is one whose author has nev
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
@@ -14,21 +14,15 @@ CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 def choose_blocks(module: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a module: children of one class of a list, outermost lists first.
-
-    Of torch.nn.Transformer: the layers of its encoder and of its decoder. What stands in no list stays with the module.
-    """
-    blocks: list[nn.Module] = []
-    _find(module, blocks)
-    return _unshared(module, blocks)
+    """Children of one class in a list, outermost lists first, such as the layers of torch.nn.Transformer."""
+    return _unshared(module, list(_repeated(module)))
 
 
 def check_blocks(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """The user's choice.
+    """The user's choice, each block once.
 
     Raises:
-        UserError: one that is not inside the module, has no forward, is inside another, or shares parameters with what
-            is outside.
+        UserError: a block is not in the module, has no forward, is in another, or shares a parameter with the outside.
     """
     names = {part: name for name, part in module.named_modules()}
     problems = []
@@ -42,12 +36,8 @@ def check_blocks(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Modu
         elif outer := [other for other in blocks if other is not block and block in set(other.modules())]:
             problems.append(f"blocks[{number}] ({names[block]}): is inside {names.get(outer[0], 'another')}: give one")
     if not problems:
-        unshared = set(_unshared(module, blocks))
-        problems = [
-            f"blocks: {names[block]} shares a parameter with what is outside it: leave it out"
-            for block in blocks
-            if block not in unshared
-        ]
+        shared = [block for block in blocks if block not in set(_unshared(module, blocks))]
+        problems = [f"blocks: {names[b]} shares a parameter with what is outside it: leave it out" for b in shared]
     if problems:
         raise UserError(*(f"codescent.distribute: {problem}" for problem in problems))
     return list(dict.fromkeys(blocks))
@@ -58,23 +48,21 @@ def only_holds(module: nn.Module) -> bool:
     return type(module).forward in (nn.Module.forward, nn.ModuleList.forward, nn.ModuleDict.forward)
 
 
-def _find(module: nn.Module, blocks: list[nn.Module]) -> None:
+def _repeated(module: nn.Module) -> Iterator[nn.Module]:
     children = list(dict.fromkeys(child for child in module.children() if any(True for _ in child.parameters())))
     kinds = Counter(type(child) for child in children)
     for child in children:
         if isinstance(module, CONTAINERS) and kinds[type(child)] > 1 and not isinstance(child, CONTAINERS):
-            blocks.append(child)
+            yield child
         else:
-            _find(child, blocks)
+            yield from _repeated(child)
 
 
 def _unshared(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
     """The blocks whose parameters no other part has: a tied one is gathered with the whole module."""
     holders = _holders(module)
     return [
-        block
-        for block in dict.fromkeys(blocks)
-        if all(holders[parameter] == count for parameter, count in _holders(block).items())
+        block for block in dict.fromkeys(blocks) if all(holders[p] == count for p, count in _holders(block).items())
     ]
 
 

@@ -12,12 +12,11 @@ from torch import nn
 
 
 class AveragedBuffers:
-    """Running statistics (batch norm's) of each rank's part of the batch, made one for all ranks.
+    """Running statistics (batch norm's) of each rank's samples, averaged over the ranks.
 
-    A part of the module that has changed any of its own buffers since the last time is taken to have changed its
-    floating-point ones (batch norm's kernel changes its statistics without telling autograd, but counts its batches).
-    The mean of running means is what one process would have; that of running variances lacks the variance between the
-    ranks' parts, as each rank's normalisation does.
+    If any buffer of a part has changed, all its floating-point ones count as changed: batch norm's kernel changes its
+    statistics without telling autograd, but counts its batches. The mean of running means is that of one process; the
+    mean of running variances lacks the variance between ranks, as each rank's normalisation does.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -25,15 +24,15 @@ class AveragedBuffers:
         self.seen: dict[nn.Module, list[tuple[int, int]]] = {}
         self._look()
 
-    def _look(self) -> list[nn.Module]:
-        """The parts whose buffers are not as they were, in the module's order, which is that of every rank."""
+    def _parts(self) -> list[nn.Module]:
         module = self.module()
-        if module is None:
-            return []
+        return [part for part in module.modules() if any(True for _ in part.buffers(False))] if module else []
+
+    def _look(self) -> list[nn.Module]:
+        """The parts whose buffers have changed, in the module's order, which is that of every rank."""
         now = {
-            part: [(id(buffer), buffer._version) for buffer in part.buffers(recurse=False)] for part in module.modules()
+            part: [(id(buffer), buffer._version) for buffer in part.buffers(recurse=False)] for part in self._parts()
         }
-        now = {part: state for part, state in now.items() if state}
         changed = [part for part, state in now.items() if self.seen.get(part, state) != state]
         self.seen = now
         return changed
@@ -44,20 +43,15 @@ class AveragedBuffers:
 
         The ranks agree first on what has changed, and a buffer whose shape is not the same on all of them is left out.
         """
-        module = self.module()
-        parts = [part for part in module.modules() if any(True for _ in part.buffers(recurse=False))] if module else []
-        floating = [(p, b) for p in parts for b in p.buffers(recurse=False) if b.is_floating_point()]
+        floating = [(p, b) for p in self._parts() for b in p.buffers(recurse=False) if b.is_floating_point()]
         if not floating:
             return
         mine = set(self._look())
         facts = [[int(part in mine), *_extremes(buffer)] for part, buffer in floating]
         flags = torch.tensor(facts, dtype=torch.int64)  # on the CPU: no device is waited for
         dist.all_reduce(flags, dist.ReduceOp.MAX)
-        changed = [
-            buffer
-            for (_, buffer), (flag, most, least) in zip(floating, flags.tolist(), strict=True)
-            if flag and most == -least
-        ]
+        agreed = [flag and most == -least for flag, most, least in flags.tolist()]
+        changed = [buffer for (_, buffer), yes in zip(floating, agreed, strict=True) if yes]
         for dtype in dict.fromkeys(buffer.dtype for buffer in changed):
             buffers = [buffer for buffer in changed if buffer.dtype == dtype]
             together = torch.cat([buffer.reshape(-1) for buffer in buffers])

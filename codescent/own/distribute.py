@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
-from typing import Protocol
 from weakref import WeakKeyDictionary, finalize
 
 import torch
@@ -21,9 +19,9 @@ from codescent.base.errors import UserError
 from codescent.own.average import DTYPE_NAMES, AveragedGradients
 from codescent.own.blocks import check_blocks, choose_blocks, only_holds
 from codescent.own.buffers import AveragedBuffers
-from codescent.own.divide import DividedGradients, hand_over
+from codescent.own.divide import divide_, hand_over
 from codescent.own.session import Ranks, everywhere, joined
-from codescent.strategies.fully_shard import free_gathered
+from codescent.strategies.fully_shard import free_gathered, set_last_backward
 from codescent.train.optimize import gradient_norm
 
 STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
@@ -33,17 +31,8 @@ WHOLE = ("Adafactor", "LBFGS", "Muon", "Rprop", "SparseAdam")
 """torch's optimizers that do more than arithmetic on each element: on divided parameters they raise, or are wrong."""
 
 
-class _Gradients(Protocol):
-    def accumulate(self, on: bool) -> None: ...
-
-
-@dataclass(frozen=True)
-class _Distributed:
-    strategy: str
-    gradients: tuple[_Gradients, ...]
-
-
-_known: WeakKeyDictionary[nn.Module, _Distributed] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, tuple[str, AveragedGradients]] = WeakKeyDictionary()
+"""Strategy and whole gradients of each distributed module."""
 
 
 def distribute(
@@ -62,48 +51,44 @@ def distribute(
         optimizer = torch.optim.AdamW(model.parameters())
         codescent.distribute(model, optimizer)
 
-    From here on each rank's `loss.backward()` leaves the mean of all ranks' gradients: where the loss is a mean over
-    this rank's samples, and every rank has as many (`codescent.sampler` sees to that), they are the gradients of the
-    mean over all of them, as one process would have them. All ranks begin with rank 0's weights and buffers.
+    From here on each rank's `loss.backward()` leaves the mean of all ranks' gradients. Where the loss is a mean over
+    this rank's samples, and every rank has as many (see `codescent.sampler`), it is the gradient of the mean over all.
+    All ranks begin with rank 0's weights and buffers.
 
     strategy:
         "ddp": every rank holds all; gradients travel while backward runs.
         "zero1", "zero2", "zero3": parameters, gradients and the optimizer's state are divided over the ranks; "zero3"
         gathers the weights of one block at a time, the others all of them from forward to the end of backward. "zero1"
-        and "zero2" differ inside `codescent.accumulate` alone. The module is to be called as `module(...)`, and its
-        parameters, and their gradients, are DTensors.
+        and "zero2" differ inside `codescent.accumulate` alone. Call the module as `module(...)`; its parameters and
+        their gradients are DTensors.
 
-    What may be there, and what becomes of it:
+    What else happens in your loop:
         Gradient accumulation: several backward passes add up, as ever; inside `codescent.accumulate` more cheaply.
-        A parameter that took no part in the loss of any rank keeps the gradient None, as in one process. With "ddp" it
-        may take part on some ranks only (zero on the others). With the other strategies it must be the same on all:
-        else they wait for each other until the timeout.
+        A parameter that no rank's loss used keeps the gradient None. With "ddp" some ranks may use it (zero on the
+        others). With the other strategies all ranks or none: else they wait for each other until the timeout.
         Recomputing (torch.utils.checkpoint): with use_reentrant=False. Of the other kind each part is a backward pass
-        by itself, after which all is sent: right where the ranks do alike, and slow; refused, in backward, where such a
-        part shares a parameter with another.
-        A backward pass that ended in an error: what it has left is forgotten when the module is called again.
+        by itself that sends all: right where the ranks do alike, and slow; refused, in backward, where such a part
+        shares a parameter with another.
+        A backward pass that ended in an error is forgotten when the module is called again.
         Frozen parameters (requires_grad=False) stay as they are: choose before. Learning-rate schedulers may be made
         before or after. `optimizer.zero_grad()` works both ways. Several dtypes may be mixed.
-        Buffers: those that forward passes change (batch norm's statistics) are averaged over the ranks after each
+        Buffers that forward passes change (batch norm's statistics) are averaged over the ranks after each
         `optimizer.step()`; batch norm normalises by the samples of one rank.
-        Dropout draws from torch's own generator: seed it by `ranks.rank`, after the module was made, for other masks on
-        every rank.
-        Clipping: `codescent.clip_`, under every strategy.
+        Dropout draws from torch's generator: for other masks on every rank, seed it by `ranks.rank` once the module is
+        made. Clipping: `codescent.clip_`, under every strategy.
 
     Args:
         module: any module, its parameters on `ranks.device`.
-        optimizer: made of the module's parameters, or of some of them. With "zero1" to "zero3" one that updates each
-            element by itself: torch's all do but Adafactor, LBFGS, Muon, Rprop and SparseAdam, which are refused.
-        strategy: see above.
+        optimizer: of the module's parameters, or of some. With "zero1" to "zero3" one that updates each element by
+            itself: torch's all do but Adafactor, LBFGS, Muon, Rprop and SparseAdam, which are refused.
         replicas: with "zero1" to "zero3", how many copies of the model there are, each divided over world_size /
             replicas ranks ("hybrid" sharding: gathering stays among neighbours).
-        blocks: the parts that "zero3" gathers one at a time. None: children of one class that stand in a list, such as
-            the layers of torch.nn.Transformer. [] for none.
+        blocks: the parts that "zero3" gathers one at a time; [] for none. None: children of one class in a list, such
+            as the layers of torch.nn.Transformer.
         bucket_bytes: with "ddp", about how much travels at once.
 
     Raises:
-        UserError: on every rank: the strategy is none of these, the optimizer has parameters of another module, the
-            ranks' modules differ, ...; each problem with what would be right.
+        UserError: on every rank: each problem of the strategy, the optimizer, the module, with what would be right.
     """
     ranks = joined("distribute")
     chosen: list[nn.Module] = []
@@ -111,26 +96,24 @@ def distribute(
     def look() -> list[str]:
         _refuse(module, optimizer, strategy, replicas, ranks)
         chosen.extend(choose_blocks(module) if blocks is None else check_blocks(module, blocks))
-        return [f"{strategy} {replicas}", *_description(module)]
+        tensors = chain(module.named_parameters(), module.named_buffers())
+        alike = (f"{name} {list(t.shape)} {t.dtype} {'trained' if t.requires_grad else 'fixed'}" for name, t in tensors)
+        return [f"{strategy} {replicas}", *alike]
 
     _refuse_differences(together(UserError, look))
     everywhere(*chain(module.parameters(), module.buffers()))
     whole = [parameter for parameter in module.parameters() if parameter.requires_grad]
     parts: list[nn.Parameter] = []
-    gradients: list[_Gradients] = []
     if stage := STAGES[strategy]:
         before = dict(module.named_parameters(remove_duplicate=False))
-        divided = DividedGradients(module, chosen, stage, ranks.mesh(replicas))
+        whole = [p for p in divide_(module, chosen, stage, ranks.mesh(replicas)) if p.requires_grad]
         after = dict(module.named_parameters(remove_duplicate=False))
         hand_over(optimizer, {old: after[name] for name, old in before.items()})
-        whole = [parameter for parameter in divided.whole if parameter.requires_grad]
         parts = [p for p in module.parameters() if p.requires_grad and isinstance(p, DTensor)]
-        gradients.append(divided)
     averaged = AveragedGradients(module, whole, parts, bucket_bytes)
-    gradients.append(averaged)
     ranks.closing.add(averaged)
     finalize(module, averaged.close).atexit = False  # hooks on parameters keep these alive, unseen by the collector
-    _known[module] = _Distributed(strategy, tuple(gradients))
+    _known[module] = (strategy, averaged)
     _after_each_step(module, optimizer)
 
 
@@ -148,22 +131,27 @@ def accumulate(module: nn.Module) -> Iterator[None]:
     """
     if module not in _known:
         raise UserError(f"codescent.accumulate: {type(module).__name__}: call codescent.distribute first")
-    gradients = _known[module].gradients
-    for one in gradients:
-        one.accumulate(True)
+    _set_last(module, False)
     try:
         yield
     finally:
-        for one in gradients:
-            one.accumulate(False)
+        _set_last(module, True)
+
+
+def _set_last(module: nn.Module, last: bool) -> None:
+    """Say whether the next backward pass completes the gradients."""
+    strategy, averaged = _known[module]
+    if stage := STAGES[strategy]:
+        set_last_backward(module, stage, last=last)
+    averaged.set_last(last)
 
 
 @torch.no_grad()
 def clip_(module: nn.Module, max_norm: float) -> float:
     """Scale the module's gradients so that their norm, all together, is at most `max_norm`. Returns it as it was.
 
-    What torch.nn.utils.clip_grad_norm_ does, under every strategy, also where some parameters are divided and some are
-    not, for which torch has no sum. Collective. A norm that is not finite makes every gradient NaN or zero, as there.
+    torch.nn.utils.clip_grad_norm_ under every strategy, also for a mixture of divided and whole parameters. Collective.
+    A norm that is not finite makes every gradient NaN or zero, as there.
     """
     free_gathered(module)  # left so by a forward pass that no backward followed
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
@@ -214,7 +202,7 @@ def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, 
     elif replicas > 1 and not STAGES.get(strategy, 1):
         problems.append(f'replicas = {replicas}: with "ddp" every rank is a replica: leave it out')
     if module in _known:
-        problems.append(f"{type(module).__name__}: is distributed already, by {_known[module].strategy}")
+        problems.append(f"{type(module).__name__}: is distributed already, by {_known[module][0]}")
     if STAGES.get(strategy) and only_holds(module):
         problems.append(
             f'strategy "{strategy}": {type(module).__name__} has no forward, and the module is to be called: give one '
@@ -224,8 +212,7 @@ def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, 
     if kinds and STAGES.get(strategy):
         problems.append(f'strategy "{strategy}": {kinds[0]} computes with whole parameters: take "ddp", or AdamW')
     names = {parameter: name for name, parameter in module.named_parameters()}
-    strangers = [p for group in optimizer.param_groups for p in group["params"] if p not in names]
-    if strangers:
+    if strangers := [p for group in optimizer.param_groups for p in group["params"] if p not in names]:
         shapes = ", ".join(str(list(p.shape)) for p in strangers[:3])
         problems.append(
             f"the optimizer has {len(strangers)} parameter(s) that are not this module's (of shape {shapes}): make it "
@@ -242,12 +229,10 @@ def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, 
         for name, tensor in tensors
         if _overlaps(tensor)
     ]
-    odd = [name for p, name in names.items() if p.requires_grad and p.dtype not in DTYPE_NAMES]
-    if odd:
+    if odd := [name for p, name in names.items() if p.requires_grad and p.dtype not in DTYPE_NAMES]:
         known = ", ".join(str(kind) for kind in DTYPE_NAMES)
         problems.append(f"{odd[0]} is of {module.get_parameter(odd[0]).dtype}: what is trained must be of {known}")
-    sparse = [name for name, part in module.named_modules() if getattr(part, "sparse", False) is True]
-    if sparse:
+    if sparse := [name for name, part in module.named_modules() if getattr(part, "sparse", False) is True]:
         problems.append(f"{sparse[0]}: sparse gradients are not averaged: make it with sparse=False")
     if problems:
         raise UserError(*(f"codescent.distribute: {problem}" for problem in problems))
@@ -261,12 +246,6 @@ def _overlaps(tensor: torch.Tensor) -> bool:
             return tensor.numel() > 0
         reach += stride * (size - 1)
     return False
-
-
-def _description(module: nn.Module) -> list[str]:
-    """What has to be alike on every rank, one line for each tensor."""
-    tensors = chain(module.named_parameters(), module.named_buffers())
-    return [f"{name} {list(t.shape)} {t.dtype} {'trained' if t.requires_grad else 'fixed'}" for name, t in tensors]
 
 
 def _refuse_differences(descriptions: Sequence[Sequence[str]]) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import nn
@@ -14,36 +13,27 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import distribute_tensor as distribute
 
-from codescent.strategies.fully_shard import own_parameters, set_last_backward, shard_units_
+from codescent.strategies.fully_shard import own_parameters, shard_units_
 
 
-class DividedGradients:
-    """Parameters cut along their first dim over the ranks of a mesh row; rows are copies of one another.
+def divide_(module: nn.Module, blocks: Sequence[nn.Module], stage: int, mesh: DeviceMesh) -> list[nn.Parameter]:
+    """Cut parameters along their first dim over the ranks of a mesh row; rows are copies of one another.
 
     Args:
-        module: its parameters are in memory, alike on every rank. Their places are taken by DTensors.
+        module: its parameters, in memory and alike on every rank, become DTensors.
         blocks: gathered one at a time; what is in none of them is gathered with the module.
-        stage: 3 frees a block's gathered weights after its forward; 1 and 2 keep them until backward is done. 1 adds
-            whole gradients while passes are accumulated, 2 and 3 parts of them.
+        stage: of ZeRO. 3 frees a block's gathered weights after its forward; 1 and 2 keep them until backward is done.
+        mesh: of one dim, or two: replicas and shards.
 
-    Attributes:
-        whole: parameters that stay whole on every rank: scalars, and those of another dtype than most of their block.
+    Returns:
+        What stays whole on every rank: scalars, and parameters of another dtype than most of their block.
     """
-
-    def __init__(self, module: nn.Module, blocks: Sequence[nn.Module], stage: int, mesh: DeviceMesh) -> None:
-        self.stage = stage
-        self.whole = [p for unit in (module, *blocks) for p in _undivided(own_parameters(unit, blocks))]
-        for parameter in module.parameters():
-            parameter.data = parameter.data.contiguous()  # fully_shard takes no other, such as channels_last
-        freed = [*blocks, module] if stage == 3 else []
-        shard_units_(module, blocks, mesh, freed=freed, whole=self.whole, divisor=float(mesh.size()))
-        self.module = ref(module)
-
-    def accumulate(self, on: bool) -> None:
-        """Whether more backward passes follow before the gradients are used."""
-        module = self.module()
-        assert module is not None
-        set_last_backward(module, self.stage, last=not on)
+    whole = [p for unit in (module, *blocks) for p in _undivided(own_parameters(unit, blocks))]
+    for parameter in module.parameters():
+        parameter.data = parameter.data.contiguous()  # fully_shard takes no other, such as channels_last
+    freed = [*blocks, module] if stage == 3 else []
+    shard_units_(module, blocks, mesh, freed=freed, whole=whole, divisor=float(mesh.size()))
+    return whole
 
 
 def _undivided(parameters: Sequence[nn.Parameter]) -> Iterator[nn.Parameter]:

@@ -47,9 +47,8 @@ def profile(folder: str | PathLike[str], **options: Any) -> Iterator[Profile]:
             for _ in range(3):
                 step()
 
-    Leave the first steps outside: they allocate and compile. When it is left, each rank writes
-    `folder/rank_00000.json`, to be opened at ui.perfetto.dev, and the first prints for all of them how long they
-    computed, communicated, and communicated without computing.
+    Leave the first steps outside: they allocate and compile. At the end each rank writes `folder/rank_00000.json`, for
+    ui.perfetto.dev, and the first prints each rank's seconds of computing, communicating, and not hidden communicating.
 
     Args:
         folder: made if need be.
@@ -91,16 +90,17 @@ def measure(events: Iterable[Mapping[str, Any]]) -> Profile:
     spans = [event for event in events if event.get("ph") == "X" and event.get("cat") != "Trace"]
     of_device = any(event.get("cat") == "kernel" for event in spans)
     computing, sending = [], []
+    ends: list[Interval] = []
     for event in spans:
         name, kind, start = str(event["name"]), event.get("cat"), float(event["ts"])
         interval = (start, start + float(event.get("dur", 0)))
+        ends.append(interval)
         if name.startswith("gloo:") or (kind == "kernel" and name.startswith("nccl")):
             sending.append(interval)
         elif kind == "kernel" or (not of_device and kind == "cpu_op" and name.startswith("aten::")):
             computing.append(interval)
     computed, sent = _union(computing), _union(sending)
     both = _seconds(computed) + _seconds(sent) - _seconds(_union([*computed, *sent]))
-    ends = [(float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0))) for event in spans]
     wall = (max(end for _, end in ends) - min(start for start, _ in ends)) / 1e6 if ends else 0.0
     return Profile(wall, _seconds(computed), _seconds(sent), _seconds(sent) - both)
 

@@ -56,10 +56,10 @@ def sampler(dataset: Sized, batch_size: int, seed: int = 0) -> BatchSampler:
 
         loader = DataLoader(dataset, batch_sampler=codescent.sampler(dataset, batch_size=32))
 
-    Each epoch is another permutation of the samples, a function of (seed, epoch), cut into steps of `batch_size`; of a
-    step each rank takes as many consecutive ones. So the samples of a step, all ranks together, are the same on any
-    number of ranks, and the learning rate stays what it was. The samples that fill no step are left out, others in
-    every epoch. Iterating again begins the next epoch by itself; `set_epoch` chooses one.
+    Each epoch is a permutation of the samples, a function of (seed, epoch), cut into steps of `batch_size`; each rank
+    takes an equal part of a step. So a step has the same samples on any number of ranks, and the learning rate stays.
+    The samples that fill no step are left out, others in every epoch. Each iteration is the next epoch; `set_epoch`
+    chooses one.
 
     Args:
         dataset: anything with a length.

@@ -1,10 +1,10 @@
 """In: a path, a module, its optimizer, the user's values. Out: a checkpoint there, complete or absent, and back.
-Does not write or read a file (train/checkpoint does), and neither writes nor reads a pickle."""
+Does not write or read a file (`checkpoint` does), and neither writes nor reads a pickle."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,12 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
 
         codescent.save("run/last", model, optimizer, epoch=epoch, scheduler=scheduler.state_dict())
 
-    Each save is a folder of its own in `path` (`step_00000007` is the seventh), which appears when all of it is on the
-    disk; then the one before is deleted. So there is always a whole one, whatever is killed when. Tensors are in
-    safetensors files, each with its SHA-256.
+    Each save is a folder in `path` (`step_00000007` is the seventh), which appears when all of it is on the disk; then
+    the one before is deleted: there is always a whole one. Tensors are in safetensors files, each with its SHA-256.
 
     Args:
         path: a folder, made if need be, on a file system that all the ranks share.
-        module: its parameters and persistent buffers are saved.
-        optimizer: its state and the settings of its groups are saved.
+        module, optimizer: parameters and persistent buffers, state and the settings of groups are saved.
         extra: values that JSON knows, rank 0's: what `load` returns.
 
     Returns:
@@ -49,23 +47,30 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
     """
     checkpoints = Checkpoints(Path(path), keep_last=1, keep_best=False)
     free_gathered(module)
+    values: dict[str, Any] = {}
+    tensors: dict[str, torch.Tensor] = {}
 
     def look() -> int:
         _refuse_file(Path(path))
-        _refuse_extra(extra)
-        _, tensors = _optimizer_values(optimizer, _names(module))
-        _refuse_dtypes({**_model_tensors(module), **tensors})
+        _refuse(problem for name, value in extra.items() for problem in _no_json(name, value))
+        settings, states = _optimizer_values(optimizer, _names(module))
+        values.update(settings)
+        tensors.update(_model_tensors(module) | states)
+        _refuse(
+            f"{name.removeprefix('model.')}: is of {tensor.dtype}, which files cannot hold: make it of another, or, a "
+            "buffer, with persistent=False"
+            for name, tensor in tensors.items()
+            if tensor.dtype not in DTYPE_CODES
+        )
         last = checkpoints.latest()
         return last.step + 1 if last else 1
 
     number = together(UserError, look)[0]
-    extra = json.loads(json.dumps(extra))  # subclasses of dict and list, a tuple: as they will be read
-    names = _names(module)
-    values, tensors = _optimizer_values(optimizer, names)
     if rank() == 0:
         checkpoints.clean()
-    state = {"extra": extra, "optimizer": {"kind": type(optimizer).__name__, **values}}
-    return checkpoints.save(number, {**_model_tensors(module), **tensors}, state)
+    # Subclasses of dict and list, a tuple: as they will be read.
+    state = {"extra": json.loads(json.dumps(extra)), "optimizer": {"kind": type(optimizer).__name__, **values}}
+    return checkpoints.save(number, tensors, state)
 
 
 def load(
@@ -79,12 +84,9 @@ def load(
     process too, that has not called `codescent.init`.
 
     Args:
-        path: what `save` was given.
+        path: what `save` was given, whose `extra` is returned.
         module: of the same parameters and buffers, by name, shape and dtype.
         optimizer: of the same class, its groups of the same parameters; its learning rate becomes the saved one.
-
-    Returns:
-        What `save` was given beside.
 
     Raises:
         UserError: there is no checkpoint, it is damaged (each file is named), or it is of another module or optimizer;
@@ -99,8 +101,7 @@ def load(
             for name, tensor in model.items():
                 _fill(tensor, wholes[name])
         return dict(saved.state["extra"])
-    names = _names(module)
-    kept: dict[str, Any] = saved.state["optimizer"]
+    names, kept = _names(module), saved.state["optimizer"]
     together(UserError, lambda: _refuse_optimizer(saved.path, kept, optimizer, names))
     states = _states(saved, optimizer, names)
     tensors = {f"optimizer.{key}.{names[p]}": value for p, state in states.items() for key, value in state.items()}
@@ -143,28 +144,15 @@ def _refuse_file(path: Path) -> None:
         raise UserError(f"codescent.save: {above} is a file: a checkpoint is a folder: choose another path")
 
 
-def _refuse_extra(extra: Mapping[str, Any]) -> None:
-    problems = [f"codescent.save: {problem}" for name, value in extra.items() for problem in _no_json(name, value)]
-    if problems:
-        raise UserError(*problems)
-
-
-def _refuse_dtypes(tensors: Mapping[str, torch.Tensor]) -> None:
-    problems = [
-        f"codescent.save: {name.removeprefix('model.')}: is of {tensor.dtype}, which files cannot hold: make it of "
-        "another, or, a buffer, with persistent=False"
-        for name, tensor in tensors.items()
-        if tensor.dtype not in DTYPE_CODES
-    ]
-    if problems:
-        raise UserError(*problems)
+def _refuse(problems: Iterable[str]) -> None:
+    if found := [f"codescent.save: {problem}" for problem in problems]:
+        raise UserError(*found)
 
 
 def _no_json(name: str, value: Any) -> Iterator[str]:
     """Where a value is nothing for JSON, or would come back as another one: a key that is no text becomes one."""
     if isinstance(value, dict):
-        keys = [key for key in value if not isinstance(key, str)]
-        if keys:
+        if keys := [key for key in value if not isinstance(key, str)]:
             yield (
                 f"{name}: a dict with keys that are no texts, such as {keys[0]!r}: nothing for JSON, which would make "
                 "texts of them: give a list of pairs, or make it anew when you load"
@@ -184,8 +172,9 @@ def _optimizer_values(optimizer: torch.optim.Optimizer, names: Names) -> tuple[d
     _refuse_strangers(optimizer, names)
     groups = []
     for group in optimizer.param_groups:
-        settings = {key: _number(value) for key, value in group.items() if key != "params"}
-        groups.append({"params": [names[parameter] for parameter in group["params"]], **settings})
+        # A learning rate may be a tensor.
+        numbers = {k: v.item() if isinstance(v, torch.Tensor) and v.numel() == 1 else v for k, v in group.items()}
+        groups.append({**numbers, "params": [names[parameter] for parameter in group["params"]]})
     values: dict[str, dict[str, Any]] = {}
     tensors: dict[str, torch.Tensor] = {}
     for parameter, state in optimizer.state.items():
@@ -203,11 +192,6 @@ def _optimizer_values(optimizer: torch.optim.Optimizer, names: Names) -> tuple[d
     return {"groups": groups, "values": values}, tensors
 
 
-def _number(value: Any) -> Any:
-    """A learning rate may be a tensor."""
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-
-
 def _refuse_strangers(optimizer: torch.optim.Optimizer, names: Names) -> None:
     if any(parameter not in names for group in optimizer.param_groups for parameter in group["params"]):
         raise UserError("codescent: the optimizer has parameters that are not this module's: give the two together")
@@ -216,21 +200,21 @@ def _refuse_strangers(optimizer: torch.optim.Optimizer, names: Names) -> None:
 def _latest(path: Path) -> Saved:
     """The newest checkpoint, the same on every rank."""
 
-    def look() -> tuple[int, Saved]:
+    def look() -> Saved:
         found = Checkpoints(path, keep_last=1, keep_best=False).latest()
         if found is None:
             raise UserError(f"codescent.load: {path}: there is no checkpoint of codescent.save")
         if set(found.state) != {"extra", "optimizer"}:
             raise UserError(f"codescent.load: {found.path}: is a run's checkpoint, not one of codescent.save")
-        return found.step, found
+        return found
 
     everyone = together(UserError, look)
-    steps = sorted({step for step, _ in everyone})
+    steps = sorted({found.step for found in everyone})
     if len(steps) > 1:
         raise UserError(
             f"codescent.load: {path}: the ranks see different saves ({steps}): it has to be a shared folder"
         )
-    return everyone[0][1]
+    return everyone[0]
 
 
 def _refuse_optimizer(path: Path, kept: dict[str, Any], optimizer: torch.optim.Optimizer, names: Names) -> None:
@@ -248,15 +232,14 @@ def _refuse_optimizer(path: Path, kept: dict[str, Any], optimizer: torch.optim.O
 
 def _states(saved: Saved, optimizer: torch.optim.Optimizer, names: Names) -> States:
     """Memory for the optimizer's tensors that the checkpoint has, divided as the parameters are now."""
-    parameters = {name: parameter for parameter, name in names.items()}
-    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+    groups = {names[parameter]: (parameter, group) for group in optimizer.param_groups for parameter in group["params"]}
     states: States = {}
     for name, stored in read_manifest(saved.path).tensors.items():
         kind, _, rest = name.partition(".")
         key, _, owner = rest.partition(".")
-        if kind == "optimizer" and owner in parameters:
-            parameter = parameters[owner]
-            states.setdefault(parameter, {})[key] = _memory(parameter, key, stored, groups[parameter])
+        if kind == "optimizer" and owner in groups:
+            parameter, group = groups[owner]
+            states.setdefault(parameter, {})[key] = _memory(parameter, key, stored, group)
     return states
 
 
@@ -266,9 +249,9 @@ def _memory(parameter: torch.Tensor, key: str, stored: StoredTensor, group: Mapp
     dtype = CODE_DTYPES[stored.dtype]
     if stored.shape == tuple(parameter.shape) and stored.shape:
         return torch.zeros_like(parameter, dtype=dtype).detach()
-    made: torch.Tensor = torch.zeros(stored.shape, dtype=dtype, device=parameter.device if on_device else "cpu")
-    whole: torch.Tensor = state_like(parameter, made)
-    return whole
+    made = torch.zeros(stored.shape, dtype=dtype, device=parameter.device if on_device else "cpu")
+    divided: torch.Tensor = state_like(parameter, made)
+    return divided
 
 
 def _settle(group: dict[str, Any], settings: Mapping[str, Any]) -> None:

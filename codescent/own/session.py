@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
 import torch
@@ -20,21 +20,19 @@ from codescent.base.rank import Rank
 from codescent.launch import environment
 from codescent.train.world import World
 
+if TYPE_CHECKING:
+    from codescent.own.average import AveragedGradients
+
 DEVICES = ("auto", "cpu", "cuda")
 FAILED = "codescent_failed"
 """Key of the store under which the first rank that fails says why."""
-
-
-class _Closes(Protocol):
-    def close(self) -> None: ...
 
 
 class Ranks:
     """This process among the others: what `codescent.init` returns. May be used in `with`, which leaves the ranks.
 
     Attributes:
-        rank: number of this process among all, from 0.
-        world_size: number of processes in all; 1 where no launcher started it.
+        rank, world_size: number of this process, from 0, and of processes; 0 of 1 where no launcher started it.
         local_rank: number of this process among those of its machine.
         device: where this rank computes: `module.to(ranks.device)`.
         is_first: whether this is rank 0, the one that prints.
@@ -49,7 +47,7 @@ class Ranks:
         # All are connected when the first one goes on: it might end at once, and the store with it.
         dist.all_reduce(torch.zeros(1))
         self.is_first = self.world.is_first
-        self.closing: WeakSet[_Closes] = WeakSet()
+        self.closing: WeakSet[AveragedGradients] = WeakSet()
         self._meshes: dict[int, DeviceMesh] = {}
         self._hook = sys.excepthook
         sys.excepthook = self._failed
@@ -67,11 +65,13 @@ class Ranks:
             print(*words, flush=True)
 
     def mesh(self, replicas: int) -> DeviceMesh:
-        """The ranks as `replicas` rows, each of which divides one model among its ranks."""
+        """The ranks as `replicas` rows, each of which divides one model; a single row is a mesh of one dim."""
         if replicas not in self._meshes:
-            first = 1 if replicas == 1 else 0  # a mesh of one dim, where there are no copies to add over
-            shape, names = (replicas, self.world_size // replicas)[first:], ("dp_replicate", "dp_shard")[first:]
-            self._meshes[replicas] = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+            sizes = {"dp_replicate": replicas, "dp_shard": self.world_size // replicas}
+            if replicas == 1:
+                del sizes["dp_replicate"]
+            kind, shape = self.device.type, tuple(sizes.values())
+            self._meshes[replicas] = init_device_mesh(kind, shape, mesh_dim_names=tuple(sizes))
         return self._meshes[replicas]
 
     def close(self) -> None:
@@ -98,10 +98,9 @@ class Ranks:
             self.close()
 
     def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """What sys.excepthook calls: print the error as ever, and on which rank; tell the others, or say who began.
+        """Print the error as ever, then which rank failed first.
 
-        The others are waiting for this rank in a collective, or will be: they end when its sockets close, with an error
-        of gloo's or NCCL's that names an address or a neighbour that did nothing.
+        The other ranks end when this rank's sockets close; the error of gloo or NCCL names only an address.
         """
         self._hook(kind, error, trace)
         if self.world_size == 1 or issubclass(kind, KeyboardInterrupt):
@@ -122,16 +121,15 @@ def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
     """Join the other ranks, or be one rank alone where no launcher started this process. Call it first.
 
     Reads what the launcher has set (torchrun, srun, mpirun and others: docs/launch.md), chooses the device, connects.
-    Called again, it returns what it returned before. The ranks are left when the process ends. Where one ends by an
-    exception, the others, which cannot go on without it, say whose it was.
+    A second call returns the same. The ranks are left when the process ends; after an exception all say whose it was.
 
     Args:
         device: "auto" takes CUDA where the machine has it, one device for each local rank; else "cpu" or "cuda".
         timeout_s: how long a collective waits for the other ranks.
 
     Raises:
-        UserError: the launcher's variables contradict each other, the ranks do not find each other, the device is not
-            there, or torch.distributed was initialised by someone else.
+        UserError: the launcher's variables contradict each other, the ranks do not meet, the device is not there, or
+            there is a process group already.
     """
     global _ranks
     if device not in DEVICES:
@@ -157,11 +155,7 @@ def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
 
 
 def joined(caller: str) -> Ranks:
-    """What `init` has returned.
-
-    Raises:
-        UserError: it was not called.
-    """
+    """What `init` has returned; UserError if it was not called."""
     if _ranks is None:
         raise UserError(f"codescent.{caller}: the ranks are not joined: call codescent.init() first")
     return _ranks

@@ -5,34 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from codescent.models.shape import (
-    WEIGHT_STD,
-    EqualHeads,
-    Kind,
-    attention,
-    feed_forward,
-    flops_of_blocks,
-    linear,
-    norm,
-    wide_ffn,
-    wrong_words,
-)
+from codescent.models.shape import WEIGHT_STD, EqualHeads, Kind, attention, feed_forward, linear, norm, wide_ffn
 from codescent.plan.shard import Parameter, Role
 
 # Devlin et al. 2019, "BERT", section 3, as released: ffn_dim is 4 * hidden_dim in both.
-_BASE: dict[str, Any] = {
-    "num_layers": 12,
-    "num_heads": 12,
-    "hidden_dim": 768,
-    "ffn_dim": 3072,
-    "vocab_size": 30522,
-    "seq_len": 512,
-}
+_UNCASED = {"vocab_size": 30522, "seq_len": 512}
 PRESETS: dict[str, dict[str, Any]] = {
-    "bert-base-uncased": _BASE,
-    "bert-large-uncased": _BASE | {"num_layers": 24, "num_heads": 16, "hidden_dim": 1024, "ffn_dim": 4096},
+    "bert-base-uncased": {"num_layers": 12, "num_heads": 12, "hidden_dim": 768, "ffn_dim": 3072, **_UNCASED},
+    "bert-large-uncased": {"num_layers": 24, "num_heads": 16, "hidden_dim": 1024, "ffn_dim": 4096, **_UNCASED},
 }
 HEADS = ("mlm", "qa")
 """Heads: masked tokens, or where an answer begins and ends. The first is the default."""
@@ -56,28 +38,24 @@ class BertShape(EqualHeads):
     head: str = "mlm"
     bias: bool = True
     dropout: float = 0.0
+    extras: ClassVar[bool] = True  # every layer reads the lengths of the samples
+    refuses: ClassVar[Mapping[str, str]] = {
+        "cp": "the attention that travels is causal attention over whole sequences, and here every position sees "
+        "all others but padding"
+    }
 
     @property
-    def extras(self) -> bool:
-        """Every layer reads the lengths of the samples."""
-        return True
-
-    @property
-    def head_share(self) -> float:
+    def head_share(self) -> float:  # type: ignore[override]
         """Share of the positions that the head reads."""
         return MASKED_SHARE if self.head == "mlm" else 1.0
 
     @property
-    def refuses(self) -> Mapping[str, str]:
-        """Context parallelism: attention sees both sides."""
-        return {
-            "cp": "the attention that travels is causal attention over whole sequences, and here every position sees "
-            "all others but padding"
-        }
+    def head_rows(self) -> int:
+        """Rows of all matrices of the head together."""
+        return self.hidden_dim + self.vocab_size if self.head == "mlm" else 2
 
 
 def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: str) -> Iterator[str]:
-    yield from wrong_words(full, {"head": HEADS}, where)
     if bias is False:
         yield f"{where}.bias = false: a BERT has biases; leave it out"
 
@@ -109,20 +87,15 @@ def parameters(shape: BertShape) -> Iterator[Parameter]:
         yield from linear("head", width, 2, Role.LOGITS, std, True, end)
 
 
-def forward_flops(shape: BertShape, seq_len: int) -> tuple[float, ...]:
-    """See `flops_of_blocks`; the head "mlm" reads MASKED_SHARE of the tokens."""
-    return flops_of_blocks(shape, seq_len, shape.hidden_dim + shape.vocab_size if shape.head == "mlm" else 2)
-
-
 KIND = Kind(
     "bert",
     BertShape,
     "Bert",
     PRESETS,
     parameters,
-    forward_flops,
     wide_ffn,
-    _wrong,
+    wrong=_wrong,
+    words={"head": HEADS},
     options=("dropout",),
     uncompiled="has been compiled in one process alone so far, and divided over tp nobody has seen it come to an end",
 )

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape
 from codescent.models.decoder import Block, Part, padding
+from codescent.operators.activations import EXACT_GELU, feed_forward
 from codescent.operators.attention import Attention
 from codescent.operators.dropout import drop
 from codescent.operators.head import scaled_gradient
-from codescent.operators.linear import EXACT_GELU, FeedForward, Linear
+from codescent.operators.linear import Linear
 
 # Shapes: B samples, T positions, N = B * T, M of these whose tokens are predicted, D hidden_dim, V vocab_size.
 
@@ -61,7 +62,7 @@ class Bert(Part):
     def _block(self) -> Block:
         shape, width = self.shape, self.shape.hidden_dim
         attn = Attention(width, (shape.num_heads, shape.num_kv_heads), True, shape.dropout, causal=False)
-        mlp = FeedForward(width, shape.ffn_dim, True, EXACT_GELU)
+        mlp = feed_forward(width, shape.ffn_dim, True, EXACT_GELU)
         norm = partial(nn.LayerNorm, width, NORM_EPS)
         return Block(norm, shape.dropout, norm_first=False, attn=attn, mlp=mlp)
 
@@ -74,20 +75,18 @@ class Bert(Part):
         segments_BT: Tensor | None = None,
         lengths_B: Tensor | None = None,
     ) -> Tensor:
-        """The sum of the losses where targets are given, else logits; without the head, activations.
+        """See `Part`: the sum over the masked tokens, or over the samples.
 
         Args:
-            inputs: tokens int64 [B, T], T <= seq_len; for a part without the embedding, activations [B, T, D].
+            inputs: tokens int64 [B, T], or activations.
             targets: for the head "mlm" int64 [B, T]: the token that was masked; a negative target has no loss. For the
                 head "qa" int64 [B, 2]: the answer's first and last token, in its sample and not padding.
-            loss_scale: factor on the gradients (not on the value).
+            loss_scale: factor on the gradients.
             segments_BT: int64, 0 or 1; None: all are 0. The embedding reads them.
-            lengths_B: int64, at least 1: the positions after so many are padding, which no position sees; None: all are
-                real.
+            lengths_B: int64, at least 1: no position sees the padding behind; None: no padding.
 
         Returns:
-            A scalar (fp32; fp64 in fp64): the sum over the masked tokens, or over the samples. Or logits [B, T, V] or
-            [B, T, 2]; activations [B, T, D], those of padding without meaning.
+            A scalar; or logits [B, T, V] or [B, T, 2]; activations [B, T, D], those of padding without meaning.
         """
         x_BTD, tied_gradient_VD = inputs, None
         keys_SB = self.dropout_keys(len(inputs))

@@ -7,16 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from codescent.models.shape import (
-    WEIGHT_STD,
-    EqualHeads,
-    Kind,
-    attention,
-    feed_forward,
-    flops_of_blocks,
-    norm,
-    wide_ffn,
-)
+from codescent.models.shape import WEIGHT_STD, EqualHeads, Kind, attention, feed_forward, norm, wide_ffn
 from codescent.plan.shard import Parameter, Role
 
 # OpenAI's sizes (Radford et al. 2019, table 2, as released): ffn_dim is 4 * hidden_dim in all of them.
@@ -61,9 +52,4 @@ def parameters(shape: GPT2Shape) -> Iterator[Parameter]:
     yield from norm("norm", width, shape.bias, end)
 
 
-def forward_flops(shape: GPT2Shape, seq_len: int) -> tuple[float, ...]:
-    """See `flops_of_blocks`."""
-    return flops_of_blocks(shape, seq_len, shape.vocab_size)
-
-
-KIND = Kind("gpt2", GPT2Shape, "GPT2", PRESETS, parameters, forward_flops, wide_ffn, generates=True)
+KIND = Kind("gpt2", GPT2Shape, "GPT2", PRESETS, parameters, wide_ffn, generates=True)

@@ -8,8 +8,8 @@ from functools import partial
 from torch import nn
 
 from codescent.models.decoder import Block, Decoder
+from codescent.operators.activations import GELU, feed_forward
 from codescent.operators.attention import Attention
-from codescent.operators.linear import GELU, FeedForward
 
 
 class GPT2(Decoder):
@@ -32,6 +32,6 @@ class GPT2(Decoder):
     def _block(self) -> Block:
         shape, width = self.shape, self.shape.hidden_dim
         attn = Attention(width, (shape.num_heads, shape.num_kv_heads), shape.bias, shape.dropout)
-        mlp = FeedForward(width, shape.ffn_dim, shape.bias, GELU)
+        mlp = feed_forward(width, shape.ffn_dim, shape.bias, GELU)
         norm = partial(nn.LayerNorm, width, bias=shape.bias)
         return Block(norm, shape.dropout, norm_first=True, attn=attn, mlp=mlp)

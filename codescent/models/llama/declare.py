@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from codescent.base.nearest import near_divisors
-from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, flops_of_blocks, linear, norm
+from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, linear, norm
 from codescent.plan.model import RopeScaling
 from codescent.plan.shard import Parameter, Role
 
@@ -17,6 +17,7 @@ _LLAMA_3: dict[str, Any] = {"num_kv_heads": 8, "vocab_size": 128256, "rope_theta
 _8B = {"num_layers": 32, "num_heads": 32, "hidden_dim": 4096, "ffn_dim": 14336, **_LLAMA_3}
 _70B = {"num_layers": 80, "num_heads": 64, "hidden_dim": 8192, "ffn_dim": 28672, **_LLAMA_3}
 _405B = {"num_layers": 126, "num_heads": 128, "hidden_dim": 16384, "ffn_dim": 53248, **_LLAMA_3}
+_TINY = {"num_layers": 4, "num_heads": 4, "num_kv_heads": 2, "hidden_dim": 128, "ffn_dim": 384}
 _SHORT: dict[str, Any] = {"seq_len": 8192}
 _LONG: dict[str, Any] = {"seq_len": 131072, "rope_scaling": RopeScaling()}
 
@@ -28,15 +29,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama3.1-8b": _8B | _LONG,
     "llama3.1-70b": _70B | _LONG,
     "llama3.1-405b": _405B | _LONG,
-    "llama-tiny": {
-        "num_layers": 4,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "hidden_dim": 128,
-        "ffn_dim": 384,
-        "vocab_size": 512,
-        "seq_len": 256,
-    },
+    "llama-tiny": _TINY | {"vocab_size": 512, "seq_len": 256},
 }
 
 _FFN_MULTIPLE = 64
@@ -66,6 +59,7 @@ class LlamaShape(Shape):
     tie_head: bool = False
     bias: bool = False
     dropout: float = 0.0
+    ffn_matrices: ClassVar[int] = 3
 
     @classmethod
     def of(cls, sizes: Mapping[str, Any]) -> LlamaShape:
@@ -130,20 +124,4 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
         yield Parameter("head.weight", vocabulary, Role.VOCAB, WEIGHT_STD, depths=(end,))
 
 
-def forward_flops(shape: LlamaShape, seq_len: int) -> tuple[float, ...]:
-    """See `flops_of_blocks`."""
-    return flops_of_blocks(shape, seq_len, shape.vocab_size, matrices=3)
-
-
-KIND = Kind(
-    "llama",
-    LlamaShape,
-    "Llama",
-    PRESETS,
-    parameters,
-    forward_flops,
-    _derived,
-    _not_a_llama,
-    options=(),
-    generates=True,
-)
+KIND = Kind("llama", LlamaShape, "Llama", PRESETS, parameters, _derived, wrong=_not_a_llama, options=(), generates=True)

@@ -3,6 +3,7 @@ Does not run the blocks (decoder does) and does not hold optimizer, device place
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import partial
 
 import torch
@@ -10,26 +11,11 @@ from torch import Tensor, nn
 
 from codescent.models.decoder import Block, Decoder
 from codescent.models.llama.declare import LlamaShape
-from codescent.operators.activations import SWIGLU, GateUp
+from codescent.operators.activations import SWIGLU, ActivatedThenLinear, GateUp
 from codescent.operators.attention import Attention
-from codescent.operators.linear import ActivatedThenLinear
 from codescent.operators.rotary import frequencies, turns
 
 # Shapes: B samples, T positions, D hidden_dim, C = head_dim / 2.
-
-
-class GatedFeedForward(nn.Module):
-    """SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer")."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_up = GateUp(width, inner)
-        self.down = ActivatedThenLinear(inner, width, False, SWIGLU)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D]."""
-        y_BTD: Tensor = self.down(self.gate_up(x_BTD))
-        return y_BTD
 
 
 class Llama(Decoder):
@@ -55,18 +41,19 @@ class Llama(Decoder):
     def _block(self) -> Block:
         shape, width = self.shape, self.shape.hidden_dim
         attn = Attention(width, (shape.num_heads, shape.num_kv_heads), shape.bias)
-        mlp = GatedFeedForward(width, shape.ffn_dim)
+        # SwiGLU (Shazeer 2020, "GLU Variants Improve Transformer")
+        gate_up, down = GateUp(width, shape.ffn_dim), ActivatedThenLinear(shape.ffn_dim, width, False, SWIGLU)
+        mlp = nn.Sequential(OrderedDict(gate_up=gate_up, down=down))
         return Block(partial(nn.RMSNorm, width, shape.norm_eps), 0.0, norm_first=True, attn=attn, mlp=mlp)
 
     def angles(self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See `Decoder`."""
-        positions = self._positions(inputs) if positions_BT is None else positions_BT
+        if positions_BT is not None:
+            positions = positions_BT
+        elif self.tokens_T is not None:
+            positions = self.tokens_T.to(inputs.device)
+        else:
+            # Between tensor-parallel layers a later stage holds some of the rows, while attention reads all of them.
+            known = self.embeds or self.rows_T is None
+            positions = torch.arange(inputs.shape[1] if known else self.shape.seq_len, device=inputs.device)
         return turns(frequencies(self.shape.head_dim, self.shape.rope_theta, self.shape.rope_scaling), positions, dtype)
-
-    def _positions(self, inputs: Tensor) -> Tensor:
-        """The positions that attention reads; where their number is not known, all of the model's."""
-        if self.tokens_T is not None:
-            return self.tokens_T.to(inputs.device)
-        # Between tensor-parallel layers a later stage holds some of the rows, while attention reads all of them.
-        known = self.embeds or self.rows_T is None
-        return torch.arange(inputs.shape[1] if known else self.shape.seq_len, device=inputs.device)

@@ -25,8 +25,7 @@ def resolve(
 
     Args:
         parameters: the model's own.
-        rank: of every adapter.
-        alpha: None: twice the rank.
+        rank, alpha: of every adapter; None: alpha is twice the rank.
         targets: names of layers, separated by commas; None: every matrix of the blocks that may be divided.
         whole: names of layers trained whole; None: a head whose outputs are no vocabulary, which is new to each task.
 

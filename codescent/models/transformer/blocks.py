@@ -41,12 +41,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(ResidualBlock):
-    """A layer of the encoder, the last one with the encoder's norm; or of the decoder, which also reads the source.
-
-    Args:
-        shape: sizes of the model.
-        number: of the layer; the encoder's come first.
-    """
+    """A layer of the encoder, the last one with the encoder's norm; or of the decoder, which reads the source."""
 
     attn: Attention
     cross: CrossAttention
@@ -74,15 +69,13 @@ class Layer(ResidualBlock):
         source_BSD: Tensor | None = None,
         padding_BS: Tensor | None = None,
     ) -> Tensor:
-        """The residual stream of one sequence after this layer.
+        """The residual stream x, of the source or in the decoder of the target, after this layer.
 
         Args:
-            x_BTD: the source's stream, or in the decoder the target's.
-            padding_BT: bool, True at positions of x that nobody sees.
+            x_BTD, source_BSD: the stream; in the decoder also the encoder's output.
+            padding_BT, padding_BS: bool, True at positions of x and of the source that nobody sees.
             keys_6B: dropout keys of this layer's sites; None drops nothing.
             rows_T: the positions of x; None: all.
-            source_BSD: in the decoder, the encoder's output.
-            padding_BS: bool, True at positions of the source that nobody sees.
         """
         keys = (None,) * DROPOUT_SITES if keys_6B is None else keys_6B.unbind(0)
         x_BTD = self.residual(self.attn, self.norm_1, x_BTD, keys[1], rows_T, keys[0], padding_BT)

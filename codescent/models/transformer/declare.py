@@ -9,24 +9,16 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from codescent.models.shape import EqualHeads, Kind, attention, feed_forward, linear, norm, wide_ffn, wrong_words
+from codescent.models.shape import EqualHeads, Kind, attention, feed_forward, linear, norm, wide_ffn
 from codescent.plan.shard import Parameter, Role
 
 # Vaswani et al. 2017, table 3; the base is torch.nn.Transformer's default. Their vocabulary of pairs of bytes has
 # "about 37000 tokens" (section 5.1). Lengths are not theirs: sinusoidal positions know no longest sequence.
-_BASE: dict[str, Any] = {
-    "num_encoder_layers": 6,
-    "num_decoder_layers": 6,
-    "num_heads": 8,
-    "hidden_dim": 512,
-    "ffn_dim": 2048,
-    "vocab_size": 37000,
-    "source_len": 256,
-    "target_len": 256,
-}
+_LAYERS = {"num_encoder_layers": 6, "num_decoder_layers": 6}
+_LENGTHS = {"vocab_size": 37000, "source_len": 256, "target_len": 256}
 PRESETS: dict[str, dict[str, Any]] = {
-    "transformer-base": _BASE,
-    "transformer-big": _BASE | {"num_heads": 16, "hidden_dim": 1024, "ffn_dim": 4096},
+    "transformer-base": {**_LAYERS, "num_heads": 8, "hidden_dim": 512, "ffn_dim": 2048, **_LENGTHS},
+    "transformer-big": {**_LAYERS, "num_heads": 16, "hidden_dim": 1024, "ffn_dim": 4096, **_LENGTHS},
 }
 
 _SOURCE, _TARGET = 0, 1  # numbers of `streams`
@@ -83,17 +75,17 @@ class TransformerShape(EqualHeads):
         return self.source_len + self.target_len
 
     @property
-    def streams(self) -> tuple[int, ...]:
+    def streams(self) -> tuple[int, ...]:  # type: ignore[override]
         """Lengths of source and target; the loss is of the target."""
         return self.source_len, self.target_len
 
     @property
-    def encoder_layers(self) -> int:
+    def encoder_layers(self) -> int:  # type: ignore[override]
         """Layers that read only the source."""
         return self.num_encoder_layers
 
     @property
-    def refuses(self) -> Mapping[str, str]:
+    def refuses(self) -> Mapping[str, str]:  # type: ignore[override]
         """Context parallelism; without embeddings also sequence parallelism."""
         refused = {
             "cp": "in an encoder-decoder each rank would need a part of two sequences, of which every decoder layer "
@@ -108,20 +100,13 @@ def _derived(full: Mapping[str, Any]) -> dict[str, int | None]:
     return wide_ffn(full) | ({"vocab_size": None} if full.get("embedding") == "none" else {})
 
 
-def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: str) -> Iterator[str]:
-    return wrong_words(full, OPTIONS, where)
-
-
 def parameters(shape: TransformerShape) -> Iterator[Parameter]:
     """Every parameter, in the order in which forward first reads it.
 
     Initial values: matrices normal with the variance of Glorot and Bengio (2010), 2 / (inputs + outputs), where
     queries, keys and values are one matrix of 3 * hidden_dim outputs, as torch.nn.Transformer draws them; embeddings
     with variance 1 / hidden_dim, so that rows scaled by sqrt(hidden_dim) are of the size of the positions added to
-    them; norms 1 and 0, biases 0.
-
-    Depths: 0 the embeddings of source and target, then the encoder's layers, the last of them with the encoder's norm,
-    then the decoder's layers, at the end the decoder's norm and the head.
+    them; norms 1 and 0, biases 0. The encoder's norm is at the depth of its last layer.
     """
     end = shape.num_layers + 1
     if shape.embedding == "tied":
@@ -173,7 +158,7 @@ def _glorot(inputs: int, outputs: int) -> float:
 def forward_flops(shape: TransformerShape, seq_len: int) -> tuple[float, ...]:
     """FLOPs of a forward pass at each depth, per position of a sample of `seq_len`, source and target together.
 
-    2 per element of a matrix and position that it reads, and 4 h per pair of query and key (as in `flops_of_blocks`).
+    2 per element of a matrix and position that it reads, and 4 h per pair of query and key (see `flops_of_blocks`).
     """
     width, source = shape.hidden_dim, shape.source_len
     target = seq_len - source
@@ -192,8 +177,8 @@ KIND = Kind(
     "Transformer",
     PRESETS,
     parameters,
-    forward_flops,
     _derived,
-    _wrong,
+    forward_flops,
+    words=OPTIONS,
     uncompiled="has losses that are not finite when it is compiled for a CPU, and nobody has found out why yet",
 )

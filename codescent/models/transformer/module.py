@@ -23,10 +23,9 @@ class Transformer(Part):
     """The encoder-decoder of Vaswani et al. 2017, "Attention Is All You Need", as torch.nn.Transformer has it, with
     embeddings and a head; or a part of it.
 
-    One residual stream [B, X, D] goes through all depths: the rows of the source, then those of the target. The encoder
-    changes the first and passes the others on; the decoder reads the first and changes the others. So one part sends
-    one tensor to the next, wherever the model is cut. Inside a part the two are separate. `tokens_T` and `rows_T` of a
-    part are positions of X, those of the source in front.
+    One residual stream [B, X, D] goes through all depths, source rows in front: so a part sends one tensor to the next,
+    wherever the model is cut. The encoder changes the source's rows, the decoder reads them and changes the target's.
+    `tokens_T` and `rows_T` of a part are positions of X.
     """
 
     block_sites = DROPOUT_SITES
@@ -54,28 +53,24 @@ class Transformer(Part):
         source_lengths_B: Tensor | None = None,
         target_lengths_B: Tensor | None = None,
     ) -> Tensor:
-        """The sum of the losses of the target's positions where targets are given, else logits; without the head,
-        activations.
+        """See `Part`: the sum over the target's positions, of cross-entropies or (see `squared_error`) errors.
 
         Args:
-            inputs: tokens int64 [B, X], the source's and then the target's; for a part without the embeddings, the
-                activations [B, X, D] of the part before; for a model without embeddings, vectors [B, X, D].
-            targets_BX: int64, the token that follows each one; those of the source are not read. With
-                `target_lengths_B`, negative targets have no loss. For a model without embeddings, vectors [B, X, D].
-            loss_scale: factor on the gradients (not on the value): 1 / (target positions of the global batch).
-            source_lengths_B, target_lengths_B: int64, at least 1: the positions after so many are padding, which no
-                position sees; None: there is none.
+            inputs: tokens int64 [B, X] or activations; for a model without embeddings, vectors [B, X, D].
+            targets_BX: int64, those of the source are not read; for a model without embeddings, vectors [B, X, D].
+            loss_scale: 1 / (target positions of the global batch).
+            source_lengths_B, target_lengths_B: int64, at least 1; None: no padding. With the second, negative targets
+                have no loss.
 
         Returns:
-            A scalar (fp32; fp64 in fp64): the sum of the cross-entropies, or without embeddings of the squared errors,
-            each position's averaged over channels. Or logits [B, T, V] or vectors [B, T, D]; activations [B, X, D].
+            A scalar; or logits [B, T, V] or vectors [B, T, D]; activations [B, X, D].
         """
         x_BXD, tied_gradient_VD = inputs, None
         keys_SB = self.dropout_keys(len(inputs))
         if self.embeds and self.shape.embedding != "none":
             x_BXD, tied_gradient_VD = self._embed(inputs, tied=targets_BX is not None)
             if keys_SB is not None:
-                x_BXD = drop(x_BXD, keys_SB[0], self.shape.dropout, self._rows(x_BXD))
+                x_BXD = drop(x_BXD, keys_SB[0], self.shape.dropout, self.rows_T)
         source_rows, _ = self._rows_of_streams(x_BXD)
         source_BSD, target_BTD = x_BXD[:, : len(source_rows)], x_BXD[:, len(source_rows) :]
         padding_BS = padding(source_lengths_B, self.shape.source_len)
@@ -90,27 +85,6 @@ class Transformer(Part):
             return target_BTD if targets_BT is None else squared_error(target_BTD, targets_BT, loss_scale)
         weight_VD = self.tok.weight if self.shape.embedding == "tied" else self.head.weight
         return self.predict(target_BTD, weight_VD, targets_BT, loss_scale, tied_gradient_VD, skip_negative=skips)
-
-    def forward_tensors(
-        self,
-        source_BSD: Tensor,
-        target_BTD: Tensor,
-        *,
-        source_padding_BS: Tensor | None = None,
-        target_padding_BT: Tensor | None = None,
-    ) -> Tensor:
-        """What torch.nn.Transformer computes: the decoder's output [B, T, D], without embeddings, positions and head.
-
-        Args:
-            source_BSD, target_BTD: vectors, of any lengths.
-            source_padding_BS, target_padding_BT: bool, True at positions that nobody sees.
-        """
-        if not (self.embeds and self.ends):
-            raise RuntimeError("forward_tensors is of a whole model, not of a part")
-        keys_SB = self.dropout_keys(len(source_BSD))
-        _, target_BTD = self._layers(source_BSD, target_BTD, source_padding_BS, target_padding_BT, keys_SB)
-        y_BTD: Tensor = self.norm(target_BTD)
-        return y_BTD
 
     def _layers(
         self,
@@ -142,16 +116,13 @@ class Transformer(Part):
         positions_XD = torch.cat([table[rows] for rows in self._rows_of_streams(x_BXD)])
         return x_BXD * math.sqrt(self.shape.hidden_dim) + positions_XD, tied_gradient_VD
 
-    def _rows(self, like: Tensor) -> Tensor:
-        """The positions, of X, whose rows are in the residual stream."""
-        if self.rows_T is None:
-            return torch.arange(like.shape[1], device=like.device)
-        return self.rows_T.to(like.device)
-
     def _rows_of_streams(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for each stream, counted from its own beginning."""
-        rows_X, source_len = self._rows(like), self.shape.source_len
-        source = source_len if self.rows_T is None else int((self.rows_T < source_len).sum())
+        """The positions of both streams whose rows this rank holds, each counted from its own beginning."""
+        source_len = self.shape.source_len
+        if self.rows_T is None:
+            rows_X, source = torch.arange(like.shape[1], device=like.device), source_len
+        else:
+            rows_X, source = self.rows_T.to(like.device), int((self.rows_T < source_len).sum())
         return rows_X[:source], rows_X[source:] - source_len
 
 

@@ -18,11 +18,8 @@ from codescent.models.transformer.module import Transformer, sinusoids
 def greedy(module: Transformer, source_BS: Tensor, lengths_B: Tensor, begin: int, end: int) -> Tensor:
     """Targets int64 [B, target_len], always the likeliest next token; after its first `end` a target is all `end`.
 
-    Args:
-        module: the model, in evaluation mode, not divided.
-        source_BS: tokens.
-        lengths_B: tokens of each source; the rest is padding.
-        begin, end: the tokens that begin and end a target.
+    The model is in evaluation mode and not divided. `lengths_B` are the sources' lengths; the rest is padding. `begin`
+    and `end` are the tokens that begin and end a target.
     """
     shape, blocks = module.shape, list(module.blocks.values())
     encoder, decoder = blocks[: shape.num_encoder_layers], blocks[shape.num_encoder_layers :]
