@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from asked import responses
 from chats import CHATML, TALK, write_model_folder
 from forker import Forker
 from hypothesis import given, settings
@@ -21,7 +22,6 @@ from codescent.data.tokenizers.tokenizer import load
 from codescent.tasks.conversations.chat_files import ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate
 from codescent.tasks.conversations.conversations import Keys, read_conversations
-from codescent.tasks.conversations.prepare import ResponseRequest
 from codescent.tasks.conversations.source import ResponseDataset, ResponseSource
 from codescent.verbs.cli import run as cli
 
@@ -63,7 +63,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_samples_want_every_turn_as_far_as_there_is_room(tmp_path: Path) -> None:
     model = write_model_folder(tmp_path / "model", CHATML)
     corpus = write(tmp_path / "a.jsonl", {"talk": TALK}, {"talk": TALK[:2]}, {"talk": TALK, "prompt": "ignored"})
-    request = ResponseRequest(
+    request = responses(
         corpus, str(model / "tokenizer.json"), messages_key="talk", validation_fraction=0.3, chat_template=model
     )
     dataset = ResponseDataset.open(request.prepare(tmp_path / "datasets"))
@@ -119,7 +119,7 @@ def test_prompts_and_responses_become_two_messages(tmp_path: Path) -> None:
         for it in pairs
     ]
     folders = [
-        ResponseRequest(
+        responses(
             write(tmp_path / f"{name}.jsonl", *lines), str(model / "tokenizer.json"), chat_template=model
         ).prepare(tmp_path / "datasets")
         for name, lines in (("pairs", pairs), ("talks", talks))
@@ -210,11 +210,13 @@ def test_a_prepared_folder_has_its_template(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(project)
-    request = ResponseRequest("talks.jsonl", "model/tokenizer.json", chat_template=Path("model"))
+    request = responses("talks.jsonl", "model/tokenizer.json", chat_template=Path("model"))
     folder = request.prepare(Path("datasets"))
     words = ["model.seq_len=80", "train.num_steps=1", "train.eval_every=0", f"data.corpus={folder}"]
     run = train(project, "prepared", *words)
-    assert ChatFiles.of_kept("x", json.loads((run.path / "chat.json").read_text())).is_same(request.chat.files)
+    assert ChatFiles.of_kept("x", json.loads((run.path / "chat.json").read_text())).is_same(
+        read_chat_files(Path("model"))
+    )
     assert cli(["sample", "runs/prepared", "--prompt", "blue", "--tokens", "1"]) == 0
     assert "<|im_start|>user\nblue<|im_end|>" in capsys.readouterr().out
     Path("else.jinja").write_text(CHATML + " ")
@@ -248,9 +250,10 @@ def test_that_nothing_ends_a_turn_is_said_when_data_is_prepared(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
-    template = ChatFiles("a", text + "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}", {})
+    template = project / "endless.jinja"
+    template.write_text(text + "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}")
     tokenizer = str(project / "model" / "tokenizer.json")
-    request = ResponseRequest(str(project / "talks.jsonl"), tokenizer, chat_template=template)
+    request = responses(str(project / "talks.jsonl"), tokenizer, chat_template=template)
     for told in (1, 0):
         request.prepare(project / "datasets", progress=True)
         assert capsys.readouterr().err.count("no control token ends the assistant's turn") == told

@@ -145,7 +145,7 @@ class Task:
         files: names of the files that a run keeps of its data.
         unit: what one loss belongs to, in words.
         peft_task_type: `peft`'s name of the task; None: it has none.
-        writes_predictions: `codescent evaluate` writes a file.
+        scored_files: the kinds of model that are scored on a file of the user's, too.
     """
 
     name: str
@@ -156,7 +156,7 @@ class Task:
     files: tuple[str, ...] = (TOKENIZER,)
     unit = "tokens"
     peft_task_type: str | None = None
-    writes_predictions = False
+    scored_files: tuple[str, ...] = ()
 
     def made_for(self, data: Data) -> bool:
         """Whether a corpus asks for this task by itself, without data.task."""
@@ -242,15 +242,11 @@ class Task:
 
     # What is done with a trained model.
 
-    def scores_files(self, kind: str) -> bool:
-        """Whether a model of that kind is scored on a file of the user's, too."""
-        return False
-
     def refuse_trial(self, trial: Trial) -> Iterator[str]:
         """Why --data or --out cannot be used."""
-        if trial.out is not None and not self.writes_predictions:
+        if trial.out is not None:
             yield f'--out {trial.out}: answers to questions are written; the run\'s data.task is "{self.name}"'
-        if trial.data is not None and not self.scores_files(trial.ask.kind):
+        if trial.data is not None and trial.ask.kind not in self.scored_files:
             yield (
                 f'--data {trial.data}: of model.kind = "{trial.ask.kind}" with data.task = "{self.name}" the run\'s '
                 "own validation split alone is scored"

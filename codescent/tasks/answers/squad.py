@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,8 +79,11 @@ def read_questions(path: Path) -> Questions:
     content, data = load_json(path)
     problems: list[str] = []
     found = tuple(_questions(data, problems))
-    twice = _doubles(question.id for question in found)
-    problems += [f"id {name!r}: of more than one question: a prediction would be for all of them" for name in twice]
+    problems += [
+        f"id {name!r}: of more than one question: a prediction would be for all of them"
+        for name, count in Counter(question.id for question in found).items()
+        if count > 1
+    ]
     if not found and not problems:
         problems.append("data: no questions")
     if problems:
@@ -194,13 +198,6 @@ def _string(
         what = "half of a surrogate pair, which is no character" if value.strip() else "empty"
     problems.append(f"{where}.{key}: {what}: text is needed")
     return None
-
-
-def _doubles(names: Iterable[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-    return [name for name, count in seen.items() if count > 1]
 
 
 def _kind(value: Any) -> str:

@@ -39,7 +39,7 @@ class WindowSizes:
     max_question: int = 64
 
     def problems(self) -> list[str]:
-        """All that is wrong with them."""
+        """Everything that is wrong with them."""
         found = [f"{KEYS[name]}: {size} is not a number of tokens" for name, size in asdict(self).items() if size < 1]
         if not found and self.max_length < self.max_question + CONTROLS + 1:
             found.append(
@@ -48,6 +48,12 @@ class WindowSizes:
                 f"{self.max_question + CONTROLS + 1}"
             )
         return found
+
+    def checked_length(self) -> int:
+        """`max_length`. Raises UserError: all that is wrong with the sizes."""
+        if problems := self.problems():
+            raise UserError(*problems)
+        return self.max_length
 
     def dtype(self, vocab_size: int, *, with_text: bool) -> np.dtype[Any]:
         """A window as a row.
@@ -89,8 +95,7 @@ def make_windows(
     Raises:
         UserError: sizes that leave no room.
     """
-    if problems := sizes.problems():
-        raise UserError(*problems)
+    sizes.checked_length()
     dtype = sizes.dtype(tokenizer.vocab_size, with_text=not training)
     numbered = enumerate(questions)
     contexts: dict[str, Pieces] = {}

@@ -7,20 +7,27 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import date
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from codescent.base.errors import UserError
-from codescent.data.prepared import TOKENIZER
+from codescent.data.prepared import AGAIN, DESCRIPTION, TOKENIZER, given_sha256
 from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG, ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate
 from codescent.tasks.conversations.chat_tokens import ChatTokens
-from codescent.tasks.conversations.prepare import ResponseRequest
-from codescent.tasks.conversations.source import ResponseDataset
-from codescent.tasks.folder import FolderTask
+from codescent.tasks.conversations.prepare import PLAIN, Template, write_examples
+from codescent.tasks.conversations.source import ResponseDataset, chat_of
+from codescent.tasks.folder import FolderTask, tokenizer_identity
 from codescent.tasks.task import Ask, Prompts, Task
 
+if TYPE_CHECKING:
+    from codescent.config.sections import Data
+
+FIELDS = ("template", "prompt_key", "response_key", "messages_key", "validation_fraction")
+"""Keys of [data] that the samples depend on, with the corpus, the tokenizer and the chat template."""
 CHAT = "chat.json"
 """What a run keeps of its chat template: its text, its special tokens, the day that it takes for today."""
 
@@ -54,20 +61,42 @@ class Conversations(FolderTask):
                 f'"{name}"; give data.task = "{self.name}", or leave the template out'
             )
 
-    def request(self, ask: Ask) -> ResponseRequest:
+    def parts(self, ask: Ask) -> Mapping[str, Any]:
         """See `FolderTask`."""
         data = ask.data
-        chat = _kept(ask) if ask.pinned is None else ChatFiles(**ask.pinned) if ask.pinned else None
-        return ResponseRequest(
-            corpus=data.corpus,
-            tokenizer=data.tokenizer,
-            template=data.template,
-            prompt_key=data.prompt_key,
-            response_key=data.response_key,
-            validation_fraction=data.validation_fraction,
-            messages_key=data.messages_key,
-            chat_template=chat or data.chat_template,
-        )
+        return {
+            **{name: getattr(data, name) for name in FIELDS},
+            "template": partial(_checked_template, data),
+            "chat_template": lambda: None if (chat := _template(ask)) is None else chat.files.kept(),
+            "tokenizer": partial(_identity, data.tokenizer),
+            "corpus": partial(_corpus_sha256, Path(data.corpus).expanduser()),
+        }
+
+    def refuse_prepared(self, ask: Ask, path: Path) -> None:
+        """Raise UserError where a key that is not at its default differs from what the folder was prepared with."""
+        before, data = self.dataset.described(path)["request"], ask.data
+        problems = [
+            f"data.{name} = {getattr(data, name)!r}: {path} was prepared with {before.get(name)!r}; leave it out"
+            for name in FIELDS
+            if getattr(data, name) not in (type(data).model_fields[name].default, before.get(name))
+        ]
+        chat, wanted = chat_of(path, before), _template(ask)
+        if wanted is not None and (chat is None or not chat.is_same(wanted.files)):
+            other = "none" if chat is None else "another one"
+            problems.append(f"data.chat_template: {wanted.name}: {path} was prepared with {other}; leave it out")
+        if problems:
+            raise UserError(*problems)
+
+    def write(self, ask: Ask, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
+        """See `FolderTask`."""
+        data = ask.data
+        tokenizer, splits = write_examples(data, _template(ask), folder, progress)
+        tokenizer.save(folder / TOKENIZER)
+        return {
+            "source": str(Path(data.corpus).expanduser()),
+            "tokenizer": {"kind": data.tokenizer, "vocab_size": tokenizer.vocab_size},
+            "splits": splits,
+        }
 
     def pin(self, ask: Ask) -> Mapping[str, Any]:
         """The chat template at data.chat_template, with its day; where a run keeps one, that day stands."""
@@ -133,6 +162,40 @@ class _ChatPrompts(Prompts):
     def encode(self, prompt: str) -> tuple[str, list[int]]:
         """See `Prompts`."""
         return self._chat.ask(prompt) if prompt else super().encode(prompt)
+
+
+def _template(ask: Ask) -> ChatTemplate | None:
+    """What writes messages as text: the pinned or the kept chat template, or that at data.chat_template.
+
+    Raises:
+        UserError: it cannot be read or compiled.
+    """
+    files = _kept(ask) if ask.pinned is None else ChatFiles(**ask.pinned) if ask.pinned else None
+    if files is None and ask.data.chat_template is not None:
+        files = read_chat_files(ask.data.chat_template)
+    return None if files is None else ChatTemplate(files)
+
+
+def _checked_template(data: Data) -> str:
+    Template.parse(data.template)
+    if data.chat_template is not None and data.template != PLAIN:
+        raise UserError("data.template, data.chat_template: both say how an example reads; leave one of them out")
+    return data.template
+
+
+def _corpus_sha256(path: Path) -> str:
+    if (path / DESCRIPTION).is_file():
+        raise UserError(f"{path}: prepared, but not in the format {ResponseDataset.format!r}: {AGAIN}")
+    return given_sha256(path, "a file of JSON lines with prompts and responses, or with messages")
+
+
+def _identity(tokenizer: str) -> str:
+    if tokenizer == "char" or tokenizer.startswith("bpe:"):
+        raise UserError(
+            f'data.tokenizer = "{tokenizer}": it is made of a corpus of text, and prompts and responses are '
+            "not; take byte, gpt2, or the tokenizer.json of the model that is tuned"
+        )
+    return tokenizer_identity(tokenizer, "a tokenizer, or byte, gpt2, bert")
 
 
 def _kept(ask: Ask) -> ChatFiles | None:

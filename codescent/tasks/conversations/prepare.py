@@ -1,28 +1,28 @@
-"""In: JSON lines of prompts and responses or of messages, a tokenizer. Out: the folder of their tokens, or nothing.
-Does not open the folder (source.py does) and does not check lines (conversations.py does)."""
+"""In: JSON lines of prompts and responses or of messages, a tokenizer. Out: files of their tokens.
+Does not open the files (source.py does) and does not check lines (conversations.py does)."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from codescent.base.errors import UserError
-from codescent.data.prepared import AGAIN, DESCRIPTION, SPLITS, TOKENIZER, given_sha256, write_array
+from codescent.data.prepared import SPLITS, write_array
 from codescent.data.progress import stage
 from codescent.data.text.request import tokenizer_of
 from codescent.data.tokenizers.tokenizer import Tokenizer, token_dtype
-from codescent.tasks.conversations.chat_files import ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate, Spans
 from codescent.tasks.conversations.chat_tokens import ChatTokens
 from codescent.tasks.conversations.conversations import Conversation, Keys, Message, read_conversations, refuse
-from codescent.tasks.conversations.source import ARRAYS, ResponseDataset, chat_of
-from codescent.tasks.folder import Request, tokenizer_identity
+from codescent.tasks.conversations.source import ARRAYS
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Data
 
 PLAIN = "{prompt}{response}"
 Encode = Callable[[Sequence[Message]], tuple[list[int], Spans]]
@@ -50,113 +50,41 @@ class Template:
         return cls(before, between, after)
 
 
-@dataclass(frozen=True)
-class ResponseRequest(Request):
-    """What is to be prepared.
+def write_examples(
+    data: Data, template: ChatTemplate | None, folder: Path, progress: bool
+) -> tuple[Tokenizer, dict[str, Any]]:
+    """Write the arrays of both splits: the last examples, data.validation_fraction of all, are for validation.
 
-    Attributes:
-        corpus: a file of JSON lines, each an object with a prompt and a response, texts both, or with messages.
-        tokenizer: byte, gpt2, bert, bert-cased, bert:FILE, or a tokenizer's JSON file.
-        template: see `Template`.
-        prompt_key, response_key, messages_key: their keys there.
-        validation_fraction: share of the examples, the last ones, for the validation split.
-        chat_template: writes messages as text; or its path; None: `template` writes prompts and responses.
+    Returns:
+        The tokenizer, and the part of the description about the splits.
+
+    Raises:
+        UserError: everything that is wrong with the lines of data.corpus, or its tokenizer.
     """
-
-    dataset = ResponseDataset
-
-    corpus: str
-    tokenizer: str
-    template: str = PLAIN
-    prompt_key: str = "prompt"
-    response_key: str = "response"
-    validation_fraction: float = 0.1
-    messages_key: str = "messages"
-    chat_template: Path | ChatFiles | None = None
-
-    def fields(self) -> dict[str, Any]:
-        """See `Request`."""
-        return asdict(self)
-
-    def parts(self) -> Mapping[str, Callable[[], Any]]:
-        """See `Request`."""
-        return {
-            "template": self._checked_template,
-            "chat_template": lambda: None if self.chat is None else self.chat.files.kept(),
-            "tokenizer": self._tokenizer_identity,
-            "corpus": self._corpus_sha256,
-        }
-
-    @cached_property
-    def chat(self) -> ChatTemplate | None:
-        """The chat template, compiled. Raises UserError: it cannot be read or compiled."""
-        given = self.chat_template
-        return None if given is None else ChatTemplate(read_chat_files(given) if isinstance(given, Path) else given)
-
-    def refuse_prepared(self) -> None:
-        """Raise UserError where a key that is not at its default differs from what the folder was prepared with."""
-        before = self.dataset.described(self.path)["request"]
-        problems = [
-            f"data.{name} = {getattr(self, name)!r}: {self.path} was prepared with {before.get(name)!r}; leave it out"
-            for name in ("template", "prompt_key", "response_key", "messages_key", "validation_fraction")
-            if getattr(self, name) not in (getattr(ResponseRequest, name), before.get(name))
-        ]
-        chat = chat_of(self.path, before)
-        if self.chat is not None and (chat is None or not chat.is_same(self.chat.files)):
-            other = "none" if chat is None else "another one"
-            problems.append(
-                f"data.chat_template: {self.chat.name}: {self.path} was prepared with {other}; leave it out"
-            )
-        if problems:
-            raise UserError(*problems)
-
-    def write(self, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
-        """See `Request`."""
-        tokenizer = tokenizer_of(self.tokenizer)
-        chat = None if self.chat is None else ChatTokens(self.chat, tokenizer)
-        if chat is not None and progress:
+    path, tokenizer = Path(data.corpus).expanduser(), tokenizer_of(data.tokenizer)
+    if template is None:
+        encode = _pair_encoder(Template.parse(data.template), tokenizer)
+    else:
+        chat = ChatTokens(template, tokenizer)
+        encode = _chat_encoder(chat)
+        if progress:
             _tell_endless(chat, tokenizer)
-        encode = _pair_encoder(Template.parse(self.template), tokenizer) if chat is None else _chat_encoder(chat)
-        keys = Keys(self.prompt_key, self.response_key, self.messages_key)
-        examples = read_conversations(self.path, keys, with_template=chat is not None)
-        num_train = len(examples) - max(1, round(self.validation_fraction * len(examples)))
-        if num_train < 1:
-            raise UserError(f"{self.path}: {len(examples)} examples are too few to split into train and validation")
-        splits: dict[str, Any] = {}
-        problems: list[str] = []
-        dtype = token_dtype(tokenizer.vocab_size)
-        with stage(f"tokenising {self.path.name}", len(examples), progress) as advance:
-            for split, part in zip(SPLITS, (examples[:num_train], examples[num_train:]), strict=True):
-                arrays = _tokens(part, encode, dtype, problems, advance)
-                for name, array in zip(ARRAYS, arrays, strict=True):
-                    write_array(folder / f"{split}_{name}.npy", array)
-                splits[split] = {"examples": len(part), "tokens": len(arrays[0])}
-        refuse(self.path, problems)
-        tokenizer.save(folder / TOKENIZER)
-        return {
-            "source": str(self.path),
-            "tokenizer": {"kind": self.tokenizer, "vocab_size": tokenizer.vocab_size},
-            "splits": splits,
-        }
-
-    def _checked_template(self) -> str:
-        Template.parse(self.template)
-        if self.chat_template is not None and self.template != PLAIN:
-            raise UserError("data.template, data.chat_template: both say how an example reads; leave one of them out")
-        return self.template
-
-    def _corpus_sha256(self) -> str:
-        if (self.path / DESCRIPTION).is_file():
-            raise UserError(f"{self.path}: prepared, but not in the format {self.dataset.format!r}: {AGAIN}")
-        return given_sha256(self.path, "a file of JSON lines with prompts and responses, or with messages")
-
-    def _tokenizer_identity(self) -> str:
-        if self.tokenizer == "char" or self.tokenizer.startswith("bpe:"):
-            raise UserError(
-                f'data.tokenizer = "{self.tokenizer}": it is made of a corpus of text, and prompts and responses are '
-                "not; take byte, gpt2, or the tokenizer.json of the model that is tuned"
-            )
-        return tokenizer_identity(self.tokenizer, "a tokenizer, or byte, gpt2, bert")
+    keys = Keys(data.prompt_key, data.response_key, data.messages_key)
+    examples = read_conversations(path, keys, with_template=template is not None)
+    num_train = len(examples) - max(1, round(data.validation_fraction * len(examples)))
+    if num_train < 1:
+        raise UserError(f"{path}: {len(examples)} examples are too few to split into train and validation")
+    splits: dict[str, Any] = {}
+    problems: list[str] = []
+    dtype = token_dtype(tokenizer.vocab_size)
+    with stage(f"tokenising {path.name}", len(examples), progress) as advance:
+        for split, part in zip(SPLITS, (examples[:num_train], examples[num_train:]), strict=True):
+            arrays = _tokens(part, encode, dtype, problems, advance)
+            for name, array in zip(ARRAYS, arrays, strict=True):
+                write_array(folder / f"{split}_{name}.npy", array)
+            splits[split] = {"examples": len(part), "tokens": len(arrays[0])}
+    refuse(path, problems)
+    return tokenizer, splits
 
 
 def _tell_endless(chat: ChatTokens, tokenizer: Tokenizer) -> None:
