@@ -27,14 +27,14 @@ class FolderDataset:
     """Samples of a prepared folder, open.
 
     Attributes:
-        description: all of description.json.
+        form: the model of description.json, with its `format`; `what` says in words what the folder holds.
         arrays: the .npy files, mapped, by name without suffix.
         fingerprint: changes with any byte of the files.
     """
 
     format: ClassVar[str]
     form: ClassVar[type[folders.Described]]
-    what: ClassVar[str]  # in words
+    what: ClassVar[str]
 
     path: Path
     description: dict[str, Any]
@@ -99,11 +99,7 @@ class FolderTask(Task):
         raise NotImplementedError
 
     def write(self, ask: Ask, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
-        """Write all files but the description; returns its fields "tokenizer", "splits" and more.
-
-        Raises:
-            UserError: the corpus cannot be used, or is no longer that of the key.
-        """
+        """Write all files but the description; returns its fields. Raises UserError: the corpus cannot be used."""
         raise NotImplementedError
 
     def refuse_prepared(self, ask: Ask, path: Path) -> None:

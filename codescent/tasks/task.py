@@ -67,8 +67,7 @@ class Trial:
     """A trained model that is to be scored.
 
     Attributes:
-        ask: of its run; `ask.run` is the run's folder.
-        work: of its plan.
+        ask, work: of its run; `ask.run` is the run's folder.
         make_module: the module with its weights on `device`, in evaluation mode.
         open_dataset: what the run reads.
         tokenizer: the one that the run keeps, if any.
@@ -106,21 +105,18 @@ class Prompts:
         self.stop = tokenizer.separator
 
     def encode(self, prompt: str) -> tuple[str, list[int]]:
-        """A prompt as it is shown, and its tokens; an empty one begins a document.
+        """A prompt as it is shown, and its tokens. Raises UserError: it cannot be encoded.
 
-        Raises:
-            UserError: it cannot be encoded.
+        An empty one begins a document, which follows a separator, or a line's end where there is none.
         """
-        return prompt, self._tokenizer.encode(prompt).tolist() if prompt else self._beginning()
-
-    def _beginning(self) -> list[int]:
-        """What a document begins after: the separator, or a line's end where there is none."""
+        if prompt:
+            return prompt, self._tokenizer.encode(prompt).tolist()
         if self._tokenizer.separator is not None:
-            return [self._tokenizer.separator]
+            return prompt, [self._tokenizer.separator]
         try:
-            return [int(token) for token in self._tokenizer.encode("\n")] or [0]
+            return prompt, self._tokenizer.encode("\n").tolist() or [0]
         except UserError:  # an alphabet without line ends
-            return [0]
+            return prompt, [0]
 
 
 class Corpus(AnyDataset, Protocol):
@@ -186,27 +182,15 @@ class Task:
         return TaskFacts(self.name, extras, shape.head_share, self.synthetic(ask.data), identity)
 
     def vocab_size(self, ask: Ask) -> int | None:
-        """The vocabulary, as far as it is known before the data is prepared.
-
-        Raises:
-            UserError: keys that cannot be used, or a damaged dataset.
-        """
+        """The vocabulary, if known before the data is prepared. Raises UserError: keys or data that cannot be used."""
         return VOCAB_SIZES.get(ask.data.tokenizer)
 
     def prepare(self, ask: Ask, *, progress: bool) -> Path:
-        """Where the data is, prepared now where it is not there yet.
-
-        Raises:
-            UserError: the corpus or the tokenizer cannot be used.
-        """
+        """Where the data is, prepared now where it is not there yet. Raises UserError: it cannot be prepared."""
         raise NotImplementedError
 
     def open(self, ask: Ask, path: Path) -> AnyDataset:
-        """The data that `prepare` returned the path of, open.
-
-        Raises:
-            UserError: it is damaged, or not what this task reads.
-        """
+        """The data that `prepare` returned the path of, open. Raises UserError: it is not what this task reads."""
         raise NotImplementedError
 
     def open_corpus(self, corpus: str, validation_fraction: float) -> Corpus | None:
@@ -223,7 +207,7 @@ class Task:
         """What rank 0 decides for all ranks before the data is prepared, as JSON data.
 
         Raises:
-            UserError: it cannot be read, or is not what the run keeps (`ask.kept`).
+            UserError: it cannot be read, or is not what the run keeps.
         """
         return {}
 
@@ -253,11 +237,7 @@ class Task:
             )
 
     def score(self, trial: Trial) -> list[str]:
-        """What `codescent evaluate` prints; by default the mean loss of the validation split.
-
-        Raises:
-            UserError: data that cannot be used.
-        """
+        """What `codescent evaluate` prints; by default the mean loss of the validation split. Raises UserError."""
         from codescent.tasks.score import mean_loss  # noqa: PLC0415 - planning does without torch
 
         path, source = trial.validation()

@@ -52,13 +52,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Questions:
-    """The questions of a file.
-
-    Attributes:
-        path: the file.
-        sha256: of its bytes.
-        questions: in the file's order.
-    """
+    """The questions of a file, in its order; sha256 is of its bytes."""
 
     path: Path
     sha256: str

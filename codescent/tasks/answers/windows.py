@@ -18,8 +18,6 @@ from codescent.tasks.answers.squad import Question
 Rows = npt.NDArray[Any]  # of the dtype of `WindowSizes.dtype`
 QUESTIONS_AT_ONCE = 512
 CONTROLS = 3  # [CLS], [SEP], [SEP]
-
-
 KEYS = {"max_length": "data.seq_len", "stride": "data.stride", "max_question": "data.question_len"}
 """The keys of the config that give the sizes."""
 
@@ -83,14 +81,10 @@ class Cut(NamedTuple):
 def make_windows(
     questions: Sequence[Question], tokenizer: WordPiece, sizes: WindowSizes, *, training: bool
 ) -> Iterator[Cut]:
-    """The windows of questions, a few questions at a time; the windows of one question follow one another.
+    """The windows of a file's questions, a few questions at a time; the windows of one question follow one another.
 
-    Args:
-        questions: of one file.
-        tokenizer: BERT's.
-        sizes: how contexts are cut.
-        training: leave out questions whose answer is not where the file says, or has no token; and leave out the
-            fields that only decoding needs. Otherwise every question has windows.
+    In training, questions whose answer is not where the file says, or has no token, are left out, and so are the fields
+    that only decoding needs. Otherwise every question has windows.
 
     Raises:
         UserError: sizes that leave no room.

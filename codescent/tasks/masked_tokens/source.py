@@ -32,17 +32,8 @@ class MaskedSource:
 
     Every sample has K = max(1, round(0.15 (seq_len - 2))) masked tokens. Which ones is a function of (seed, number of
     the sample). Each piece of text is there as `maskings` samples with different masks, numbered masking * pieces +
-    piece: an epoch reads the text that many times. BERT's own training data was made like that, and a sample does not
-    depend on the step.
-
-    Ends of documents ([SEP]) are masked only where no other token is left.
-
-    Args:
-        split: the tokens.
-        tokenizer: of these tokens.
-        seq_len: positions of a sample.
-        seed: any whole number.
-        maskings: samples of each piece of text in an epoch.
+    piece: an epoch reads the text that many times, as BERT's own training data did. Ends of documents ([SEP]) are
+    masked only where no other token is left.
 
     Raises:
         UserError: samples too short to mask anything.
@@ -91,14 +82,7 @@ class MaskedSource:
 
 @dataclass(frozen=True)
 class MaskedDataset(TextDataset):
-    """A prepared text of BERT's tokens whose samples are masked.
-
-    Attributes:
-        seed: any whole number.
-
-    Raises:
-        UserError: the tokenizer is not BERT's.
-    """
+    """A prepared text of BERT's tokens whose samples are masked. Raises UserError: the tokenizer is not BERT's."""
 
     seed: int
 

@@ -34,13 +34,9 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class LineScore:
-    """How well lines are translated.
+    """How well lines are translated: the mean loss of their tokens, ends of lines included, and what is right.
 
-    Attributes:
-        lines, tokens: how many; ends of lines are tokens.
-        loss: the mean over tokens.
-        forced: what is right with teacher forcing.
-        alone: what is right with greedy decoding.
+    `forced` counts with teacher forcing, `alone` with greedy decoding.
     """
 
     lines: int

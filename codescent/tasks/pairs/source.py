@@ -34,7 +34,6 @@ class LineSource:
         begin, end: the marks; padding is `end`, which no position attends to.
 
     Args:
-        split: the tokens.
         ends: bool by token: whether it ends a line.
         pairs: "reverse" or "copy".
         source_len, target_len: positions of a sample.
@@ -86,11 +85,7 @@ class LineSource:
 
 @dataclass(frozen=True)
 class LineDataset(TextDataset):
-    """A prepared text whose samples are its lines.
-
-    Attributes:
-        pairs: "reverse" or "copy".
-    """
+    """A prepared text whose samples are its lines."""
 
     pairs: str
     _sources: dict[tuple[str, int, int], LineSource] = field(
