@@ -1,5 +1,5 @@
 """In: a file of SQuAD v1.1's form. Out: its questions, or every place that is not of that form.
-Does not tokenise (windows.py does) and does not score (squad_metrics.py does)."""
+Does not tokenise (windows.py does) and does not score (predictions.py does)."""
 
 from __future__ import annotations
 

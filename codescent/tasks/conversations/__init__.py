@@ -16,8 +16,7 @@ from codescent.data.prepared import AGAIN, DESCRIPTION, TOKENIZER, given_sha256
 from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG, ChatFiles, read_chat_files
-from codescent.tasks.conversations.chat_template import ChatTemplate
-from codescent.tasks.conversations.chat_tokens import ChatTokens
+from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens
 from codescent.tasks.conversations.prepare import PLAIN, Template, write_examples
 from codescent.tasks.conversations.source import ResponseDataset, chat_of
 from codescent.tasks.folder import FolderTask, tokenizer_identity

@@ -16,8 +16,7 @@ from codescent.data.prepared import SPLITS, write_array
 from codescent.data.progress import stage
 from codescent.data.text.request import tokenizer_of
 from codescent.data.tokenizers.tokenizer import Tokenizer, token_dtype
-from codescent.tasks.conversations.chat_template import ChatTemplate, Spans
-from codescent.tasks.conversations.chat_tokens import ChatTokens
+from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens, Spans
 from codescent.tasks.conversations.conversations import Conversation, Keys, Message, read_conversations, refuse
 from codescent.tasks.conversations.source import ARRAYS
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from codescent.data.loader import Batch
 from codescent.models.transformer.module import Transformer
 from codescent.models.transformer.translate import greedy
-from codescent.tasks.pairs.source import LineSource
+from codescent.tasks.pairs import LineSource
 
 LINES_AT_ONCE = 256
 MOST_LINES = 1000  # greedy decoding reads the target so far again for every token

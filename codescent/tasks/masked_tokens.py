@@ -1,11 +1,12 @@
-"""In: a split of BERT's tokens, the length of a sample. Out: its samples with some tokens masked, and what they were.
-Does not order them (data/loader.py does) and has no state: a mask is a function of seed and number."""
+"""In: a text of BERT's tokens. Out: the task "mlm": samples with some tokens masked, and what they were is wanted.
+Does not order samples (data/loader.py does) and has no state: a mask is a function of seed and number."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ import numpy.typing as npt
 from codescent.base.errors import UserError
 from codescent.data.prepared import digest
 from codescent.data.samples import Numbers, Samples, in_range
+from codescent.data.text.dataset import open_dataset
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.wordpiece import CONTROLS, WordPiece
-from codescent.tasks.text import TextDataset
+from codescent.tasks.task import Ask, refuse_no_wordpiece
+from codescent.tasks.text import TextDataset, TextTask
 
 # Devlin et al. 2018, section 3.1
 SHARE = 0.15  # share of the tokens that is chosen
@@ -103,6 +106,23 @@ class MaskedDataset(TextDataset):
         tokens, maskings = (self.text.train, MASKINGS) if split == "train" else (self.text.validation, 1)
         assert isinstance(self.text.tokenizer, WordPiece)
         return MaskedSource(tokens, self.text.tokenizer, seq_len, self.seed, maskings)
+
+
+class MaskedTokens(TextTask):
+    """Predict masked tokens (Devlin et al. 2018, section 3.1)."""
+
+    name = head = "mlm"
+    kinds = ("bert",)
+    unit = "masked tokens"
+
+    def vocab_size(self, ask: Ask) -> int | None:
+        """See `Task`."""
+        refuse_no_wordpiece(self, ask.data)
+        return super().vocab_size(ask)
+
+    def open(self, ask: Ask, path: Path) -> MaskedDataset:
+        """See `Task`."""
+        return MaskedDataset(open_dataset(path), ask.seed)
 
 
 def _hidden(told: Numbers, kinds: npt.NDArray[Any], tokens: npt.NDArray[Any], tokenizer: WordPiece) -> Numbers:
