@@ -44,9 +44,7 @@ class FolderDataset:
     @classmethod
     def open(cls, path: Path) -> Self:
         """Open a folder; every file is compared with its sha256.
-
-        Raises:
-            UserError: there is none, or every file that is damaged.
+        Raises UserError: there is none, or every file that is damaged.
         """
         description = cls.described(path)
         fingerprint = folders.fingerprint_of(path, description["files"])
@@ -167,9 +165,7 @@ def _folder(ask: Ask, key: dict[str, Any]) -> Path:
 
 def tokenizer_identity(name: str, wanted: str) -> str:
     """A tokenizer in a key: its name where it is published, else the sha256 of the user's file.
-
-    Raises:
-        UserError: the file cannot be read: what is `wanted`.
+    Raises UserError: the file cannot be read: what is `wanted`.
     """
     if wordpiece.split_name(name):
         return wordpiece.identity(name)

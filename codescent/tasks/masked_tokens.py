@@ -36,10 +36,7 @@ class MaskedSource:
     Every sample has K = max(1, round(0.15 (seq_len - 2))) masked tokens. Which ones is a function of (seed, number of
     the sample). Each piece of text is there as `maskings` samples with different masks, numbered masking * pieces +
     piece: an epoch reads the text that many times, as BERT's own training data did. Ends of documents ([SEP]) are
-    masked only where no other token is left.
-
-    Raises:
-        UserError: samples too short to mask anything.
+    masked only where no other token is left. Raises UserError: samples too short to mask anything.
     """
 
     def __init__(self, split: Split, tokenizer: WordPiece, seq_len: int, seed: int, maskings: int) -> None:
@@ -56,10 +53,7 @@ class MaskedSource:
 
     def read(self, numbers: Numbers) -> Samples:
         """inputs int64 [n, seq_len]; targets int64 [n, seq_len]: the token that was masked, -1 elsewhere.
-
-        Raises:
-            UserError: a token outside the vocabulary: which file, at which byte.
-            IndexError: no such sample.
+        Raises UserError: a token outside the vocabulary: which file, at which byte; IndexError: no such sample.
         """
         numbers = in_range(numbers, self.num_samples, self.name)
         text = self._split.read(numbers % max(1, self.num_pieces), self.pieces_len)[:, :-1]

@@ -205,9 +205,7 @@ class Task:
 
     def pin(self, ask: Ask) -> Mapping[str, Any]:
         """What rank 0 decides for all ranks before the data is prepared, as JSON data.
-
-        Raises:
-            UserError: it cannot be read, or is not what the run keeps.
+        Raises UserError: it cannot be read, or is not what the run keeps.
         """
         return {}
 

@@ -127,9 +127,7 @@ def evaluate_questions(
     decoding: Decoding = BERTS,
 ) -> Evaluation:
     """Answer all questions of a validation split, `batch_size` windows at a time, and score the answers.
-
-    Raises:
-        UserError: logits that are not finite.
+    Raises UserError: logits that are not finite.
     """
     n_best: dict[str, list[Candidate]] = {}
     windows = _windows(logits_of, source, batch_size)
@@ -153,9 +151,7 @@ def _windows(logits_of: LogitsOf, source: QuestionSource, batch_size: int) -> It
 
 def answer_lines(trial: Trial, out: Path) -> list[str]:
     """Answers of a trained model, written to `out` and scored.
-
-    Raises:
-        UserError: questions that cannot be read, logits that are not finite.
+    Raises UserError: questions that cannot be read, logits that are not finite.
     """
     source, questions = _questions(trial)
     logits_of = _logits_of(trial.make_module(), trial.device)

@@ -68,9 +68,7 @@ def f1(prediction: str, answer: str) -> float:
 
 def score_files(predictions: Path, data: Path) -> list[str]:
     """Score a file of predictions by a file of SQuAD's form, in lines.
-
-    Raises:
-        UserError: all that is wrong with either file.
+    Raises UserError: all that is wrong with either file.
     """
     try:
         questions = read_questions(data)
@@ -85,9 +83,7 @@ def score_files(predictions: Path, data: Path) -> list[str]:
 
 def read_predictions(path: Path, questions: Questions | None) -> dict[str, str]:
     """A file {question id: text}; a prediction for a question that is not among those known is refused.
-
-    Raises:
-        UserError: cannot be read, not JSON, or all (the first twenty) of its entries that cannot be used.
+    Raises UserError: cannot be read, not JSON, or all (the first twenty) of its entries that cannot be used.
     """
     _, pairs = load_json(path, _Pairs)
     if not isinstance(pairs, _Pairs):

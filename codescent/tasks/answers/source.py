@@ -47,9 +47,7 @@ class QuestionSource:
 
     def read(self, numbers: Numbers) -> Samples:
         """inputs int64 [n, max_length], targets int64 [n, 2], extras `segments_BT` and `lengths_B`.
-
-        Raises:
-            IndexError: no such sample.
+        Raises IndexError: no such sample.
         """
         rows = self.rows[in_range(numbers, self.num_samples, self.name)]
         extras = {"segments_BT": segments_of(rows), "lengths_B": rows["length"].astype(np.int64)}

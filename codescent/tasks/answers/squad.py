@@ -66,9 +66,7 @@ class Questions:
 def read_questions(path: Path) -> Questions:
     """Read a file of the form {"version": "1.1", "data": [{"title", "paragraphs": [{"context", "qas": [{"id",
     "question", "answers": [{"text", "answer_start"}]}]}]}]}. Other keys may be there; the version and titles may not.
-
-    Raises:
-        UserError: cannot be read, not JSON, or all (the first twenty) places that are not of this form.
+    Raises UserError: cannot be read, not JSON, or all (the first twenty) places that are not of this form.
     """
     content, data = load_json(path)
     problems: list[str] = []

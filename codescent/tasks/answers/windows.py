@@ -84,10 +84,7 @@ def make_windows(
     """The windows of a file's questions, a few questions at a time; the windows of one question follow one another.
 
     In training, questions whose answer is not where the file says, or has no token, are left out, and so are the fields
-    that only decoding needs. Otherwise every question has windows.
-
-    Raises:
-        UserError: sizes that leave no room.
+    that only decoding needs. Otherwise every question has windows. Raises UserError: sizes that leave no room.
     """
     sizes.checked_length()
     dtype = sizes.dtype(tokenizer.vocab_size, with_text=not training)

@@ -165,9 +165,7 @@ class _ChatPrompts(Prompts):
 
 def _template(ask: Ask) -> ChatTemplate | None:
     """What writes messages as text: the pinned or the kept chat template, or that at data.chat_template.
-
-    Raises:
-        UserError: it cannot be read or compiled.
+    Raises UserError: it cannot be read or compiled.
     """
     files = _kept(ask) if ask.pinned is None else ChatFiles(**ask.pinned) if ask.pinned else None
     if files is None and ask.data.chat_template is not None:
@@ -198,11 +196,7 @@ def _identity(tokenizer: str) -> str:
 
 
 def _kept(ask: Ask) -> ChatFiles | None:
-    """The chat template that a run keeps; None: it keeps none.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    """The chat template that a run keeps; None: it keeps none. Raises UserError: it is damaged."""
     if CHAT not in ask.kept:
         return None
     path = ask.run / CHAT
@@ -214,9 +208,7 @@ def _kept(ask: Ask) -> ChatFiles | None:
 
 def _chat(ask: Ask, tokenizer: Tokenizer) -> ChatTokens | None:
     """How a user asks a trained model: by the template that the run keeps; None: it was tuned without one.
-
-    Raises:
-        UserError: the template is damaged, or an earlier version did not keep it.
+    Raises UserError: the template is damaged, or an earlier version did not keep it.
     """
     kept, wanted = _kept(ask), ask.data.chat_template
     if kept is None and wanted is not None:

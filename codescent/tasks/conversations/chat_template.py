@@ -86,9 +86,7 @@ class ChatTemplate:
 
         These are the ones that the template tags. Without tags they are each turn's text behind the generation prompt:
         its words and what ends it. White space behind one of the `controls`, texts of control tokens, does not count.
-
-        Raises:
-            UserError: the template refuses the conversation, or the assistant's turns cannot be found in its text.
+        Raises UserError: the template refuses the conversation, or the assistant's turns cannot be found in its text.
         """
         text = self.render(messages)
         if self._tagged:
@@ -179,9 +177,7 @@ class ChatTokens:
     The text of a conversation is encoded as a whole, without what the tokenizer itself would add, such as a beginning.
     Wherever the text spells a control token it becomes that token, in messages too, as by `transformers`'
     `apply_chat_template(tokenize=True)`.
-
-    Raises:
-        UserError: the tokenizer lacks a special token that the template reads, or is one of characters.
+    Raises UserError: the tokenizer lacks a special token that the template reads, or is one of characters.
     """
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
@@ -207,10 +203,7 @@ class ChatTokens:
         """Tokens of a conversation, and which of these, [begin, end), the assistant says, turn by turn.
 
         A token that is partly the assistant's is wanted, except a control token that begins before. The first token is
-        never wanted: nothing predicts it.
-
-        Raises:
-            UserError: see `ChatTemplate.write`; nothing is wanted.
+        never wanted: nothing predicts it. Raises UserError: see `ChatTemplate.write`; nothing is wanted.
         """
         text, turns = self.template.write(messages, self._controls)
         pieces = self._pieces.encode(text)
@@ -236,9 +229,7 @@ class ChatTokens:
 
     def end(self) -> int | None:
         """The control token that ends a turn of the assistant: the first one behind its words; None: there is none.
-
-        Raises:
-            UserError: the template refuses the shortest conversation.
+        Raises UserError: the template refuses the shortest conversation.
         """
         text, turns = self.template.write(_SHORTEST, self._controls)
         pieces = self._pieces.encode(text)

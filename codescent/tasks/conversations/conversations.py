@@ -70,9 +70,7 @@ def read_conversations(path: Path, keys: Keys, *, with_template: bool) -> list[C
 
     A line that has both is read as messages with a chat template, and as a pair without one. Lines of white space are
     skipped.
-
-    Raises:
-        UserError: the lines that are no conversations, or not of the first one's kind; messages without a template.
+    Raises UserError: the lines that are no conversations, or not of the first one's kind; messages without a template.
     """
     problems: list[str] = []
     found = []

@@ -63,9 +63,7 @@ class ResponseSource:
 
     def read(self, numbers: Numbers) -> Samples:
         """inputs and targets int64 [n, seq_len], extras `lengths_B`: tokens of each that are not padding.
-
-        Raises:
-            IndexError: no such sample.
+        Raises IndexError: no such sample.
         """
         numbers = in_range(numbers, self.num_samples, self.name)
         inputs = np.zeros((len(numbers), self._seq_len), np.int64)

@@ -29,9 +29,7 @@ Tokens = npt.NDArray[np.int64]
 
 def text_lines(trial: Trial) -> list[str]:
     """Score a text, or the run's validation split: each token is predicted from those before it in its window.
-
-    Raises:
-        UserError: the text cannot be read, or has no token that could be predicted.
+    Raises UserError: the text cannot be read, or has no token that could be predicted.
     """
     seq_len, module = trial.work.seq_len, trial.make_module()
     if trial.data is None:

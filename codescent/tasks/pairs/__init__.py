@@ -61,9 +61,7 @@ class LineSource:
 
     def read(self, numbers: Numbers) -> Samples:
         """inputs and targets int64 [n, source_len + target_len], extras `source_lengths_B`, `target_lengths_B`.
-
-        Raises:
-            IndexError: no such sample.
+        Raises IndexError: no such sample.
         """
         numbers = in_range(numbers, self.num_samples, self.name)
         source = self._source_len
@@ -112,9 +110,7 @@ class LineDataset(TextDataset):
 
     def source(self, split: str, seq_len: int, num_targets: int) -> LineSource:
         """The lines of a split: see `AnyDataset`. They are found once.
-
-        Raises:
-            UserError: no token ends a line, there is no tokenizer, or a token is outside the vocabulary.
+        Raises UserError: no token ends a line, there is no tokenizer, or a token is outside the vocabulary.
         """
         key = split, seq_len, num_targets
         if key not in self._sources:

@@ -65,9 +65,7 @@ def folder_of(recipe: Synthetic, storage: str, root: Path) -> Path:
 
 def prepare_synthetic(recipe: Synthetic, storage: str, root: Path, *, progress: bool = False) -> Path:
     """The folder of synthetic tensors in one of FORMATS, written if it is not there; `progress` shows a bar or lines.
-
-    Raises:
-        UserError: no such format, no library for it, the disk, or damage of what is there.
+    Raises UserError: no such format, no library for it, the disk, or damage of what is there.
     """
     if storage not in FORMATS:
         raise UserError(f"format {storage}: tensors are written as {', '.join(FORMATS)}")
