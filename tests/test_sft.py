@@ -16,8 +16,7 @@ from runs import assert_same, losses, make_project, refused
 from codescent.base.errors import UserError
 from codescent.data.samples import Numbers
 from codescent.record import RunFolder
-from codescent.tasks.conversations.prepare import Template
-from codescent.tasks.conversations.source import ResponseDataset, ResponseSource
+from codescent.tasks.conversations.dataset import ResponseDataset, ResponseSource, Template
 from codescent.verbs.cli import run as cli
 
 WORDS = ("red", "green", "blue", "black", "white", "pink")

@@ -18,11 +18,12 @@ from runs import assert_same, losses, make_project, refused, train
 from transformers import AutoTokenizer
 
 from codescent.base.errors import UserError
+from codescent.config.sections import Data
 from codescent.data.tokenizers.tokenizer import load
 from codescent.tasks.conversations.chat_files import ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate
-from codescent.tasks.conversations.conversations import Keys, read_conversations
-from codescent.tasks.conversations.source import ResponseDataset, ResponseSource
+from codescent.tasks.conversations.conversations import read_conversations
+from codescent.tasks.conversations.dataset import ResponseDataset, ResponseSource
 from codescent.verbs.cli import run as cli
 
 WORDS = ("red", "green", "blue", "black", "white", "pink")
@@ -242,7 +243,7 @@ def test_a_pair_beside_messages_is_taken_where_there_is_no_template(tmp_path: Pa
     line = {"messages": [ASKED, SAID], "prompt": "a", "response": "b"}
     corpus = Path(write(tmp_path / "a.jsonl", line))
     for with_template, expected in ((False, ["a", "b"]), (True, ["no?", "yes"])):
-        (found,) = read_conversations(corpus, Keys(), with_template=with_template)
+        (found,) = read_conversations(corpus, Data.model_construct(), with_template=with_template)
         assert [message["content"] for message in found.messages] == expected
 
 
@@ -288,7 +289,7 @@ ASKED = {"role": "user", "content": "no?"}
 def test_lines_that_are_no_conversations(tmp_path: Path, line: object, expected: str) -> None:
     corpus = Path(write(tmp_path / "a.jsonl", {"messages": [ASKED, SAID]}, line, [1]))
     with pytest.raises(UserError) as caught:
-        read_conversations(corpus, Keys(), with_template=True)
+        read_conversations(corpus, Data.model_construct(), with_template=True)
     assert caught.value.problems[0].startswith(f"{corpus}:2: {expected}")
     assert caught.value.problems[1] == f"{corpus}:3: a JSON object is needed, found list"
 
@@ -297,7 +298,7 @@ def test_messages_after_a_prompt_are_refused_and_of_many_lines_the_first_are_tol
     pair = {"prompt": "a", "response": "b"}
     corpus = Path(write(tmp_path / "a.jsonl", pair, *[{"messages": [ASKED, SAID]}] * 30))
     with pytest.raises(UserError, match="a file has lines of one kind") as caught:
-        read_conversations(corpus, Keys(), with_template=True)
+        read_conversations(corpus, Data.model_construct(), with_template=True)
     assert caught.value.problems[0].startswith(f"{corpus}:2: messages, and the first line has a prompt and a response")
     assert caught.value.problems[20:] == (f"{corpus}: 10 more of such",)
 

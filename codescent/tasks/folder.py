@@ -84,11 +84,7 @@ class FolderDataset:
 
 
 class FolderTask(Task):
-    """A task whose samples are prepared into a folder of hashed files.
-
-    Attributes:
-        dataset: what the folder is opened as.
-    """
+    """A task whose samples are prepared into a folder of hashed files, which is opened as its `dataset`."""
 
     dataset: type[FolderDataset]
 

@@ -30,12 +30,9 @@ VOCAB_SIZES = {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE, "bert"
 
 @dataclass(frozen=True)
 class Ask:
-    """What a run asks of its task.
+    """What a run asks of its task: sections and keys of its config, and more.
 
     Attributes:
-        data, model: the sections of the config.
-        seed: run.seed.
-        compile: train.compile.
         run: the run's folder, for messages.
         kept: what the run keeps of its task's `files`, by name; empty before it begins.
         pinned: what `Task.pin` returned on rank 0; None before that.
@@ -67,7 +64,6 @@ class Trial:
     """A trained model that is to be scored.
 
     Attributes:
-        ask, work: of its run; `ask.run` is the run's folder.
         make_module: the module with its weights on `device`, in evaluation mode.
         open_dataset: what the run reads.
         tokenizer: the one that the run keeps, if any.
@@ -94,11 +90,7 @@ class Trial:
 
 
 class Prompts:
-    """How a prompt becomes the tokens that a trained model continues.
-
-    Attributes:
-        stop: the token that ends a text; None: none does.
-    """
+    """How a prompt becomes the tokens that a trained model continues; `stop` is the token that ends a text, if any."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -170,16 +162,11 @@ class Task:
         """Why a run of the task `name` may not be given what only this task reads."""
         yield from ()
 
-    def synthetic(self, data: Data) -> bool:
-        """Whether samples are random numbers, to measure with."""
-        return False
-
     def facts(self, ask: Ask, shape: models.Shape) -> TaskFacts:
         """What the plan must know."""
         values = {key: getattr(ask.data, key) for key in self.keys}
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
-        extras = self.extras or shape.extras
-        return TaskFacts(self.name, extras, shape.head_share, self.synthetic(ask.data), identity)
+        return TaskFacts(self.name, self.extras or shape.extras, shape.head_share, identity=identity)
 
     def vocab_size(self, ask: Ask) -> int | None:
         """The vocabulary, if known before the data is prepared. Raises UserError: keys or data that cannot be used."""

@@ -33,12 +33,7 @@ LogitsOf = Callable[[Samples], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
 @dataclass(frozen=True)
 class Decoding:
-    """How answers are read off logits; the defaults are those of BERT's run_squad.py.
-
-    Attributes:
-        n_best: spans that are kept of each question.
-        max_answer: the most tokens that an answer has.
-    """
+    """How many spans are kept of each question, and the most tokens of an answer; by default as run_squad.py's."""
 
     n_best: int = 20
     max_answer: int = 30

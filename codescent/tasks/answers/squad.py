@@ -98,14 +98,9 @@ def write_questions(questions: Iterable[Question]) -> str:
 
 
 def load_json(path: Path, pairs: Any = None) -> tuple[bytes, Any]:
-    """A file's bytes, and their JSON value.
+    """A file's bytes, and their JSON value, made with json's `object_pairs_hook`.
 
-    Args:
-        path: the file.
-        pairs: json's `object_pairs_hook`.
-
-    Raises:
-        UserError: cannot be read, or where it is not JSON.
+    Raises UserError: cannot be read, or where it is not JSON.
     """
     try:
         content = path.read_bytes()

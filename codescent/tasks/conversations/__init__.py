@@ -1,5 +1,5 @@
 """In: prompts with responses, or conversations. Out: the task "sft": what is said in response alone is wanted.
-Does not make samples: source.py does."""
+Does not make samples: dataset.py does."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG, ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens
-from codescent.tasks.conversations.prepare import PLAIN, Template, write_examples
-from codescent.tasks.conversations.source import ResponseDataset, chat_of
+from codescent.tasks.conversations.dataset import PLAIN, ResponseDataset, Template, chat_of, write_examples
 from codescent.tasks.folder import FolderTask, tokenizer_identity
 from codescent.tasks.task import Ask, Prompts, Task
 

@@ -63,13 +63,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], *, ask: bool = False, marked: bool = False) -> str:
         """The text of the first messages of a conversation, or of all.
 
-        Args:
-            messages: each with a role and a content.
-            ask: with the beginning of the assistant's next turn (`add_generation_prompt`).
-            marked: with BEGIN and END around what the template tags as the assistant's.
-
-        Raises:
-            UserError: the template refuses them, in its own words.
+        With `ask` it has the beginning of the assistant's next turn (`add_generation_prompt`); `marked` puts BEGIN and
+        END around what the template tags as the assistant's. Raises UserError: the template's own refusal.
         """
         try:
             plain = _plain(messages)
@@ -249,14 +244,9 @@ class ChatTokens:
 
 
 class _LibraryPieces:
-    """A tokenizer of the library that knows control tokens where text spells them.
+    """A tokenizer of the library that knows control tokens, by their texts, where text spells them.
 
-    Args:
-        tokenizer: of ordinary text; its separator becomes a control token if it is not one.
-        special: more texts that become control tokens if they are in the vocabulary.
-
-    Attributes:
-        controls: ids of control tokens by their texts.
+    Its separator becomes one, and so does each of the `special` texts that is in the vocabulary.
     """
 
     def __init__(self, tokenizer: LibraryTokenizer, special: list[str]) -> None:

@@ -124,21 +124,16 @@ class LineDataset(TextDataset):
         if tokenizer is None:
             raise UserError(f"{self.path}: these token shards come without a tokenizer: nobody knows where lines end")
         ends = line_ends(tokenizer, self.text.vocab_size)
-        if not ends.any():
-            self._check_documents(tokenizer)
-        if tokenizer.separator is not None:
-            ends[tokenizer.separator] = True
-        return ends
-
-    def _check_documents(self, tokenizer: Tokenizer) -> None:
-        """Refuse tokens that never end a line, unless the text has several documents: then each is a line."""
-        if not isinstance(tokenizer, CharTokenizer):
+        if not ends.any() and not isinstance(tokenizer, CharTokenizer):
             raise UserError(
                 f"{self.path}: this tokenizer drops the ends of lines: no token has one in it, so nobody knows where a "
                 'line ends; take data.tokenizer = "byte", "char", "gpt2" or "bpe:VOCAB"'
             )
-        if tokenizer.separator is None:
+        if tokenizer.separator is not None:
+            ends[tokenizer.separator] = True
+        if not ends.any():  # nor are there several documents, each of them a line
             raise UserError(f"{self.path}: the text has no end of a line in it: one line is no corpus")
+        return ends
 
 
 def line_ends(tokenizer: Tokenizer, vocab_size: int) -> npt.NDArray[np.bool_]:

@@ -50,14 +50,8 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class TensorDataset:
-    """Tensors, open.
-
-    Attributes:
-        sizes: of a sample.
-        train, validation: the samples.
-        description: format, sizes, and whether they are synthetic.
-        fingerprint: of synthetic ones their recipe's, the same in every format; of a user's file its size, first and
-            last bytes.
+    """Tensors, open. The fingerprint is that of a recipe, the same in every format; of a user's file that of its size,
+    its first and its last bytes.
     """
 
     path: Path
