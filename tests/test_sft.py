@@ -16,7 +16,7 @@ from runs import assert_same, losses, make_project, refused
 from codescent.base.errors import UserError
 from codescent.data.samples import Numbers
 from codescent.record import RunFolder
-from codescent.tasks.conversations.dataset import ResponseDataset, ResponseSource, Template
+from codescent.tasks.conversations.dataset import ResponseDataset, ResponseSource, parse_template
 from codescent.verbs.cli import run as cli
 
 WORDS = ("red", "green", "blue", "black", "white", "pink")
@@ -159,10 +159,10 @@ def test_a_resume_with_another_template_is_refused_by_its_key(
 
 
 def test_templates() -> None:
-    assert Template.parse("a{prompt}b{response}c") == Template("a", "b", "c")
+    assert parse_template("a{prompt}b{response}c") == ("a", "b", "c")
     for wrong in ("{prompt}", "{prompt}{prompt}{response}", "{response}"):
         with pytest.raises(UserError, match="must hold"):
-            Template.parse(wrong)
+            parse_template(wrong)
 
 
 def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:

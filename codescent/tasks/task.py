@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 VOCAB_SIZES = {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE, "bert": 30_522, "bert-cased": 28_996}
 """Vocabularies of the tokenizers that do not depend on a corpus."""
+Encode = Callable[[str], tuple[str, list[int]]]
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,6 @@ class Ask:
     def kind(self) -> str:
         """The kind of model."""
         return models.kind_of(self.model.kind, self.model.preset)
-
-    @property
-    def positions(self) -> int | None:
-        """The longest sample that the model reads, in tokens; None where the config does not say."""
-        if self.model.seq_len is not None or self.model.preset is None:
-            return self.model.seq_len
-        return models.preset_positions(self.model.preset)
 
 
 @dataclass(frozen=True)
@@ -90,11 +84,16 @@ class Trial:
 
 
 class Prompts:
-    """How a prompt becomes the tokens that a trained model continues; `stop` is the token that ends a text, if any."""
+    """How a prompt becomes the tokens that a trained model continues.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.stop = tokenizer.separator
+    Args:
+        encode: what is shown of a prompt, and its tokens; None: those of the tokenizer.
+        stop: the token that ends a text; None: the tokenizer's separator, if it has one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, encode: Encode | None = None, stop: int | None = None) -> None:
+        self._tokenizer, self._encode = tokenizer, encode
+        self.stop = tokenizer.separator if stop is None else stop
 
     def encode(self, prompt: str) -> tuple[str, list[int]]:
         """A prompt as it is shown, and its tokens. Raises UserError: it cannot be encoded.
@@ -102,7 +101,7 @@ class Prompts:
         An empty one begins a document, which follows a separator, or a line's end where there is none.
         """
         if prompt:
-            return prompt, self._tokenizer.encode(prompt).tolist()
+            return self._encode(prompt) if self._encode else (prompt, self._tokenizer.encode(prompt).tolist())
         if self._tokenizer.separator is not None:
             return prompt, [self._tokenizer.separator]
         try:

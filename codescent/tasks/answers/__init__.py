@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from codescent import models
 from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
 from codescent.data.prepared import SPLITS, TOKENIZER, given_sha256, write_array
@@ -112,7 +113,10 @@ class Answers(FolderTask):
 
 
 def _sizes(ask: Ask) -> WindowSizes:
-    if (max_length := ask.data.seq_len or ask.positions) is None:
+    max_length = ask.data.seq_len or ask.model.seq_len
+    if max_length is None and ask.model.preset is not None:
+        max_length = models.preset_positions(ask.model.preset)
+    if max_length is None:
         raise UserError("data.seq_len: how many tokens a window of question and context has; BERT's is 384")
     return WindowSizes(max_length, ask.data.stride, ask.data.question_len)
 

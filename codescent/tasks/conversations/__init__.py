@@ -17,7 +17,7 @@ from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG, ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens
-from codescent.tasks.conversations.dataset import PLAIN, ResponseDataset, Template, chat_of, write_examples
+from codescent.tasks.conversations.dataset import PLAIN, ResponseDataset, chat_of, parse_template, write_examples
 from codescent.tasks.folder import FolderTask, tokenizer_identity
 from codescent.tasks.task import Ask, Prompts, Task
 
@@ -87,14 +87,7 @@ class Conversations(FolderTask):
 
     def write(self, ask: Ask, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
         """See `FolderTask`."""
-        data = ask.data
-        tokenizer, splits = write_examples(data, _template(ask), folder, progress)
-        tokenizer.save(folder / TOKENIZER)
-        return {
-            "source": str(Path(data.corpus).expanduser()),
-            "tokenizer": {"kind": data.tokenizer, "vocab_size": tokenizer.vocab_size},
-            "splits": splits,
-        }
+        return write_examples(ask.data, _template(ask), folder, progress)
 
     def pin(self, ask: Ask) -> Mapping[str, Any]:
         """The chat template at data.chat_template, with its day; where a run keeps one, that day stands."""
@@ -131,7 +124,7 @@ class Conversations(FolderTask):
     def prompts(self, ask: Ask, tokenizer: Tokenizer) -> Prompts:
         """See `Task`; a prompt is what a user says to the assistant, where there is a chat template."""
         chat = _chat(ask, tokenizer)
-        return Prompts(tokenizer) if chat is None else _ChatPrompts(tokenizer, chat)
+        return Prompts(tokenizer) if chat is None else Prompts(tokenizer, chat.ask, chat.end())
 
     def export(
         self, ask: Ask, tokenizer: Tokenizer, texts: dict[str, str], ends: dict[str, int | None]
@@ -148,20 +141,6 @@ class Conversations(FolderTask):
         return {**texts, JINJA: files.text, TOKENIZER_CONFIG: json.dumps(settings, indent=2) + "\n"}, ends
 
 
-class _ChatPrompts(Prompts):
-    """Prompts that a user gives to the assistant."""
-
-    def __init__(self, tokenizer: Tokenizer, chat: ChatTokens) -> None:
-        super().__init__(tokenizer)
-        self._chat = chat
-        if (end := chat.end()) is not None:
-            self.stop = end
-
-    def encode(self, prompt: str) -> tuple[str, list[int]]:
-        """See `Prompts`."""
-        return self._chat.ask(prompt) if prompt else super().encode(prompt)
-
-
 def _template(ask: Ask) -> ChatTemplate | None:
     """What writes messages as text: the pinned or the kept chat template, or that at data.chat_template.
     Raises UserError: it cannot be read or compiled.
@@ -173,7 +152,7 @@ def _template(ask: Ask) -> ChatTemplate | None:
 
 
 def _checked_template(data: Data) -> str:
-    Template.parse(data.template)
+    parse_template(data.template)
     if data.chat_template is not None and data.template != PLAIN:
         raise UserError("data.template, data.chat_template: both say how an example reads; leave one of them out")
     return data.template

@@ -26,6 +26,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names that messages have for their reasoning; most templates read the first, gpt-oss the second."""
 Spans = list[tuple[int, int]]
 """Pieces [begin, end)."""
+_TAG = f"put {TAGS} around the assistant's words in a copy of the template"
 _SHORTEST: tuple[Message, ...] = ({"role": USER, "content": "?"}, {"role": ASSISTANT, "content": "."})
 
 
@@ -110,22 +111,22 @@ class ChatTemplate:
             told = text if number + 1 == len(messages) else self.render(messages[: number + 1])
         except UserError as error:
             raise UserError(
-                f"{turn}: where it begins and ends is found by writing what stands before it alone: {error}: {_tag()}"
+                f"{turn}: where it begins and ends is found by writing what stands before it alone: {error}: {_TAG}"
             ) from error
         if text.startswith(told) and not told.startswith(asked):
             raise UserError(
                 f"{turn}: {self.name} asks for it with {asked.removeprefix(before)!r}, and writes it without that, so "
-                f"that it cannot be told from the rest: {_tag()}"
+                f"that it cannot be told from the rest: {_TAG}"
             )
         if not text.startswith(told):
             raise UserError(
                 f"{turn}: {self.name} writes the messages up to it otherwise when others follow, so that it cannot be "
-                f"told from the rest: {_tag()}"
+                f"told from the rest: {_TAG}"
             )
         if asked == before and not self._needs_no_asking(messages[: number + 1], told, told[len(asked) :]):
             raise UserError(
                 f"{turn}: {self.name} does not heed add_generation_prompt, so that the turn's words cannot be told "
-                f"from the beginning of one: {_tag()}"
+                f"from the beginning of one: {_TAG}"
             )
         return len(asked), len(told)
 
@@ -160,10 +161,6 @@ def _unmarked(marked: str, text: str, name: str) -> Iterator[tuple[int, int]]:
         if number % 2 and piece:
             yield at, at + len(piece)
         at += len(piece)
-
-
-def _tag() -> str:
-    return f"put {TAGS} around the assistant's words in a copy of the template"
 
 
 class ChatTokens:

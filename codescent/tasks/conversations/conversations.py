@@ -84,8 +84,12 @@ def read_conversations(path: Path, data: Data, *, with_template: bool) -> list[C
             )
         elif wrong := list(_wrong_messages(value, data) if kind == TURNS else _wrong_pair(value, data)):
             problems += [f"{where}: {problem}" for problem in wrong]
+        elif kind == TURNS:
+            found.append(Conversation(where, tuple(value[data.messages_key])))
         else:
-            found.append(Conversation(where, _messages(value, data, kind)))
+            prompt, response = value[data.prompt_key], value[data.response_key]
+            pair = {"role": USER, "content": prompt}, {"role": ASSISTANT, "content": response}
+            found.append(Conversation(where, pair))
     refuse(path, problems)
     return found
 
@@ -110,13 +114,6 @@ def _objects(path: Path, problems: list[str]) -> Iterator[tuple[str, dict[str, A
 def _kind(value: dict[str, Any], data: Data, *, with_template: bool) -> str:
     has_pair = data.prompt_key in value and data.response_key in value
     return TURNS if data.messages_key in value and (with_template or not has_pair) else PAIR
-
-
-def _messages(value: dict[str, Any], data: Data, kind: str) -> tuple[Message, ...]:
-    if kind == TURNS:
-        return tuple(value[data.messages_key])
-    prompt, response = value[data.prompt_key], value[data.response_key]
-    return {"role": USER, "content": prompt}, {"role": ASSISTANT, "content": response}
 
 
 def _wrong_pair(value: dict[str, Any], data: Data) -> Iterator[str]:

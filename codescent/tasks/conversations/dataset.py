@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
-from codescent.data.prepared import DESCRIPTION, SPLITS, Described, Part, Splits, write_array
+from codescent.data.prepared import DESCRIPTION, SPLITS, TOKENIZER, Described, Part, Splits, write_array
 from codescent.data.progress import stage
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.request import tokenizer_of
@@ -33,41 +33,26 @@ Encode = Callable[[Sequence[Message]], tuple[list[int], Spans]]
 """Messages to their tokens, and the pieces of these that are wanted."""
 
 
-@dataclass(frozen=True)
-class Template:
-    """How an example reads: text, "{prompt}", text, "{response}", text."""
-
-    before: str
-    between: str
-    after: str
-
-    @classmethod
-    def parse(cls, text: str) -> Template:
-        """Raises UserError where the text has not both, in this order, each once."""
-        before, prompt, rest = text.partition("{prompt}")
-        between, response, after = rest.partition("{response}")
-        if not prompt or not response or text.count("{prompt}") > 1 or text.count("{response}") > 1:
-            raise UserError(
-                f"data.template: {text!r} must hold {{prompt}} and, after it, {{response}}, each once; such as "
-                '"Question: {prompt}\\nAnswer: {response}"'
-            )
-        return cls(before, between, after)
+def parse_template(text: str) -> tuple[str, str, str]:
+    """Split "…{prompt}…{response}…" into its three texts. Raises UserError: it has not both, in this order, once."""
+    before, prompt, rest = text.partition("{prompt}")
+    between, response, after = rest.partition("{response}")
+    if not prompt or not response or text.count("{prompt}") > 1 or text.count("{response}") > 1:
+        raise UserError(
+            f"data.template: {text!r} must hold {{prompt}} and, after it, {{response}}, each once; such as "
+            '"Question: {prompt}\\nAnswer: {response}"'
+        )
+    return before, between, after
 
 
-def write_examples(
-    data: Data, template: ChatTemplate | None, folder: Path, progress: bool
-) -> tuple[Tokenizer, dict[str, Any]]:
-    """Write the arrays of both splits: the last examples, data.validation_fraction of all, are for validation.
+def write_examples(data: Data, template: ChatTemplate | None, folder: Path, progress: bool) -> dict[str, Any]:
+    """Write the tokens of both splits: the last examples, data.validation_fraction of all, are for validation.
 
-    Returns:
-        The tokenizer, and the part of the description about the splits.
-
-    Raises:
-        UserError: everything that is wrong with the lines of data.corpus, or its tokenizer.
+    Returns the description's fields. Raises UserError: everything that is wrong with the lines, or the tokenizer.
     """
     path, tokenizer = Path(data.corpus).expanduser(), tokenizer_of(data.tokenizer)
     if template is None:
-        encode = _pair_encoder(Template.parse(data.template), tokenizer)
+        encode = _pair_encoder(parse_template(data.template), tokenizer)
     else:
         chat = ChatTokens(template, tokenizer)
         encode = _chat_encoder(chat)
@@ -87,7 +72,9 @@ def write_examples(
                 write_array(folder / f"{split}_{name}.npy", array)
             splits[split] = {"examples": len(part), "tokens": len(arrays[0])}
     refuse(path, problems)
-    return tokenizer, splits
+    tokenizer.save(folder / TOKENIZER)
+    described = {"kind": data.tokenizer, "vocab_size": tokenizer.vocab_size}
+    return {"source": str(path), "tokenizer": described, "splits": splits}
 
 
 def _tell_endless(chat: ChatTokens, tokenizer: Tokenizer) -> None:
@@ -108,17 +95,18 @@ def _chat_encoder(chat: ChatTokens) -> Encode:
     return encode
 
 
-def _pair_encoder(template: Template, tokenizer: Tokenizer) -> Encode:
+def _pair_encoder(template: tuple[str, str, str], tokenizer: Tokenizer) -> Encode:
     """Tokens of a prompt and of its response, which is wanted.
 
     Each is encoded by itself: a model that is asked continues the tokens of the prompt alone.
     """
     end = [] if tokenizer.separator is None else [tokenizer.separator]
+    before, between, after = template
 
     def encode(messages: Sequence[Message]) -> tuple[list[int], Spans]:
         prompt, response = (message["content"] for message in messages)
-        asked = tokenizer.encode(f"{template.before}{prompt}{template.between}").tolist() or end
-        told = [*tokenizer.encode(f"{response}{template.after}").tolist(), *end]
+        asked = tokenizer.encode(f"{before}{prompt}{between}").tolist() or end
+        told = [*tokenizer.encode(f"{response}{after}").tolist(), *end]
         if not asked:
             raise UserError(f"the prompt {prompt!r} has no token for this tokenizer: there is nothing to answer to")
         return [*asked, *told], [(len(asked), len(asked) + len(told))] if told else []

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -166,8 +166,4 @@ def _write_pt(recipe: Synthetic, split: str, path: Path, advance: Advance) -> No
     advance(size_bytes)
 
 
-_WRITE: Mapping[str, Callable[[Synthetic, str, Path, Advance], None]] = {
-    "hdf5": _write_hdf5,
-    "pt": _write_pt,
-    "safetensors": _write_safetensors,
-}
+_WRITE = {"hdf5": _write_hdf5, "pt": _write_pt, "safetensors": _write_safetensors}
