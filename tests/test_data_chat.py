@@ -21,8 +21,7 @@ from codescent.base.errors import UserError
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import ByteTokenizer
 from codescent.tasks.conversations.chat_files import ChatFiles, read_chat_files
-from codescent.tasks.conversations.chat_template import ChatTemplate
-from codescent.tasks.conversations.chat_tokens import ChatTokens
+from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -16,7 +16,7 @@ from codescent.data.text.dataset import open_dataset
 from codescent.data.text.prepare import prepare
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.tokenizer import CharTokenizer
-from codescent.tasks.pairs.source import LineDataset, LineSource, line_ends
+from codescent.tasks.pairs import LineDataset, LineSource, line_ends
 
 TEXT = "abc\n\nde\nfghijklm\n\n\nn" + "\no p" * 20
 

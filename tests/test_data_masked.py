@@ -15,8 +15,8 @@ from codescent.data.samples import AnyDataset
 from codescent.data.text.dataset import Dataset, open_dataset
 from codescent.data.text.prepare import prepare
 from codescent.data.tokenizers.wordpiece import WordPiece
-from codescent.tasks.masked_tokens import source as masked
-from codescent.tasks.masked_tokens.source import MASKINGS, MaskedDataset, MaskedSource
+from codescent.tasks import masked_tokens as masked
+from codescent.tasks.masked_tokens import MASKINGS, MaskedDataset, MaskedSource
 
 
 @pytest.fixture(scope="module")

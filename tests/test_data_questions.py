@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from asked import Asked, questions
 from disks import small_disk
 from questions import files, vocabulary
 
@@ -19,34 +20,28 @@ from codescent.data.prepared import DESCRIPTION
 from codescent.data.text import download
 from codescent.data.tokenizers.tokenizer import load
 from codescent.data.tokenizers.wordpiece import WordPiece, bert
-from codescent.tasks.answers.prepare import QuestionRequest
 from codescent.tasks.answers.source import QuestionDataset
 from codescent.tasks.answers.squad import read_questions
-from codescent.tasks.answers.windows import WindowSizes
 
-SIZES = WindowSizes(max_length=64, stride=16, max_question=16)
+SIZES = {"seq_len": 64, "stride": 16, "question_len": 16}
 
 
 @pytest.fixture
-def request_(tmp_path: Path) -> QuestionRequest:
+def request_(tmp_path: Path) -> Asked:
     train, dev = files(tmp_path)
-    return QuestionRequest(str(train), str(dev), f"bert:{vocabulary(tmp_path)}", SIZES)
+    return questions(str(train), validation=str(dev), tokenizer=f"bert:{vocabulary(tmp_path)}", **SIZES)
 
 
-def changed(request: QuestionRequest, **fields: object) -> QuestionRequest:
-    return QuestionRequest(**{**{name: getattr(request, name) for name in request.__dataclass_fields__}, **fields})
-
-
-def refusal(request: QuestionRequest, root: Path) -> tuple[str, ...]:
+def refusal(request: Asked, root: Path) -> tuple[str, ...]:
     with pytest.raises(UserError) as caught:
         request.prepare(root)
     assert not root.exists() or not [path for path in root.iterdir() if path.name.startswith(".")]
     return caught.value.problems
 
 
-def test_samples_are_what_was_cut(tmp_path: Path, request_: QuestionRequest) -> None:
+def test_samples_are_what_was_cut(tmp_path: Path, request_: Asked) -> None:
     dataset = QuestionDataset.open(request_.prepare(tmp_path / "datasets"))
-    assert (dataset.seq_len, dataset.vocab_size) == (64, bert(str(request_.tokenizer)).vocab_size)
+    assert (dataset.seq_len, dataset.vocab_size) == (64, bert(str(request_.ask.data.tokenizer)).vocab_size)
     assert (dataset.train.name, dataset.validation.name) == ("train", "validation")
     assert dataset.source("train", 64, 64) is dataset.train
     assert dataset.source("validation", 64, 64) is dataset.validation
@@ -78,22 +73,20 @@ def test_samples_are_what_was_cut(tmp_path: Path, request_: QuestionRequest) -> 
             dataset.train.read(np.array([wrong]))
 
 
-def test_what_is_there_is_found_and_another_request_gets_another_folder(
-    tmp_path: Path, request_: QuestionRequest
-) -> None:
+def test_what_is_there_is_found_and_another_request_gets_another_folder(tmp_path: Path, request_: Asked) -> None:
     root = tmp_path / "datasets"
     assert request_.locate(root) is None
     made = request_.prepare(root)
     assert request_.locate(root) == request_.prepare(root) == made
-    assert QuestionRequest(str(made)).prepare(root) == QuestionRequest(str(made)).locate(root) == made
-    assert QuestionDataset.is_at(made)
+    assert questions(str(made)).prepare(root) == questions(str(made)).locate(root) == made
+    assert QuestionDataset.is_at(str(made))
     fingerprint = QuestionDataset.open(made).fingerprint
     others = [
-        changed(request_, max_train=2),
-        changed(request_, max_validation=1),
-        changed(request_, sizes=WindowSizes(64, 17, 16)),
-        changed(request_, tokenizer=str(request_.tokenizer).replace("bert:", "bert-cased:")),
-        changed(request_, tokenizer=str(made / "tokenizer.json")),
+        request_.changed(train_questions=2),
+        request_.changed(validation_questions=1),
+        request_.changed(stride=17),
+        request_.changed(tokenizer=request_.ask.data.tokenizer.replace("bert:", "bert-cased:")),
+        request_.changed(tokenizer=str(made / "tokenizer.json")),
     ]
     folders = [other.prepare(root) for other in others]
     assert len({made, *folders}) == 6
@@ -101,12 +94,14 @@ def test_what_is_there_is_found_and_another_request_gets_another_folder(
     assert len({QuestionDataset.open(folder).fingerprint for folder in folders}) == 5
     few = QuestionDataset.open(folders[0])
     assert few.description["splits"]["train"]["questions"] == 2
-    Path(request_.corpus).write_text(Path(request_.corpus).read_text().replace("Where?", "Where is it?"))
+    Path(request_.ask.data.corpus).write_text(
+        Path(request_.ask.data.corpus).read_text().replace("Where?", "Where is it?")
+    )
     assert request_.locate(root) is None
     assert request_.prepare(root) not in {made, *folders}
 
 
-def test_nothing_of_the_folder_depends_on_where_it_was_made(tmp_path: Path, request_: QuestionRequest) -> None:
+def test_nothing_of_the_folder_depends_on_where_it_was_made(tmp_path: Path, request_: Asked) -> None:
     made = [request_.prepare(tmp_path / name) for name in ("a", "b")]
     contents = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in made]
     assert contents[0] == contents[1]
@@ -114,16 +109,17 @@ def test_nothing_of_the_folder_depends_on_where_it_was_made(tmp_path: Path, requ
     assert not list((tmp_path / "a").glob(".*"))
 
 
-def test_two_processes_at_once_make_one_dataset(tmp_path: Path, request_: QuestionRequest) -> None:
+def test_two_processes_at_once_make_one_dataset(tmp_path: Path, request_: Asked) -> None:
     program = (
-        "import sys\nfrom pathlib import Path\n"
-        "from codescent.tasks.answers.prepare import QuestionRequest\n"
-        "from codescent.tasks.answers.windows import WindowSizes\n"
+        f"import sys\nfrom pathlib import Path\nsys.path.append({str(Path(__file__).parent)!r})\n"
+        "from asked import questions\n"
         "train, dev, tokenizer, root = sys.argv[1:]\n"
-        "request = QuestionRequest(train, dev, tokenizer, WindowSizes(64, 16, 16))\n"
+        "sizes = {'seq_len': 64, 'stride': 16, 'question_len': 16}\n"
+        "request = questions(train, validation=dev, tokenizer=tokenizer, **sizes)\n"
         "print(request.prepare(Path(root)))"
     )
-    words = [request_.corpus, str(request_.validation), str(request_.tokenizer), str(tmp_path / "datasets")]
+    data = request_.ask.data
+    words = [data.corpus, str(data.validation), data.tokenizer, str(tmp_path / "datasets")]
     command = [sys.executable, "-c", program, *words]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     told = [process.communicate(timeout=120)[0] for process in running]
@@ -134,7 +130,7 @@ def test_two_processes_at_once_make_one_dataset(tmp_path: Path, request_: Questi
 
 
 def test_what_a_killed_preparation_leaves_is_made_anew(
-    tmp_path: Path, request_: QuestionRequest, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, request_: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "datasets"
     with monkeypatch.context() as patch:
@@ -149,7 +145,7 @@ def test_what_a_killed_preparation_leaves_is_made_anew(
     assert not list(root.glob(".*"))
 
 
-def test_damage_is_found_when_it_is_opened(tmp_path: Path, request_: QuestionRequest) -> None:
+def test_damage_is_found_when_it_is_opened(tmp_path: Path, request_: Asked) -> None:
     made = request_.prepare(tmp_path / "datasets")
     data = (made / "train.npy").read_bytes()
     (made / "train.npy").write_bytes(data[:-1])
@@ -169,37 +165,36 @@ def test_damage_is_found_when_it_is_opened(tmp_path: Path, request_: QuestionReq
         QuestionDataset.open(tmp_path)
 
 
-def test_every_problem_of_a_request_is_told_at_once(tmp_path: Path, request_: QuestionRequest) -> None:
-    wrong = QuestionRequest("none.json", None, "gpt2", WindowSizes(0, 1, 1), 0, -1)
+def test_every_problem_of_a_request_is_told_at_once(tmp_path: Path, request_: Asked) -> None:
+    wrong = questions("none.json", tokenizer="gpt2", seq_len=4, stride=1, question_len=1)
     assert refusal(wrong, tmp_path / "datasets") == (
-        "data.seq_len: 0 is not a number of tokens",
-        "max_train: 0 is not a number of questions",
-        "max_validation: -1 is not a number of questions",
+        "data.seq_len: 4 leaves no room for a context beside a question of data.question_len = 1 tokens and 3 control "
+        "tokens; nearest that would do: 5",
         "none.json: cannot be read: No such file or directory: the train questions",
         "none.json: name a validation file beside it, such as SQuAD's dev-v1.1.json",
         "tokenizer gpt2: questions are cut by WordPiece: bert, bert-cased, bert:FILE, bert-cased:FILE, or a JSON file "
         "of a WordPiece tokenizer with [PAD], [UNK], [CLS], [SEP], [MASK]",
     )
-    Path(request_.corpus).write_text('{"version": "1.1", "data": [')
+    Path(request_.ask.data.corpus).write_text('{"version": "1.1", "data": [')
     assert "not JSON" in refusal(request_, tmp_path / "datasets")[0]
 
 
-def test_training_needs_an_answer_that_is_there(tmp_path: Path, request_: QuestionRequest) -> None:
-    value = json.loads(Path(request_.corpus).read_text())
+def test_training_needs_an_answer_that_is_there(tmp_path: Path, request_: Asked) -> None:
+    value = json.loads(Path(request_.ask.data.corpus).read_text())
     asked = value["data"][0]["paragraphs"][0]["qas"]
     asked[0]["answers"][0]["answer_start"] += 1
-    Path(request_.corpus).write_text(json.dumps(value))
+    Path(request_.ask.data.corpus).write_text(json.dumps(value))
     summary = QuestionDataset.open(request_.prepare(tmp_path / "datasets")).summary()
     assert "train: 3 questions, 2 windows, 2 with the answer" in summary
     assert "train: 1 questions with an answer not where the file says: left out: t1" in summary
     for question in asked:
         question["answers"][0]["answer_start"] = 0
         question["answers"][0]["text"] = "nowhere"
-    Path(request_.corpus).write_text(json.dumps(value))
+    Path(request_.ask.data.corpus).write_text(json.dumps(value))
     assert "nothing to train on" in refusal(request_, tmp_path / "datasets")[0]
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path, request_: QuestionRequest) -> None:
+def test_a_full_disk_leaves_nothing(tmp_path: Path, request_: Asked) -> None:
     with small_disk(tmp_path / "disk", 16384) as disk:
         with pytest.raises(UserError, match="no space left on the disk"):
             request_.prepare(disk)
@@ -210,18 +205,18 @@ def test_squad_is_the_published_one(data_dir: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("CODESCENT_DATA_DIR", str(data_dir))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: (_ for _ in ()).throw(OSError("no network")))
-    key = QuestionRequest().key()
+    key = questions().key()
     assert (key["train"], key["validation"]) == (download.SQUAD_TRAIN.sha256, download.SQUAD_DEV.sha256)
     assert key["tokenizer"] == "bert"
     if not (data_dir / "squad" / "train-v1.1.json").is_file():
-        assert "$CODESCENT_DATA_DIR/squad/train-v1.1.json" in refusal(QuestionRequest(), tmp_path / "datasets")[0]
+        assert "$CODESCENT_DATA_DIR/squad/train-v1.1.json" in refusal(questions(), tmp_path / "datasets")[0]
 
 
 def test_a_course_run_on_real_questions(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1,000 training and 500 validation questions of the real files."""
     monkeypatch.setenv("CODESCENT_DATA_DIR", str(data_dir))
     train, dev = data_dir / "squad" / "train-v1.1.part44.json", data_dir / "squad" / "dev-v1.1.json"
-    request = QuestionRequest(str(train), str(dev), max_train=1000, max_validation=500)
+    request = questions(str(train), validation=str(dev), train_questions=1000, validation_questions=500)
     dataset = QuestionDataset.open(request.prepare(tmp_path))
     assert dataset.description["splits"]["train"]["questions"] == 1000
     assert dataset.questions().questions == read_questions(dev).first(500).questions

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asked import questions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from questions import CONTEXT, files, question, squad, vocabulary
@@ -19,7 +20,6 @@ from codescent.data.samples import Samples
 from codescent.data.tokenizers.wordpiece import bert
 from codescent.tasks.answers.evaluate import Decoding, best_spans, candidates, evaluate_questions
 from codescent.tasks.answers.predictions import f1, normalise, read_predictions, score, score_files, write_predictions
-from codescent.tasks.answers.prepare import QuestionRequest
 from codescent.tasks.answers.source import QuestionDataset, QuestionSource
 from codescent.tasks.answers.squad import Answer, Question, read_questions
 from codescent.tasks.answers.windows import Rows, WindowSizes, make_windows
@@ -157,7 +157,14 @@ def test_equal_scores_go_by_place_and_no_token_is_no_text() -> None:
 @pytest.fixture
 def dataset(tmp_path: Path) -> QuestionDataset:
     train, dev = files(tmp_path)
-    request = QuestionRequest(str(train), str(dev), f"bert:{vocabulary(tmp_path)}", WindowSizes(64, 16, 16))
+    request = questions(
+        str(train),
+        validation=str(dev),
+        tokenizer=f"bert:{vocabulary(tmp_path)}",
+        seq_len=64,
+        stride=16,
+        question_len=16,
+    )
     return QuestionDataset.open(request.prepare(tmp_path / "datasets"))
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from asked import responses
 from forker import Forker
 from runs import assert_same, losses, make_project, refused
 
 from codescent.base.errors import UserError
 from codescent.data.samples import Numbers
 from codescent.record import RunFolder
-from codescent.tasks.conversations.prepare import ResponseRequest, Template
-from codescent.tasks.conversations.source import ResponseDataset, ResponseSource
+from codescent.tasks.conversations.dataset import ResponseDataset, ResponseSource, parse_template
 from codescent.verbs.cli import run as cli
 
 WORDS = ("red", "green", "blue", "black", "white", "pink")
@@ -53,7 +53,14 @@ def write(path: Path, *lines: object) -> str:
 
 def test_only_the_response_is_wanted(tmp_path: Path) -> None:
     corpus = write(tmp_path / "a.jsonl", {"q": "ab", "a": "cd"}, {"q": "", "a": "é"}, {"q": "x" * 30, "a": "y"})
-    request = ResponseRequest(corpus, "byte", "<{prompt}|{response}>", "q", "a", 0.3)
+    request = responses(
+        corpus,
+        "byte",
+        template="<{prompt}|{response}>",
+        prompt_key="q",
+        response_key="a",
+        validation_fraction=0.3,
+    )
     dataset = ResponseDataset.open(request.prepare(tmp_path / "datasets"))
     assert request.prepare(tmp_path / "datasets") == dataset.path
     source = dataset.source("train", 8, 8)
@@ -152,15 +159,15 @@ def test_a_resume_with_another_template_is_refused_by_its_key(
 
 
 def test_templates() -> None:
-    assert Template.parse("a{prompt}b{response}c") == Template("a", "b", "c")
+    assert parse_template("a{prompt}b{response}c") == ("a", "b", "c")
     for wrong in ("{prompt}", "{prompt}{prompt}{response}", "{response}"):
         with pytest.raises(UserError, match="must hold"):
-            Template.parse(wrong)
+            parse_template(wrong)
 
 
 def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     corpus = write(tmp_path / "a.jsonl", *({"prompt": "p", "response": f"r{n}"} for n in range(5)))
-    folder = ResponseRequest(corpus, "byte").prepare(tmp_path / "datasets")
+    folder = responses(corpus, "byte").prepare(tmp_path / "datasets")
     with (folder / "train_tokens.npy").open("ab") as stream:
         stream.write(b"x")
     with pytest.raises(UserError, match="changed or cut short"):

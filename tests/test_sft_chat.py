@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from asked import responses
 from chats import CHATML, TALK, write_model_folder
 from forker import Forker
 from hypothesis import given, settings
@@ -17,12 +18,12 @@ from runs import assert_same, losses, make_project, refused, train
 from transformers import AutoTokenizer
 
 from codescent.base.errors import UserError
+from codescent.config.sections import Data
 from codescent.data.tokenizers.tokenizer import load
 from codescent.tasks.conversations.chat_files import ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate
-from codescent.tasks.conversations.conversations import Keys, read_conversations
-from codescent.tasks.conversations.prepare import ResponseRequest
-from codescent.tasks.conversations.source import ResponseDataset, ResponseSource
+from codescent.tasks.conversations.conversations import read_conversations
+from codescent.tasks.conversations.dataset import ResponseDataset, ResponseSource
 from codescent.verbs.cli import run as cli
 
 WORDS = ("red", "green", "blue", "black", "white", "pink")
@@ -63,7 +64,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_samples_want_every_turn_as_far_as_there_is_room(tmp_path: Path) -> None:
     model = write_model_folder(tmp_path / "model", CHATML)
     corpus = write(tmp_path / "a.jsonl", {"talk": TALK}, {"talk": TALK[:2]}, {"talk": TALK, "prompt": "ignored"})
-    request = ResponseRequest(
+    request = responses(
         corpus, str(model / "tokenizer.json"), messages_key="talk", validation_fraction=0.3, chat_template=model
     )
     dataset = ResponseDataset.open(request.prepare(tmp_path / "datasets"))
@@ -119,7 +120,7 @@ def test_prompts_and_responses_become_two_messages(tmp_path: Path) -> None:
         for it in pairs
     ]
     folders = [
-        ResponseRequest(
+        responses(
             write(tmp_path / f"{name}.jsonl", *lines), str(model / "tokenizer.json"), chat_template=model
         ).prepare(tmp_path / "datasets")
         for name, lines in (("pairs", pairs), ("talks", talks))
@@ -210,11 +211,13 @@ def test_a_prepared_folder_has_its_template(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(project)
-    request = ResponseRequest("talks.jsonl", "model/tokenizer.json", chat_template=Path("model"))
+    request = responses("talks.jsonl", "model/tokenizer.json", chat_template=Path("model"))
     folder = request.prepare(Path("datasets"))
     words = ["model.seq_len=80", "train.num_steps=1", "train.eval_every=0", f"data.corpus={folder}"]
     run = train(project, "prepared", *words)
-    assert ChatFiles.of_kept("x", json.loads((run.path / "chat.json").read_text())).is_same(request.chat.files)
+    assert ChatFiles.of_kept("x", json.loads((run.path / "chat.json").read_text())).is_same(
+        read_chat_files(Path("model"))
+    )
     assert cli(["sample", "runs/prepared", "--prompt", "blue", "--tokens", "1"]) == 0
     assert "<|im_start|>user\nblue<|im_end|>" in capsys.readouterr().out
     Path("else.jinja").write_text(CHATML + " ")
@@ -240,7 +243,7 @@ def test_a_pair_beside_messages_is_taken_where_there_is_no_template(tmp_path: Pa
     line = {"messages": [ASKED, SAID], "prompt": "a", "response": "b"}
     corpus = Path(write(tmp_path / "a.jsonl", line))
     for with_template, expected in ((False, ["a", "b"]), (True, ["no?", "yes"])):
-        (found,) = read_conversations(corpus, Keys(), with_template=with_template)
+        (found,) = read_conversations(corpus, Data.model_construct(), with_template=with_template)
         assert [message["content"] for message in found.messages] == expected
 
 
@@ -248,9 +251,10 @@ def test_that_nothing_ends_a_turn_is_said_when_data_is_prepared(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
-    template = ChatFiles("a", text + "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}", {})
+    template = project / "endless.jinja"
+    template.write_text(text + "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}")
     tokenizer = str(project / "model" / "tokenizer.json")
-    request = ResponseRequest(str(project / "talks.jsonl"), tokenizer, chat_template=template)
+    request = responses(str(project / "talks.jsonl"), tokenizer, chat_template=template)
     for told in (1, 0):
         request.prepare(project / "datasets", progress=True)
         assert capsys.readouterr().err.count("no control token ends the assistant's turn") == told
@@ -285,7 +289,7 @@ ASKED = {"role": "user", "content": "no?"}
 def test_lines_that_are_no_conversations(tmp_path: Path, line: object, expected: str) -> None:
     corpus = Path(write(tmp_path / "a.jsonl", {"messages": [ASKED, SAID]}, line, [1]))
     with pytest.raises(UserError) as caught:
-        read_conversations(corpus, Keys(), with_template=True)
+        read_conversations(corpus, Data.model_construct(), with_template=True)
     assert caught.value.problems[0].startswith(f"{corpus}:2: {expected}")
     assert caught.value.problems[1] == f"{corpus}:3: a JSON object is needed, found list"
 
@@ -294,7 +298,7 @@ def test_messages_after_a_prompt_are_refused_and_of_many_lines_the_first_are_tol
     pair = {"prompt": "a", "response": "b"}
     corpus = Path(write(tmp_path / "a.jsonl", pair, *[{"messages": [ASKED, SAID]}] * 30))
     with pytest.raises(UserError, match="a file has lines of one kind") as caught:
-        read_conversations(corpus, Keys(), with_template=True)
+        read_conversations(corpus, Data.model_construct(), with_template=True)
     assert caught.value.problems[0].startswith(f"{corpus}:2: messages, and the first line has a prompt and a response")
     assert caught.value.problems[20:] == (f"{corpus}: 10 more of such",)
 

@@ -41,9 +41,7 @@ def named(name: str) -> Task:
 
 def chosen(ask: Ask) -> Task:
     """The task of a run: data.task, else the one that its corpus is made for, else the default of the model's kind.
-
-    Raises:
-        UserError: there is no such task, or it is not for the model's kind.
+    Raises UserError: there is no such task, or it is not for the model's kind.
     """
     fitting = [task for task in TASKS if ask.kind in task.kinds]
     if ask.data.task is not None:
@@ -75,9 +73,7 @@ def refusals(ask: Ask) -> Iterator[str]:
 
 def prepared(ask: Ask, *, progress: bool) -> Path:
     """Where the data of a run is, prepared now where it is not there yet.
-
-    Raises:
-        UserError: `refusals`, or the corpus or the tokenizer cannot be used.
+    Raises UserError: `refusals`, or the corpus or the tokenizer cannot be used.
     """
     if problems := list(refusals(ask)):
         raise UserError(*problems)

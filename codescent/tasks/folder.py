@@ -1,9 +1,9 @@
 """In: a corpus and all that its samples depend on. Out: the folder of their files: made once, hashed, and open.
-Does not know what a sample is: the requests and datasets of each task do."""
+Does not know what a sample is: each task and its dataset do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -27,14 +27,14 @@ class FolderDataset:
     """Samples of a prepared folder, open.
 
     Attributes:
-        description: all of description.json.
+        form: the model of description.json, with its `format`; `what` says in words what the folder holds.
         arrays: the .npy files, mapped, by name without suffix.
         fingerprint: changes with any byte of the files.
     """
 
     format: ClassVar[str]
     form: ClassVar[type[folders.Described]]
-    what: ClassVar[str]  # in words
+    what: ClassVar[str]
 
     path: Path
     description: dict[str, Any]
@@ -44,9 +44,7 @@ class FolderDataset:
     @classmethod
     def open(cls, path: Path) -> Self:
         """Open a folder; every file is compared with its sha256.
-
-        Raises:
-            UserError: there is none, or every file that is damaged.
+        Raises UserError: there is none, or every file that is damaged.
         """
         description = cls.described(path)
         fingerprint = folders.fingerprint_of(path, description["files"])
@@ -59,9 +57,9 @@ class FolderDataset:
         return folders.described(path, cls.form, cls.what)
 
     @classmethod
-    def is_at(cls, path: Path) -> bool:
-        """Whether a folder says that it holds such samples."""
-        return folders.noted(path).get("format") == cls.format
+    def is_at(cls, corpus: str) -> bool:
+        """Whether a corpus is a folder that says that it holds such samples."""
+        return folders.noted(Path(corpus).expanduser()).get("format") == cls.format
 
     @property
     def vocab_size(self) -> int:
@@ -85,113 +83,60 @@ class FolderDataset:
         raise NotImplementedError
 
 
-class Request:
-    """What is to be prepared; each is a dataclass.
+class FolderTask(Task):
+    """A task whose samples are prepared into a folder of hashed files, which is opened as its `dataset`."""
 
-    Attributes:
-        dataset: what the folder is opened as.
-        corpus: the user's file, or a prepared folder.
-        tokenizer: as data.tokenizer.
-    """
+    dataset: type[FolderDataset]
 
-    dataset: ClassVar[type[FolderDataset]]
-    corpus: str
-    tokenizer: str
-
-    @property
-    def path(self) -> Path:
-        """The corpus."""
-        return Path(self.corpus).expanduser()
-
-    def fields(self) -> dict[str, Any]:
-        """The JSON values, by name, that the samples depend on."""
+    def parts(self, ask: Ask) -> Mapping[str, Any]:
+        """What the samples depend on, by name: a JSON value, or a function that returns it or raises UserError."""
         raise NotImplementedError
 
-    def parts(self) -> Mapping[str, Callable[[], Any]]:
-        """The rest, such as the content of files: functions that return a JSON value, or raise UserError."""
+    def write(self, ask: Ask, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
+        """Write all files but the description; returns its fields. Raises UserError: the corpus cannot be used."""
         raise NotImplementedError
 
-    def problems(self) -> list[str]:
-        """What is wrong with the fields."""
-        return []
-
-    def write(self, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
-        """Write all files but the description; returns its fields "tokenizer", "splits" and more.
-
-        Raises:
-            UserError: the corpus cannot be used, or is no longer that of the key.
-        """
-        raise NotImplementedError
-
-    def refuse_prepared(self) -> None:
+    def refuse_prepared(self, ask: Ask, path: Path) -> None:
         """Raise UserError where the corpus is a prepared folder that differs from what is asked for."""
 
-    def key(self) -> dict[str, Any]:
-        """All that the samples depend on. Raises UserError: all that is wrong with the request."""
-        problems, key = self.problems(), {"format": self.dataset.format, **self.fields()}
-        for name, part in self.parts().items():
+    def key(self, ask: Ask) -> dict[str, Any]:
+        """All that the samples depend on. Raises UserError: everything that is wrong with it."""
+        problems: list[str] = []
+        key = {"format": self.dataset.format}
+        for name, part in self.parts(ask).items():
             try:
-                key[name] = part()
+                key[name] = part() if callable(part) else part
             except UserError as error:
                 problems += error.problems
         if problems:
             raise UserError(*problems)
         return key
 
-    def locate(self, root: Path) -> Path | None:
-        """The prepared folder, if it is there. Raises UserError: all that is wrong with the request."""
-        if self.dataset.is_at(self.path):
-            self.refuse_prepared()
-            return self.path
-        return folders.existing(self._folder(root, self.key()), self.dataset.open)
+    def locate(self, ask: Ask) -> Path | None:
+        """The prepared folder, if it is there. Raises UserError: everything that is wrong with what is asked for."""
+        return self._given(ask) or folders.existing(_folder(ask, self.key(ask)), self.dataset.open)
 
-    def prepare(self, root: Path, *, progress: bool = False) -> Path:
-        """Like `locate`, but makes the folder where it is not there; `progress` shows bars or lines.
-
-        Raises:
-            UserError: anything wrong with the request, the files or the disk. Nothing half-made is left.
-        """
-        if self.dataset.is_at(self.path):
-            self.refuse_prepared()
-            return self.path
-        key = self.key()
+    def prepare(self, ask: Ask, *, progress: bool) -> Path:
+        """See `Task`; nothing half-made is left."""
+        if given := self._given(ask):
+            return given
+        key = self.key(ask)
 
         def make(folder: Path) -> None:
-            fields = self.write(key, folder, progress)
+            fields = self.write(ask, key, folder, progress)
             files = sorted(path.name for path in folder.iterdir())
             folders.describe(folder, {"format": self.dataset.format, "request": key, **fields}, files)
 
-        return folders.prepared(self._folder(root, key), make, self.dataset.open)
-
-    def _folder(self, root: Path, key: dict[str, Any]) -> Path:
-        return folders.folder_of(root, key, self.corpus, self.tokenizer)
-
-
-class FolderTask(Task):
-    """A task whose samples are prepared by a request into a folder of hashed files.
-
-    Attributes:
-        dataset: what the folder is opened as.
-    """
-
-    dataset: type[FolderDataset]
-
-    def request(self, ask: Ask) -> Request:
-        """What is to be prepared. Raises UserError: the config does not say it."""
-        raise NotImplementedError
+        return folders.prepared(_folder(ask, key), make, self.dataset.open)
 
     def made_for(self, data: Data) -> bool:
         """See `Task`: a prepared folder is."""
-        return self.dataset.is_at(Path(data.corpus).expanduser())
+        return self.dataset.is_at(data.corpus)
 
     def vocab_size(self, ask: Ask) -> int | None:
         """See `Task`; that of the prepared folder where it is there."""
-        found = self.request(ask).locate(ask.data.folder)
+        found = self.locate(ask)
         return super().vocab_size(ask) if found is None else self.dataset.described(found)["tokenizer"]["vocab_size"]
-
-    def prepare(self, ask: Ask, *, progress: bool) -> Path:
-        """See `Task`."""
-        return self.request(ask).prepare(ask.data.folder, progress=progress)
 
     def open(self, ask: Ask, path: Path) -> FolderDataset:
         """See `Task`."""
@@ -199,14 +144,24 @@ class FolderTask(Task):
 
     def open_corpus(self, corpus: str, validation_fraction: float) -> FolderDataset | None:
         """See `Task`."""
-        return self.dataset.open(Path(corpus)) if self.dataset.is_at(Path(corpus)) else None
+        return self.dataset.open(Path(corpus).expanduser()) if self.dataset.is_at(corpus) else None
+
+    def _given(self, ask: Ask) -> Path | None:
+        """The corpus, where it is a prepared folder."""
+        if not self.dataset.is_at(ask.data.corpus):
+            return None
+        path = Path(ask.data.corpus).expanduser()
+        self.refuse_prepared(ask, path)
+        return path
+
+
+def _folder(ask: Ask, key: dict[str, Any]) -> Path:
+    return folders.folder_of(ask.data.folder, key, ask.data.corpus, ask.data.tokenizer)
 
 
 def tokenizer_identity(name: str, wanted: str) -> str:
     """A tokenizer in a key: its name where it is published, else the sha256 of the user's file.
-
-    Raises:
-        UserError: the file cannot be read: what is `wanted`.
+    Raises UserError: the file cannot be read: what is `wanted`.
     """
     if wordpiece.split_name(name):
         return wordpiece.identity(name)

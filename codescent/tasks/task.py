@@ -26,16 +26,14 @@ if TYPE_CHECKING:
 
 VOCAB_SIZES = {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE, "bert": 30_522, "bert-cased": 28_996}
 """Vocabularies of the tokenizers that do not depend on a corpus."""
+Encode = Callable[[str], tuple[str, list[int]]]
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What a run asks of its task.
+    """What a run asks of its task: sections and keys of its config, and more.
 
     Attributes:
-        data, model: the sections of the config.
-        seed: run.seed.
-        compile: train.compile.
         run: the run's folder, for messages.
         kept: what the run keeps of its task's `files`, by name; empty before it begins.
         pinned: what `Task.pin` returned on rank 0; None before that.
@@ -54,21 +52,12 @@ class Ask:
         """The kind of model."""
         return models.kind_of(self.model.kind, self.model.preset)
 
-    @property
-    def positions(self) -> int | None:
-        """The longest sample that the model reads, in tokens; None where the config does not say."""
-        if self.model.seq_len is not None or self.model.preset is None:
-            return self.model.seq_len
-        return models.preset_positions(self.model.preset)
-
 
 @dataclass(frozen=True)
 class Trial:
     """A trained model that is to be scored.
 
     Attributes:
-        ask: of its run; `ask.run` is the run's folder.
-        work: of its plan.
         make_module: the module with its weights on `device`, in evaluation mode.
         open_dataset: what the run reads.
         tokenizer: the one that the run keeps, if any.
@@ -97,30 +86,28 @@ class Trial:
 class Prompts:
     """How a prompt becomes the tokens that a trained model continues.
 
-    Attributes:
-        stop: the token that ends a text; None: none does.
+    Args:
+        encode: what is shown of a prompt, and its tokens; None: those of the tokenizer.
+        stop: the token that ends a text; None: the tokenizer's separator, if it has one.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.stop = tokenizer.separator
+    def __init__(self, tokenizer: Tokenizer, encode: Encode | None = None, stop: int | None = None) -> None:
+        self._tokenizer, self._encode = tokenizer, encode
+        self.stop = tokenizer.separator if stop is None else stop
 
     def encode(self, prompt: str) -> tuple[str, list[int]]:
-        """A prompt as it is shown, and its tokens; an empty one begins a document.
+        """A prompt as it is shown, and its tokens. Raises UserError: it cannot be encoded.
 
-        Raises:
-            UserError: it cannot be encoded.
+        An empty one begins a document, which follows a separator, or a line's end where there is none.
         """
-        return prompt, self._tokenizer.encode(prompt).tolist() if prompt else self._beginning()
-
-    def _beginning(self) -> list[int]:
-        """What a document begins after: the separator, or a line's end where there is none."""
+        if prompt:
+            return self._encode(prompt) if self._encode else (prompt, self._tokenizer.encode(prompt).tolist())
         if self._tokenizer.separator is not None:
-            return [self._tokenizer.separator]
+            return prompt, [self._tokenizer.separator]
         try:
-            return [int(token) for token in self._tokenizer.encode("\n")] or [0]
+            return prompt, self._tokenizer.encode("\n").tolist() or [0]
         except UserError:  # an alphabet without line ends
-            return [0]
+            return prompt, [0]
 
 
 class Corpus(AnyDataset, Protocol):
@@ -145,7 +132,7 @@ class Task:
         files: names of the files that a run keeps of its data.
         unit: what one loss belongs to, in words.
         peft_task_type: `peft`'s name of the task; None: it has none.
-        writes_predictions: `codescent evaluate` writes a file.
+        scored_files: the kinds of model that are scored on a file of the user's, too.
     """
 
     name: str
@@ -156,7 +143,7 @@ class Task:
     files: tuple[str, ...] = (TOKENIZER,)
     unit = "tokens"
     peft_task_type: str | None = None
-    writes_predictions = False
+    scored_files: tuple[str, ...] = ()
 
     def made_for(self, data: Data) -> bool:
         """Whether a corpus asks for this task by itself, without data.task."""
@@ -174,39 +161,22 @@ class Task:
         """Why a run of the task `name` may not be given what only this task reads."""
         yield from ()
 
-    def synthetic(self, data: Data) -> bool:
-        """Whether samples are random numbers, to measure with."""
-        return False
-
     def facts(self, ask: Ask, shape: models.Shape) -> TaskFacts:
         """What the plan must know."""
         values = {key: getattr(ask.data, key) for key in self.keys}
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
-        extras = self.extras or shape.extras
-        return TaskFacts(self.name, extras, shape.head_share, self.synthetic(ask.data), identity)
+        return TaskFacts(self.name, self.extras or shape.extras, shape.head_share, identity=identity)
 
     def vocab_size(self, ask: Ask) -> int | None:
-        """The vocabulary, as far as it is known before the data is prepared.
-
-        Raises:
-            UserError: keys that cannot be used, or a damaged dataset.
-        """
+        """The vocabulary, if known before the data is prepared. Raises UserError: keys or data that cannot be used."""
         return VOCAB_SIZES.get(ask.data.tokenizer)
 
     def prepare(self, ask: Ask, *, progress: bool) -> Path:
-        """Where the data is, prepared now where it is not there yet.
-
-        Raises:
-            UserError: the corpus or the tokenizer cannot be used.
-        """
+        """Where the data is, prepared now where it is not there yet. Raises UserError: it cannot be prepared."""
         raise NotImplementedError
 
     def open(self, ask: Ask, path: Path) -> AnyDataset:
-        """The data that `prepare` returned the path of, open.
-
-        Raises:
-            UserError: it is damaged, or not what this task reads.
-        """
+        """The data that `prepare` returned the path of, open. Raises UserError: it is not what this task reads."""
         raise NotImplementedError
 
     def open_corpus(self, corpus: str, validation_fraction: float) -> Corpus | None:
@@ -221,9 +191,7 @@ class Task:
 
     def pin(self, ask: Ask) -> Mapping[str, Any]:
         """What rank 0 decides for all ranks before the data is prepared, as JSON data.
-
-        Raises:
-            UserError: it cannot be read, or is not what the run keeps (`ask.kept`).
+        Raises UserError: it cannot be read, or is not what the run keeps.
         """
         return {}
 
@@ -242,26 +210,18 @@ class Task:
 
     # What is done with a trained model.
 
-    def scores_files(self, kind: str) -> bool:
-        """Whether a model of that kind is scored on a file of the user's, too."""
-        return False
-
     def refuse_trial(self, trial: Trial) -> Iterator[str]:
         """Why --data or --out cannot be used."""
-        if trial.out is not None and not self.writes_predictions:
+        if trial.out is not None:
             yield f'--out {trial.out}: answers to questions are written; the run\'s data.task is "{self.name}"'
-        if trial.data is not None and not self.scores_files(trial.ask.kind):
+        if trial.data is not None and trial.ask.kind not in self.scored_files:
             yield (
                 f'--data {trial.data}: of model.kind = "{trial.ask.kind}" with data.task = "{self.name}" the run\'s '
                 "own validation split alone is scored"
             )
 
     def score(self, trial: Trial) -> list[str]:
-        """What `codescent evaluate` prints; by default the mean loss of the validation split.
-
-        Raises:
-            UserError: data that cannot be used.
-        """
+        """What `codescent evaluate` prints; by default the mean loss of the validation split. Raises UserError."""
         from codescent.tasks.score import mean_loss  # noqa: PLC0415 - planning does without torch
 
         path, source = trial.validation()

@@ -41,11 +41,7 @@ class TextDataset:
 
 
 class TextTask(Task):
-    """A task whose corpus is a text.
-
-    Attributes:
-        marks: tokens that its samples have beside the tokenizer's.
-    """
+    """A task whose corpus is a text; its samples have `marks` tokens more than the tokenizer."""
 
     marks = 0
 

@@ -1,33 +1,54 @@
 """In: questions about contexts. Out: the task "qa": the first and the last token of each answer are wanted.
-Does not make samples (source.py does) and does not read answers off logits (evaluate.py does)."""
+Does not cut contexts (windows.py does), make samples (source.py does) or read answers off logits (evaluate.py does)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from codescent import models
+from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
-from codescent.tasks.answers.prepare import SQUAD, QuestionRequest
-from codescent.tasks.answers.source import QuestionDataset
-from codescent.tasks.answers.windows import WindowSizes
-from codescent.tasks.folder import FolderTask
+from codescent.data.prepared import SPLITS, TOKENIZER, given_sha256, write_array
+from codescent.data.progress import stage
+from codescent.data.text import download
+from codescent.data.text.request import KINDS, tokenizer_of
+from codescent.data.tokenizers import wordpiece
+from codescent.data.tokenizers.wordpiece import WordPiece
+from codescent.tasks.answers.source import QUESTIONS, QuestionDataset
+from codescent.tasks.answers.squad import Questions, read_questions, write_questions
+from codescent.tasks.answers.windows import WindowSizes, make_windows
+from codescent.tasks.folder import FolderTask, tokenizer_identity
 from codescent.tasks.task import Ask, Task, Trial, refuse_no_wordpiece
 
 if TYPE_CHECKING:
     from codescent.config.sections import Data
 
 PREDICTIONS = "predictions.json"
+SQUAD = "squad"
+PUBLISHED = {"train": download.SQUAD_TRAIN, "validation": download.SQUAD_DEV}
+_WANTED = (
+    "questions are cut by WordPiece: bert, bert-cased, bert:FILE, bert-cased:FILE, or a JSON file of a WordPiece "
+    f"tokenizer with {', '.join(wordpiece.CONTROLS)}"
+)
 
 
 class Answers(FolderTask):
-    """Find the answer to a question in its context (Rajpurkar et al. 2016, "SQuAD")."""
+    """Find the answer to a question in its context (Rajpurkar et al. 2016, "SQuAD").
+
+    data.corpus is "squad" (v1.1 as published), or a training file of its form, with data.validation beside it.
+    """
 
     name = head = "qa"
     kinds = ("bert",)
     keys = (*Task.keys, "stride", "question_len", "train_questions")
     peft_task_type = "QUESTION_ANS"
-    writes_predictions = True
     dataset = QuestionDataset
 
     def made_for(self, data: Data) -> bool:
@@ -35,23 +56,48 @@ class Answers(FolderTask):
         return data.corpus == SQUAD or super().made_for(data)
 
     def vocab_size(self, ask: Ask) -> int | None:
-        """See `FolderTask`."""
+        """See `Task`."""
         refuse_no_wordpiece(self, ask.data)
         return super().vocab_size(ask)
 
-    def request(self, ask: Ask) -> QuestionRequest:
-        """See `FolderTask`."""
-        data = ask.data
-        if (max_length := data.seq_len or ask.positions) is None:
-            raise UserError("data.seq_len: how many tokens a window of question and context has; BERT's is 384")
-        sizes = WindowSizes(max_length, data.stride, data.question_len)
-        return QuestionRequest(
-            data.corpus, data.validation, data.tokenizer, sizes, data.train_questions, data.validation_questions
-        )
+    def parts(self, ask: Ask) -> Mapping[str, Any]:
+        """See `FolderTask`. Published files need not be here."""
+        data, sizes = ask.data, _sizes(ask)
+        return {
+            **asdict(sizes),
+            "max_length": sizes.checked_length,
+            "max_train": data.train_questions,
+            "max_validation": data.validation_questions,
+            **{split: partial(_sha256, data, split) for split in SPLITS},
+            "tokenizer": partial(_identity, data.tokenizer),
+        }
 
-    def scores_files(self, kind: str) -> bool:
-        """See `Task`."""
-        return True
+    def write(self, ask: Ask, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
+        """See `FolderTask`."""
+        data, sizes, tokenizer = ask.data, _sizes(ask), tokenizer_of(ask.data.tokenizer)
+        if not isinstance(tokenizer, WordPiece):
+            raise UserError(f"tokenizer {data.tokenizer}: {_WANTED}")
+        limits = {"train": data.train_questions, "validation": data.validation_questions}
+        read = {  # all refusals before the work
+            split: read_questions(_path(data, split) or download.obtain(PUBLISHED[split])).first(limits[split])
+            for split in SPLITS
+        }
+        if changed := [found.path for split, found in read.items() if found.sha256 != key[split]]:
+            raise UserError(
+                *(f"{path}: changed while it was being read: run the same command again" for path in changed)
+            )
+        splits = {
+            split: _write_split(folder / f"{split}.npy", questions, tokenizer, sizes, progress)
+            for split, questions in read.items()
+        }
+        write_synced(folder / QUESTIONS, write_questions(read["validation"].questions))
+        write_synced(folder / TOKENIZER, tokenizer.text)
+        return {
+            "sources": {split: str(questions.path) for split, questions in read.items()},
+            "tokenizer": {"kind": data.tokenizer, "vocab_size": tokenizer.vocab_size},
+            "sizes": asdict(sizes),
+            "splits": splits,
+        }
 
     def refuse_trial(self, trial: Trial) -> Iterator[str]:
         """See `Task`."""
@@ -64,3 +110,57 @@ class Answers(FolderTask):
         from codescent.tasks.answers.evaluate import answer_lines  # noqa: PLC0415 - planning does without torch
 
         return answer_lines(trial, trial.out or trial.ask.run / PREDICTIONS)
+
+
+def _sizes(ask: Ask) -> WindowSizes:
+    max_length = ask.data.seq_len or ask.model.seq_len
+    if max_length is None and ask.model.preset is not None:
+        max_length = models.preset_positions(ask.model.preset)
+    if max_length is None:
+        raise UserError("data.seq_len: how many tokens a window of question and context has; BERT's is 384")
+    return WindowSizes(max_length, ask.data.stride, ask.data.question_len)
+
+
+def _path(data: Data, split: str) -> Path | None:
+    """The user's file; None: the published one."""
+    if split == "validation" and data.validation is not None:
+        return Path(data.validation).expanduser()
+    if data.corpus == SQUAD:
+        return None
+    if split == "validation":
+        raise UserError(f"{data.corpus}: name a validation file beside it, such as SQuAD's dev-v1.1.json")
+    return Path(data.corpus).expanduser()
+
+
+def _sha256(data: Data, split: str) -> str:
+    path = _path(data, split)
+    return PUBLISHED[split].sha256 if path is None else given_sha256(path, f"the {split} questions")
+
+
+def _identity(tokenizer: str) -> str:
+    if tokenizer in KINDS and not wordpiece.split_name(tokenizer):
+        raise UserError(f"tokenizer {tokenizer}: {_WANTED}")
+    return tokenizer_identity(tokenizer, f"tokenizer ({_WANTED})")
+
+
+def _write_split(
+    path: Path, questions: Questions, tokenizer: WordPiece, sizes: WindowSizes, progress: bool
+) -> dict[str, Any]:
+    """Write the windows of a split; returns their part of the description."""
+    characters = sum(len(question.context) for question in questions.questions)
+    cuts = []
+    with stage(f"cutting {questions.path.name}", characters, progress) as advance:
+        for cut in make_windows(questions.questions, tokenizer, sizes, training=path.stem == "train"):
+            cuts.append(cut)
+            advance(cut.characters)
+    whole = np.concatenate([cut.rows for cut in cuts])
+    if not len(whole):
+        raise UserError(f"{questions.path}: no answer is where the file says: nothing to train on")
+    write_array(path, whole)
+    return {
+        "questions": len(questions.questions),
+        "windows": len(whole),
+        "with_answer": int((whole["targets"][:, 0] > 0).sum()),
+        "misplaced": [name for cut in cuts for name in cut.misplaced],
+        "without_tokens": [name for cut in cuts for name in cut.without_tokens],
+    }

@@ -1,5 +1,5 @@
-"""In: prepared windows of questions, a model. Out: an answer to each question, and how good they are.
-Does not load the model and does not read answers off logits (decode.py does)."""
+"""In: prepared windows of questions, a model. Out: answers read off its logits, and how good they are.
+Does not load the model and does not compare texts (predictions.py does)."""
 
 from __future__ import annotations
 
@@ -33,15 +33,13 @@ LogitsOf = Callable[[Samples], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
 @dataclass(frozen=True)
 class Decoding:
-    """How answers are read off logits; the defaults are those of BERT's run_squad.py.
-
-    Attributes:
-        n_best: spans that are kept of each question.
-        max_answer: the most tokens that an answer has.
-    """
+    """How many spans are kept of each question, and the most tokens of an answer; by default as run_squad.py's."""
 
     n_best: int = 20
     max_answer: int = 30
+
+
+BERTS = Decoding()
 
 
 @dataclass(frozen=True)
@@ -54,26 +52,18 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Span):
     """One of the best answers to a question; the probabilities of a question's candidates add up to 1."""
 
     text: str
     probability: float
-    score: float
-    begin: int
-    end: int
 
 
 def best_spans(row: Rows, start_logits: Logits, end_logits: Logits, decoding: Decoding) -> list[Span]:
-    """The best spans of one window, best first; among equal ones the earlier begin, then the earlier end.
+    """The best spans of one window with text, best first; among equal ones the earlier begin, then the earlier end.
 
     A span has context tokens only, at most `max_answer`, and its first token is in its best window. All such spans are
-    compared (BERT's script compares those of the 20 best begins and the 20 best ends).
-
-    Args:
-        row: the window, with text.
-        start_logits, end_logits: [max_length].
-        decoding: how many.
+    compared (BERT's script compares those of the 20 best begins and the 20 best ends). Logits are [max_length].
     """
     first, behind = int(row["context"]), int(row["length"]) - 1
     starts = np.flatnonzero(row["chosen"])
@@ -104,25 +94,19 @@ def candidates(context: str, spans_of_windows: Sequence[Sequence[Span]], decodin
     for span in spans[: decoding.n_best]:
         texts.setdefault(context[span.begin : span.end], span)
     if not texts:
-        return [Candidate("", 1.0, 0.0, 0, 0)]
+        return [Candidate(0.0, 0, 0, "", 1.0)]
     scores = np.array([span.score for span in texts.values()])
     weights = np.exp(scores - scores.max())
     probabilities = (weights / weights.sum()).tolist()
     return [
-        Candidate(text, probability, span.score, span.begin, span.end)
+        Candidate(span.score, span.begin, span.end, text, probability)
         for (text, span), probability in zip(texts.items(), probabilities)
     ]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model answers.
-
-    Attributes:
-        predictions: the best text of each question, by its id.
-        n_best: the best texts of each, by its id.
-        score: exact match and F1.
-    """
+    """What a model answers: the best text and the best ones of each question, by its id, and their score."""
 
     predictions: dict[str, str]
     n_best: dict[str, list[Candidate]]
@@ -135,21 +119,11 @@ def evaluate_questions(
     questions: Questions,
     *,
     batch_size: int = 32,
-    decoding: Decoding | None = None,
+    decoding: Decoding = BERTS,
 ) -> Evaluation:
-    """Answer every question and score the answers.
-
-    Args:
-        logits_of: the model; it is called with at most `batch_size` windows.
-        source: a validation split.
-        questions: of that split (`QuestionDataset.questions`).
-        batch_size: windows at a time.
-        decoding: how answers are read off the logits; None: as BERT does.
-
-    Raises:
-        UserError: logits that are not finite.
+    """Answer all questions of a validation split, `batch_size` windows at a time, and score the answers.
+    Raises UserError: logits that are not finite.
     """
-    decoding = decoding or Decoding()
     n_best: dict[str, list[Candidate]] = {}
     windows = _windows(logits_of, source, batch_size)
     for number, rows in groupby(windows, key=lambda window: int(window[0]["question"])):
@@ -172,9 +146,7 @@ def _windows(logits_of: LogitsOf, source: QuestionSource, batch_size: int) -> It
 
 def answer_lines(trial: Trial, out: Path) -> list[str]:
     """Answers of a trained model, written to `out` and scored.
-
-    Raises:
-        UserError: questions that cannot be read, logits that are not finite.
+    Raises UserError: questions that cannot be read, logits that are not finite.
     """
     source, questions = _questions(trial)
     logits_of = _logits_of(trial.make_module(), trial.device)

@@ -23,12 +23,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True)
 class Score:
-    """Exact match and F1 in percent of all questions; a question without a prediction counts as wrong.
-
-    Attributes:
-        num_questions: how many there are.
-        unanswered: ids of those without a prediction.
-    """
+    """Exact match and F1 in percent of all questions; one without a prediction (`unanswered`: ids) counts as wrong."""
 
     exact_match: float
     f1: float
@@ -73,35 +68,22 @@ def f1(prediction: str, answer: str) -> float:
 
 def score_files(predictions: Path, data: Path) -> list[str]:
     """Score a file of predictions by a file of SQuAD's form, in lines.
-
-    Raises:
-        UserError: all that is wrong with either file.
+    Raises UserError: all that is wrong with either file.
     """
-    problems: list[str] = []
-    found: dict[str, str] = {}
-    questions: Questions | None = None
     try:
         questions = read_questions(data)
     except UserError as error:
-        problems += error.problems
-    try:
-        found = read_predictions(predictions, questions)
-    except UserError as error:
-        problems += error.problems
-    if problems or questions is None:
-        raise UserError(*problems)
-    return lines(score(questions.questions, found), data)
+        try:
+            read_predictions(predictions, None)
+        except UserError as other:
+            raise UserError(*error.problems, *other.problems) from error
+        raise
+    return lines(score(questions.questions, read_predictions(predictions, questions)), data)
 
 
 def read_predictions(path: Path, questions: Questions | None) -> dict[str, str]:
-    """A file {question id: text}.
-
-    Args:
-        path: the file.
-        questions: a prediction for any other question is refused; None: they are not known.
-
-    Raises:
-        UserError: cannot be read, not JSON, or all (the first twenty) of its entries that cannot be used.
+    """A file {question id: text}; a prediction for a question that is not among those known is refused.
+    Raises UserError: cannot be read, not JSON, or all (the first twenty) of its entries that cannot be used.
     """
     _, pairs = load_json(path, _Pairs)
     if not isinstance(pairs, _Pairs):
@@ -124,11 +106,7 @@ def read_predictions(path: Path, questions: Questions | None) -> dict[str, str]:
 
 
 def write_predictions(path: Path, predictions: Mapping[str, str]) -> None:
-    """Write {question id: text}, the form of SQuAD's own evaluation.
-
-    Raises:
-        UserError: it cannot be written there.
-    """
+    """Write {question id: text}, the form of SQuAD's own evaluation. Raises UserError: it cannot be written there."""
     try:
         replace_file(path, json.dumps(predictions, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:

@@ -1,5 +1,5 @@
 """In: a folder of prepared question windows. Out: its samples by number, memory-mapped, and the questions themselves.
-Does not prepare them (prepare.py does) and does not order them (data/loader.py does)."""
+Does not prepare them (__init__.py does) and does not order them (data/loader.py does)."""
 
 from __future__ import annotations
 
@@ -34,11 +34,7 @@ class _Description(Described):
 
 
 class QuestionSource:
-    """The windows of one split; a window has one loss: where its answer begins and ends.
-
-    Args:
-        rows: the windows, of the dtype of `WindowSizes.dtype`.
-    """
+    """The windows of one split (`WindowSizes.dtype`); each has one loss: where its answer begins and ends."""
 
     losses_per_sample: int | None = 1
 
@@ -47,9 +43,7 @@ class QuestionSource:
 
     def read(self, numbers: Numbers) -> Samples:
         """inputs int64 [n, max_length], targets int64 [n, 2], extras `segments_BT` and `lengths_B`.
-
-        Raises:
-            IndexError: no such sample.
+        Raises IndexError: no such sample.
         """
         rows = self.rows[in_range(numbers, self.num_samples, self.name)]
         extras = {"segments_BT": segments_of(rows), "lengths_B": rows["length"].astype(np.int64)}

@@ -1,11 +1,12 @@
 """In: a file of SQuAD v1.1's form. Out: its questions, or every place that is not of that form.
-Does not tokenise (windows.py does) and does not score (squad_metrics.py does)."""
+Does not tokenise (windows.py does) and does not score (predictions.py does)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,13 +52,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Questions:
-    """The questions of a file.
-
-    Attributes:
-        path: the file.
-        sha256: of its bytes.
-        questions: in the file's order.
-    """
+    """The questions of a file, in its order; sha256 is of its bytes."""
 
     path: Path
     sha256: str
@@ -71,15 +66,16 @@ class Questions:
 def read_questions(path: Path) -> Questions:
     """Read a file of the form {"version": "1.1", "data": [{"title", "paragraphs": [{"context", "qas": [{"id",
     "question", "answers": [{"text", "answer_start"}]}]}]}]}. Other keys may be there; the version and titles may not.
-
-    Raises:
-        UserError: cannot be read, not JSON, or all (the first twenty) places that are not of this form.
+    Raises UserError: cannot be read, not JSON, or all (the first twenty) places that are not of this form.
     """
     content, data = load_json(path)
     problems: list[str] = []
     found = tuple(_questions(data, problems))
-    twice = _doubles(question.id for question in found)
-    problems += [f"id {name!r}: of more than one question: a prediction would be for all of them" for name in twice]
+    problems += [
+        f"id {name!r}: of more than one question: a prediction would be for all of them"
+        for name, count in Counter(question.id for question in found).items()
+        if count > 1
+    ]
     if not found and not problems:
         problems.append("data: no questions")
     if problems:
@@ -102,14 +98,9 @@ def write_questions(questions: Iterable[Question]) -> str:
 
 
 def load_json(path: Path, pairs: Any = None) -> tuple[bytes, Any]:
-    """A file's bytes, and their JSON value.
+    """A file's bytes, and their JSON value, made with json's `object_pairs_hook`.
 
-    Args:
-        path: the file.
-        pairs: json's `object_pairs_hook`.
-
-    Raises:
-        UserError: cannot be read, or where it is not JSON.
+    Raises UserError: cannot be read, or where it is not JSON.
     """
     try:
         content = path.read_bytes()
@@ -194,13 +185,6 @@ def _string(
         what = "half of a surrogate pair, which is no character" if value.strip() else "empty"
     problems.append(f"{where}.{key}: {what}: text is needed")
     return None
-
-
-def _doubles(names: Iterable[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-    return [name for name, count in seen.items() if count > 1]
 
 
 def _kind(value: Any) -> str:

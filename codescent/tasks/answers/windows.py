@@ -18,8 +18,6 @@ from codescent.tasks.answers.squad import Question
 Rows = npt.NDArray[Any]  # of the dtype of `WindowSizes.dtype`
 QUESTIONS_AT_ONCE = 512
 CONTROLS = 3  # [CLS], [SEP], [SEP]
-
-
 KEYS = {"max_length": "data.seq_len", "stride": "data.stride", "max_question": "data.question_len"}
 """The keys of the config that give the sizes."""
 
@@ -39,7 +37,7 @@ class WindowSizes:
     max_question: int = 64
 
     def problems(self) -> list[str]:
-        """All that is wrong with them."""
+        """Everything that is wrong with them."""
         found = [f"{KEYS[name]}: {size} is not a number of tokens" for name, size in asdict(self).items() if size < 1]
         if not found and self.max_length < self.max_question + CONTROLS + 1:
             found.append(
@@ -48,6 +46,12 @@ class WindowSizes:
                 f"{self.max_question + CONTROLS + 1}"
             )
         return found
+
+    def checked_length(self) -> int:
+        """`max_length`. Raises UserError: all that is wrong with the sizes."""
+        if problems := self.problems():
+            raise UserError(*problems)
+        return self.max_length
 
     def dtype(self, vocab_size: int, *, with_text: bool) -> np.dtype[Any]:
         """A window as a row.
@@ -77,20 +81,12 @@ class Cut(NamedTuple):
 def make_windows(
     questions: Sequence[Question], tokenizer: WordPiece, sizes: WindowSizes, *, training: bool
 ) -> Iterator[Cut]:
-    """The windows of questions, a few questions at a time; the windows of one question follow one another.
+    """The windows of a file's questions, a few questions at a time; the windows of one question follow one another.
 
-    Args:
-        questions: of one file.
-        tokenizer: BERT's.
-        sizes: how contexts are cut.
-        training: leave out questions whose answer is not where the file says, or has no token; and leave out the
-            fields that only decoding needs. Otherwise every question has windows.
-
-    Raises:
-        UserError: sizes that leave no room.
+    In training, questions whose answer is not where the file says, or has no token, are left out, and so are the fields
+    that only decoding needs. Otherwise every question has windows. Raises UserError: sizes that leave no room.
     """
-    if problems := sizes.problems():
-        raise UserError(*problems)
+    sizes.checked_length()
     dtype = sizes.dtype(tokenizer.vocab_size, with_text=not training)
     numbered = enumerate(questions)
     contexts: dict[str, Pieces] = {}

@@ -1,5 +1,5 @@
 """In: prompts with responses, or conversations. Out: the task "sft": what is said in response alone is wanted.
-Does not make samples: source.py does."""
+Does not make samples: dataset.py does."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import date
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from codescent.base.errors import UserError
-from codescent.data.prepared import TOKENIZER
+from codescent.data.prepared import AGAIN, DESCRIPTION, TOKENIZER, given_sha256
 from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG, ChatFiles, read_chat_files
-from codescent.tasks.conversations.chat_template import ChatTemplate
-from codescent.tasks.conversations.chat_tokens import ChatTokens
-from codescent.tasks.conversations.prepare import ResponseRequest
-from codescent.tasks.conversations.source import ResponseDataset
-from codescent.tasks.folder import FolderTask
+from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens
+from codescent.tasks.conversations.dataset import PLAIN, ResponseDataset, chat_of, parse_template, write_examples
+from codescent.tasks.folder import FolderTask, tokenizer_identity
 from codescent.tasks.task import Ask, Prompts, Task
 
+if TYPE_CHECKING:
+    from codescent.config.sections import Data
+
+FIELDS = ("template", "prompt_key", "response_key", "messages_key", "validation_fraction")
+"""Keys of [data] that the samples depend on, with the corpus, the tokenizer and the chat template."""
 CHAT = "chat.json"
 """What a run keeps of its chat template: its text, its special tokens, the day that it takes for today."""
 
@@ -54,20 +59,35 @@ class Conversations(FolderTask):
                 f'"{name}"; give data.task = "{self.name}", or leave the template out'
             )
 
-    def request(self, ask: Ask) -> ResponseRequest:
+    def parts(self, ask: Ask) -> Mapping[str, Any]:
         """See `FolderTask`."""
         data = ask.data
-        chat = _kept(ask) if ask.pinned is None else ChatFiles(**ask.pinned) if ask.pinned else None
-        return ResponseRequest(
-            corpus=data.corpus,
-            tokenizer=data.tokenizer,
-            template=data.template,
-            prompt_key=data.prompt_key,
-            response_key=data.response_key,
-            validation_fraction=data.validation_fraction,
-            messages_key=data.messages_key,
-            chat_template=chat or data.chat_template,
-        )
+        return {
+            **{name: getattr(data, name) for name in FIELDS},
+            "template": partial(_checked_template, data),
+            "chat_template": lambda: None if (chat := _template(ask)) is None else chat.files.kept(),
+            "tokenizer": partial(_identity, data.tokenizer),
+            "corpus": partial(_corpus_sha256, Path(data.corpus).expanduser()),
+        }
+
+    def refuse_prepared(self, ask: Ask, path: Path) -> None:
+        """Raise UserError where a key that is not at its default differs from what the folder was prepared with."""
+        before, data = self.dataset.described(path)["request"], ask.data
+        problems = [
+            f"data.{name} = {getattr(data, name)!r}: {path} was prepared with {before.get(name)!r}; leave it out"
+            for name in FIELDS
+            if getattr(data, name) not in (type(data).model_fields[name].default, before.get(name))
+        ]
+        chat, wanted = chat_of(path, before), _template(ask)
+        if wanted is not None and (chat is None or not chat.is_same(wanted.files)):
+            other = "none" if chat is None else "another one"
+            problems.append(f"data.chat_template: {wanted.name}: {path} was prepared with {other}; leave it out")
+        if problems:
+            raise UserError(*problems)
+
+    def write(self, ask: Ask, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
+        """See `FolderTask`."""
+        return write_examples(ask.data, _template(ask), folder, progress)
 
     def pin(self, ask: Ask) -> Mapping[str, Any]:
         """The chat template at data.chat_template, with its day; where a run keeps one, that day stands."""
@@ -104,7 +124,7 @@ class Conversations(FolderTask):
     def prompts(self, ask: Ask, tokenizer: Tokenizer) -> Prompts:
         """See `Task`; a prompt is what a user says to the assistant, where there is a chat template."""
         chat = _chat(ask, tokenizer)
-        return Prompts(tokenizer) if chat is None else _ChatPrompts(tokenizer, chat)
+        return Prompts(tokenizer) if chat is None else Prompts(tokenizer, chat.ask, chat.end())
 
     def export(
         self, ask: Ask, tokenizer: Tokenizer, texts: dict[str, str], ends: dict[str, int | None]
@@ -121,26 +141,40 @@ class Conversations(FolderTask):
         return {**texts, JINJA: files.text, TOKENIZER_CONFIG: json.dumps(settings, indent=2) + "\n"}, ends
 
 
-class _ChatPrompts(Prompts):
-    """Prompts that a user gives to the assistant."""
+def _template(ask: Ask) -> ChatTemplate | None:
+    """What writes messages as text: the pinned or the kept chat template, or that at data.chat_template.
+    Raises UserError: it cannot be read or compiled.
+    """
+    files = _kept(ask) if ask.pinned is None else ChatFiles(**ask.pinned) if ask.pinned else None
+    if files is None and ask.data.chat_template is not None:
+        files = read_chat_files(ask.data.chat_template)
+    return None if files is None else ChatTemplate(files)
 
-    def __init__(self, tokenizer: Tokenizer, chat: ChatTokens) -> None:
-        super().__init__(tokenizer)
-        self._chat = chat
-        if (end := chat.end()) is not None:
-            self.stop = end
 
-    def encode(self, prompt: str) -> tuple[str, list[int]]:
-        """See `Prompts`."""
-        return self._chat.ask(prompt) if prompt else super().encode(prompt)
+def _checked_template(data: Data) -> str:
+    parse_template(data.template)
+    if data.chat_template is not None and data.template != PLAIN:
+        raise UserError("data.template, data.chat_template: both say how an example reads; leave one of them out")
+    return data.template
+
+
+def _corpus_sha256(path: Path) -> str:
+    if (path / DESCRIPTION).is_file():
+        raise UserError(f"{path}: prepared, but not in the format {ResponseDataset.format!r}: {AGAIN}")
+    return given_sha256(path, "a file of JSON lines with prompts and responses, or with messages")
+
+
+def _identity(tokenizer: str) -> str:
+    if tokenizer == "char" or tokenizer.startswith("bpe:"):
+        raise UserError(
+            f'data.tokenizer = "{tokenizer}": it is made of a corpus of text, and prompts and responses are '
+            "not; take byte, gpt2, or the tokenizer.json of the model that is tuned"
+        )
+    return tokenizer_identity(tokenizer, "a tokenizer, or byte, gpt2, bert")
 
 
 def _kept(ask: Ask) -> ChatFiles | None:
-    """The chat template that a run keeps; None: it keeps none.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    """The chat template that a run keeps; None: it keeps none. Raises UserError: it is damaged."""
     if CHAT not in ask.kept:
         return None
     path = ask.run / CHAT
@@ -152,9 +186,7 @@ def _kept(ask: Ask) -> ChatFiles | None:
 
 def _chat(ask: Ask, tokenizer: Tokenizer) -> ChatTokens | None:
     """How a user asks a trained model: by the template that the run keeps; None: it was tuned without one.
-
-    Raises:
-        UserError: the template is damaged, or an earlier version did not keep it.
+    Raises UserError: the template is damaged, or an earlier version did not keep it.
     """
     kept, wanted = _kept(ask), ask.data.chat_template
     if kept is None and wanted is not None:

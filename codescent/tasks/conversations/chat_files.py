@@ -56,11 +56,8 @@ class ChatFiles:
 def read_chat_files(path: Path) -> ChatFiles:
     """The template of a folder, or of a file: JSON that has one under "chat_template", or Jinja.
 
-    As in `transformers`, a folder's chat_template.jinja comes before its tokenizer_config.json. Special tokens are
-    read from the files in the template's folder.
-
-    Raises:
-        UserError: there is none, or it cannot be read.
+    As in `transformers`, a folder's chat_template.jinja comes before its tokenizer_config.json. Special tokens are read
+    from the files in the template's folder. Raises UserError: there is none, or it cannot be read.
     """
     if path.is_dir():
         found = next((name for name in (JINJA, TOKENIZER_CONFIG) if (path / name).is_file()), None)

@@ -29,10 +29,7 @@ MOST_WRITTEN = 1 << 26
 def compiled(files: ChatFiles) -> tuple[Template, set[str], date | None]:
     """A compiled template, the names of its variables, and its day (`ChatFiles.day`) if it reads the date.
 
-    Its time is midnight, so that all texts of one day are the same.
-
-    Raises:
-        UserError: it is not Jinja.
+    Its time is midnight, so that all texts of one day are the same. Raises UserError: it is not Jinja.
     """
     where = f"data.chat_template: {files.name}"
     day = date.today() if files.day is None else date.fromisoformat(files.day)

@@ -1,5 +1,5 @@
 """In: a file of JSON lines. Out: its conversations, every line checked; a prompt and a response are one of two turns.
-Does not write a conversation as text (chat_template.py and prepare.py do)."""
+Does not write a conversation as text (chat_template.py and dataset.py do)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codescent.base.errors import UserError
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Data
 
 USER, ASSISTANT = "user", "assistant"
 ROLES = ("system", USER, ASSISTANT)
@@ -21,15 +24,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 Message = dict[str, Any]
 """A role, a content, and whatever else a template may ask for."""
-
-
-@dataclass(frozen=True)
-class Keys:
-    """The keys of a line's JSON object."""
-
-    prompt: str = "prompt"
-    response: str = "response"
-    messages: str = "messages"
 
 
 @dataclass(frozen=True)
@@ -65,35 +59,37 @@ def refuse(path: Path, problems: list[str]) -> None:
         raise UserError(*problems[:MOST_PROBLEMS], *([f"{path}: {more} more of such"] if more > 0 else []))
 
 
-def read_conversations(path: Path, keys: Keys, *, with_template: bool) -> list[Conversation]:
+def read_conversations(path: Path, data: Data, *, with_template: bool) -> list[Conversation]:
     """The conversations of a file of JSON lines, all of the first one's kind: messages, or a prompt and a response.
 
-    A line that has both is read as messages with a chat template, and as a pair without one. Lines of white space are
-    skipped.
-
-    Raises:
-        UserError: the lines that are no conversations, or not of the first one's kind; messages without a template.
+    A line that has both is read as messages with a chat template, and as a pair without one. The keys of [data] name
+    those of a line; lines of white space are skipped.
+    Raises UserError: the lines that are no conversations, or not of the first one's kind; messages without a template.
     """
     problems: list[str] = []
     found = []
     first_kind = first_where = ""
     for where, value in _objects(path, problems):
-        kind = _kind(value, keys, with_template=with_template)
+        kind = _kind(value, data, with_template=with_template)
         if not first_kind:
             first_kind, first_where = kind, where
         if kind == TURNS and not with_template:
             raise UserError(
-                f'{where}: "{keys.messages}": data.chat_template says how messages are written as text: the folder of '
-                "the model that is tuned, its tokenizer_config.json or its chat_template.jinja"
+                f'{where}: "{data.messages_key}": data.chat_template says how messages are written as text: the folder '
+                "of the model that is tuned, its tokenizer_config.json or its chat_template.jinja"
             )
         if kind != first_kind:
             problems.append(
                 f"{where}: {kind}, and the first line has {first_kind} ({first_where}): a file has lines of one kind"
             )
-        elif wrong := list(_wrong_messages(value, keys) if kind == TURNS else _wrong_pair(value, keys)):
+        elif wrong := list(_wrong_messages(value, data) if kind == TURNS else _wrong_pair(value, data)):
             problems += [f"{where}: {problem}" for problem in wrong]
+        elif kind == TURNS:
+            found.append(Conversation(where, tuple(value[data.messages_key])))
         else:
-            found.append(Conversation(where, _messages(value, keys, kind)))
+            prompt, response = value[data.prompt_key], value[data.response_key]
+            pair = {"role": USER, "content": prompt}, {"role": ASSISTANT, "content": response}
+            found.append(Conversation(where, pair))
     refuse(path, problems)
     return found
 
@@ -115,21 +111,14 @@ def _objects(path: Path, problems: list[str]) -> Iterator[tuple[str, dict[str, A
             problems.append(f"{where}: a JSON object is needed, found {type(value).__name__}")
 
 
-def _kind(value: dict[str, Any], keys: Keys, *, with_template: bool) -> str:
-    has_pair = keys.prompt in value and keys.response in value
-    return TURNS if keys.messages in value and (with_template or not has_pair) else PAIR
+def _kind(value: dict[str, Any], data: Data, *, with_template: bool) -> str:
+    has_pair = data.prompt_key in value and data.response_key in value
+    return TURNS if data.messages_key in value and (with_template or not has_pair) else PAIR
 
 
-def _messages(value: dict[str, Any], keys: Keys, kind: str) -> tuple[Message, ...]:
-    if kind == TURNS:
-        return tuple(value[keys.messages])
-    prompt, response = value[keys.prompt], value[keys.response]
-    return {"role": USER, "content": prompt}, {"role": ASSISTANT, "content": response}
-
-
-def _wrong_pair(value: dict[str, Any], keys: Keys) -> Iterator[str]:
+def _wrong_pair(value: dict[str, Any], data: Data) -> Iterator[str]:
     """The first reason why a line is no prompt with a response."""
-    for key in (keys.prompt, keys.response):
+    for key in (data.prompt_key, data.response_key):
         if not isinstance(value.get(key), str):
             there = ", ".join(map(str, value)) or "nothing"
             yield (
@@ -140,17 +129,17 @@ def _wrong_pair(value: dict[str, Any], keys: Keys) -> Iterator[str]:
         if half_a_character(value[key]):
             yield f'"{key}" {HALF}'
             return
-    if not value[keys.response]:
+    if not value[data.response_key]:
         yield "the response is empty"
 
 
-def _wrong_messages(value: dict[str, Any], keys: Keys) -> Iterator[str]:
+def _wrong_messages(value: dict[str, Any], data: Data) -> Iterator[str]:
     """Every reason why a line is no conversation."""
-    messages = value[keys.messages]
+    messages = value[data.messages_key]
     if not isinstance(messages, list):
-        yield f'"{keys.messages}": a list of messages is needed, found {type(messages).__name__}'
+        yield f'"{data.messages_key}": a list of messages is needed, found {type(messages).__name__}'
     elif not messages:
-        yield f'"{keys.messages}": the list is empty'
+        yield f'"{data.messages_key}": the list is empty'
     else:
         wrong = [f"message {number}: {why}" for number, it in enumerate(messages, 1) for why in _wrong_message(it)]
         yield from wrong

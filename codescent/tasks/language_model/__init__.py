@@ -14,10 +14,7 @@ class LanguageModel(TextTask):
     name = "lm"
     kinds = ("gpt2", "llama", "transformer")
     peft_task_type = "CAUSAL_LM"
-
-    def scores_files(self, kind: str) -> bool:
-        """See `Task`; a decoder reads any text."""
-        return kind in models.GENERATING
+    scored_files = models.GENERATING
 
     def score(self, trial: Trial) -> list[str]:
         """See `Task`; of a decoder loss, perplexity and bits per byte of all the text."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,32 +27,9 @@ LONGEST_CHARACTER = 4  # bytes of UTF-8
 Tokens = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class TextScore:
-    """How well a text was predicted.
-
-    Attributes:
-        nats: sum of the losses of its tokens, each predicted from those before it in its window.
-        num_tokens: tokens that were predicted.
-        num_bytes: their bytes of UTF-8; the end of a document has none.
-    """
-
-    nats: float
-    num_tokens: int
-    num_bytes: int
-
-    def line(self) -> str:
-        """As a line for people."""
-        loss = self.nats / self.num_tokens
-        bits = f", {self.nats / math.log(2) / self.num_bytes:.4f} bits per byte" if self.num_bytes else ""
-        return f"loss {loss:.4f}, perplexity {math.exp(min(loss, LARGEST_LOSS)):.4g}{bits}"
-
-
 def text_lines(trial: Trial) -> list[str]:
-    """Score a text, or the run's validation split.
-
-    Raises:
-        UserError: the text cannot be read, or has no token that could be predicted.
+    """Score a text, or the run's validation split: each token is predicted from those before it in its window.
+    Raises UserError: the text cannot be read, or has no token that could be predicted.
     """
     seq_len, module = trial.work.seq_len, trial.make_module()
     if trial.data is None:
@@ -66,8 +42,13 @@ def text_lines(trial: Trial) -> list[str]:
         name, (tokens, num_bytes) = str(trial.data), _encoded(trial.data, trial)
     if len(tokens) < 2:
         raise UserError(f"{name}: {len(tokens)} tokens: there is nothing to foretell")
-    score = TextScore(_nats(module, tokens, seq_len, trial.device), len(tokens) - 1, num_bytes)
-    return [f"{name}: {score.num_tokens:,} tokens, {score.num_bytes:,} bytes, in windows of {seq_len}", score.line()]
+    nats = _nats(module, tokens, seq_len, trial.device)
+    loss = nats / (len(tokens) - 1)
+    bits = f", {nats / math.log(2) / num_bytes:.4f} bits per byte" if num_bytes else ""
+    return [
+        f"{name}: {len(tokens) - 1:,} tokens, {num_bytes:,} bytes, in windows of {seq_len}",
+        f"loss {loss:.4f}, perplexity {math.exp(min(loss, LARGEST_LOSS)):.4g}{bits}",
+    ]
 
 
 def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 from codescent.data.loader import Batch
 from codescent.models.transformer.module import Transformer
 from codescent.models.transformer.translate import greedy
-from codescent.tasks.pairs.source import LineSource
+from codescent.tasks.pairs import LineSource
 
 LINES_AT_ONCE = 256
 MOST_LINES = 1000  # greedy decoding reads the target so far again for every token
@@ -34,13 +34,9 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class LineScore:
-    """How well lines are translated.
+    """How well lines are translated: the mean loss of their tokens, ends of lines included, and what is right.
 
-    Attributes:
-        lines, tokens: how many; ends of lines are tokens.
-        loss: the mean over tokens.
-        forced: what is right with teacher forcing.
-        alone: what is right with greedy decoding.
+    `forced` counts with teacher forcing, `alone` with greedy decoding.
     """
 
     lines: int

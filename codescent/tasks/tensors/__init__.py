@@ -4,13 +4,14 @@ Does not make samples: dataset.py does."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codescent import models
 from codescent.base.errors import UserError
 from codescent.data.samples import AnyDataset
-from codescent.plan import Plan
+from codescent.plan import Plan, TaskFacts
 from codescent.tasks.task import Ask, Task
 from codescent.tasks.tensors.dataset import (
     TensorDataset,
@@ -52,9 +53,11 @@ class Tensors(Task):
         if is_tensors(ask.data.corpus):
             yield f'data.task = "{name}": data.corpus = "{ask.data.corpus}" is tensors, no text; leave data.task out'
 
-    def synthetic(self, data: Data) -> bool:
+    def facts(self, ask: Ask, shape: models.Shape) -> TaskFacts:
         """See `Task`."""
-        return data.corpus.startswith(PREFIX) or is_prepared(Path(data.corpus).expanduser())
+        corpus = ask.data.corpus
+        synthetic = corpus.startswith(PREFIX) or is_prepared(Path(corpus).expanduser())
+        return replace(super().facts(ask, shape), synthetic=synthetic)
 
     def vocab_size(self, ask: Ask) -> None:
         """See `Task`: there is none."""

@@ -34,10 +34,7 @@ class TensorSource:
 
     def read(self, numbers: Numbers) -> Samples:
         """inputs float32 [n, source_len + target_len, width], and the same as targets; the source part is not wanted.
-
-        Raises:
-            UserError: the file cannot be read.
-            IndexError: no such sample.
+        Raises UserError: the file cannot be read; IndexError: no such sample.
         """
         numbers = in_range(numbers, self.num_samples, self.name)
         sizes = self._sizes
@@ -53,14 +50,8 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class TensorDataset:
-    """Tensors, open.
-
-    Attributes:
-        sizes: of a sample.
-        train, validation: the samples.
-        description: format, sizes, and whether they are synthetic.
-        fingerprint: of synthetic ones their recipe's, the same in every format; of a user's file its size, first and
-            last bytes.
+    """Tensors, open. The fingerprint is that of a recipe, the same in every format; of a user's file that of its size,
+    its first and its last bytes.
     """
 
     path: Path
@@ -140,9 +131,7 @@ def in_memory(recipe: Synthetic, corpus: str) -> TensorDataset:
 
 def open_prepared(path: Path, *, whole: bool = False) -> TensorDataset:
     """Open a folder that `prepare_synthetic` made; `whole` reads the files into memory, when they are first read.
-
-    Raises:
-        UserError: all that is damaged.
+    Raises UserError: all that is damaged.
     """
     description = read_description(path)
     made = description["recipe"]
@@ -165,9 +154,7 @@ def open_tensors(corpus: str, validation_fraction: float, *, whole: bool = False
 
 def open_file(path: Path, validation_fraction: float, *, whole: bool = False) -> TensorDataset:
     """Open a user's file; its last samples are the validation split. `whole` reads it into memory, when first read.
-
-    Raises:
-        UserError: everything that is wrong with it.
+    Raises UserError: everything that is wrong with it.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file")

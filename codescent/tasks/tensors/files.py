@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -70,11 +70,7 @@ class TensorFile:
 
 
 class InMemory:
-    """Tensors that are made or read whole when they are first read; threads share them.
-
-    Args:
-        whole: returns all rows of "source" or "target".
-    """
+    """Tensors of which `whole` makes or reads all rows when the first are read; threads share them."""
 
     def __init__(self, whole: Callable[[str], Floats]) -> None:
         self._load, self._lock = whole, threading.Lock()
@@ -177,7 +173,7 @@ def _mapped(path: Path, name: str, entry: dict[str, Any], first: int) -> Any:
     if not 0 <= begin <= end:
         raise ValueError(f'"{name}" lies in bytes [{begin}, {end})')
     if not dtype or 0 in shape:
-        return _Other(shape, _OtherDtype(entry["dtype"]))
+        return SimpleNamespace(shape=shape, dtype=_OtherDtype(entry["dtype"]))
     if int(np.prod(shape)) * np.dtype(dtype).itemsize != end - begin:
         raise ValueError(f'"{name}" of {list(shape)} has {end - begin} bytes')
     # As a plain array: np.memmap is slower to index.
@@ -186,13 +182,6 @@ def _mapped(path: Path, name: str, entry: dict[str, Any], first: int) -> Any:
 
 class _OtherDtype(str):
     kind = "?"
-
-
-class _Other:
-    """A tensor that is not read."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: _OtherDtype) -> None:
-        self.shape, self.dtype = shape, dtype
 
 
 def _unreadable(path: Path, error: Exception, what: str) -> str:

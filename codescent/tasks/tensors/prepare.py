@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,7 @@ def folder_of(recipe: Synthetic, storage: str, root: Path) -> Path:
 
 def prepare_synthetic(recipe: Synthetic, storage: str, root: Path, *, progress: bool = False) -> Path:
     """The folder of synthetic tensors in one of FORMATS, written if it is not there; `progress` shows a bar or lines.
-
-    Raises:
-        UserError: no such format, no library for it, the disk, or damage of what is there.
+    Raises UserError: no such format, no library for it, the disk, or damage of what is there.
     """
     if storage not in FORMATS:
         raise UserError(f"format {storage}: tensors are written as {', '.join(FORMATS)}")
@@ -168,8 +166,4 @@ def _write_pt(recipe: Synthetic, split: str, path: Path, advance: Advance) -> No
     advance(size_bytes)
 
 
-_WRITE: Mapping[str, Callable[[Synthetic, str, Path, Advance], None]] = {
-    "hdf5": _write_hdf5,
-    "pt": _write_pt,
-    "safetensors": _write_safetensors,
-}
+_WRITE = {"hdf5": _write_hdf5, "pt": _write_pt, "safetensors": _write_safetensors}

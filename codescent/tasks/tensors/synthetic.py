@@ -36,12 +36,7 @@ class Sizes:
 @dataclass(frozen=True)
 class Synthetic:
     """Random numbers instead of data, to measure with: uniform in [0, 1), as torch.rand's. A source says nothing about
-    its target. Each number is a function of (seed, split, name, its place).
-
-    Attributes:
-        train, validation: samples of each split.
-        sizes: of a sample.
-        seed: any whole number.
+    its target. Each number is a function of (seed, split, name, its place). `train` and `validation` count samples.
     """
 
     train: int

@@ -1,11 +1,12 @@
-"""In: a split of BERT's tokens, the length of a sample. Out: its samples with some tokens masked, and what they were.
-Does not order them (data/loader.py does) and has no state: a mask is a function of seed and number."""
+"""In: a text of BERT's tokens. Out: the task "mlm": samples with some tokens masked, and what they were is wanted.
+Does not order samples (data/loader.py does) and has no state: a mask is a function of seed and number."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ import numpy.typing as npt
 from codescent.base.errors import UserError
 from codescent.data.prepared import digest
 from codescent.data.samples import Numbers, Samples, in_range
+from codescent.data.text.dataset import open_dataset
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.wordpiece import CONTROLS, WordPiece
-from codescent.tasks.text import TextDataset
+from codescent.tasks.task import Ask, refuse_no_wordpiece
+from codescent.tasks.text import TextDataset, TextTask
 
 # Devlin et al. 2018, section 3.1
 SHARE = 0.15  # share of the tokens that is chosen
@@ -32,20 +35,8 @@ class MaskedSource:
 
     Every sample has K = max(1, round(0.15 (seq_len - 2))) masked tokens. Which ones is a function of (seed, number of
     the sample). Each piece of text is there as `maskings` samples with different masks, numbered masking * pieces +
-    piece: an epoch reads the text that many times. BERT's own training data was made like that, and a sample does not
-    depend on the step.
-
-    Ends of documents ([SEP]) are masked only where no other token is left.
-
-    Args:
-        split: the tokens.
-        tokenizer: of these tokens.
-        seq_len: positions of a sample.
-        seed: any whole number.
-        maskings: samples of each piece of text in an epoch.
-
-    Raises:
-        UserError: samples too short to mask anything.
+    piece: an epoch reads the text that many times, as BERT's own training data did. Ends of documents ([SEP]) are
+    masked only where no other token is left. Raises UserError: samples too short to mask anything.
     """
 
     def __init__(self, split: Split, tokenizer: WordPiece, seq_len: int, seed: int, maskings: int) -> None:
@@ -62,10 +53,7 @@ class MaskedSource:
 
     def read(self, numbers: Numbers) -> Samples:
         """inputs int64 [n, seq_len]; targets int64 [n, seq_len]: the token that was masked, -1 elsewhere.
-
-        Raises:
-            UserError: a token outside the vocabulary: which file, at which byte.
-            IndexError: no such sample.
+        Raises UserError: a token outside the vocabulary: which file, at which byte; IndexError: no such sample.
         """
         numbers = in_range(numbers, self.num_samples, self.name)
         text = self._split.read(numbers % max(1, self.num_pieces), self.pieces_len)[:, :-1]
@@ -91,14 +79,7 @@ class MaskedSource:
 
 @dataclass(frozen=True)
 class MaskedDataset(TextDataset):
-    """A prepared text of BERT's tokens whose samples are masked.
-
-    Attributes:
-        seed: any whole number.
-
-    Raises:
-        UserError: the tokenizer is not BERT's.
-    """
+    """A prepared text of BERT's tokens whose samples are masked. Raises UserError: the tokenizer is not BERT's."""
 
     seed: int
 
@@ -119,6 +100,23 @@ class MaskedDataset(TextDataset):
         tokens, maskings = (self.text.train, MASKINGS) if split == "train" else (self.text.validation, 1)
         assert isinstance(self.text.tokenizer, WordPiece)
         return MaskedSource(tokens, self.text.tokenizer, seq_len, self.seed, maskings)
+
+
+class MaskedTokens(TextTask):
+    """Predict masked tokens (Devlin et al. 2018, section 3.1)."""
+
+    name = head = "mlm"
+    kinds = ("bert",)
+    unit = "masked tokens"
+
+    def vocab_size(self, ask: Ask) -> int | None:
+        """See `Task`."""
+        refuse_no_wordpiece(self, ask.data)
+        return super().vocab_size(ask)
+
+    def open(self, ask: Ask, path: Path) -> MaskedDataset:
+        """See `Task`."""
+        return MaskedDataset(open_dataset(path), ask.seed)
 
 
 def _hidden(told: Numbers, kinds: npt.NDArray[Any], tokens: npt.NDArray[Any], tokenizer: WordPiece) -> Numbers:
