@@ -12,8 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from codescent.base.nearest import nearest_divisors
 
-AUTO = "auto"
-"""How a file writes None: codescent decides. A file uses it to undo a value of its base file."""
+AUTO = "auto"  # how a file writes None: codescent decides. It undoes a value of the base file
 
 MAX_SEED = 2**63 - 1
 MAX_NAME_BYTES = 200  # temporary files add a prefix and a suffix; file systems allow 255

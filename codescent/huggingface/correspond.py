@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from codescent.plan.shard import Parameter
 
-Index = npt.NDArray[np.intp]
-"""Indices in one dim, in any order."""
+Index = npt.NDArray[np.intp]  # indices in one dim, in any order
 
 
 @dataclass(frozen=True)

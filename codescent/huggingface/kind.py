@@ -10,8 +10,7 @@ from typing import Any
 from codescent.huggingface.correspond import Row
 from codescent.models import Shape
 
-Settings = Mapping[str, Any]
-"""A config.json."""
+Settings = Mapping[str, Any]  # a config.json
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from codescent.models.llama.declare import LlamaShape
 from codescent.plan.model import RopeScaling
 
 _BLOCK, _THEIRS = "blocks.#", "model.layers.#"
-_SCALED = "llama3.1-8b"
-"""A preset with RopeScaling(). A config turns rotary scaling on through a preset only."""
+_SCALED = "llama3.1-8b"  # a preset with RopeScaling(): a config scales rotary positions through a preset only
 
 _SCALING = {
     "factor": "factor",

@@ -24,8 +24,7 @@ from codescent.huggingface.read import take
 BLOCK_NUMEL = 1 << 21
 """About how many elements of a tensor are written at a time, and of a parameter are read at a time."""
 
-Read = Callable[[str, tuple[slice, ...]], torch.Tensor]
-"""A box of the parameter of that name."""
+Read = Callable[[str, tuple[slice, ...]], torch.Tensor]  # a box of the parameter of that name
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,9 @@ from codescent.base.rank import LOOPBACK, Rank
 from codescent.launch.launchers import TORCHRUN, TORCHRUN_SET, Launcher, is_set, started_by
 from codescent.launch.slurm_lists import counts, hosts
 
-STORE_FD = "CODESCENT_STORE_FD"
-"""Descriptor of the listening socket that `launch/local.py` hands to rank 0."""
+STORE_FD = "CODESCENT_STORE_FD"  # descriptor of the listening socket that local.py hands to rank 0
 
-PORTS = range(20_000, 30_000)
-"""Range of ports derived from a job's name: above those of services, below ephemeral ones."""
+PORTS = range(20_000, 30_000)  # of jobs, by their names: above the ports of services, below ephemeral ones
 
 MEANINGS: Mapping[str, str] = {
     "rank": "number of this process among all",

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-MAX_NORMAL_STEP_ID = 0xFFFFFFF0
-"""From slurm.h. Higher ids are SLURM's own steps (batch, extern, interactive), not started by the user's srun."""
+MAX_NORMAL_STEP_ID = 0xFFFFFFF0  # slurm.h; higher ids are SLURM's own steps (batch, extern, interactive)
 
 
 def is_set(env: Mapping[str, str], name: str) -> bool:

@@ -114,13 +114,14 @@ def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
         why = "they stand beside weights that were drawn, which nobody else has"
         raise UserError(f"{run}: --adapters: {why}; leave it out: merged weights are written")
     kind, shape = KINDS[trained.resolved.kind], trained.resolved.shape
-    parts = peft.parts(kind, shape, lora)
-    if problems := [f"{run}: --adapters: {why}; leave it out" for why in peft.refusals(kind, shape, parts)]:
+    adapters = peft.Adapters(kind, shape, lora)
+    parts = adapters.parts
+    if problems := [f"{run}: --adapters: {why}; leave it out" for why in adapters.refusals()]:
         raise UserError(*problems)
     size = sum(math.prod(part.shape) for part in parts) * DTYPE_BYTES[dtype]
     file = Shard(peft.ADAPTER_WEIGHTS, tuple(parts), size)
     texts, _ = _texts(trained)
-    texts = {peft.ADAPTER_CONFIG: peft.settings(kind, shape, lora, parts, trained.task.peft_task_type, base), **texts}
+    texts = {peft.ADAPTER_CONFIG: adapters.settings(trained.task.peft_task_type, base), **texts}
     _publish(folder, [file], dtype, Values(trained).held, set(), texts)
     count = f"{len(parts)} tensors, {size:,} bytes ({dtype})"
     lines = [f"step {trained.saved.step} of {run}: adapters of rank {lora.rank}: {count}"]

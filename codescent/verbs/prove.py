@@ -33,8 +33,7 @@ from codescent.preflight import plan_of
 from codescent.record import RunFolder
 from codescent.strategies import ORDER
 
-TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}
-"""Precision to the largest relative difference of losses and gradient norms that counts as the same."""
+TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}  # largest relative difference
 
 COLUMNS = ("train_loss", "grad_norm", "val_loss")
 MAX_RANKS = 64  # per layout: all its ranks start on this machine
