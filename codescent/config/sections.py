@@ -31,11 +31,6 @@ def _check_text(value: str) -> str:
     return value
 
 
-def _check_path(value: Path) -> Path:
-    _check_text(str(value))
-    return value
-
-
 def _to_path(value: object) -> object:
     """Convert a string to a path, which strict models refuse to do. Path("") would mean ".": "" stays a string."""
     return Path(str(_expand_home(value))) if isinstance(value, str) and value.strip() else value
@@ -60,7 +55,7 @@ Text = Annotated[str, AfterValidator(_check_text)]
 TextOrPath = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text)]
 FolderName = Annotated[str, AfterValidator(_check_folder_name)]
 Tokenizer = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text), AfterValidator(_check_tokenizer)]
-Folder = Annotated[Path, BeforeValidator(_to_path), AfterValidator(_check_path)]
+Folder = Annotated[Path, BeforeValidator(_to_path), AfterValidator(lambda path: Path(_check_text(str(path))))]
 PathFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]
 """Absolute, so that a run finds it again from any working directory."""
 

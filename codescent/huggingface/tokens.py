@@ -110,17 +110,11 @@ def _characters(characters: str, with_separator: bool) -> Any:
 
 
 def _bytes() -> Any:
-    """A BPE of the 256 bytes, without merges."""
-    alphabet = _byte_alphabet()
-    vocabulary = {alphabet[byte]: byte for byte in range(256)}
-    return _with_separator(bpe.byte_level(library.models.BPE(vocab=vocabulary, merges=[]), use_regex=False))
-
-
-def _byte_alphabet() -> list[str]:
-    """The character that stands for each byte (Radford et al. 2019, encoder.py, bytes_to_unicode)."""
+    """A BPE of the 256 bytes, without merges; GPT-2's characters stand for bytes (encoder.py, bytes_to_unicode)."""
     shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = [byte for byte in range(256) if byte not in shown]
-    return [chr(byte) if byte in shown else chr(256 + hidden.index(byte)) for byte in range(256)]
+    vocabulary = {chr(byte) if byte in shown else chr(256 + hidden.index(byte)): byte for byte in range(256)}
+    return _with_separator(bpe.byte_level(library.models.BPE(vocab=vocabulary, merges=[]), use_regex=False))
 
 
 def _with_separator(inner: Any) -> Any:

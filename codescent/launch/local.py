@@ -157,8 +157,10 @@ class _Ranks:
 
     def _on_signal(self, number: int) -> None:
         now_s = time.monotonic()
-        if number == signal.SIGTSTP:
-            self._pause()
+        if number == signal.SIGTSTP:  # Ctrl-Z: stop and continue the ranks together with this process
+            self._send(signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            self._send(signal.SIGCONT)
         elif number == signal.SIGINT and self._interrupted_s is not None:
             if now_s - self._interrupted_s > REPEAT_S:
                 self._killed = self._stopping = True
@@ -192,12 +194,6 @@ class _Ranks:
                     _kill_group(process)
                 else:
                     process.send_signal(number)
-
-    def _pause(self) -> None:
-        """Ctrl-Z: stop and continue the ranks together with this process."""
-        self._send(signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        self._send(signal.SIGCONT)
 
     def _culprit(self) -> int:
         """The rank that failed first. Among almost simultaneous ones, prefer an exit that cannot be a consequence."""

@@ -33,8 +33,7 @@ from codescent.preflight import plan_of
 from codescent.record import RunFolder
 from codescent.strategies import ORDER
 
-TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}  # largest relative difference
-
+TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}  # largest relative difference that counts as the same
 COLUMNS = ("train_loss", "grad_norm", "val_loss")
 MAX_RANKS = 64  # per layout: all its ranks start on this machine
 STOP_S = 30.0  # time for a stopped run to save and to end its ranks
@@ -249,17 +248,13 @@ def _train(config: str, words: Sequence[str], *, resume: bool) -> str:
         try:
             _, said = child.communicate()
         except BaseException:  # this process is being stopped: give the run time to stop its ranks
-            _stop(child)
+            child.terminate()
+            try:
+                child.communicate(timeout=STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
             raise
     return _cause(child.returncode, said) if child.returncode else ""
-
-
-def _stop(child: subprocess.Popen[str]) -> None:
-    child.terminate()
-    try:
-        child.communicate(timeout=STOP_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
 
 
 def _cause(code: int, said: str) -> str:
