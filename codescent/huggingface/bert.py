@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from codescent.huggingface.correspond import Row, Theirs, same, with_bias
-from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings, keys
+from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings, keys
 from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape
 
 _BLOCK, _THEIRS = "blocks.#", "bert.encoder.layer.#"
@@ -78,13 +78,13 @@ BERT = Kind(
         "seq_len": "max_position_embeddings",
     },
     fixed={
-        "hidden_act": Fixed("gelu"),
-        "layer_norm_eps": Fixed(NORM_EPS),
-        "type_vocab_size": Fixed(SEGMENTS),
-        "position_embedding_type": Fixed("absolute"),
-        "is_decoder": Fixed(False),
-        "add_cross_attention": Fixed(False),
-        "tie_word_embeddings": Fixed(True),
+        "hidden_act": ("gelu",),
+        "layer_norm_eps": (NORM_EPS,),
+        "type_vocab_size": (SEGMENTS,),
+        "position_embedding_type": ("absolute",),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
     },
     ignored=COMMON_IGNORED
     | keys(

@@ -222,10 +222,10 @@ def _shape(
     known = {*kind.sizes.values(), *kind.fixed, *kind.ignored, *kind.handled}
     unknown = f"not known for {kind.model_type}: what it changes in the model cannot be told"
     problems = [f"{where}: {key} = {json.dumps(settings[key])}: {unknown}" for key in settings if key not in known]
-    for key, fixed in kind.fixed.items():
-        value, only = settings.get(key, fixed.value), f"our {kind.name} has {json.dumps(fixed.value)} alone"
-        alike = [one for one in (fixed.value, *fixed.others) if isinstance(value, bool) == isinstance(one, bool)]
-        if value not in alike:
+    for key, alike in kind.fixed.items():
+        value = settings.get(key, alike[0])
+        if value not in [one for one in alike if isinstance(value, bool) == isinstance(one, bool)]:
+            only = f"our {kind.name} has {json.dumps(alike[0])} alone"
             problems.append(f"{where}: {key} = {json.dumps(value)}: {only}")
     try:
         sizes = dict(kind.defaults(settings))

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from codescent.huggingface.correspond import Row, same, with_bias
-from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings, keys
+from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings, keys
 from codescent.models.gpt2.declare import GPT2Shape
 
 _BLOCK, _THEIRS = "blocks.#", "transformer.h.#"
@@ -64,12 +64,12 @@ GPT2 = Kind(
     },
     defaults=lambda settings: {"ffn_dim": 4 * settings.get("n_embd", 0)},
     fixed={
-        "activation_function": Fixed("gelu_new", ("gelu_pytorch_tanh",)),
-        "layer_norm_epsilon": Fixed(1e-5),
-        "scale_attn_weights": Fixed(True),
-        "scale_attn_by_inverse_layer_idx": Fixed(False),
-        "add_cross_attention": Fixed(False),
-        "tie_word_embeddings": Fixed(True),
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "layer_norm_epsilon": (1e-5,),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
     },
     ignored=COMMON_IGNORED
     | keys(

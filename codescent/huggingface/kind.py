@@ -14,14 +14,6 @@ Settings = Mapping[str, Any]  # a config.json
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """A key of config.json for which our model supports one value."""
-
-    value: Any  # which export writes
-    others: tuple[Any, ...] = ()  # other spellings of it
-
-
-@dataclass(frozen=True)
 class Kind:
     """How one kind of model is written as a Hugging Face folder. A pattern is a regular expression of a whole name."""
 
@@ -30,7 +22,7 @@ class Kind:
     architectures: Callable[[Any], tuple[str, ...]]  # classes with all parameters of a shape; export writes the first
     prefix: str  # of their tensor names, except the head's; folders without a head omit it
     sizes: Mapping[str, str]  # name of our size to key of config.json
-    fixed: Mapping[str, Fixed]  # keys with one supported value
+    fixed: Mapping[str, tuple[Any, ...]]  # keys with one supported value: it, and its other spellings
     ignored: Collection[str]  # keys that change neither the computation nor the stored tensors
     rows: Callable[[Any], Iterable[Row]]  # the parameter table of a shape
     axes: Callable[[Any], Mapping[str, int]]  # sizes of the table's axes that a parameter's shape does not give

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from codescent.huggingface.correspond import Row, Theirs, same
-from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings
+from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings
 from codescent.models.llama.declare import LlamaShape
 from codescent.plan.model import RopeScaling
 
@@ -120,10 +120,10 @@ LLAMA = Kind(
     },
     defaults=lambda settings: {"num_kv_heads": settings.get("num_attention_heads"), "norm_eps": 1e-6},
     fixed={
-        "hidden_act": Fixed("silu", ("swish",)),
-        "attention_bias": Fixed(False),
-        "mlp_bias": Fixed(False),
-        "attention_dropout": Fixed(0.0),
+        "hidden_act": ("silu", "swish"),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "attention_dropout": (0.0,),
     },
     ignored=COMMON_IGNORED | {"pretraining_tp"},
     rows=lambda shape: _rows(shape.num_heads // shape.num_kv_heads),

@@ -71,8 +71,6 @@ def export_run(
     Args:
         run: the run folder.
         folder: to make; must not be there.
-        best: see `find`.
-        step: see `find`.
         dtype: fp64, fp32, bf16 or fp16; None: the run's precision.
         max_shard_bytes: size of a file of tensors, unless a tensor is larger.
         as_adapters: write only what was trained, as a folder of `peft`; else adapters are merged.
@@ -153,7 +151,7 @@ def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int |
         "model_type": kind.model_type,
         **{theirs: getattr(shape, ours) for ours, theirs in kind.sizes.items()},
         **kind.write(shape),
-        **{key: fixed.value for key, fixed in kind.fixed.items()},
+        **{key: alike[0] for key, alike in kind.fixed.items()},
         **ends,
         "torch_dtype": NUMBER_FORMATS[dtype].torch,
     }

@@ -80,10 +80,7 @@ def sample_run(
         prompts: texts to continue, or what a user asks where the run has a chat template; None: one text from the
             beginning of a document.
         tokens: largest number of new tokens of a text; it ends earlier where the model ends the document.
-        temperature: see Choice, as for top_k, top_p and seed.
-        top_k: draw from the likeliest tokens only.
-        top_p: draw from the likeliest tokens that make up this probability.
-        seed: the same on the same machine gives the same texts.
+        temperature: see Choice, as for top_k, top_p and seed; the same seed on the same machine gives the same texts.
         num: texts for each prompt.
         device: "auto", "cpu" or "cuda".
         out: where to write; None: standard output.
