@@ -287,10 +287,9 @@ def _contradictions(
 ) -> Iterator[_Problem]:
     """Contradictions between values that are valid one by one."""
     values: dict[str, Any] = dict(sections)
-    for contradiction in contradictions(Config.model_construct(None, **values)):
-        if wrong.isdisjoint(contradiction.keys):
-            origin = next(given[name].origin for name in contradiction.keys if name in given)
-            yield _Problem(origin, contradiction.keys[0], contradiction.problem)
+    for names, problem in contradictions(Config.model_construct(None, **values)):
+        if wrong.isdisjoint(names):
+            yield _Problem(next(given[name].origin for name in names if name in given), names[0], problem)
 
 
 def _shown(value: Any) -> str:
