@@ -18,12 +18,10 @@ from pydantic import ValidationError
 from codescent.base.errors import UserError
 from codescent.config.sections import SECTIONS, Config, Section, contradictions
 from codescent.config.toml_file import read_toml
-from codescent.config.words import Key, keys, toml_value
+from codescent.config.words import KEYS, Key, toml_value
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
-
-KEYS: Mapping[str, Key] = {f"{key.section}.{key.name}": key for key in keys()}
 
 FOREIGN_NAMES: Mapping[str, str] = {
     "n_layer": "model.num_layers",

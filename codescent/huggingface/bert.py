@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from codescent.huggingface.correspond import Row, Theirs, same, with_bias
-from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings, keys
+from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings
 from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape
 
 _BLOCK, _THEIRS = "blocks.#", "bert.encoder.layer.#"
@@ -87,10 +87,8 @@ BERT = Kind(
         "tie_word_embeddings": (True,),
     },
     ignored=COMMON_IGNORED
-    | keys(
-        "classifier_dropout pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers output_past "
-        "pooler_size_per_head pooler_type directionality chunk_size_feed_forward"
-    ),
+    + "classifier_dropout pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers output_past "
+    "pooler_size_per_head pooler_type directionality chunk_size_feed_forward",
     rows=lambda shape: (*_BODY, *_HEADS[shape.head]),
     axes=lambda shape: {"h": shape.num_heads, "e": 3},
     read=_read,

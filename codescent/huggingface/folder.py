@@ -219,7 +219,7 @@ def _shape(
 ) -> tuple[dict[str, Any], models.Shape | None, list[str]]:
     """Our sizes and our shape, or what our model is not."""
     where = path / CONFIG
-    known = {*kind.sizes.values(), *kind.fixed, *kind.ignored, *kind.handled}
+    known = {*kind.sizes.values(), *kind.fixed, *kind.ignored.split(), *kind.handled}
     unknown = f"not known for {kind.model_type}: what it changes in the model cannot be told"
     problems = [f"{where}: {key} = {json.dumps(settings[key])}: {unknown}" for key in settings if key not in known]
     for key, alike in kind.fixed.items():

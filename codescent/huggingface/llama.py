@@ -125,7 +125,7 @@ LLAMA = Kind(
         "mlp_bias": (False,),
         "attention_dropout": (0.0,),
     },
-    ignored=COMMON_IGNORED | {"pretraining_tp"},
+    ignored=COMMON_IGNORED + "pretraining_tp",
     rows=lambda shape: _rows(shape.num_heads // shape.num_kv_heads),
     axes=_axes,
     read=_read,

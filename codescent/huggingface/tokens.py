@@ -35,7 +35,10 @@ def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, 
         begin, end, inputs = None, None, ["input_ids", "token_type_ids", "attention_mask"]
         controls = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
         if fields["post_processor"] is None:
-            inner.post_processor = _between_controls(vocabulary)
+            # [CLS] text [SEP], or [CLS] question [SEP] context [SEP] (Devlin et al. 2019, section 3)
+            forms = ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
+            ids = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
+            inner.post_processor = library.processors.TemplateProcessing(*forms, ids)
     lower = (fields["normalizer"] or {}).get("lowercase")  # readers of vocab.txt alone would assume true
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -120,12 +123,6 @@ def _bytes() -> Any:
 def _with_separator(inner: Any) -> Any:
     inner.add_special_tokens([library.AddedToken(SEPARATOR_TEXT, special=True, normalized=False)])
     return inner
-
-
-def _between_controls(vocabulary: Mapping[str, int]) -> Any:
-    """[CLS] text [SEP], or [CLS] question [SEP] context [SEP] (Devlin et al. 2019, section 3)."""
-    controls = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
-    return library.processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", controls)
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -24,10 +24,6 @@ def in_srun_step(env: Mapping[str, str]) -> bool:
     return text.isascii() and text.isdigit() and int(text) <= MAX_NORMAL_STEP_ID
 
 
-def _outside_srun(env: Mapping[str, str]) -> bool:
-    return not in_srun_step(env)
-
-
 @dataclass(frozen=True)
 class Launcher:
     """Variables by which a launcher numbers its ranks. All that name the same fact and are set must agree."""
@@ -87,7 +83,7 @@ OTHERS = (
         local_world_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
         job=(("PALS_APID",),),
         hand_over="mpiexec --env NAME=VALUE",
-        where=_outside_srun,  # SLURM's mpi/cray_shasta sets PALS_RANKID, too
+        where=lambda env: not in_srun_step(env),  # SLURM's mpi/cray_shasta sets PALS_RANKID, too
     ),
     Launcher(
         name="mpiexec of Hydra (MPICH, Intel MPI)",
@@ -121,7 +117,7 @@ OTHERS = (
         world_size=("PMI_SIZE",),
         local_world_size=("PMI_LOCAL_SIZE",),
         job=(("PMI_JOBID",),),
-        where=_outside_srun,  # SLURM's mpi/pmi2 sets rank and size, too
+        where=lambda env: not in_srun_step(env),  # SLURM's mpi/pmi2 sets rank and size, too
     ),
 )
 """In order of precedence: if one launcher starts another, the inner one comes first."""

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from codescent.base.errors import UserError
 from codescent.config.load import Resolved, describe, load
-from codescent.config.sections import Config
 from codescent.config.words import keys_markdown
 
 
@@ -25,11 +24,6 @@ def main(arguments: Namespace) -> int:
     elif not arguments.keys:
         raise UserError("codescent config: give a CONFIG to show, or --keys")
     return 0
-
-
-def config_of(arguments: Namespace) -> Config:
-    """See `resolved_of`."""
-    return resolved_of(arguments).config
 
 
 def resolved_of(arguments: Namespace) -> Resolved:

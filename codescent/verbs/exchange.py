@@ -37,8 +37,6 @@ from codescent.tasks import TASKS, chosen
 from codescent.verbs.config import resolved_of
 from codescent.verbs.trained import Trained, Values, find
 
-_OF_RUN = ("run.name", "run.folder")  # told by the path of the run that is made
-
 
 def export_main(arguments: Namespace) -> int:
     """Print what `export_run` did."""
@@ -178,10 +176,9 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
     except ValidationError as error:  # a name that is none for a run, a number that no model of ours has
         told = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors(include_url=False)]
         raise UserError(*problems, *(f"{run}: cannot be a run: {problem}" for problem in told)) from error
-    if vocab_size is not None and vocab_size > folder.shape.vocab_size:
-        problems.append(
-            f"{path}: its tokenizer has {vocab_size} tokens, its model a vocabulary of {folder.shape.vocab_size}"
-        )
+    rows = folder.shape.vocab_size
+    if vocab_size is not None and vocab_size > rows:
+        problems.append(f"{path}: its tokenizer has {vocab_size} tokens, its model a vocabulary of {rows}")
     if problems:
         raise UserError(*problems)
     plan = build(config, vocab_size, config.parallel.ranks).to_json()
@@ -216,7 +213,8 @@ def _looked_at(path: Path, run: Path, resolved: Resolved) -> tuple[Folder, str |
     """
     given = [name for name, origin in resolved.origins.items() if origin == "command line"]
     problems = [_told(name, path, run) for name in given if name.startswith("model.")]
-    problems += [f"{name}: given on the command line, but {run} tells it" for name in given if name in _OF_RUN]
+    of_run = [name for name in given if name in ("run.name", "run.folder")]
+    problems += [f"{name}: given on the command line, but {run} tells it" for name in of_run]
     if resolved.config.lora.rank is not None:
         problems.append(
             "lora.rank: given, but what is imported has no adapters; give it when training: codescent train "
