@@ -29,11 +29,9 @@ SETTLE_S = 1.0  # time after a failure in which other ranks may fail by themselv
 STOP_S = 10.0  # time between SIGTERM and SIGKILL
 REPEAT_S = 0.5  # a second SIGINT within this time is the first one, repeated by a wrapper (make, uv)
 SHOWN_BYTES = 20_000  # printed from the log of a crashed rank
-
 USER_ERROR = 2
 ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLEAN_STOPS = {0, *(128 + number for number in ASKED_TO_STOP), *(-number for number in ASKED_TO_STOP)}
-
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
