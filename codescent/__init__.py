@@ -7,30 +7,16 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Metrics",
-    "UserError",
-    "accumulate",
-    "clip_",
-    "distribute",
-    "init",
-    "load",
-    "profile",
-    "sampler",
-    "save",
-]
+__all__ = ["Metrics", "UserError", "accumulate", "clip_", "distribute", "init", "load", "profile", "sampler", "save"]
 
-_ROOMS = {
-    "Metrics": "own.metrics",
-    "UserError": "base.errors",
-    "accumulate": "own.distribute",
-    "clip_": "own.distribute",
-    "distribute": "own.distribute",
-    "init": "own.session",
-    "load": "own.saved",
-    "profile": "own.profile",
-    "sampler": "own.sampler",
-    "save": "own.saved",
+_NAMES = {
+    "base.errors": ("UserError",),
+    "own.distribute": ("accumulate", "clip_", "distribute"),
+    "own.metrics": ("Metrics",),
+    "own.profile": ("profile",),
+    "own.sampler": ("sampler",),
+    "own.saved": ("load", "save"),
+    "own.session": ("init",),
 }
 
 if TYPE_CHECKING:
@@ -44,14 +30,15 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):  # noqa: ANN001, ANN202 - what types see stands above
-        """The room of a name is imported when it is asked for first."""
+        """The module of a name is imported when it is asked for first."""
         import importlib  # noqa: PLC0415 - `codescent --help` does without
 
-        if name not in _ROOMS:
+        module = next((module for module, names in _NAMES.items() if name in names), None)
+        if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_ROOMS[name]}"), name)
+        value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
         return value
 
     def __dir__():  # noqa: ANN202
         """What is there, asked for or not."""
-        return sorted({*globals(), *_ROOMS})
+        return sorted({*globals(), *__all__})

@@ -16,7 +16,7 @@ from codescent.base.errors import UserError
 from codescent.build import ask_of, build, needs_vocab_size
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset
-from codescent.huggingface import fit
+from codescent.huggingface.folder import fitting
 from codescent.plan import Mesh, OlderPlan, Plan
 from codescent.record import RunFolder
 
@@ -125,7 +125,7 @@ def check_weights(plan: Plan, dataset: AnyDataset, *, resume: bool) -> None:
         return
     named = str(plan.task.identity["tokenizer"])
     shape = models.shape_of_facts(model)
-    folder = fit.fitting(Path(model.weights), model.kind, shape, dataset.tokenizer_text, named)
+    folder = fitting(Path(model.weights), model.kind, shape, dataset.tokenizer_text, named)
     declared = [tensor.parameter for tensor in plan.tensors]
     drawn = [parameter.name for parameter in declared if not (parameter.trained or folder.has(parameter))]
     if drawn:

@@ -11,7 +11,7 @@ import pytest
 from codescent.base.errors import UserError
 from codescent.config.load import load
 from codescent.config.sections import SECTIONS
-from codescent.config.words import keys, keys_markdown
+from codescent.config.words import KEYS, keys_markdown
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"
 MARKER = "<!-- the tables are generated: tests/test_config_docs.py says how -->"
@@ -22,7 +22,7 @@ def test_the_page_has_the_tables_of_the_models() -> None:
 
 
 def test_every_key_says_what_it_means() -> None:
-    for key in keys():
+    for key in KEYS.values():
         assert key.description, f"{key.section}.{key.name}"
         assert key.wanted, f"{key.section}.{key.name}"
 
@@ -34,7 +34,7 @@ def test_tables_have_a_row_for_every_field_and_no_broken_cells() -> None:
 
 
 def test_keys_are_written_in_our_style() -> None:
-    names = [key.name for key in keys()]
+    names = [key.name for key in KEYS.values()]
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
 
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from codescent.config.load import KEYS, describe, load, shipped, to_toml
+from codescent.config.load import describe, load, shipped, to_toml
 from codescent.config.sections import Config
 from codescent.config.toml_file import read_toml
+from codescent.config.words import KEYS
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from codescent.base.errors import UserError
-from codescent.config.load import KEYS, load, shipped, to_toml
+from codescent.config.load import load, shipped, to_toml
 from codescent.config.sections import SECTIONS, Config, Optimizer, Train
+from codescent.config.words import KEYS
 
 
 @pytest.fixture(autouse=True)

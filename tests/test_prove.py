@@ -18,6 +18,7 @@ from codescent.base.errors import UserError
 from codescent.config.sections import Config
 from codescent.plan import AXES
 from codescent.verbs import prove
+from codescent.verbs.arguments import parse
 from codescent.verbs.prove import Finding, Layout, layouts_of, parse_layouts
 
 
@@ -123,7 +124,7 @@ def test_another_loss_or_no_layout_at_all_is_no_proof(
     monkeypatch.chdir(project)
 
     def proved(layouts: str) -> bool:
-        return prove.prove("run.toml", [], [2], layouts, 2, "fp64", resume=False)
+        return prove.main(parse(["prove", "run.toml", "--layouts", layouts, "--steps", "2"])) == 0
 
     assert not proved("dp_shard=3")
     monkeypatch.setattr(prove, "TOLERANCE", {"fp64": -1.0})

@@ -18,12 +18,10 @@ from pydantic import ValidationError
 from codescent.base.errors import UserError
 from codescent.config.sections import SECTIONS, Config, Section, contradictions
 from codescent.config.toml_file import read_toml
-from codescent.config.words import Key, keys, toml_value
+from codescent.config.words import KEYS, Key, toml_value
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
-
-KEYS: Mapping[str, Key] = {f"{key.section}.{key.name}": key for key in keys()}
 
 FOREIGN_NAMES: Mapping[str, str] = {
     "n_layer": "model.num_layers",
@@ -287,10 +285,9 @@ def _contradictions(
 ) -> Iterator[_Problem]:
     """Contradictions between values that are valid one by one."""
     values: dict[str, Any] = dict(sections)
-    for contradiction in contradictions(Config.model_construct(None, **values)):
-        if wrong.isdisjoint(contradiction.keys):
-            origin = next(given[name].origin for name in contradiction.keys if name in given)
-            yield _Problem(origin, contradiction.keys[0], contradiction.problem)
+    for names, problem in contradictions(Config.model_construct(None, **values)):
+        if wrong.isdisjoint(names):
+            yield _Problem(next(given[name].origin for name in names if name in given), names[0], problem)
 
 
 def _shown(value: Any) -> str:

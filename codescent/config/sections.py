@@ -6,14 +6,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from codescent.base.nearest import nearest_divisors
 
-AUTO = "auto"
-"""How a file writes None: codescent decides. A file uses it to undo a value of its base file."""
+AUTO = "auto"  # how a file writes None: codescent decides. It undoes a value of the base file
 
 MAX_SEED = 2**63 - 1
 MAX_NAME_BYTES = 200  # temporary files add a prefix and a suffix; file systems allow 255
@@ -29,11 +28,6 @@ def _check_text(value: str) -> str:
         raise ValueError("must not be empty")
     if any(character < " " or "\ud800" <= character <= "\udfff" for character in value):
         raise ValueError("must be printable Unicode text")
-    return value
-
-
-def _check_path(value: Path) -> Path:
-    _check_text(str(value))
     return value
 
 
@@ -61,7 +55,7 @@ Text = Annotated[str, AfterValidator(_check_text)]
 TextOrPath = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text)]
 FolderName = Annotated[str, AfterValidator(_check_folder_name)]
 Tokenizer = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text), AfterValidator(_check_tokenizer)]
-Folder = Annotated[Path, BeforeValidator(_to_path), AfterValidator(_check_path)]
+Folder = Annotated[Path, BeforeValidator(_to_path), AfterValidator(lambda path: Path(_check_text(str(path))))]
 PathFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]
 """Absolute, so that a run finds it again from any working directory."""
 
@@ -69,6 +63,11 @@ PathFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]
 def key(default: Any, meaning: str, **bounds: Any) -> Any:
     """A key with its default and its meaning; bounds of numbers are ge, gt, le and lt."""
     return Field(default, description=meaning, **bounds)
+
+
+def auto(meaning: str, **bounds: Any) -> Any:
+    """A key whose default is None, which a file writes as "auto"."""
+    return key(None, meaning, **bounds)
 
 
 class Section(BaseModel):
@@ -89,69 +88,62 @@ class Run(Section):
     """Which run this is."""
 
     name: FolderName = key("default", "name of the run")
-    folder: Folder | None = key(None, "run folder; auto: runs/NAME")
+    folder: Folder | None = auto("run folder; auto: runs/NAME")
     seed: int = key(1337, "seed of initial weights, sample order and dropout", ge=0, le=MAX_SEED)
 
 
 class Model(Section):
     """The model. A size left at auto is the preset's."""
 
-    kind: Literal["gpt2", "llama", "transformer", "bert"] | None = key(
-        None, "family of models; auto: the preset's, or gpt2 without a preset"
+    kind: Literal["gpt2", "llama", "transformer", "bert"] | None = auto(
+        "family of models; auto: the preset's, or gpt2 without a preset"
     )
-    preset: Text | None = key(
-        None,
+    preset: Text | None = auto(
         "published sizes: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama3-8b, llama3-70b, llama3.1-8b, llama3.1-70b, "
         "llama3.1-405b, transformer-base, transformer-big, bert-base-uncased or bert-large-uncased; or llama-tiny; "
         "auto: no preset, sizes are given here",
     )
-    weights: PathFromAnywhere | None = key(
-        None, "local Hugging Face folder of initial weights (gpt2, llama, bert); auto: random weights"
+    weights: PathFromAnywhere | None = auto(
+        "local Hugging Face folder of initial weights (gpt2, llama, bert); auto: random weights"
     )
-    num_layers: int | None = key(None, "blocks (gpt2, llama, bert)", ge=1, le=10_000)
-    num_encoder_layers: int | None = key(None, "layers of the encoder (transformer)", ge=1, le=10_000)
-    num_decoder_layers: int | None = key(None, "layers of the decoder (transformer)", ge=1, le=10_000)
-    num_heads: int | None = key(None, "attention heads; must divide hidden_dim", ge=1, le=10_000)
-    num_kv_heads: int | None = key(
-        None, "key and value heads (llama); must divide num_heads; auto without a preset: num_heads", ge=1, le=10_000
+    num_layers: int | None = auto("blocks (gpt2, llama, bert)", ge=1, le=10_000)
+    num_encoder_layers: int | None = auto("layers of the encoder (transformer)", ge=1, le=10_000)
+    num_decoder_layers: int | None = auto("layers of the decoder (transformer)", ge=1, le=10_000)
+    num_heads: int | None = auto("attention heads; must divide hidden_dim", ge=1, le=10_000)
+    num_kv_heads: int | None = auto(
+        "key and value heads (llama); must divide num_heads; auto without a preset: num_heads", ge=1, le=10_000
     )
-    hidden_dim: int | None = key(None, "channels of the residual stream", ge=1, le=1_000_000)
-    ffn_dim: int | None = key(
-        None,
+    hidden_dim: int | None = auto("channels of the residual stream", ge=1, le=1_000_000)
+    ffn_dim: int | None = auto(
         "hidden channels of the MLP; auto without a preset: 4 x hidden_dim; for a llama 8/3 x hidden_dim, rounded up "
         "to a multiple of 64",
         ge=1,
     )
-    vocab_size: int | None = key(None, "rows of the token embedding; auto without a preset: the tokenizer's", ge=1)
-    seq_len: int | None = key(
-        None,
+    vocab_size: int | None = auto("rows of the token embedding; auto without a preset: the tokenizer's", ge=1)
+    seq_len: int | None = auto(
         "longest sequence in tokens (gpt2, llama, bert); for gpt2 and bert also the rows of the position embedding",
         ge=1,
     )
-    source_len: int | None = key(None, "tokens of a sample that the encoder reads (transformer)", ge=1)
-    target_len: int | None = key(
-        None, "tokens after the source, which the decoder reads and predicts (transformer)", ge=1
+    source_len: int | None = auto("tokens of a sample that the encoder reads (transformer)", ge=1)
+    target_len: int | None = auto("tokens after the source, which the decoder reads and predicts (transformer)", ge=1)
+    rope_theta: float | None = auto("base of the rotary frequencies (llama); auto without a preset: 10000.0", ge=1)
+    norm_eps: float | None = auto(
+        "epsilon that the norms add to the mean square (llama); auto without a preset: 1e-05", gt=0
     )
-    rope_theta: float | None = key(None, "base of the rotary frequencies (llama); auto without a preset: 10000.0", ge=1)
-    norm_eps: float | None = key(
-        None, "epsilon that the norms add to the mean square (llama); auto without a preset: 1e-05", gt=0
+    tie_head: bool | None = auto(
+        "the head shares the matrix of the token embedding (llama; gpt2 always does); auto: false"
     )
-    tie_head: bool | None = key(
-        None, "the head shares the matrix of the token embedding (llama; gpt2 always does); auto: false"
+    norm: Literal["last", "first"] | None = auto(
+        "norms (transformer): last: after each residual sum; first: before each sublayer; auto: last"
     )
-    norm: Literal["last", "first"] | None = key(
-        None, "norms (transformer): last: after each residual sum; first: before each sublayer; auto: last"
-    )
-    activation: Literal["relu", "gelu"] | None = key(None, "activation of the MLP (transformer); auto: relu")
-    causal: bool | None = key(None, "a target position attends to no later position (transformer); auto: true")
-    embedding: Literal["tied", "untied", "none"] | None = key(
-        None,
+    activation: Literal["relu", "gelu"] | None = auto("activation of the MLP (transformer); auto: relu")
+    causal: bool | None = auto("a target position attends to no later position (transformer); auto: true")
+    embedding: Literal["tied", "untied", "none"] | None = auto(
         "embedding matrices (transformer): tied: one for source, target and head; untied: three; none: source and "
         "target are vectors (data.task tensors); auto: tied",
     )
     dropout: float = key(0.0, "probability of dropout in training (gpt2, transformer, bert)", ge=0, lt=1)
-    bias: bool | None = key(
-        None,
+    bias: bool | None = auto(
         "biases in linear layers and norms (gpt2, transformer; bert always, llama never); auto: true where the model "
         "can have them",
     )
@@ -160,16 +152,12 @@ class Model(Section):
 class Lora(Section):
     """Low-rank adapters: they are trained beside matrices that are frozen (docs/lora.md)."""
 
-    rank: int | None = key(
-        None, "rank of the adapters; auto: no adapters, all parameters are trained", ge=1, le=1_000_000
+    rank: int | None = auto("rank of the adapters; auto: no adapters, all parameters are trained", ge=1, le=1_000_000)
+    alpha: float | None = auto("the output of an adapter is multiplied by alpha / rank; auto: 2 x rank", gt=0)
+    targets: Text | None = auto(
+        'layers with an adapter, such as "attn.qkv, mlp.down"; auto: every matrix of the blocks'
     )
-    alpha: float | None = key(None, "the output of an adapter is multiplied by alpha / rank; auto: 2 x rank", gt=0)
-    targets: Text | None = key(
-        None, 'layers with an adapter, such as "attn.qkv, mlp.down"; auto: every matrix of the blocks'
-    )
-    whole: Text | None = key(
-        None, 'layers trained in full, such as "norm_1, head"; auto: none, or the head of data.task qa'
-    )
+    whole: Text | None = auto('layers trained in full, such as "norm_1, head"; auto: none, or the head of data.task qa')
 
 
 class Data(Section):
@@ -181,8 +169,7 @@ class Data(Section):
         "or a folder of token shards; for data.task qa a file in SQuAD's format; for data.task tensors a file (.h5, "
         ".pt, .safetensors), or synthetic:SAMPLES or synthetic:SAMPLES:SEED: random numbers of the model's sizes",
     )
-    task: Text | None = key(
-        None,
+    task: Text | None = auto(
         "what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a response to "
         "its prompt, or of the assistant in a conversation (gpt2, llama); mlm: masked tokens (bert); qa: where the "
         "answer to a question begins and ends (bert); tensors: vectors of the target (transformer); seq2seq: the line "
@@ -191,8 +178,7 @@ class Data(Section):
     template: Text = key(
         "{prompt}{response}", 'text of a prompt and its response (sft), such as "Question: {prompt} Answer: {response}"'
     )
-    chat_template: PathFromAnywhere | None = key(
-        None,
+    chat_template: PathFromAnywhere | None = auto(
         "path of the Jinja template that formats messages (sft): a Hugging Face folder, its tokenizer_config.json or "
         "its chat_template.jinja; auto: none, lines have a prompt and a response, formatted by data.template",
     )
@@ -202,8 +188,7 @@ class Data(Section):
     pairs: Literal["reverse", "copy"] = key(
         "reverse", "target of a line (seq2seq): reverse: its tokens in reverse order; copy: the same tokens"
     )
-    format: Literal["memory", "hdf5", "pt", "safetensors"] | None = key(
-        None,
+    format: Literal["memory", "hdf5", "pt", "safetensors"] | None = auto(
         "storage of tensors: the format of the file, or the format that synthetic ones are written in; memory: every "
         "rank reads the whole file, or generates synthetic ones; auto: the format of the file, memory for synthetic "
         "ones",
@@ -214,20 +199,18 @@ class Data(Section):
         "WordPiece) or the path of a tokenizer JSON",
     )
     folder: Folder = key(Path("datasets"), "folder of prepared corpora")
-    seq_len: int | None = key(
-        None, "tokens per sample; auto: model.seq_len, or model.source_len + target_len (transformer)", ge=1
+    seq_len: int | None = auto(
+        "tokens per sample; auto: model.seq_len, or model.source_len + target_len (transformer)", ge=1
     )
     validation_fraction: float = key(0.1, "share of the corpus, at its end, used for validation", gt=0, le=0.5)
     text_key: Text = key("text", "key of a JSONL line that holds the text")
-    validation: TextOrPath | None = key(
-        None, "file of validation questions in SQuAD's format (qa); auto: SQuAD's dev-v1.1.json"
+    validation: TextOrPath | None = auto(
+        "file of validation questions in SQuAD's format (qa); auto: SQuAD's dev-v1.1.json"
     )
     stride: int = key(128, "tokens from the start of one window of a context to the start of the next (qa)", ge=1)
     question_len: int = key(64, "longest question in tokens; longer ones are truncated (qa)", ge=1)
-    train_questions: int | None = key(None, "train on this many questions, the first ones (qa); auto: all", ge=1)
-    validation_questions: int | None = key(
-        None, "validate on this many questions, the first ones (qa); auto: all", ge=1
-    )
+    train_questions: int | None = auto("train on this many questions, the first ones (qa); auto: all", ge=1)
+    validation_questions: int | None = auto("validate on this many questions, the first ones (qa); auto: all", ge=1)
     prefetch: int = key(16, "largest number of steps whose batches are read ahead; 0: read when needed", ge=0)
 
 
@@ -236,8 +219,8 @@ class Train(Section):
 
     num_steps: int = key(1000, "number of weight updates", ge=1)
     global_batch_size: int = key(12, "samples per step, over all ranks", ge=1, le=MAX_SAMPLES)
-    microbatch_size: int | None = key(
-        None, "samples of a rank's forward pass; gradients are accumulated; auto: all of the rank's", ge=1
+    microbatch_size: int | None = auto(
+        "samples of a rank's forward pass; gradients are accumulated; auto: all of the rank's", ge=1
     )
     precision: Literal["fp64", "fp32", "bf16"] = key(
         "fp32", "number format of weights and activations; bf16 keeps an fp32 master copy of the weights"
@@ -247,7 +230,7 @@ class Train(Section):
         "none", "what torch.compile compiles: nothing, each block by itself, or the whole model"
     )
     eval_every: int = key(250, "steps between validation losses; 0: never", ge=0)
-    eval_samples: int | None = key(None, "samples per validation loss; auto: the whole validation split", ge=1)
+    eval_samples: int | None = auto("samples per validation loss; auto: the whole validation split", ge=1)
     matmul: Literal["auto", "exact", "fast"] = key(
         "auto",
         "kernels of fp32 matrix products on CPU: exact: torch's default; fast: those of torch's medium precision; "
@@ -259,7 +242,7 @@ class Train(Section):
     head_chunk_tokens: int = key(
         1024, "tokens whose logits are in memory at the same time; 0: those of the whole micro-batch", ge=0
     )
-    num_threads: int | None = key(None, "threads per rank; auto: cores / ranks on this machine", ge=1, le=1024)
+    num_threads: int | None = auto("threads per rank; auto: cores / ranks on this machine", ge=1, le=1024)
     deterministic: bool = key(False, "refuse operations whose result varies between identical runs")
 
 
@@ -278,8 +261,8 @@ class Optimizer(Section):
     max_grad_norm: float = key(1.0, "global gradient norm is clipped to this; 0: no clipping", ge=0)
     schedule: Literal["cosine", "linear", "constant"] = key("cosine", "decay of the learning rate after the warm-up")
     warmup_steps: int = key(0, "steps over which the learning rate rises from 0", ge=0)
-    decay_steps: int | None = key(
-        None, "step at which min_learning_rate is reached, counted from 0; auto: train.num_steps", ge=1
+    decay_steps: int | None = auto(
+        "step at which min_learning_rate is reached, counted from 0; auto: train.num_steps", ge=1
     )
     scale_learning_rate: Literal["none", "linear", "sqrt"] = key(
         "none", "multiply both learning rates by the number of data-parallel ranks, or by its square root"
@@ -290,8 +273,8 @@ class Parallel(Section):
     """How the ranks divide the work. World size = pp x dp_replicate x dp_shard x cp x tp."""
 
     ranks: int = key(1, "ranks that `codescent train` starts on this machine, unless a launcher started it", ge=1)
-    dp_replicate: int | None = key(
-        None, "model replicas, each with its part of the batch; auto: world size / all other axes", ge=1
+    dp_replicate: int | None = auto(
+        "model replicas, each with its part of the batch; auto: world size / all other axes", ge=1
     )
     pp: int = key(1, "pipeline stages", ge=1)
     schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero-bubble"] = key(
@@ -364,7 +347,7 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
-        if problems := [f"{found.keys[0]}: {found.problem}" for found in contradictions(self)]:
+        if problems := [f"{keys[0]}: {problem}" for keys, problem in contradictions(self)]:
             raise ValueError("; ".join(problems))
         return self
 
@@ -377,24 +360,21 @@ SECTIONS: dict[str, type[Section]] = {
 """Section name to model, in the order of files and tables."""
 
 
-class Contradiction(NamedTuple):
-    """Values that are valid one by one and contradict each other. Messages begin with `keys[0]`."""
-
-    keys: tuple[str, ...]
-    problem: str
+Contradiction = tuple[tuple[str, ...], str]
+"""Keys whose values are valid one by one and contradict each other, and the problem, to be read after the first key."""
 
 
 def contradictions(config: Config) -> Iterator[Contradiction]:
     """Contradictions that hold for every world size, preset and corpus. `build` refuses the others."""
     optimizer, train = config.optimizer, config.train
     if optimizer.min_learning_rate > optimizer.learning_rate:
-        yield Contradiction(
+        yield (
             ("optimizer.min_learning_rate", "optimizer.learning_rate"),
             f"given {optimizer.min_learning_rate}, which is above optimizer.learning_rate ({optimizer.learning_rate}); "
             "the learning rate decays towards it",
         )
     if optimizer.decay_steps is not None and optimizer.warmup_steps >= optimizer.decay_steps:
-        yield Contradiction(
+        yield (
             ("optimizer.warmup_steps", "optimizer.decay_steps"),
             f"given {optimizer.warmup_steps}, but the decay that follows ends at optimizer.decay_steps "
             f"({optimizer.decay_steps}); must be a whole number from 0 to {optimizer.decay_steps - 1}",
@@ -403,7 +383,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _lora_contradictions(config)
     size, samples = train.microbatch_size, train.global_batch_size
     if size is not None and samples % size:
-        yield Contradiction(
+        yield (
             ("train.microbatch_size", "train.global_batch_size"),
             f"given {size}, which does not divide train.global_batch_size ({samples}); "
             f"the nearest smaller value that does is {nearest_divisors(samples, size)[0]}",
@@ -416,16 +396,16 @@ def _lora_contradictions(config: Config) -> Iterator[Contradiction]:
     if lora.rank is None:
         for name in ("alpha", "targets", "whole"):
             if getattr(lora, name) is not None:
-                yield Contradiction((f"lora.{name}", "lora.rank"), "given, but lora.rank is not: there are no adapters")
+                yield (f"lora.{name}", "lora.rank"), "given, but lora.rank is not: there are no adapters"
         return
     if config.train.compile == "model":
-        yield Contradiction(
+        yield (
             ("train.compile", "lora.rank"),
             'given "model", but lora.rank is set: the embedding is not trained, and the compiler does not make a '
             'gradient begin behind it; set train.compile to "blocks"',
         )
     if config.parallel.offload == "optimizer":
-        yield Contradiction(
+        yield (
             ("parallel.offload", "lora.rank"),
             'given "optimizer", but lora.rank is set: the optimizer has the state of adapters alone, which is small; '
             'set parallel.offload to "none", or to "all" (weights too, with dp_shard and zero_stage 3)',
@@ -436,25 +416,25 @@ def _device_contradictions(config: Config) -> Iterator[Contradiction]:
     """Keys that need CUDA or exclude torch.compile. With train.device = "auto" each rank checks its own device."""
     train, parallel = config.train, config.parallel
     if train.device == "cpu" and parallel.offload != "none":
-        yield Contradiction(
+        yield (
             ("parallel.offload", "train.device"),
             f'given "{parallel.offload}", but train.device is "cpu", whose memory is the host\'s: there is nothing to '
             'offload; leave it "none"',
         )
     if train.device == "cpu" and parallel.data_parallel > 1:
-        yield Contradiction(
+        yield (
             ("parallel.data_parallel", "train.device"),
             f'given {parallel.data_parallel}, but train.device is "cpu", and torch.nn.DataParallel divides a batch '
             f"over CUDA devices; for several CPU ranks set parallel.ranks to {parallel.data_parallel}, without it",
         )
     if train.compile != "none" and parallel.pp > 1 and parallel.schedule == "zero-bubble":
-        yield Contradiction(
+        yield (
             ("parallel.schedule", "train.compile"),
             f'given "zero-bubble", but train.compile is "{train.compile}": compiled layers make the gradients of their '
             'weights at once and put nothing off; set train.compile to "none", or parallel.schedule to "1f1b"',
         )
     if train.compile != "none" and parallel.data_parallel > 1:
-        yield Contradiction(
+        yield (
             ("parallel.data_parallel", "train.compile"),
             f'given {parallel.data_parallel}, but train.compile is "{train.compile}": torch.nn.DataParallel copies '
             'modules in every step, and a compiled one is not copied; set train.compile to "none", or '

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,21 +27,12 @@ class Key:
     description: str
 
 
-def keys() -> tuple[Key, ...]:
-    """Every key, in order: the source of docs/config.md and of `codescent config --keys`."""
-    return tuple(
-        Key(section, name, _wanted(field), toml_value(field.default), field.description or "")
-        for section, model in SECTIONS.items()
-        for name, field in model.model_fields.items()
-    )
-
-
 def keys_markdown() -> str:
     """The keys as Markdown: a heading and a table for each section."""
     text = ""
     for section, model in SECTIONS.items():
         text += f"### `[{section}]`\n\n{model.__doc__}\n\n| key | value | default | meaning |\n|---|---|---|---|\n"
-        for key in keys():
+        for key in KEYS.values():
             if key.section == section:
                 text += f"| `{key.name}` | {key.wanted} | `{key.default}` | {key.description} |\n"
         text += "\n"
@@ -80,3 +72,11 @@ def _bounds(field: FieldInfo) -> str:
         if hasattr(item, name)
     ]
     return f" {' and '.join(found)}" if found else ""
+
+
+KEYS: Mapping[str, Key] = {
+    f"{section}.{name}": Key(section, name, _wanted(field), toml_value(field.default), field.description or "")
+    for section, model in SECTIONS.items()
+    for name, field in model.model_fields.items()
+}
+"""Every "section.key", in order: the source of docs/config.md and of `codescent config --keys`."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from codescent.huggingface.correspond import Row, Theirs, same, with_bias
-from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings, keys
+from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings
 from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape
 
 _BLOCK, _THEIRS = "blocks.#", "bert.encoder.layer.#"
@@ -78,19 +78,17 @@ BERT = Kind(
         "seq_len": "max_position_embeddings",
     },
     fixed={
-        "hidden_act": Fixed("gelu"),
-        "layer_norm_eps": Fixed(NORM_EPS),
-        "type_vocab_size": Fixed(SEGMENTS),
-        "position_embedding_type": Fixed("absolute"),
-        "is_decoder": Fixed(False),
-        "add_cross_attention": Fixed(False),
-        "tie_word_embeddings": Fixed(True),
+        "hidden_act": ("gelu",),
+        "layer_norm_eps": (NORM_EPS,),
+        "type_vocab_size": (SEGMENTS,),
+        "position_embedding_type": ("absolute",),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
     },
     ignored=COMMON_IGNORED
-    | keys(
-        "classifier_dropout pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers output_past "
-        "pooler_size_per_head pooler_type directionality chunk_size_feed_forward"
-    ),
+    + "classifier_dropout pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers output_past "
+    "pooler_size_per_head pooler_type directionality chunk_size_feed_forward",
     rows=lambda shape: (*_BODY, *_HEADS[shape.head]),
     axes=lambda shape: {"h": shape.num_heads, "e": 3},
     read=_read,

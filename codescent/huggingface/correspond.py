@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from codescent.plan.shard import Parameter
 
-Index = npt.NDArray[np.intp]
-"""Indices in one dim, in any order."""
+Index = npt.NDArray[np.intp]  # indices in one dim, in any order
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,11 @@ def same(ours: str, theirs: str, dims: str, their_dims: str = "") -> Row:
     return Row(ours, dims, (Theirs(theirs, their_dims or dims),))
 
 
-def with_bias(ours: str, theirs: str, dims: str) -> tuple[Row, Row]:
-    """A weight of `dims`, outputs first, and its bias."""
-    return same(f"{ours}.weight", f"{theirs}.weight", dims), same(f"{ours}.bias", f"{theirs}.bias", words(dims)[0])
+def with_bias(ours: str, theirs: str, dims: str, their_dims: str = "") -> tuple[Row, Row]:
+    """A weight of `dims`, outputs first, and its bias; in `their_dims`, if given, outputs come last."""
+    outputs, their_outputs = words(dims)[0], words(their_dims)[-1] if their_dims else ""
+    weight = same(f"{ours}.weight", f"{theirs}.weight", dims, their_dims)
+    return weight, same(f"{ours}.bias", f"{theirs}.bias", outputs, their_outputs)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ Does not read a tensor's values and does not import torch: preflight asks before
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -20,7 +21,7 @@ from codescent.base.dtypes import FLOATS, NUMBER_FORMATS
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.safetensors_header import read_header
-from codescent.huggingface import KINDS, Kind
+from codescent.huggingface import KINDS, Kind, tokens
 from codescent.huggingface.correspond import Part, correspond
 from codescent.plan import Parameter
 
@@ -130,6 +131,50 @@ def open_folder(path: Path) -> Folder:
     return Folder(path, kind, shape, sizes, found, absent, spare)
 
 
+def fitting(path: Path, kind: str, shape: models.Shape, tokenizer_text: str | None, tokenizer: str) -> Folder:
+    """The folder, if its weights are for this model and this tokenizer.
+
+    Args:
+        path: of the folder (`model.weights`).
+        kind: of the run's model, as for `shape`.
+        shape: its sizes.
+        tokenizer_text: the tokenizer of the run's data, as a file has it; None: it is not known.
+        tokenizer: its name, as the user wrote it (`data.tokenizer`).
+
+    Raises:
+        UserError: what is wrong with the folder, or every size that differs, and the tokenizer if it does.
+    """
+    try:
+        folder = open_folder(path)
+    except UserError as error:
+        raise UserError(*(f"model.weights: {problem}" for problem in error.problems)) from error
+    if folder.kind.name != kind:
+        here = f'model.kind = "{kind}"' if kind in KINDS else f'model.kind = "{kind}", which has no such folders'
+        raise UserError(f"model.weights: {path / CONFIG} is of a {folder.kind.name}, but {here}")
+    names = [field.name for field in dataclasses.fields(shape) if field.name not in folder.kind.free]
+    problems = [
+        f"model.{name} = {_shown(run)}: but model.weights = {path} has {_shown(folders)}"
+        for name, folders, run in ((name, getattr(folder.shape, name), getattr(shape, name)) for name in names)
+        if folders != run
+    ]
+    theirs = tokens.tokenizer_text(path)
+    if tokenizer_text and theirs and (other := tokens.differing_tokens(tokenizer_text, theirs)):
+        shown = ", ".join(map(repr, other[:3]))
+        file = path / tokens.TOKENIZER
+        hint = f"; give data.tokenizer = {file}" if file.is_file() else ""
+        problems.append(
+            f"data.tokenizer = {tokenizer}: {len(other)} of its tokens ({shown}{', …' * (len(other) > 3)}) have "
+            f"not the same number in the tokenizer of model.weights = {path}{hint}"
+        )
+    if problems:
+        raise UserError(*problems)
+    return folder
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _misfits(path: Path, kind: Kind, wanted: Mapping[str, Part], found: Mapping[str, Stored]) -> Iterator[str]:
     """Tensors that are missing, too many, or others than config.json implies."""
     tied = {name: other for name, other in kind.tied.items() if name not in wanted}
@@ -174,19 +219,20 @@ def _shape(
 ) -> tuple[dict[str, Any], models.Shape | None, list[str]]:
     """Our sizes and our shape, or what our model is not."""
     where = path / CONFIG
-    known = {*kind.sizes.values(), *kind.fixed, *kind.ignored, *kind.handled}
+    known = {*kind.sizes.values(), *kind.fixed, *kind.ignored.split(), *kind.handled}
     unknown = f"not known for {kind.model_type}: what it changes in the model cannot be told"
     problems = [f"{where}: {key} = {json.dumps(settings[key])}: {unknown}" for key in settings if key not in known]
-    for key, fixed in kind.fixed.items():
-        value, only = settings.get(key, fixed.value), f"our {kind.name} has {json.dumps(fixed.value)} alone"
-        alike = [one for one in (fixed.value, *fixed.others) if isinstance(value, bool) == isinstance(one, bool)]
-        if value not in alike:
+    for key, alike in kind.fixed.items():
+        value = settings.get(key, alike[0])
+        if value not in [one for one in alike if isinstance(value, bool) == isinstance(one, bool)]:
+            only = f"our {kind.name} has {json.dumps(alike[0])} alone"
             problems.append(f"{where}: {key} = {json.dumps(value)}: {only}")
     try:
         sizes = dict(kind.defaults(settings))
         sizes |= {ours: settings[key] for ours, key in kind.sizes.items() if settings.get(key) is not None}
         problems += [f"{where}: {key}: missing" for ours, key in kind.sizes.items() if ours not in sizes]
-        wrong = [key for ours, key in kind.sizes.items() if not _is_size(sizes.get(ours, 0), ours in _REAL)]
+        kinds = {ours: (int, float) if ours in _REAL else (int,) for ours in kind.sizes}
+        wrong = [key for ours, key in kind.sizes.items() if type(sizes.get(ours, 0)) not in kinds[ours]]
         problems += [f"{where}: {key} = {json.dumps(settings.get(key))}: not a size" for key in wrong]
         rest, unlike = kind.read(settings)
         problems += [f"{where}: {problem}" for problem in unlike]
@@ -200,10 +246,6 @@ def _shape(
         return {}, None, [*problems, f"{where}: not the config of a {kind.model_type} ({error})"]
     except UserError as error:
         return {}, None, [*problems, *error.problems]
-
-
-def _is_size(value: object, real: bool) -> bool:
-    return isinstance(value, int | float if real else int) and not isinstance(value, bool)
 
 
 def _tensors(path: Path, kind: Kind, settings: Mapping[str, Any]) -> tuple[dict[str, Stored], list[str]]:

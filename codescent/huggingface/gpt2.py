@@ -6,33 +6,25 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from codescent.huggingface.correspond import Row, same, with_bias
-from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings, keys
+from codescent.huggingface.correspond import same, with_bias
+from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings
 from codescent.models.gpt2.declare import GPT2Shape
 
 _BLOCK, _THEIRS = "blocks.#", "transformer.h.#"
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
-def _conv(ours: str, theirs: str, outputs: str = "o", their_outputs: str = "o") -> tuple[Row, Row]:
-    """Their Conv1D has [input, output], our Linear [output, input]."""
-    return (
-        same(f"{ours}.weight", f"{theirs}.weight", f"{outputs} i", f"i {their_outputs}"),
-        same(f"{ours}.bias", f"{theirs}.bias", outputs, their_outputs),
-    )
-
-
 # Axes: v vocabulary, t positions, d hidden_dim, o outputs, i inputs; h heads, k channels of a head, e query/key/value.
-# Our qkv rows go head by head; theirs are all queries, then all keys, then all values.
+# Our qkv rows go head by head; theirs are all queries, all keys, all values. Their Conv1D has [input, output].
 ROWS = (
     same("tok.weight", "transformer.wte.weight", "v d"),
     same("pos.weight", "transformer.wpe.weight", "t d"),
     *with_bias(f"{_BLOCK}.norm_1", f"{_THEIRS}.ln_1", "d"),
-    *_conv(f"{_BLOCK}.attn.qkv", f"{_THEIRS}.attn.c_attn", "(h e k)", "(e h k)"),
-    *_conv(f"{_BLOCK}.attn.out", f"{_THEIRS}.attn.c_proj"),
+    *with_bias(f"{_BLOCK}.attn.qkv", f"{_THEIRS}.attn.c_attn", "(h e k) i", "i (e h k)"),
+    *with_bias(f"{_BLOCK}.attn.out", f"{_THEIRS}.attn.c_proj", "o i", "i o"),
     *with_bias(f"{_BLOCK}.norm_2", f"{_THEIRS}.ln_2", "d"),
-    *_conv(f"{_BLOCK}.mlp.up", f"{_THEIRS}.mlp.c_fc"),
-    *_conv(f"{_BLOCK}.mlp.down", f"{_THEIRS}.mlp.c_proj"),
+    *with_bias(f"{_BLOCK}.mlp.up", f"{_THEIRS}.mlp.c_fc", "o i", "i o"),
+    *with_bias(f"{_BLOCK}.mlp.down", f"{_THEIRS}.mlp.c_proj", "o i", "i o"),
     *with_bias("norm", "transformer.ln_f", "d"),
 )
 
@@ -64,18 +56,15 @@ GPT2 = Kind(
     },
     defaults=lambda settings: {"ffn_dim": 4 * settings.get("n_embd", 0)},
     fixed={
-        "activation_function": Fixed("gelu_new", ("gelu_pytorch_tanh",)),
-        "layer_norm_epsilon": Fixed(1e-5),
-        "scale_attn_weights": Fixed(True),
-        "scale_attn_by_inverse_layer_idx": Fixed(False),
-        "add_cross_attention": Fixed(False),
-        "tie_word_embeddings": Fixed(True),
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "layer_norm_epsilon": (1e-5,),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
     },
-    ignored=COMMON_IGNORED
-    | keys(
-        "n_ctx is_decoder reorder_and_upcast_attn summary_activation summary_first_dropout "
-        "summary_proj_to_labels summary_type summary_use_proj"
-    ),
+    ignored=COMMON_IGNORED + "n_ctx is_decoder reorder_and_upcast_attn summary_activation summary_first_dropout "
+    "summary_proj_to_labels summary_type summary_use_proj",
     rows=lambda shape: ROWS,
     axes=lambda shape: {"h": shape.num_heads, "e": 3},
     full=lambda shape: dataclasses.replace(shape, bias=True),

@@ -10,16 +10,7 @@ from typing import Any
 from codescent.huggingface.correspond import Row
 from codescent.models import Shape
 
-Settings = Mapping[str, Any]
-"""A config.json."""
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """A key of config.json for which our model supports one value."""
-
-    value: Any  # which export writes
-    others: tuple[Any, ...] = ()  # other spellings of it
+Settings = Mapping[str, Any]  # a config.json
 
 
 @dataclass(frozen=True)
@@ -31,8 +22,8 @@ class Kind:
     architectures: Callable[[Any], tuple[str, ...]]  # classes with all parameters of a shape; export writes the first
     prefix: str  # of their tensor names, except the head's; folders without a head omit it
     sizes: Mapping[str, str]  # name of our size to key of config.json
-    fixed: Mapping[str, Fixed]  # keys with one supported value
-    ignored: Collection[str]  # keys that change neither the computation nor the stored tensors
+    fixed: Mapping[str, tuple[Any, ...]]  # keys with one supported value: it, and its other spellings
+    ignored: str  # keys that change neither the computation nor the stored tensors, separated by white space
     rows: Callable[[Any], Iterable[Row]]  # the parameter table of a shape
     axes: Callable[[Any], Mapping[str, int]]  # sizes of the table's axes that a parameter's shape does not give
     read: Callable[[Settings], tuple[dict[str, Any], list[str]]]  # our other sizes from config.json, and its problems
@@ -48,15 +39,10 @@ class Kind:
     free: Collection[str] = ("dropout",)  # sizes that may differ between a folder and a run that starts from it
 
 
-def keys(text: str) -> frozenset[str]:
-    """Keys of config.json, separated by white space."""
-    return frozenset(text.split())
-
-
-COMMON_IGNORED = keys("""
+COMMON_IGNORED = """
     model_type architectures dtype torch_dtype transformers_version _name_or_path name_or_path use_cache
     bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id decoder_start_token_id unk_token_id
     initializer_range task_specific_params return_dict output_hidden_states output_attentions torchscript id2label
     label2id finetuning_task tokenizer_class gradient_checkpointing auto_map _attn_implementation
     _attn_implementation_autoset attn_implementation problem_type
-    """)
+    """

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from codescent.huggingface.correspond import Row, Theirs, same
-from codescent.huggingface.kind import COMMON_IGNORED, Fixed, Kind, Settings
+from codescent.huggingface.kind import COMMON_IGNORED, Kind, Settings
 from codescent.models.llama.declare import LlamaShape
 from codescent.plan.model import RopeScaling
 
 _BLOCK, _THEIRS = "blocks.#", "model.layers.#"
-_SCALED = "llama3.1-8b"
-"""A preset with RopeScaling(). A config turns rotary scaling on through a preset only."""
+_SCALED = "llama3.1-8b"  # a preset with RopeScaling(): a config scales rotary positions through a preset only
 
 _SCALING = {
     "factor": "factor",
@@ -121,12 +120,12 @@ LLAMA = Kind(
     },
     defaults=lambda settings: {"num_kv_heads": settings.get("num_attention_heads"), "norm_eps": 1e-6},
     fixed={
-        "hidden_act": Fixed("silu", ("swish",)),
-        "attention_bias": Fixed(False),
-        "mlp_bias": Fixed(False),
-        "attention_dropout": Fixed(0.0),
+        "hidden_act": ("silu", "swish"),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "attention_dropout": (0.0,),
     },
-    ignored=COMMON_IGNORED | {"pretraining_tp"},
+    ignored=COMMON_IGNORED + "pretraining_tp",
     rows=lambda shape: _rows(shape.num_heads // shape.num_kv_heads),
     axes=_axes,
     read=_read,

@@ -21,16 +21,56 @@ _PREFIX = "base_model.model."
 _RANK = "R"  # no axis of a table has this name
 
 
-def parts(kind: Kind, shape: models.Shape, lora: Lora) -> list[Part]:
-    """Every tensor of the folder, with our parameter that it is a part of: adapters, and layers trained whole.
+class Adapters:
+    """What a folder of `peft` has of a model: its adapters, and layers that are trained whole.
 
-    If our matrix is several of theirs (q, k and v), each of them repeats our A and takes its rows of our B. A tied
-    embedding appears twice, because `peft` unties it from the head.
+    Attributes:
+        parts: every tensor of the folder, with our parameter that it is a part of. If our matrix is several of theirs
+            (q, k and v), each of them repeats our A and takes its rows of our B. A tied embedding appears twice,
+            because `peft` unties it from the head.
     """
+
+    def __init__(self, kind: Kind, shape: models.Shape, lora: Lora) -> None:
+        self._kind, self._lora, self._rows = kind, lora, list(kind.rows(shape))
+        self.parts = _parts(kind, shape, lora, self._rows)
+        tensors = [part.tensor for of_one in parts_of(kind, shape).values() for part in of_one]
+        self._modules = list(dict.fromkeys(_owner(name) for name in (*tensors, *kind.tied)))
+        self._whole = [p.tensor.removeprefix(_PREFIX) for p in self.parts if not is_adapter(p.parameter)]
+
+    def refusals(self) -> Iterator[str]:
+        """Why `peft` cannot load the folder: it copies the module of a layer trained whole, and nothing around it."""
+        for module in dict.fromkeys(map(_owner, self._whole)):
+            inside = [other for other in self._modules if other.startswith(f"{module}.")]
+            lacking = [name for name in self._kind.tied if _owner(name) == module and name not in self._whole]
+            if inside or lacking:
+                yield f"peft cannot load {module} apart from {', '.join([*inside, *lacking])}"
+
+    def settings(self, task_type: str | None, base: str) -> str:
+        """adapter_config.json; `task_type` is the name that `peft` has for the task, `base` the folder of weights."""
+        names = [p.tensor.removeprefix(_PREFIX) for p in self.parts if is_adapter(p.parameter)]
+        targets = list(dict.fromkeys(_module(name.rpartition(".lora_")[0]) for name in names))
+        values = {
+            "peft_type": "LORA",
+            "task_type": task_type,
+            "base_model_name_or_path": base,
+            "r": self._lora.rank,
+            "lora_alpha": self._lora.alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "fan_in_fan_out": _transposed(self._rows),
+            "target_modules": _targets(targets, set(map(_module, self._modules))),
+            "modules_to_save": _ends(list(dict.fromkeys(map(_owner, self._whole))), self._modules) or None,
+            "use_rslora": False,
+            "use_dora": False,
+            "inference_mode": True,
+        }
+        return json.dumps(values, indent=2) + "\n"
+
+
+def _parts(kind: Kind, shape: models.Shape, lora: Lora, rows: Sequence[Row]) -> list[Part]:
     trained = [p for p in models.parameters_of(kind.name, shape, lora) if p.trained]
-    rows = list(kind.rows(shape))
     table = [
-        *(adapter for row in rows if len(words(row.dims)) > 1 for adapter in _beside(row)),
+        *(adapter for row in rows if len(words(row.dims)) > 1 for adapter in _adapter(row)),
         *(replace(row, theirs=tuple(replace(one, name=_PREFIX + one.name) for one in row.theirs)) for row in rows),
     ]
     by_parameter = correspond(trained, table, kind.axes(shape))
@@ -40,37 +80,7 @@ def parts(kind: Kind, shape: models.Shape, lora: Lora) -> list[Part]:
     return found + [replace(part, tensor=_PREFIX + heads[part.tensor]) for part in tied]
 
 
-def refusals(kind: Kind, shape: models.Shape, found: Sequence[Part]) -> Iterator[str]:
-    """Why `peft` cannot load the tensors that `parts` found.
-
-    It loads a layer trained whole as a copy of its module. The copy would lack inner modules and other tensors.
-    """
-    whole = _whole(found)
-    modules = _modules(kind, shape)
-    for module in dict.fromkeys(_owner(name) for name in whole):
-        inside = [other for other in modules if other.startswith(f"{module}.")]
-        lacking = [name for name in kind.tied if _owner(name) == module and name not in whole]
-        if inside or lacking:
-            yield f"peft cannot load {module} apart from {', '.join([*inside, *lacking])}"
-
-
-def _owner(name: str) -> str:
-    """The module of a tensor."""
-    return name.rpartition(".")[0]
-
-
-def _whole(found: Sequence[Part]) -> list[str]:
-    """Names of their tensors in layers that are trained whole."""
-    return [part.tensor.removeprefix(_PREFIX) for part in found if not is_adapter(part.parameter)]
-
-
-def _modules(kind: Kind, shape: models.Shape) -> list[str]:
-    """Their modules that have tensors."""
-    names = [part.tensor for of_one in parts_of(kind, shape).values() for part in of_one]
-    return list(dict.fromkeys(_owner(name) for name in (*names, *kind.tied)))
-
-
-def _beside(row: Row) -> Iterator[Row]:
+def _adapter(row: Row) -> Iterator[Row]:
     """The rows of a matrix's adapter: B has the matrix's outputs, A its inputs."""
     owner, (*outputs, inputs) = _owner(row.parameter), words(row.dims)
     theirs_a, theirs_b = [], []
@@ -83,39 +93,9 @@ def _beside(row: Row) -> Iterator[Row]:
     yield Row(f"{owner}.{B}", " ".join([*outputs, _RANK]), tuple(theirs_b))
 
 
-def settings(
-    kind: Kind, shape: models.Shape, lora: Lora, found: Sequence[Part], task_type: str | None, base: str
-) -> str:
-    """adapter_config.json, as `peft` reads it.
-
-    Args:
-        kind: of the model, as for `shape` and `lora`.
-        shape: its sizes.
-        lora: its adapters.
-        found: from `parts`.
-        task_type: what `peft` calls the task; None: it has no name for it.
-        base: the folder of the base weights.
-    """
-    names = [part.tensor.removeprefix(_PREFIX) for part in found if is_adapter(part.parameter)]
-    targets = list(dict.fromkeys(_module(name.rpartition(".lora_")[0]) for name in names))
-    whole = list(dict.fromkeys(_owner(name) for name in _whole(found)))
-    modules = _modules(kind, shape)
-    values = {
-        "peft_type": "LORA",
-        "task_type": task_type,
-        "base_model_name_or_path": base,
-        "r": lora.rank,
-        "lora_alpha": lora.alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": _transposed(kind, shape),
-        "target_modules": _targets(targets, {_module(module) for module in modules}),
-        "modules_to_save": _ends(whole, modules) or None,
-        "use_rslora": False,
-        "use_dora": False,
-        "inference_mode": True,
-    }
-    return json.dumps(values, indent=2) + "\n"
+def _owner(name: str) -> str:
+    """The module of a tensor."""
+    return name.rpartition(".")[0]
 
 
 def _ends(whole: Sequence[str], modules: Collection[str]) -> list[str]:
@@ -139,10 +119,7 @@ def _targets(targets: Sequence[str], modules: Collection[str]) -> list[str] | st
     return list(targets)
 
 
-def _transposed(kind: Kind, shape: models.Shape) -> bool:
+def _transposed(rows: Sequence[Row]) -> bool:
     """Whether their matrices are [inputs, outputs]."""
-    for row in kind.rows(shape):
-        dims = words(row.dims)
-        if "#" in row.parameter and len(dims) > 1:
-            return words(row.theirs[0].dims)[0] == dims[-1]
-    return False
+    row = next(row for row in rows if "#" in row.parameter and len(words(row.dims)) > 1)
+    return words(row.theirs[0].dims)[0] == words(row.dims)[-1]

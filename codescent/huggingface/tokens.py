@@ -35,7 +35,10 @@ def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, 
         begin, end, inputs = None, None, ["input_ids", "token_type_ids", "attention_mask"]
         controls = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
         if fields["post_processor"] is None:
-            inner.post_processor = _between_controls(vocabulary)
+            # [CLS] text [SEP], or [CLS] question [SEP] context [SEP] (Devlin et al. 2019, section 3)
+            forms = ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
+            ids = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
+            inner.post_processor = library.processors.TemplateProcessing(*forms, ids)
     lower = (fields["normalizer"] or {}).get("lowercase")  # readers of vocab.txt alone would assume true
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -110,28 +113,16 @@ def _characters(characters: str, with_separator: bool) -> Any:
 
 
 def _bytes() -> Any:
-    """A BPE of the 256 bytes, without merges."""
-    alphabet = _byte_alphabet()
-    vocabulary = {alphabet[byte]: byte for byte in range(256)}
-    return _with_separator(bpe.byte_level(library.models.BPE(vocab=vocabulary, merges=[]), use_regex=False))
-
-
-def _byte_alphabet() -> list[str]:
-    """The character that stands for each byte (Radford et al. 2019, encoder.py, bytes_to_unicode)."""
+    """A BPE of the 256 bytes, without merges; GPT-2's characters stand for bytes (encoder.py, bytes_to_unicode)."""
     shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = [byte for byte in range(256) if byte not in shown]
-    return [chr(byte) if byte in shown else chr(256 + hidden.index(byte)) for byte in range(256)]
+    vocabulary = {chr(byte) if byte in shown else chr(256 + hidden.index(byte)): byte for byte in range(256)}
+    return _with_separator(bpe.byte_level(library.models.BPE(vocab=vocabulary, merges=[]), use_regex=False))
 
 
 def _with_separator(inner: Any) -> Any:
     inner.add_special_tokens([library.AddedToken(SEPARATOR_TEXT, special=True, normalized=False)])
     return inner
-
-
-def _between_controls(vocabulary: Mapping[str, int]) -> Any:
-    """[CLS] text [SEP], or [CLS] question [SEP] context [SEP] (Devlin et al. 2019, section 3)."""
-    controls = [(name, vocabulary[name]) for name in ("[CLS]", "[SEP]")]
-    return library.processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", controls)
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -21,11 +21,8 @@ from codescent.huggingface.correspond import Part
 from codescent.huggingface.folder import INDEX, WEIGHTS
 from codescent.huggingface.read import take
 
-BLOCK_NUMEL = 1 << 21
-"""About how many elements of a tensor are written at a time, and of a parameter are read at a time."""
-
-Read = Callable[[str, tuple[slice, ...]], torch.Tensor]
-"""A box of the parameter of that name."""
+BLOCK_NUMEL = 1 << 21  # about how many elements of a tensor are written, or of a parameter read, at a time
+Read = Callable[[str, tuple[slice, ...]], torch.Tensor]  # a box of the parameter of that name
 
 
 @dataclass(frozen=True)

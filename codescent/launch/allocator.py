@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-MARKER = "CODESCENT_ALLOCATOR"
-"""Set in a tuned environment, so that a process restarts at most once."""
+MARKER = "CODESCENT_ALLOCATOR"  # set in a tuned environment, so that a process restarts at most once
 
 TUNABLES: Mapping[str, str] = {
     "glibc.malloc.mmap_max": "0",  # freed big blocks return to the heap, not to the kernel: no page faults

@@ -13,11 +13,8 @@ from codescent.base.rank import LOOPBACK, Rank
 from codescent.launch.launchers import TORCHRUN, TORCHRUN_SET, Launcher, is_set, started_by
 from codescent.launch.slurm_lists import counts, hosts
 
-STORE_FD = "CODESCENT_STORE_FD"
-"""Descriptor of the listening socket that `launch/local.py` hands to rank 0."""
-
-PORTS = range(20_000, 30_000)
-"""Range of ports derived from a job's name: above those of services, below ephemeral ones."""
+STORE_FD = "CODESCENT_STORE_FD"  # descriptor of the listening socket that local.py hands to rank 0
+PORTS = range(20_000, 30_000)  # of jobs, by their names: above the ports of services, below ephemeral ones
 
 MEANINGS: Mapping[str, str] = {
     "rank": "number of this process among all",
@@ -56,14 +53,14 @@ def ancestor(program: str) -> int | None:
 
 
 class _Reader:
-    """Reads the variables of one launcher and collects `problems`."""
+    """Reads the variables of one launcher and collects problems."""
 
     def __init__(self, env: Mapping[str, str], launcher: Launcher) -> None:
         self._env, self._launcher = env, launcher
         self._numbers: dict[str, int] = {}  # by role
         self._names: dict[str, str] = {}  # role to the variable that gave its number
         self._index: int | None = None  # of this machine in lists over machines
-        self.problems: list[str] = []
+        self._problems: list[str] = []
 
     def place(self) -> Rank:
         """Read all variables. Raises UserError with all problems."""
@@ -76,8 +73,8 @@ class _Reader:
         attempt = self._number(launcher.attempt, "") if launcher.attempt else None
         store_fd = self._number(STORE_FD, "") if launcher is TORCHRUN else None
         self._contradictions()
-        if self.problems:
-            raise UserError(*dict.fromkeys(self.problems))
+        if self._problems:
+            raise UserError(*dict.fromkeys(self._problems))
         return Rank(
             **numbers,
             master_addr=address,
@@ -88,6 +85,9 @@ class _Reader:
             launcher=launcher.name,
             job=job,
         )
+
+    def _refuse(self, problem: str) -> None:
+        self._problems.append(f"environment: {problem}")
 
     def _text(self, name: str) -> str:
         return self._env.get(name, "").strip()
@@ -105,9 +105,9 @@ class _Reader:
         self._numbers[role] = said[first]
         for name, number in said.items():
             if number != said[first]:
-                self.problems.append(
-                    f"environment: {first} says {said[first]}, {name} says {number} ({MEANINGS[role]}); they are left "
-                    f"over from different jobs, steps or launchers: unset those that are not of this process's "
+                self._refuse(
+                    f"{first} says {said[first]}, {name} says {number} ({MEANINGS[role]}); they are left over from "
+                    f"different jobs, steps or launchers: unset those that are not of this process's "
                     f"{self._launcher.name}"
                 )
 
@@ -119,7 +119,7 @@ class _Reader:
         if text.isascii() and text.isdigit():
             return int(text)
         if text:
-            self.problems.append(f'environment: {name}: given "{text}"; must be a whole number >= 0')
+            self._refuse(f'{name}: given "{text}"; must be a whole number >= 0')
         return None
 
     def _in_list(self, name: str) -> int | None:
@@ -128,7 +128,7 @@ class _Reader:
         try:
             of_nodes = counts(self._text(name))
         except ValueError as error:
-            self.problems.append(f'environment: {name}: given "{self._text(name)}"; {error}')
+            self._refuse(f'{name}: given "{self._text(name)}"; {error}')
             return None
         if self._index is None:
             if not is_set(self._env, node):
@@ -137,10 +137,8 @@ class _Reader:
         if self._index is None:
             return None
         if self._index >= len(of_nodes):
-            self.problems.append(
-                f"environment: {node} is {self._index}; must be below {len(of_nodes)}, the number of machines in "
-                f'{name} ("{self._text(name)}")'
-            )
+            what = f'the number of machines in {name} ("{self._text(name)}")'
+            self._refuse(f"{node} is {self._index}; must be below {len(of_nodes)}, {what}")
             return None
         return of_nodes[self._index]
 
@@ -164,17 +162,17 @@ class _Reader:
                 try:
                     return hosts(self._text(name))[0]
                 except ValueError as error:
-                    self.problems.append(f'environment: {name}: given "{self._text(name)}"; {error}')
+                    self._refuse(f'{name}: given "{self._text(name)}"; {error}')
                     return ""
         if self._launcher.hosts:
             self._missing(" or ".join((*self._launcher.hosts, "MASTER_ADDR")), "MASTER_ADDR")
         elif not self._launcher.fills:
             self._missing("MASTER_ADDR", "MASTER_ADDR")
         elif {"world_size", "local_world_size"} <= self._numbers.keys():
-            self.problems.append(
-                f"environment: MASTER_ADDR ({MEANINGS['MASTER_ADDR']}) is not set, and {self._launcher.name} names "
-                f"none: only {self._numbers['local_world_size']} of {self._numbers['world_size']} ranks are on this "
-                f"machine; give every rank the name of the machine of rank 0: {self._launcher.hand_over}"
+            self._refuse(
+                f"MASTER_ADDR ({MEANINGS['MASTER_ADDR']}) is not set, and {self._launcher.name} names none: only "
+                f"{self._numbers['local_world_size']} of {self._numbers['world_size']} ranks are on this machine; give "
+                f"every rank the name of the machine of rank 0: {self._launcher.hand_over}"
             )
         return ""
 
@@ -183,7 +181,7 @@ class _Reader:
         if is_set(self._env, "MASTER_PORT"):
             port = self._number("MASTER_PORT", "")
             if port is not None and not 0 < port < 2**16:
-                self.problems.append(f"environment: MASTER_PORT is {port}; must be from 1 to 65535")
+                self._refuse(f"MASTER_PORT is {port}; must be from 1 to 65535")
             return port or 0
         if job:
             return PORTS[zlib.crc32(job.encode()) % len(PORTS)]
@@ -191,8 +189,8 @@ class _Reader:
             self._missing("MASTER_PORT", "MASTER_PORT")
         else:
             of = " or ".join(".".join(names) for names in self._launcher.job)
-            self.problems.append(
-                f"environment: MASTER_PORT ({MEANINGS['MASTER_PORT']}) is not set, and nothing names the job of "
+            self._refuse(
+                f"MASTER_PORT ({MEANINGS['MASTER_PORT']}) is not set, and nothing names the job of "
                 f"{self._launcher.name}, by which its ranks could agree on one ({of} is not set); give every rank a "
                 f"free port of the machine of rank 0: {self._launcher.hand_over}"
             )
@@ -202,9 +200,7 @@ class _Reader:
         launcher = self._launcher
         whole = f"a launcher such as torchrun sets all of {', '.join(TORCHRUN_SET)}"
         sets = whole if launcher is TORCHRUN else f"set by {launcher.name}"
-        self.problems.append(
-            f"environment: {names} ({MEANINGS[role]}) is not set, but {launcher.mark(self._env)} is; {sets}"
-        )
+        self._refuse(f"{names} ({MEANINGS[role]}) is not set, but {launcher.mark(self._env)} is; {sets}")
 
     def _contradictions(self) -> None:
         """Refuse numbers that are impossible together."""
@@ -217,4 +213,4 @@ class _Reader:
         ):
             if small in numbers and large in numbers and numbers[small] + gap > numbers[large]:
                 limit = f"must be {'below' if gap else 'at most'} {names[large]} ({numbers[large]}){why}"
-                self.problems.append(f"environment: {names[small]} is {numbers[small]}; {limit}")
+                self._refuse(f"{names[small]} is {numbers[small]}; {limit}")

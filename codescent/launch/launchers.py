@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-MAX_NORMAL_STEP_ID = 0xFFFFFFF0
-"""From slurm.h. Higher ids are SLURM's own steps (batch, extern, interactive), not started by the user's srun."""
+MAX_NORMAL_STEP_ID = 0xFFFFFFF0  # slurm.h; higher ids are SLURM's own steps (batch, extern, interactive)
 
 
 def is_set(env: Mapping[str, str], name: str) -> bool:
@@ -23,10 +22,6 @@ def in_srun_step(env: Mapping[str, str]) -> bool:
     """
     text = next((env[name].strip() for name in ("SLURM_STEP_ID", "SLURM_STEPID") if is_set(env, name)), "")
     return text.isascii() and text.isdigit() and int(text) <= MAX_NORMAL_STEP_ID
-
-
-def _outside_srun(env: Mapping[str, str]) -> bool:
-    return not in_srun_step(env)
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ OTHERS = (
         local_world_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
         job=(("PALS_APID",),),
         hand_over="mpiexec --env NAME=VALUE",
-        where=_outside_srun,  # SLURM's mpi/cray_shasta sets PALS_RANKID, too
+        where=lambda env: not in_srun_step(env),  # SLURM's mpi/cray_shasta sets PALS_RANKID, too
     ),
     Launcher(
         name="mpiexec of Hydra (MPICH, Intel MPI)",
@@ -122,7 +117,7 @@ OTHERS = (
         world_size=("PMI_SIZE",),
         local_world_size=("PMI_LOCAL_SIZE",),
         job=(("PMI_JOBID",),),
-        where=_outside_srun,  # SLURM's mpi/pmi2 sets rank and size, too
+        where=lambda env: not in_srun_step(env),  # SLURM's mpi/pmi2 sets rank and size, too
     ),
 )
 """In order of precedence: if one launcher starts another, the inner one comes first."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import shutil
 import signal
 import socket
@@ -13,25 +14,24 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Self
 
 from codescent.base.cores import available_cores, threads_per_rank
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK
 from codescent.launch.environment import STORE_FD
 from codescent.launch.launchers import TORCHRUN_SET
-from codescent.launch.signals import SignalQueue
 
 SETTLE_S = 1.0  # time after a failure in which other ranks may fail by themselves: the order shows the cause
 STOP_S = 10.0  # time between SIGTERM and SIGKILL
 REPEAT_S = 0.5  # a second SIGINT within this time is the first one, repeated by a wrapper (make, uv)
 SHOWN_BYTES = 20_000  # printed from the log of a crashed rank
-
 USER_ERROR = 2
 ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLEAN_STOPS = {0, *(128 + number for number in ASKED_TO_STOP), *(-number for number in ASKED_TO_STOP)}
-
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -61,7 +61,7 @@ def run_ranks(command: Sequence[str], ranks: int, env: Mapping[str, str]) -> int
     signals = [*ASKED_TO_STOP, signal.SIGCHLD, signal.SIGTSTP]
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
         signals.remove(signal.SIGHUP)
-    with SignalQueue(signals) as queue, _Ranks(command, ranks, env) as processes:
+    with _SignalQueue(signals) as queue, _Ranks(command, ranks, env) as processes:
         code = processes.watch(queue)
         processes.report()
     return code
@@ -79,6 +79,38 @@ def rank_environment(rank: int, ranks: int, port: int, env: Mapping[str, str]) -
     inherited = {name: text for name, text in env.items() if not name.startswith("TORCHELASTIC_") and name != STORE_FD}
     values = map(str, (rank, rank, ranks, ranks, LOOPBACK, port))
     return own | inherited | dict(zip(TORCHRUN_SET, values, strict=True))
+
+
+class _SignalQueue:
+    """Inside `with`, in the main thread, signals of `numbers` are queued; then the previous handlers act again."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = numbers
+
+    def __enter__(self) -> Self:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._before: dict[int, Any] = {number: signal.signal(number, _queued) for number in self._numbers}
+        return self
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """Signals since the last call, in order; waits up to `timeout_s` for the first."""
+        ready, _, _ = select.select([self._reader], [], [], max(0.0, timeout_s))
+        return [number for number in os.read(self._reader, 4096) if number in self._numbers] if ready else []
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            with contextlib.suppress(TypeError):  # a handler that was not set from Python cannot be set back
+                signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+def _queued(number: int, frame: types.FrameType | None) -> None:
+    """Do nothing: the interpreter has already written the number into the pipe."""
 
 
 class _Ranks:
@@ -138,7 +170,7 @@ class _Ranks:
             except BlockingIOError as error:
                 raise UserError(f"cannot start rank {rank} of {self._num_ranks}: {error.strerror}") from error
 
-    def watch(self, queue: SignalQueue) -> int:
+    def watch(self, queue: _SignalQueue) -> int:
         """Wait until every rank has ended. Forward signals; stop the others when one fails."""
         while len(self._ended) < self._num_ranks:
             next_s = self._escalation[0][0] if self._escalation else time.monotonic() + 1.0
@@ -157,8 +189,10 @@ class _Ranks:
 
     def _on_signal(self, number: int) -> None:
         now_s = time.monotonic()
-        if number == signal.SIGTSTP:
-            self._pause()
+        if number == signal.SIGTSTP:  # Ctrl-Z: stop and continue the ranks together with this process
+            self._send(signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            self._send(signal.SIGCONT)
         elif number == signal.SIGINT and self._interrupted_s is not None:
             if now_s - self._interrupted_s > REPEAT_S:
                 self._killed = self._stopping = True
@@ -192,12 +226,6 @@ class _Ranks:
                     _kill_group(process)
                 else:
                     process.send_signal(number)
-
-    def _pause(self) -> None:
-        """Ctrl-Z: stop and continue the ranks together with this process."""
-        self._send(signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        self._send(signal.SIGCONT)
 
     def _culprit(self) -> int:
         """The rank that failed first. Among almost simultaneous ones, prefer an exit that cannot be a consequence."""

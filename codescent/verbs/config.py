@@ -12,7 +12,6 @@ from rich.table import Table
 
 from codescent.base.errors import UserError
 from codescent.config.load import Resolved, describe, load
-from codescent.config.sections import Config
 from codescent.config.words import keys_markdown
 
 
@@ -25,11 +24,6 @@ def main(arguments: Namespace) -> int:
     elif not arguments.keys:
         raise UserError("codescent config: give a CONFIG to show, or --keys")
     return 0
-
-
-def config_of(arguments: Namespace) -> Config:
-    """See `resolved_of`."""
-    return resolved_of(arguments).config
 
 
 def resolved_of(arguments: Namespace) -> Resolved:
@@ -54,11 +48,6 @@ def _show(resolved: Resolved) -> None:
     for heading in ("key", "value", "from"):
         table.add_column(heading, overflow="fold")
     for section, key, value, origin in describe(resolved):
-        table.add_row(f"{section}.{key}", value, _shortened(origin), style="dim" if origin == "default" else "")
+        shown = origin.removeprefix(f"{Path.cwd()}/")
+        table.add_row(f"{section}.{key}", value, shown, style="dim" if origin == "default" else "")
     Console(highlight=False).print(table, markup=False)
-
-
-def _shortened(origin: str) -> str:
-    """The file of FILE:LINE relative to the working folder, where it lies below it."""
-    path = Path(origin)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else origin

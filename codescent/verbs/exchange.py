@@ -37,8 +37,6 @@ from codescent.tasks import TASKS, chosen
 from codescent.verbs.config import resolved_of
 from codescent.verbs.trained import Trained, Values, find
 
-_OF_RUN = ("run.name", "run.folder")  # told by the path of the run that is made
-
 
 def export_main(arguments: Namespace) -> int:
     """Print what `export_run` did."""
@@ -71,8 +69,6 @@ def export_run(
     Args:
         run: the run folder.
         folder: to make; must not be there.
-        best: see `find`.
-        step: see `find`.
         dtype: fp64, fp32, bf16 or fp16; None: the run's precision.
         max_shard_bytes: size of a file of tensors, unless a tensor is larger.
         as_adapters: write only what was trained, as a folder of `peft`; else adapters are merged.
@@ -114,13 +110,14 @@ def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
         why = "they stand beside weights that were drawn, which nobody else has"
         raise UserError(f"{run}: --adapters: {why}; leave it out: merged weights are written")
     kind, shape = KINDS[trained.resolved.model.kind], trained.resolved.shape
-    parts = peft.parts(kind, shape, lora)
-    if problems := [f"{run}: --adapters: {why}; leave it out" for why in peft.refusals(kind, shape, parts)]:
+    adapters = peft.Adapters(kind, shape, lora)
+    parts = adapters.parts
+    if problems := [f"{run}: --adapters: {why}; leave it out" for why in adapters.refusals()]:
         raise UserError(*problems)
     size = sum(math.prod(part.shape) for part in parts) * DTYPE_BYTES[dtype]
     file = Shard(peft.ADAPTER_WEIGHTS, tuple(parts), size)
     texts, _ = _texts(trained)
-    texts = {peft.ADAPTER_CONFIG: peft.settings(kind, shape, lora, parts, trained.task.peft_task_type, base), **texts}
+    texts = {peft.ADAPTER_CONFIG: adapters.settings(trained.task.peft_task_type, base), **texts}
     _publish(folder, [file], dtype, Values(trained).held, set(), texts)
     count = f"{len(parts)} tensors, {size:,} bytes ({dtype})"
     lines = [f"step {trained.saved.step} of {run}: adapters of rank {lora.rank}: {count}"]
@@ -152,7 +149,7 @@ def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int |
         "model_type": kind.model_type,
         **{theirs: getattr(shape, ours) for ours, theirs in kind.sizes.items()},
         **kind.write(shape),
-        **{key: fixed.value for key, fixed in kind.fixed.items()},
+        **{key: alike[0] for key, alike in kind.fixed.items()},
         **ends,
         "torch_dtype": NUMBER_FORMATS[dtype].torch,
     }
@@ -179,10 +176,9 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
     except ValidationError as error:  # a name that is none for a run, a number that no model of ours has
         told = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors(include_url=False)]
         raise UserError(*problems, *(f"{run}: cannot be a run: {problem}" for problem in told)) from error
-    if vocab_size is not None and vocab_size > folder.shape.vocab_size:
-        problems.append(
-            f"{path}: its tokenizer has {vocab_size} tokens, its model a vocabulary of {folder.shape.vocab_size}"
-        )
+    rows = folder.shape.vocab_size
+    if vocab_size is not None and vocab_size > rows:
+        problems.append(f"{path}: its tokenizer has {vocab_size} tokens, its model a vocabulary of {rows}")
     if problems:
         raise UserError(*problems)
     plan = build(config, vocab_size, config.parallel.ranks).to_json()
@@ -217,7 +213,8 @@ def _looked_at(path: Path, run: Path, resolved: Resolved) -> tuple[Folder, str |
     """
     given = [name for name, origin in resolved.origins.items() if origin == "command line"]
     problems = [_told(name, path, run) for name in given if name.startswith("model.")]
-    problems += [f"{name}: given on the command line, but {run} tells it" for name in given if name in _OF_RUN]
+    of_run = [name for name in given if name in ("run.name", "run.folder")]
+    problems += [f"{name}: given on the command line, but {run} tells it" for name in of_run]
     if resolved.config.lora.rank is not None:
         problems.append(
             "lora.rank: given, but what is imported has no adapters; give it when training: codescent train "

@@ -15,7 +15,7 @@ from codescent.base.errors import UserError
 from codescent.cost.memory import StateBytes, inside_bytes, state_bytes, wire_bytes
 from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
 from codescent.preflight import plan_of
-from codescent.verbs.config import config_of
+from codescent.verbs.config import resolved_of
 from codescent.verbs.timeline import draw_plan, refusals
 
 SYNTHETIC = "synthetic: random numbers, to measure with; the loss says nothing"
@@ -23,7 +23,7 @@ SYNTHETIC = "synthetic: random numbers, to measure with; the loss says nothing"
 
 def main(arguments: Namespace) -> int:
     """Print the plan of a config, and draw its timeline if a file for it is given."""
-    config, file = config_of(arguments), arguments.timeline
+    config, file = resolved_of(arguments).config, arguments.timeline
     if file is not None and (problems := list(refusals(file))):
         raise UserError(*problems)
     plan = plan_of(config, config.parallel.ranks)

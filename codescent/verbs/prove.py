@@ -33,17 +33,10 @@ from codescent.preflight import plan_of
 from codescent.record import RunFolder
 from codescent.strategies import ORDER
 
-TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}
-"""Precision to the largest relative difference of losses and gradient norms that counts as the same."""
-
+TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}  # largest relative difference that counts as the same
 COLUMNS = ("train_loss", "grad_norm", "val_loss")
 MAX_RANKS = 64  # per layout: all its ranks start on this machine
 STOP_S = 30.0  # time for a stopped run to save and to end its ranks
-
-
-def main(arguments: Namespace) -> int:
-    """Print the table; 1 unless at least one layout ran and all that ran gave the same losses."""
-    return 0 if prove(**vars(arguments)) else 1
 
 
 @dataclass(frozen=True)
@@ -159,7 +152,7 @@ def parse_layouts(text: str) -> list[Layout]:
 
 
 class Prover:
-    """Runs of one config in several layouts, in subfolders of `folder`; the other arguments are those of `prove`."""
+    """Runs of one config in several layouts, each of `steps` steps, in subfolders of `folder`."""
 
     def __init__(self, config: str, overrides: Sequence[str], steps: int, precision: str, folder: Path) -> None:
         self.config, self.steps, self.folder = config, steps, folder
@@ -250,17 +243,13 @@ def _train(config: str, words: Sequence[str], *, resume: bool) -> str:
         try:
             _, said = child.communicate()
         except BaseException:  # this process is being stopped: give the run time to stop its ranks
-            _stop(child)
+            child.terminate()
+            try:
+                child.communicate(timeout=STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
             raise
     return _cause(child.returncode, said) if child.returncode else ""
-
-
-def _stop(child: subprocess.Popen[str]) -> None:
-    child.terminate()
-    try:
-        child.communicate(timeout=STOP_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
 
 
 def _cause(code: int, said: str) -> str:
@@ -309,38 +298,20 @@ def _difference(found: float | None, expected: float | None) -> float:
     return abs(found - expected) / abs(expected) if expected else abs(found)
 
 
-def prove(
-    config: str,
-    overrides: Sequence[str],
-    ranks: Sequence[int],
-    layouts: str | None,
-    steps: int,
-    precision: str,
-    *,
-    resume: bool,
-) -> bool:
-    """Run layouts and print the table; returns whether at least one ran, and all that ran gave the same losses.
+def main(arguments: Namespace) -> int:
+    """Run layouts and print the table; 0 if at least one ran, and all that ran gave the same losses.
 
-    Args:
-        config: file or name of a config, as `train` takes it.
-        overrides: section.key=value.
-        ranks: numbers of ranks whose layouts are tried.
-        layouts: try these instead (see `parse_layouts`).
-        steps: of each run, at least 2.
-        precision: a key of TOLERANCE.
-        resume: also continue each layout's checkpoint in the next one.
-
-    Raises:
-        UserError: bad arguments, or a config that does not run on one process.
+    Raises UserError: bad arguments, or a config that does not run on one process.
     """
-    if steps < 2:
+    ranks, layouts = list(dict.fromkeys(arguments.ranks)), arguments.layouts
+    if arguments.steps < 2:
         raise UserError("--steps: at least 2 are needed")
     if layouts is None and max(ranks) > MAX_RANKS:
         raise UserError(f"--ranks: {max(ranks)} ranks; at most {MAX_RANKS} can be tried on one machine")
-    tried = list(layouts_of(list(dict.fromkeys(ranks)))) if layouts is None else parse_layouts(layouts)
+    tried = list(layouts_of(ranks)) if layouts is None else parse_layouts(layouts)
     console = Console(highlight=False)
     with _stopped_by_signals(), tempfile.TemporaryDirectory(prefix="codescent-prove-") as folder:
-        prover = Prover(config, overrides, steps, precision, Path(folder))
+        prover = Prover(arguments.config, arguments.overrides, arguments.steps, arguments.precision, Path(folder))
         prover.check(tried)
         tried = [prover.filled(layout) for layout in tried]
         with console.status("one process") as status:
@@ -350,11 +321,11 @@ def prove(
                 status.update(escape(f"{number} of {len(tried)}: {layout}"))
                 findings.append(prover.attempt([layout], expected))
             fit = [layout for layout, finding in zip(tried, findings, strict=True) if not finding.refused]
-            for pair in itertools.pairwise([ALONE, *fit, ALONE]) if resume else ():
+            for pair in itertools.pairwise([ALONE, *fit, ALONE]) if arguments.resume else ():
                 status.update(escape(" -> ".join(map(str, pair))))
                 findings.append(prover.attempt(pair, expected))
     _show(console, findings, prover)
-    return {finding.verdict(prover.tolerance) for finding in findings} - {"refused"} == {"same"}
+    return 0 if {finding.verdict(prover.tolerance) for finding in findings} - {"refused"} == {"same"} else 1
 
 
 def _show(console: Console, findings: Sequence[Finding], prover: Prover) -> None:

@@ -16,12 +16,12 @@ from codescent.launch.local import run_ranks
 from codescent.models import GENERATING
 from codescent.preflight import check, saved_plan
 from codescent.record import RunFolder
-from codescent.verbs.config import config_of
+from codescent.verbs.config import resolved_of
 
 
 def main(arguments: Namespace) -> int:
     """Train as a rank of a launcher, alone, or on ranks of this machine."""
-    config = config_of(arguments)
+    config = resolved_of(arguments).config
     rank = read(os.environ)
     # One task of a launcher, such as the shell of `srun --pty bash`, is free to start ranks of its own.
     alone = rank is None or rank.world_size == 1

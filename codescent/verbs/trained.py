@@ -64,18 +64,16 @@ class Trained:
         return models.parameters_of(self.resolved.model.kind, self.resolved.shape)
 
 
-class InMemory:
+class _InMemory:
     """Tensors of a checkpoint, read at once; a TensorReader, with the same methods, reads a box at a time."""
 
     def __init__(self, path: Path, names: Collection[str]) -> None:
         self._tensors = read_tensors(path, names)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole tensor."""
         return tuple(self._tensors[name].shape)
 
     def box(self, name: str, slices: Slices) -> torch.Tensor:
-        """One box of a tensor."""
         return self._tensors[name][slices]
 
 
@@ -86,7 +84,7 @@ class Values:
     adapters were trained beside are gone or others.
     """
 
-    def __init__(self, trained: Trained, reader: type[TensorReader] | type[InMemory] = TensorReader) -> None:
+    def __init__(self, trained: Trained, reader: type[TensorReader] | type[_InMemory] = TensorReader) -> None:
         resolved, path = trained.resolved, trained.saved.path
         self._lora, self._precision = resolved.model.lora, trained.config.train.precision
         parameters = models.parameters_of(resolved.model.kind, resolved.shape, resolved.model.lora)
@@ -163,7 +161,7 @@ def module_of(trained: Trained, device: torch.device) -> nn.Module:
 
     Raises UserError: the checkpoint is damaged, or not of the model that the config describes.
     """
-    values = Values(trained, InMemory)
+    values = Values(trained, _InMemory)
     tensors = {p.name: values.box(p.name, tuple(slice(0, size) for size in p.shape)) for p in trained.declared}
     module = models.construct(models.facts_of(trained.resolved.model.kind, trained.resolved.shape))
     module.load_state_dict(tensors, assign=True)
