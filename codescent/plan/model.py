@@ -35,10 +35,10 @@ class Lora:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Rotary frequencies divided for sequences longer than those of pre-training, as in Llama 3.1.
+    """Rotary frequencies for sequences longer than those of pre-training, as in Llama 3.1.
 
-    Frequencies of waves longer than original_seq_len / low_freq_factor are divided by `factor`. Those of waves shorter
-    than original_seq_len / high_freq_factor stay. Between the two the change is gradual (meta-llama/llama-models,
+    Those of waves longer than original_seq_len / low_freq_factor are divided by `factor`; those of waves shorter than
+    original_seq_len / high_freq_factor stay; between the two the change is gradual (meta-llama/llama-models,
     models/llama3/model.py, apply_scaling).
     """
 

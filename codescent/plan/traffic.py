@@ -63,8 +63,7 @@ class Traffic:
     def inside_bytes(self) -> float:
         """Bytes that one rank moves each time between its devices, or between its device and the host.
 
-        From the first device to each of the others or from each of them to it: broadcast and reduce (n-1) S, scatter
-        and gather (n-1)/n S.
+        Between the first of n devices and the others: broadcast and reduce (n-1) S, scatter and gather (n-1)/n S.
         """
         if self.axis:
             return 0.0

@@ -46,10 +46,7 @@ def name_of(device: torch.device) -> str:
 
 
 def refusal(names: Sequence[str], wanted: str) -> str:
-    """Why the ranks cannot have these devices, named rank by rank; "" where they can.
-
-    Two ranks may not share one, and either all have one or none has.
-    """
+    """Why the ranks cannot have the devices of these names: some have none, or two share one. "" where they can."""
     if CPU in names:
         without = [str(rank) for rank, name in enumerate(names) if name == CPU]
         if len(without) == len(names):

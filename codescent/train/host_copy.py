@@ -5,24 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
+if TYPE_CHECKING:
+    from codescent.train.optimize import Weight
+
 SLOTS = 2
 """Page-locked buffers each way: one is filled while the other is read."""
-
-
-class Copied(Protocol):
-    """A weight and its master copy: see `optimize.Weight`."""
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """On the device."""
-
-    @property
-    def master(self) -> torch.Tensor:
-        """On the host."""
 
 
 class HostCopy:
@@ -32,12 +23,10 @@ class HostCopy:
     et al. 2021, "ZeRO-Offload", section 5). Only the buffers of the copies are page-locked, and all units share them:
     torch rounds page-locked memory up to a power of two, so master copies and moments could take twice their size.
 
-    Args:
-        weights: all of them, on one device.
-        units: indices of those that are copied together, in the order in which they are.
+    `weights` are on one device. `units` are the indices of those that are copied together, in order.
     """
 
-    def __init__(self, weights: Sequence[Copied], units: Sequence[Sequence[int]]) -> None:
+    def __init__(self, weights: Sequence[Weight], units: Sequence[Sequence[int]]) -> None:
         self.weights, self.units = weights, units
         self.device, self.wide_dtype = weights[0].tensor.device, weights[0].master.dtype
         self.cuda = self.device.type == "cuda"
@@ -51,7 +40,7 @@ class HostCopy:
         self.sent = 0
 
     def _slot(self, numel: int) -> torch.Tensor:
-        """Bytes for so many elements of the widest dtype."""
+        """Bytes for `numel` elements of the widest dtype."""
         return torch.empty(numel * self.wide_dtype.itemsize, dtype=torch.uint8, pin_memory=self.cuda)
 
     def fetch(self, gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

@@ -16,13 +16,13 @@ from codescent.plan import RECEIVES, SENDS, Instruction
 
 @dataclass(frozen=True)
 class Message:
-    """A message on its way to this stage."""
+    """A tensor that is being received."""
 
     work: Any
     memory: torch.Tensor
 
     def wait(self) -> torch.Tensor:
-        """Its tensor, when it has arrived."""
+        """The tensor, once it has arrived."""
         self.work.wait()
         return self.memory
 

@@ -20,7 +20,7 @@ from codescent.base.rank import Rank
 from codescent.plan import AXES, Mesh, Plan
 from codescent.train.devices import choose_device, name_of
 from codescent.train.messages import Messages
-from codescent.train.rendezvous import Neighbours, compare, meet
+from codescent.train.rendezvous import compare, meet
 
 DATASET_WAIT = timedelta(days=2)
 """Preparing a large corpus takes hours; ranks wait for it at the store, where no collective can time out."""
@@ -30,7 +30,7 @@ class World:
     """The ranks of a run as one of them sees them: device, store, and a process group for each axis of the mesh.
 
     Raises:
-        UserError: the device that is asked for is not there, or the ranks do not find each other.
+        UserError: the device is not there, or the ranks do not find each other.
     """
 
     def __init__(self, place: Rank, device: str, num_threads: int | None, timeout_s: float) -> None:
@@ -40,7 +40,7 @@ class World:
         self.store = meet(place, self.timeout)
         neighbours = compare(self.store, place, device, name_of(self.device))
         self.leaders = neighbours.leaders
-        self.num_threads = num_threads or _threads(neighbours)
+        self.num_threads = num_threads or _threads(neighbours.sharing)
         torch.set_num_threads(self.num_threads)
         _name_interface(place)
         dist.init_process_group(
@@ -64,8 +64,10 @@ class World:
         # Every rank makes as many groups as every other, or torch would name the same group differently on two ranks.
         for axis in axes:
             ranks = self.mesh.group(axis, this_rank)
-            if "[" not in axis:
-                self.groups[axis] = self._group(ranks, made)
+            if "[" not in axis:  # axes with the same ranks share a group
+                if ranks not in made:
+                    made[ranks] = self._new_group(ranks)
+                self.groups[axis] = made[ranks]
             elif this_rank in ranks:
                 self.groups[axis] = self._new_group(ranks)
             else:
@@ -79,12 +81,6 @@ class World:
     def stage(self) -> int:
         """The pipeline stage of this rank: which of the plan's programs it walks."""
         return self.mesh.coordinates(self.place.rank)["pp"]
-
-    def _group(self, ranks: tuple[int, ...], made: dict[tuple[int, ...], dist.ProcessGroup]) -> dist.ProcessGroup:
-        """The group of `ranks`, this one among them; axes with the same ranks share one."""
-        if ranks not in made:
-            made[ranks] = self._new_group(ranks)
-        return made[ranks]
 
     def _new_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         group: dist.ProcessGroup = dist.new_group(list(ranks), self.timeout, use_local_synchronization=True)
@@ -190,9 +186,8 @@ def _name_interface(place: Rank) -> None:
         )
 
 
-def _threads(neighbours: Neighbours) -> int:
+def _threads(sharing: int) -> int:
     """Threads of this rank: OMP_NUM_THREADS where it is set, else its share of the cores."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
-    if wanted.isdigit() and int(wanted) > 0:
-        return int(wanted)
-    return threads_per_rank(available_cores(), neighbours.sharing)
+    given = int(wanted) if wanted.isdigit() else 0
+    return given or threads_per_rank(available_cores(), sharing)
