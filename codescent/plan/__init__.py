@@ -23,8 +23,8 @@ from codescent.plan.shard import Parameter as Parameter
 from codescent.plan.shard import Placement as Placement
 from codescent.plan.shard import Role as Role
 from codescent.plan.shard import TensorPlan as TensorPlan
-from codescent.plan.task import Scalar as Scalar
-from codescent.plan.task import TaskFacts as TaskFacts
 from codescent.plan.traffic import Collective as Collective
 from codescent.plan.traffic import Traffic as Traffic
+from codescent.plan.work import Scalar as Scalar
+from codescent.plan.work import TaskFacts as TaskFacts
 from codescent.plan.work import Work as Work

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from codescent.plan.model import ModelFacts
 from codescent.plan.shard import Parameter, Role
-from codescent.plan.task import TaskFacts
-from codescent.plan.work import Work
+from codescent.plan.work import TaskFacts, Work
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from codescent.plan.mesh import Mesh
 from codescent.plan.model import ModelFacts
 from codescent.plan.schedule import Schedule
 from codescent.plan.shard import TensorPlan
-from codescent.plan.task import Scalar, TaskFacts
 from codescent.plan.traffic import Traffic
-from codescent.plan.work import Work
+from codescent.plan.work import Scalar, TaskFacts, Work
 
 
 class OlderPlan(ValueError):

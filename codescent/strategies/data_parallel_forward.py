@@ -13,10 +13,7 @@ Samples = tuple[int, int, torch.Tensor]
 
 
 def forward_on_devices_(part: nn.Module, num_devices: int) -> None:
-    """Scatter every call of the module over the first devices of this process, and add up its losses.
-
-    The module keeps its parameters and their names; only what a call does changes.
-    """
+    """Scatter every call of the module over the first devices of this process, and add up its losses."""
     parallel = DataParallelForward(part, num_devices)
     changed = cast(Any, part)
     changed.forward = parallel.forward
@@ -24,12 +21,7 @@ def forward_on_devices_(part: nn.Module, num_devices: int) -> None:
 
 
 class DataParallelForward:
-    """Replaces a module's own forward pass.
-
-    Attributes:
-        parallel: torch's DataParallel, which copies the module for each micro-batch. Where there is no CUDA device it
-            calls the module itself.
-    """
+    """Replaces a module's own forward pass. Without a CUDA device `parallel` calls the module itself."""
 
     def __init__(self, part: nn.Module, num_devices: int) -> None:
         self.part = part

@@ -3,9 +3,9 @@ Does not shard anything (zero does) and does not update weights. Planning reads 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from codescent.plan import DTYPE_BYTES, Collective, Layout, Mesh, Plan, TensorPlan, Traffic, Verb
 from codescent.strategies.strategy import Candidate, Gradients, Strategy, ThisRank
@@ -41,20 +41,18 @@ def buckets(numels: Sequence[int], bucket_bytes: int, wire_dtype: str) -> list[l
 class DDP(Strategy):
     """Distributed data parallelism: one all-reduce per bucket of gradients, hidden behind the rest of backward.
 
-    Ranks that share a sequence (cp) hold the same weights and know the gradients of their own tokens: they are replicas
-    like any others. Where zero shards, it reduces the shards itself.
+    Ranks that share a sequence (cp) are replicas like any others. Where zero shards, it reduces the shards itself.
     """
 
     axis = "dp_replicate"
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    variants = ({},)
 
     def serves(self, run: Candidate | Plan) -> bool:
         """Where there are replicas, and zero does not reduce for them."""
         return run.mesh.degree(replicas(run.mesh)) > 1 and run.mesh.dp_shard == 1
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
-        """Everything stays whole on every rank. Where the wire has another dtype than the sums of several
-        micro-batches, there is a second copy of the gradients; of one micro-batch they go into their buckets."""
+        """A second copy of the gradients where the sums of several micro-batches have another dtype than the wire."""
         wire_dtype = _wire_dtype(candidate.layout, tensor.weight_dtype)
         if wire_dtype == tensor.gradient_dtype:
             return tensor
@@ -67,15 +65,9 @@ class DDP(Strategy):
         dtype = _wire_dtype(plan.layout, plan.work.precision)
         numels = _numels([tensor for tensor in plan.held_by(stage) if tensor.parameter.trained], plan.mesh)
         for number, bucket in enumerate(buckets(numels, plan.layout.bucket_bytes, dtype)):
-            yield Traffic(
-                collective=Collective.ALL_REDUCE,
-                axis=replicas(plan.mesh),
-                payload_bytes=sum(numels[index] for index in bucket) * DTYPE_BYTES[dtype],
-                dtype=dtype,
-                verb=Verb.REDUCE,
-                during=plan.schedule.weight_verb,
-                what=f"gradients, bucket {number}",
-            )
+            payload_bytes = sum(numels[index] for index in bucket) * DTYPE_BYTES[dtype]
+            during, what = plan.schedule.weight_verb, f"gradients, bucket {number}"
+            yield Traffic(Collective.ALL_REDUCE, replicas(plan.mesh), payload_bytes, dtype, Verb.REDUCE, during, what)
 
     def gradients(self, parts: Sequence[torch.nn.Module], this_rank: ThisRank) -> Gradients | None:
         """Hooks on the parameters fill the buckets and send them, unless zero shards the gradients."""
@@ -114,9 +106,8 @@ class BucketedGradients:
         parameters: the trainable parameters, in the plan's order.
         buckets: indices into `parameters`, in the order in which backward completes them.
         wire_dtype: dtype of the buckets.
-        kept_dtype: dtype in which the micro-batches' gradients are added. Where it is not the parameters' own (bf16
-            weights, several micro-batches), the sums are here and not in `.grad`: in the buckets where these have it.
-        group: ranks to sum over; with one rank nothing is copied and nothing is sent. None: this rank alone.
+        kept_dtype: dtype of the micro-batches' sums. If parameters have another (bf16), the sums are not in `.grad`.
+        group: ranks to sum over; None: this rank alone. Of one rank nothing is copied or sent.
     """
 
     def __init__(
@@ -127,8 +118,7 @@ class BucketedGradients:
         kept_dtype: torch.dtype,
         group: ProcessGroup | None,
     ) -> None:
-        self.parameters = list(parameters)
-        self.buckets = [list(bucket) for bucket in buckets]
+        self.parameters, self.buckets = list(parameters), buckets
         self.bucket_of = {index: number for number, bucket in enumerate(self.buckets) for index in bucket}
         self.group = group
         self.alone = group is None or group.size() == 1
@@ -137,11 +127,10 @@ class BucketedGradients:
         self.last = False
         self.sums: dict[int, torch.Tensor] = {}
         self.complete: dict[int, torch.Tensor] = {}
-        self.views: list[torch.Tensor] = []
+        self.views: dict[int, torch.Tensor] = {}
         self.buffers: list[torch.Tensor] = []
-        self.missing = [len(bucket) for bucket in self.buckets]
-        self.next_bucket = 0
         self.works: list[Any] = []
+        self.release()
         if not self.alone:
             self._allocate()
         self.hooks = [
@@ -151,14 +140,12 @@ class BucketedGradients:
         ]
 
     def _allocate(self) -> None:
-        views: dict[int, torch.Tensor] = {}
         for bucket in self.buckets:
             sizes = [self.parameters[index].numel() for index in bucket]
             buffer = self.parameters[bucket[0]].detach().new_empty(sum(sizes), dtype=self.wire_dtype)
             self.buffers.append(buffer)
             for index, part in zip(bucket, buffer.split_with_sizes(sizes), strict=True):
-                views[index] = part.view_as(self.parameters[index])
-        self.views = [views[index] for index in range(len(self.parameters))]
+                self.views[index] = part.view_as(self.parameters[index])
 
     def _hook(self, index: int) -> Any:
         def arrived(parameter: torch.Tensor) -> None:

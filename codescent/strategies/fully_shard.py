@@ -27,7 +27,7 @@ def shard_units_(
     Args:
         module: changed in place.
         blocks: parts of it that are gathered one at a time.
-        mesh: of one dim, or two: replicas and shards.
+        mesh: shards; or replicas and shards.
         freed: units whose gathered weights are freed after their forward pass; others keep them until backward.
         whole: parameters that every rank keeps as they are.
         divisor: gradients are sums over the mesh, divided by this.

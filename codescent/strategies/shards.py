@@ -21,12 +21,9 @@ from codescent.strategies.strategy import ThisRank
 
 
 def shard_(module: nn.Module, this_rank: ThisRank, *, wire_dtype: str) -> None:
-    """Divide the module's parameters over dp_shard, block by block; they become DTensors on their wide dtype.
+    """Shard the parameters of a module, on the meta device, over dp_shard, block by block; they become DTensors.
 
-    Args:
-        module: on the meta device; its blocks are in `module.blocks`.
-        this_rank: of the plan.
-        wire_dtype: of gradients.
+    Gradients are sent in `wire_dtype`.
     """
     precision, stage = this_rank.plan.work.precision, this_rank.plan.layout.zero_stage
     mesh = _device_mesh(this_rank)
@@ -89,9 +86,8 @@ def _has_streams() -> bool:
 def _prefetch(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
     """Gather the weights of the next unit while one computes: in forward the block after, in backward the one before.
 
-    By default fully_shard goes, in backward, by the order of the forward passes so far. Where a pipeline has several
-    under way, it would take the last unit of the pass before to follow the first block, and gather its weights in vain.
-    Nothing follows the first block: it names the root, which is there until backward is over.
+    By default fully_shard goes, in backward, by the order of the forward passes so far: with several of a pipeline in
+    flight it would gather in vain after the first block. Here the root follows it, which is there until the end.
     """
     forward = [cast(FSDPModule, unit) for unit in (module, *blocks)]
     for unit, following in zip(forward, forward[1:]):

@@ -8,22 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.nearest import near_multiples
-from codescent.plan import (
-    DTYPE_BYTES,
-    WIDE,
-    Collective,
-    Parameter,
-    Placement,
-    Plan,
-    Role,
-    TensorPlan,
-    Traffic,
-    Verb,
-    Work,
-)
+from codescent.plan import DTYPE_BYTES, WIDE, Collective, Parameter, Placement, Plan, Role, TensorPlan, Traffic, Verb
 from codescent.strategies.refusals import near_degrees, near_lengths
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
@@ -50,7 +38,7 @@ class Tensor(Strategy):
     """
 
     axis = "tp"
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({}, {"sequence_parallel": False})
+    variants = ({}, {"sequence_parallel": False})
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Heads that do not divide, positions that do not where they have to."""
@@ -64,7 +52,7 @@ class Tensor(Strategy):
                     f"parallel.tp = {degree}: {number} {what} do not divide into {degree} parts; nearest that would "
                     f"do: {near_degrees(candidate, self.axis, number, _fits)}"
                 )
-        for length in _lengths(work) if candidate.layout.sequence_parallel else ():
+        for length in _divided_lengths(candidate):
             if length // cp % degree:
                 shared, slices = (f" / {cp} (cp)", 2) if cp > 1 else ("", 1)
                 factor = cp * math.lcm(slices, degree)
@@ -149,14 +137,14 @@ class Tensor(Strategy):
 
 def _fits(candidate: Candidate) -> bool:
     mesh, model = candidate.mesh, candidate.model
-    lengths = _lengths(candidate.work) if candidate.layout.sequence_parallel else ()
-    whole = all(length // mesh.cp % mesh.tp == 0 for length in lengths)
+    whole = all(length // mesh.cp % mesh.tp == 0 for length in _divided_lengths(candidate))
     return model.num_heads % mesh.tp == 0 and model.num_kv_heads % mesh.tp == 0 and whole
 
 
-def _lengths(work: Work) -> tuple[int, ...]:
-    """Positions of each sequence of a sample."""
-    return work.streams or (work.seq_len,)
+def _divided_lengths(candidate: Candidate) -> tuple[int, ...]:
+    """Positions of each sequence of a sample that is divided over tp."""
+    work = candidate.work
+    return (work.streams or (work.seq_len,)) if candidate.layout.sequence_parallel else ()
 
 
 def _record(
@@ -191,10 +179,8 @@ def _exchanges(
 
 
 def _outputs_made_again(plan: Plan, held: Sequence[Parameter], stream: int | None) -> int:
-    """How many row-parallel outputs are reduced a second time when blocks are recomputed.
-
-    All but a block's last one; that one too where backward needs it: for a dropout mask, or as the input of a norm.
-    """
+    """How many row-parallel outputs are reduced a second time when blocks are recomputed: all but a block's last one,
+    and that one too where backward needs it, for a dropout mask or as the input of a norm."""
     needed: dict[str, bool] = {}
     last: dict[int, str] = {}  # by depth: the latest output so far
     for parameter in held:

@@ -60,8 +60,7 @@ class DataParallel(Strategy):
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
         """In every micro-batch weights out, samples out, losses in, gradients in; all of it is waited for."""
         work, devices, precision = plan.work, plan.layout.data_parallel, plan.work.precision
-        weights_bytes = plan.num_parameters * DTYPE_BYTES[precision]
-        wide = WIDE[precision]
+        weights_bytes, wide = plan.num_parameters * DTYPE_BYTES[precision], WIDE[precision]
         samples_bytes = 2 * TOKEN_BYTES * work.microbatch_size * work.seq_len
         for collective, payload_bytes, dtype, verb, what in (
             (Collective.BROADCAST, weights_bytes, precision, Verb.FORWARD, "weights"),
@@ -75,7 +74,6 @@ class DataParallel(Strategy):
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """The chunk's forward pass becomes one on every device."""
-        # Here, since it needs torch, which planning does not.
-        from codescent.strategies.data_parallel_forward import forward_on_devices_  # noqa: PLC0415
+        from codescent.strategies.data_parallel_forward import forward_on_devices_  # noqa: PLC0415 - needs torch
 
         forward_on_devices_(part, this_rank.plan.layout.data_parallel)
