@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Batch, Loader, Portion
+from codescent.models.decoder import Part
 from codescent.operators.linear import Deferred
 from codescent.plan import AXES, DTYPE_BYTES, RECEIVES, SCALARS, SENDS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
@@ -44,36 +45,6 @@ class StepResult:
     grad_norm: float
     stop: bool
     seconds: dict[str, float]
-
-
-class Trainable(Protocol):
-    """A chunk of a model, as the executor calls it.
-
-    Attributes:
-        embeds: whether it reads tokens; else activations.
-        ends: whether it returns the sum of the losses; else activations.
-        deferred: weight gradients that its backward passes have put off.
-    """
-
-    embeds: bool
-    ends: bool
-    deferred: Deferred
-    training: bool
-
-    def train(self, mode: bool = True) -> object:
-        """Switch dropout on or off."""
-
-    def set_dropout_context(self, seed: int, step: int, sample_ids_B: torch.Tensor) -> None:
-        """Name the samples that the next forward pass reads."""
-
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """The weights."""
-
-    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor | None = None, **how: Any) -> torch.Tensor:
-        """The sum of the losses, or activations [B, T, D].
-
-        `how`: `loss_scale`, a factor on the gradients of the losses; the extras of the samples, if the task has any.
-        """
 
 
 class Stopwatch:
@@ -108,13 +79,8 @@ class Stopwatch:
 class InFlight:
     """A micro-batch of one chunk, from the receive of its inputs to the end of its backward pass.
 
-    Attributes:
-        coming: the message that the next computation reads.
-        inputs: activations of the stage before.
-        outputs: activations, or the loss, with their graph.
-        output_gradient: of the stage after.
-        input_gradient: for the stage before.
-        deferred: what BACKWARD_WEIGHT adds: gradients that are made, and functions that make the others.
+    `coming` is the message that the next computation reads, `inputs` are activations of the stage before, `outputs`
+    activations or the loss. `deferred` is for BACKWARD_WEIGHT: gradients, and functions that make the others.
     """
 
     coming: Message | None = None
@@ -129,21 +95,15 @@ class Chunk:
     """A chunk of the model on this rank, and its micro-batches in flight, by number."""
 
     def __init__(self, part: torch.nn.Module) -> None:
-        self.part = cast(Trainable, part)
+        self.part = cast(Part, part)
         self.in_flight: defaultdict[int, InFlight] = defaultdict(InFlight)
 
 
 class Executor:
     """Walks one pipeline stage's instruction list, step after step.
 
-    Args:
-        plan: the plan.
-        world: this rank, its stage and its process groups.
-        parts: the chunks of this stage, as the strategies have left them.
-        gradients: owner of their gradients.
-        optimizer: owner of the weights.
-        loader: owner of this rank's batches.
-        wish_to_stop: asked once per step; its answer is shared by all ranks.
+    `parts` are the chunks of this stage, as the strategies have left them. `wish_to_stop` is asked once per step; its
+    answer is shared by all ranks.
     """
 
     def __init__(
@@ -309,6 +269,7 @@ class Executor:
         if inputs is not None:
             one.input_gradient = found.pop(0)
         made = [(weight, gradient) for weight, gradient in zip(weights, found, strict=True) if gradient is not None]
+        assert chunk.part.deferred is not None
         deferred = list(chunk.part.deferred)
         assert all(isinstance(weight, torch.nn.Parameter) for weight, _ in deferred), "a gradient that nobody would add"
         one.deferred = made, deferred
