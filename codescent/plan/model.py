@@ -12,14 +12,10 @@ Size = int | float | bool | str
 
 @dataclass(frozen=True)
 class Lora:
-    """Adapters (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1): beside a matrix W
-    [O, I], which stays as it is, B A with A [rank, I] and B [O, rank]: W x + alpha / rank B A x.
+    """Adapters A [rank, I] and B [O, rank] of matrices W [O, I], which are not trained: W x + alpha / rank B A x (Hu et
+    al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1).
 
-    Attributes:
-        rank: of every adapter.
-        alpha: see above.
-        targets: layers of blocks whose matrix has an adapter, as "attn.qkv"; every one of all blocks.
-        whole: layers, in blocks or not, that are trained as they are.
+    `targets` are the layers, of every block, that have one, as "attn.qkv"; `whole` are layers that are trained whole.
     """
 
     rank: int

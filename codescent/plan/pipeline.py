@@ -22,14 +22,9 @@ PARTS: dict[Verb, int] = {Verb.FORWARD: 1, Verb.BACKWARD: 2, Verb.BACKWARD_INPUT
 def pipeline(
     name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1, *, all_load: bool = False
 ) -> Schedule:
-    """The schedule `name` of SCHEDULES.
+    """The schedule `name` of SCHEDULES, for `num_chunks` virtual stages (chunks of layers) on each rank.
 
-    Args:
-        name: of SCHEDULES.
-        num_stages: p, pipeline stages.
-        num_microbatches: m, micro-batches of a step.
-        num_chunks: v, virtual stages (chunks of layers) on each rank; chunk c of stage s is virtual stage c p + s.
-        all_load: every virtual stage loads the samples; else the first and the last one, tokens and targets.
+    With `all_load` every virtual stage loads the samples; else the first one loads tokens, and the last one targets.
 
     Raises:
         ValueError: what `refusals` says.
@@ -148,8 +143,7 @@ def _naive(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) 
 def _gpipe(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
     """All forward, then all backward (Huang et al. 2019, "GPipe", figure 2c).
 
-    Backward begins with micro-batch 0, where the paper's begins with the last: so gradients are summed in the same
-    order under every schedule.
+    Backward begins with micro-batch 0, not with the last: every schedule sums gradients in the same order.
     """
     verbs = (Verb.FORWARD, Verb.BACKWARD)
     return [Instruction(verb, microbatch) for verb in verbs for microbatch in range(num_microbatches)]
@@ -176,9 +170,8 @@ def _interleaved(stage: int, num_stages: int, num_microbatches: int, num_chunks:
 def _zero_bubble(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
     """ZB-H1 (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 3.1).
 
-    The order of 1F1B, each backward split in two, and stage i puts its weight parts off by i micro-batches: the input
-    parts reach the first stage sooner, and the weight parts fill the wait at the end. So every stage holds what the
-    first stage of 1F1B holds, min(m, p) micro-batches, and none holds more.
+    The order of 1F1B, each backward split in two, and stage i puts its weight parts off by i micro-batches: they fill
+    the wait at the end. Every stage holds what the first stage of 1F1B holds, min(m, p) micro-batches.
     """
     order: Order = []
     for instruction in _one_forward_one_backward(stage, num_stages, num_microbatches, num_chunks):

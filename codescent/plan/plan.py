@@ -67,17 +67,12 @@ class Plan:
     @cached_property
     def _held(self) -> tuple[tuple[TensorPlan, ...], ...]:
         """`held_by` of every stage."""
-        readers: dict[int, list[TensorPlan]] = {}
-        for tensor in self.tensors:
-            for depth in tensor.parameter.depths:
-                readers.setdefault(depth, []).append(tensor)
-        order = {tensor.parameter.name: number for number, tensor in enumerate(self.tensors)}
         stages = []
         for stage in range(len(self.schedule.programs)):
             held: dict[str, TensorPlan] = {}
             for part in self.schedule.parts(stage):
-                found = {t.parameter.name: t for depth in part for t in readers.get(depth, ())}
-                held |= {name: found[name] for name in sorted(found, key=order.__getitem__)}
+                found = (tensor for tensor in self.tensors if any(depth in part for depth in tensor.parameter.depths))
+                held |= {tensor.parameter.name: tensor for tensor in found}
             stages.append(tuple(held.values()))
         return tuple(stages)
 

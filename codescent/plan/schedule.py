@@ -80,18 +80,15 @@ class Schedule:
         return tuple(stage for (first, stop), stage in parts for _ in range(first, stop))
 
     @cached_property
-    def input_verb(self) -> Verb:
-        """The verb that makes the gradients of activations."""
-        return Verb.BACKWARD_INPUT if self._splits_backward else Verb.BACKWARD
-
-    @cached_property
     def weight_verb(self) -> Verb:
         """The verb after which the gradients of weights are there."""
-        return Verb.BACKWARD_WEIGHT if self._splits_backward else Verb.BACKWARD
+        verbs = {at.verb for program in self.programs for at in program}
+        return Verb.BACKWARD_WEIGHT if Verb.BACKWARD_WEIGHT in verbs else Verb.BACKWARD
 
-    @cached_property
-    def _splits_backward(self) -> bool:
-        return any(at.verb is Verb.BACKWARD_WEIGHT for program in self.programs for at in program)
+    @property
+    def input_verb(self) -> Verb:
+        """The verb that makes the gradients of activations."""
+        return Verb.BACKWARD_INPUT if self.weight_verb is Verb.BACKWARD_WEIGHT else Verb.BACKWARD
 
 
 def accumulate(num_microbatches: int, num_depths: int = 1) -> Schedule:

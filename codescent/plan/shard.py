@@ -83,8 +83,7 @@ class Placement:
     def box(self, shape: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[tuple[int, int], ...]:
         """First and end of what `rank` holds, in each dim.
 
-        Each axis cuts what the axis before has left, as torch.chunk does: sizes are rounded up, and the last parts may
-        be smaller or empty.
+        Each axis cuts what the axis before has left, as torch.chunk does: the last parts may be smaller or empty.
         """
         bounds, place = [(0, size) for size in shape], mesh.coordinates(rank)
         for axis, dim in self.shards.items():
@@ -134,8 +133,7 @@ class TensorPlan:
     def updated_on_host(self) -> bool:
         """Whether the master copy lives in host memory while the device holds a working copy of the same shape.
 
-        The optimizer then fetches the gradients and sends the weights back. False where weights are gathered from the
-        master copies: the gather reads them on the host.
+        False where weights are gathered from the master copies: the gather reads them on the host.
         """
         return self.optimizer_in is not self.weights_in and self.optimizer == self.weights
 

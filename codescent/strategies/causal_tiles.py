@@ -36,9 +36,9 @@ def balanced_positions(seq_len: int, degree: int, index: int, device: torch.devi
 
 @dataclass(frozen=True)
 class Tile:
-    """Some of this rank's queries against some of a source's keys, both as places in what those ranks have.
+    """Some of this rank's queries and of a source's keys, as places in what these ranks have.
 
-    `causal`: the last keys are the queries themselves, and each query sees those up to itself; else it sees all keys.
+    `causal`: the last keys are those of the queries, and each query sees those up to itself; else it sees all.
     """
 
     queries: slice

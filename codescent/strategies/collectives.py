@@ -16,11 +16,6 @@ reduce_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.
 assert_async: Any = torch._assert_async
 
 
-def begin_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> Any:
-    """Begin to sum a tensor over the ranks of a group, in place; returns what to wait for."""
-    return dist.all_reduce(tensor, group=group, async_op=True)
-
-
 def at_end_of_backward(scheduled: Container[int], act: Callable[[int], None]) -> int:
     """Have `act` called, with the pass's number, when the backward pass that is running has ended, once.
 

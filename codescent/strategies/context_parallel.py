@@ -24,11 +24,7 @@ def exchange_traffic(context: str, degree: int, kv_numel: int, precision: str) -
     all but the last hop of these can hide behind the computation. "all-gather" (`ring.Gather`): a rank sends as much
     (`Traffic.wire_bytes`), and the ranks wait for all of it.
 
-    Args:
-        context: the key of [parallel].
-        degree: n, ranks that share a sequence.
-        kv_numel: elements of one rank's keys and values: 2 * samples * key-value heads * positions * head_dim.
-        precision: number format of keys and values.
+    `kv_numel`: elements of one rank's keys and values, 2 * samples * key-value heads * positions * head_dim.
     """
     if degree == 1:
         return ()
@@ -47,10 +43,7 @@ def exchange_traffic(context: str, degree: int, kv_numel: int, precision: str) -
 
 class Context(Strategy):
     """Context parallelism: a rank has two slices of every sequence, one from its front and one from its back, so that
-    all have as much of the causal triangle to compute (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2).
-
-    ring: Liu et al. 2023, "Ring Attention with Blockwise Transformers".
-    """
+    all have as much of the causal triangle to compute (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2)."""
 
     axis = "cp"
     variants = ({"context": "ring"}, {"context": "all-gather"})

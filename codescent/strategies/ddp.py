@@ -23,8 +23,7 @@ def replicas(mesh: Mesh) -> str:
 def buckets(numels: Sequence[int], bucket_bytes: int, wire_dtype: str) -> list[list[int]]:
     """Indices of tensors of these sizes by bucket, in the order in which backward completes them: last layer first.
 
-    A tensor that is larger than a bucket gets one of its own.
-    (Li et al. 2020, "PyTorch Distributed", VLDB 13(12), 3.2.3.)
+    A larger tensor gets a bucket of its own (Li et al. 2020, "PyTorch Distributed", VLDB 13(12), 3.2.3).
     """
     filled: list[list[int]] = []
     free_bytes = 0
@@ -103,8 +102,8 @@ class BucketedGradients:
     every rank, whatever the order in which they fill: a process group matches collectives by their sequence.
 
     Args:
-        parameters: the trainable parameters, in the plan's order.
-        buckets: indices into `parameters`, in the order in which backward completes them.
+        parameters: the trainable ones, in the plan's order.
+        buckets: indices of parameters, in the order in which backward completes them.
         wire_dtype: dtype of the buckets.
         kept_dtype: dtype of the micro-batches' sums. If parameters have another (bf16), the sums are not in `.grad`.
         group: ranks to sum over; None: this rank alone. Of one rank nothing is copied or sent.
@@ -174,13 +173,13 @@ class BucketedGradients:
         if self.alone:
             self.complete[index] = gradient
             return
-        from codescent.strategies.collectives import begin_all_reduce  # noqa: PLC0415 - keeps torch out of planning
+        import torch.distributed as dist  # noqa: PLC0415 - keeps torch out of planning
 
         view = self.views[index]
         self.complete[index] = view if gradient is view else view.copy_(gradient)
         self.missing[self.bucket_of[index]] -= 1
         while self.next_bucket < len(self.buckets) and self.missing[self.next_bucket] == 0:
-            self.works.append(begin_all_reduce(self.buffers[self.next_bucket], self.group))
+            self.works.append(dist.all_reduce(self.buffers[self.next_bucket], group=self.group, async_op=True))
             self.next_bucket += 1
 
     def before_backward(self, *, last: bool, chunk: int = 0) -> None:

@@ -50,9 +50,7 @@ class Reduction:
 class GradientsInFlight:
     """The reductions under way of a chunk, in one order on every rank, and the sums of those that are done.
 
-    Args:
-        replicas: ranks with the same shards, over which these are added; None: there are none.
-        wire_dtype: in which gradients are sent; fully_shard believes that it is that of the shards.
+    `wire_dtype` is that in which gradients are sent; fully_shard believes that it is that of the shards.
     """
 
     def __init__(self, replicas: dist.ProcessGroup | None, wire_dtype: torch.dtype) -> None:

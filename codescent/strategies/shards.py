@@ -110,11 +110,9 @@ def _device_mesh(this_rank: ThisRank) -> DeviceMesh:
 
 
 class ShardedGradients:
-    """Gradients that fully_shard reduces while backward runs. See Gradients.
+    """Gradients that fully_shard reduces while backward runs: of the sum of all micro-batches in stage 1, else of each.
 
-    Args:
-        parts: as `shard_` has left them, their parameters in memory.
-        stage: 1 reduces the sum of all micro-batches once; 2 and 3 reduce each and add the shards.
+    `parts` are as `shard_` has left them, their parameters in memory.
     """
 
     def __init__(self, parts: Sequence[nn.Module], stage: int) -> None:
@@ -123,9 +121,8 @@ class ShardedGradients:
         overlapping = [cast(Any, part) for part in parts if hasattr(part, "in_flight")]
         self.in_flight: list[GradientsInFlight] = [part.in_flight for part in overlapping]
         for part in overlapping:
-            reductions: dict[nn.Module, ReduceBehind] = part.reductions
-            for unit, reduction in reductions.items():
-                reduction.parameters = _trained(unit, list(reductions)[1:])
+            for unit, reduction in part.reductions.items():
+                reduction.parameters = _trained(unit, list(part.reductions)[1:])
 
     def before_backward(self, *, last: bool, chunk: int = 0) -> None:
         """See Gradients."""

@@ -85,14 +85,11 @@ class Gradients(Protocol):
 class Strategy:
     """One way of dividing the work of a step over one mesh axis; without state: it reads its keys from the layout.
 
-    The methods of this class change nothing.
-
-    Attributes:
-        axis: the mesh axis that it serves; "" where it divides nothing.
-        variants: values of layout keys that change what it does, not only how fast: `prove` tries each.
+    The methods of this class change nothing. `variants` are values of layout keys that change what it does, not only
+    how fast: `prove` tries each.
     """
 
-    axis: ClassVar[str] = ""
+    axis: ClassVar[str] = ""  # of the mesh; "" where it divides nothing
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
 
     def serves(self, run: Candidate | Plan) -> bool:

@@ -64,8 +64,7 @@ class Tensor(Strategy):
                 )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
-        """Shards by role. The gradient of a whole tensor is partial where it is read with a part of the sequence; that
-        of an adapter's whole matrix always is, since its other matrix is divided."""
+        """Shards by role. Gradients of whole tensors are partial if the sequence is divided, of adapters always."""
         dim = DIM.get(tensor.parameter.role)
         if dim is not None:
             shard = Placement({**tensor.weights.shards, self.axis: dim})
@@ -76,8 +75,7 @@ class Tensor(Strategy):
         return tensor
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """Of every micro-batch: before and after each pair of matrices, and at both ends of the model. The ranks wait
-        for all of it."""
+        """In each micro-batch before and after each pair of matrices, and at both ends of the model; all waited for."""
         work, model = plan.work, plan.model
         held = [tensor.parameter for tensor in plan.held_by(stage)]
         reads = {depth for part in plan.schedule.parts(stage) for depth in part}
@@ -200,8 +198,7 @@ def _gathers_rows(plan: Plan) -> bool:
 
 
 def _losses(plan: Plan, tokens: int) -> Iterator[Traffic]:
-    """Of every chunk of the head: each token's largest logit; its sum of exponentials and its target's logit. And
-    where only some positions are read, the gradients of these."""
+    """Of every chunk of the head's tokens, as `SplitVocabulary` lists them; gradients of rows, if some are read."""
     if _gathers_rows(plan):
         numel, what = tokens * plan.model.hidden_dim, "gradients of the head's rows"
         yield _record(plan, Collective.ALL_REDUCE, numel, plan.schedule.input_verb, what)

@@ -46,10 +46,7 @@ class SplitVocabulary:
 
     With sequence_parallel `every_logit` is an ALL_GATHER of B * T * C * itemsize bytes forward, and nothing backward.
 
-    Args:
-        group: the ranks that share the matrix.
-        vocab_size: V, of all of them together.
-        sequence_parallel: activations outside are this rank's positions [B, t, D]; else whole [B, T, D].
+    With sequence_parallel activations outside are this rank's positions [B, t, D]; else they are whole [B, T, D].
     """
 
     def __init__(self, group: dist.ProcessGroup, vocab_size: int, *, sequence_parallel: bool) -> None:

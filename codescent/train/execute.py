@@ -36,10 +36,8 @@ COLUMN: dict[Verb, str] = {
 
 @dataclass(frozen=True)
 class StepResult:
-    """The mean loss over the global batch, the gradient norm before clipping, seconds by metrics column.
-
-    `stop`: some rank was asked to stop; every rank sees it after the same step.
-    """
+    """The mean loss of the global batch, the gradient norm before clipping, whether a rank was asked to stop (all ranks
+    see it after the same step), seconds by metrics column."""
 
     train_loss: float
     grad_norm: float
@@ -276,7 +274,7 @@ class Executor:
         chunk.part.deferred.clear()
 
     def _backward_weight(self, instruction: Instruction) -> None:
-        """What was put off; all of the chunk's gradients arrive now, as in one backward pass."""
+        """The gradients of the chunk's weights, all of them: for their owner it is one backward pass."""
         _, one = self._at(instruction)
         assert one.deferred is not None
         (made, deferred), one.deferred = one.deferred, None

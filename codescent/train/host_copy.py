@@ -3,8 +3,9 @@ Does not update anything (optimize does): it copies one unit of tensors while th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,8 +36,10 @@ class HostCopy:
         self.incoming = [self._slot(most) for _ in range(SLOTS)]
         self.outgoing = [self._slot(most) for _ in range(SLOTS)]
         self.wide: torch.Tensor | None = None
-        self.down, self.up = (_stream(self.device) for _ in range(2))
-        self.arrived, self.left = ([_event(self.device) for _ in range(SLOTS)] for _ in range(2))
+        stream: Callable[[], torch.cuda.Stream] = partial(torch.cuda.Stream, self.device)
+        event: Callable[[], torch.cuda.Event] = torch.cuda.Event
+        self.down, self.up = (stream() if self.cuda else None for _ in range(2))
+        self.arrived, self.left = ([event() if self.cuda else None for _ in range(SLOTS)] for _ in range(2))
         self.sent = 0
 
     def _slot(self, numel: int) -> torch.Tensor:
@@ -45,7 +48,9 @@ class HostCopy:
 
     def fetch(self, gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         """Each unit's gradients on the host, in the dtype of the master copies; valid until the next is asked for."""
-        self._follow_device()
+        for stream in (self.down, self.up):  # gradients are complete then, and weights no longer read
+            if stream is not None:
+                stream.wait_stream(torch.cuda.current_stream(self.device))
         self._begin(0, gradients)
         for number, unit in enumerate(self.units):
             if number + 1 < len(self.units):
@@ -72,12 +77,6 @@ class HostCopy:
         """Let the device's next computation wait for the weights."""
         if self.up is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.up)
-
-    def _follow_device(self) -> None:
-        """Let the streams wait for the device: then gradients are complete, and weights no longer read."""
-        for stream in (self.down, self.up):
-            if stream is not None:
-                stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def _begin(self, number: int, gradients: Sequence[torch.Tensor]) -> None:
         """Begin to copy the gradients of unit `number` to the host."""
@@ -114,11 +113,3 @@ class HostCopy:
     def _wait(self, event: torch.cuda.Event | None) -> None:
         if event is not None:
             event.synchronize()
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-
-def _event(device: torch.device) -> torch.cuda.Event | None:
-    return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]

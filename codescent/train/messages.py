@@ -42,11 +42,7 @@ class Messages:
     A channel leads from one stage to another, on a process group of its own: messages arrive in the order of both
     lists, and on NCCL a receive that waits holds up no send.
 
-    Args:
-        stage: this one.
-        groups: by "pp[from,to]".
-        ranks: global rank of each stage, next to this one on the pp axis.
-        dtype, device, shape: of every message; [T, D] of one sample.
+    `groups` are named "pp[from,to]"; `ranks` are those of the pp axis; `shape` is [T, D] of a sample.
     """
 
     def __init__(

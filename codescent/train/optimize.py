@@ -51,9 +51,8 @@ class Weight:
     """A trainable tensor on this rank.
 
     `tensor` is what forward reads; `master` is what the optimizer updates: the same tensor, unless weights are bf16.
-    `decay`: weight decay applies. Where it is sharded, `shape` is that of the whole and `offsets` are where this part
-    begins. `counted`: this rank counts it in the norm; of the ranks that hold the same part, one does.
-    `updated_on_host`: the master copy is in host memory, the weight on the device.
+    Where it is sharded, `shape` is that of the whole and `offsets` are where this part begins. `counted`: of the ranks
+    that hold the same part, this one counts it in the norm.
     """
 
     name: str
@@ -95,9 +94,9 @@ class Unit:
 class Optimizer:
     """One of torch's optimizers over fp32 (fp64) master weights, with global-norm clipping.
 
-    Where the weights are bf16 the master copies are here, and each unit of gradients is cast to fp32 just before its
-    update: the full set of fp32 gradients never exists. Where they are in host memory, each unit's gradients are copied
-    there and its weights back. State is allocated at once, so that memory is known before the first step.
+    Where the weights are bf16, each unit of gradients is cast to fp32 just before its update: the full set of fp32
+    gradients never exists. Where the masters are in host memory, each unit's gradients are copied there and its weights
+    back. State is allocated at once, so that memory is known before the first step.
 
     `weights` are in the plan's order. `sum_parts` adds a tensor on the CPU, in place, over the ranks that hold other
     parts of the model; None: this rank holds all of it.

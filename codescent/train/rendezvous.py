@@ -27,12 +27,7 @@ from codescent.train.devices import refusal
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The other ranks, as this one sees them.
-
-    Attributes:
-        leaders: the first rank of each machine; not every launcher numbers a machine's ranks consecutively.
-        sharing: how many ranks, this one among them, may use the same cores. Some launchers bind each rank to its own.
-    """
+    """The first rank of each machine, and how many ranks may use this one's cores (some launchers bind each rank)."""
 
     leaders: list[int]
     sharing: int

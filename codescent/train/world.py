@@ -35,6 +35,7 @@ class World:
 
     def __init__(self, place: Rank, device: str, num_threads: int | None, timeout_s: float) -> None:
         self.place = place
+        self.is_first = place.rank == 0  # prints and writes the run folder
         self.device = choose_device(device, place)
         self.timeout = timedelta(seconds=timeout_s)
         self.store = meet(place, self.timeout)
@@ -86,11 +87,6 @@ class World:
         group: dist.ProcessGroup = dist.new_group(list(ranks), self.timeout, use_local_synchronization=True)
         return group
 
-    @property
-    def is_first(self) -> bool:
-        """Rank 0: the one that prints and writes the run folder."""
-        return self.place.rank == 0
-
     def from_first(self, make: Callable[[], Any]) -> Any:
         """What `make` returns on rank 0 (JSON data), on every rank; a UserError on rank 0 is raised on every rank."""
         answer: dict[str, Any] = {}
@@ -129,8 +125,8 @@ class World:
     def in_turn(self, work: Callable[[], object]) -> None:
         """`work` on rank 0 first, then on the first rank of every other machine, then on the rest.
 
-        For files that rank 0 makes and others read: on a shared file system the others find them there. The ranks
-        wait at the store, not in a collective, so that no timeout cuts long work short.
+        On a shared file system the others find the files of rank 0. The ranks wait at the store, not in a collective,
+        so that no timeout cuts long work short.
 
         Raises:
             UserError: on every rank, where one of those that work before others raises it.
