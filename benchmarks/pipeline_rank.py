@@ -25,7 +25,7 @@ from codescent.launch.environment import read
 from codescent.models.gpt2.module import GPT2
 from codescent.plan import Instruction
 from codescent.train.assemble import Trainer, assemble
-from codescent.train.execute import COLUMN, Executor, Stopwatch, Trainable
+from codescent.train.execute import COLUMN, Executor, Stopwatch
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
 
@@ -200,7 +200,7 @@ class Case:
         self.program: Sequence[Instruction] = executor.program
         if job.forward_s:
             for chunk, part in zip(executor.chunks, self.trainer.parts, strict=True):
-                chunk.part = cast(Trainable, Waiting(cast(GPT2, part), job.forward_s / len(executor.chunks)))
+                chunk.part = cast(Any, Waiting(cast(GPT2, part), job.forward_s / len(executor.chunks)))
         self.laps = executor.watch = Laps(executor)
 
     def step(self, number: int) -> list[dict[str, Any]]:

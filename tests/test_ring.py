@@ -16,7 +16,7 @@ import ring_ranks
 import torch
 
 from codescent.strategies.causal_tiles import CausalTiles, balanced_positions
-from codescent.strategies.context_parallel import SplitSizes, gather_traffic, ring_traffic
+from codescent.strategies.context_parallel import exchange_traffic
 
 TOLERANCE = {"fp64": 1e-12, "fp32": 1e-5, "bf16": 3e-2}
 DTYPE = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
@@ -62,12 +62,10 @@ def test_what_is_sent_is_what_is_declared(answers: list[dict[str, Any]]) -> None
     degree = len(answers)
     for case in (case for answer in answers for case in answer["cases"]):
         precision, kv_heads = case["spec"]["precision"], case["spec"]["kv_heads"]
-        sizes = SplitSizes(
-            degree, ring_ranks.BATCH, kv_heads, ring_ranks.SEQ_LEN // degree, ring_ranks.HEAD_DIM, precision
-        )
-        for name, traffic in (("ring", ring_traffic(sizes)), ("gather", gather_traffic(sizes))):
+        kv_numel = 2 * ring_ranks.BATCH * kv_heads * (ring_ranks.SEQ_LEN // degree) * ring_ranks.HEAD_DIM
+        for name, context in (("ring", "ring"), ("gather", "all-gather")):
             declared: Counter[tuple[object, ...]] = Counter()
-            for record in traffic:
+            for record in exchange_traffic(context, degree, kv_numel, precision):
                 declared[record.collective, record.verb, record.payload_bytes, DTYPE[record.dtype]] += record.times
             issued = Counter(tuple(sent) for sent in case["issued"][name])
             assert issued == declared
@@ -138,8 +136,8 @@ def test_tiles_are_what_a_causal_mask_lets_be_seen(degree: int) -> None:
 
 
 def test_a_rank_sends_as_much_in_either_way() -> None:
-    sizes = SplitSizes(degree=4, batch=2, kv_heads=3, length=16, head_dim=8, precision="bf16")
-    sends, gathers = ring_traffic(sizes), gather_traffic(sizes)
+    kv_numel = 2 * 2 * 3 * 16 * 8  # samples, heads, positions, head_dim
+    sends, gathers = (exchange_traffic(context, 4, kv_numel, "bf16") for context in ("ring", "all-gather"))
     assert [(m.payload_bytes, m.times) for m in sends] == [(3072, 3), (3072, 3), (6144, 3)]
     for send, collective in zip(sends, gathers, strict=True):
         assert collective.wire_bytes(4) == send.payload_bytes * send.times

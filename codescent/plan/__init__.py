@@ -1,43 +1,30 @@
 """In: nothing. Out: the nouns of a plan, re-exported from their files.
 Does not import anything but the standard library, and holds no rule: rules live in strategies, prices in cost."""
 
-from codescent.base.dtypes import DTYPE_BYTES, WIDE
-from codescent.plan.layout import Layout
-from codescent.plan.mesh import AXES, DIVIDING, Mesh
-from codescent.plan.model import Lora, ModelFacts, Size
-from codescent.plan.plan import OlderPlan, Plan
-from codescent.plan.schedule import RECEIVES, SCALARS, SENDS, Instruction, Schedule, Verb
-from codescent.plan.shard import Memory, Parameter, Placement, Role, TensorPlan
-from codescent.plan.task import Scalar, TaskFacts
-from codescent.plan.traffic import Collective, Traffic
-from codescent.plan.work import Work
-
-__all__ = [
-    "AXES",
-    "DIVIDING",
-    "DTYPE_BYTES",
-    "RECEIVES",
-    "SCALARS",
-    "SENDS",
-    "WIDE",
-    "Collective",
-    "Instruction",
-    "Layout",
-    "Lora",
-    "Memory",
-    "Mesh",
-    "ModelFacts",
-    "OlderPlan",
-    "Parameter",
-    "Placement",
-    "Plan",
-    "Role",
-    "Scalar",
-    "Schedule",
-    "Size",
-    "TaskFacts",
-    "TensorPlan",
-    "Traffic",
-    "Verb",
-    "Work",
-]
+from codescent.base.dtypes import DTYPE_BYTES as DTYPE_BYTES
+from codescent.base.dtypes import WIDE as WIDE
+from codescent.plan.layout import Layout as Layout
+from codescent.plan.mesh import AXES as AXES
+from codescent.plan.mesh import DIVIDING as DIVIDING
+from codescent.plan.mesh import Mesh as Mesh
+from codescent.plan.model import Lora as Lora
+from codescent.plan.model import ModelFacts as ModelFacts
+from codescent.plan.model import Size as Size
+from codescent.plan.plan import OlderPlan as OlderPlan
+from codescent.plan.plan import Plan as Plan
+from codescent.plan.schedule import RECEIVES as RECEIVES
+from codescent.plan.schedule import SCALARS as SCALARS
+from codescent.plan.schedule import SENDS as SENDS
+from codescent.plan.schedule import Instruction as Instruction
+from codescent.plan.schedule import Schedule as Schedule
+from codescent.plan.schedule import Verb as Verb
+from codescent.plan.shard import Memory as Memory
+from codescent.plan.shard import Parameter as Parameter
+from codescent.plan.shard import Placement as Placement
+from codescent.plan.shard import Role as Role
+from codescent.plan.shard import TensorPlan as TensorPlan
+from codescent.plan.traffic import Collective as Collective
+from codescent.plan.traffic import Traffic as Traffic
+from codescent.plan.work import Scalar as Scalar
+from codescent.plan.work import TaskFacts as TaskFacts
+from codescent.plan.work import Work as Work

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from codescent.plan.model import ModelFacts
 from codescent.plan.shard import Parameter, Role
-from codescent.plan.task import TaskFacts
-from codescent.plan.work import Work
+from codescent.plan.work import TaskFacts, Work
 
 
 @dataclass(frozen=True)
@@ -22,11 +21,8 @@ class StepFlops:
         dense_flops: 6 N per token (Kaplan et al. 2020, section 2.1: forward 2 N, backward 4 N; attention left out).
             A parameter that is not trained has no weight gradient: 4 N.
         attention_flops: 12 L h s per token (Chowdhery et al. 2022, "PaLM", appendix B: full attention, not its half).
-        weight_share: FLOPs of the weight part of a backward pass, by those of the forward pass, attention left out: 1
-            where every matrix is trained.
-
-    In a model of several sequences a parameter counts the positions of its own sequence, and a head those of the
-    target. A decoder layer of t positions has t^2 + t s pairs of positions in place of s^2.
+            A decoder layer of t positions beside an encoder has t^2 + t s pairs of positions in place of s^2.
+        weight_share: FLOPs of the weight part of a backward pass, by those of the forward pass, attention left out.
     """
 
     dense_flops: float
@@ -43,22 +39,19 @@ def step_flops(model: ModelFacts, task: TaskFacts, work: Work, parameters: Itera
     """FLOPs of one step: all micro-batches on all ranks."""
 
     def macs(some: Iterable[Parameter]) -> float:
-        """Multiplications of a sample's forward pass with these parameters."""
         return sum(parameter.numel * _positions(task, work, parameter) for parameter in some)
 
     read = [p for p in parameters if p.role is not Role.VOCAB or p.depths != (0,)]
     trained = [p for p in read if p.trained]
-    products, trained_products = ([p for p in some if _is_product(p)] for some in (read, trained))
+    products, trained_products = (
+        [p for p in some if len(p.shape) > 1 and p.role is not Role.POSITION] for some in (read, trained)
+    )
     width = model.num_heads * model.head_dim
     return StepFlops(
         dense_flops=(4.0 * macs(read) + 2.0 * macs(trained)) * work.global_batch_size,
         attention_flops=12.0 * _pairs(model, work) * width * work.global_batch_size,
         weight_share=macs(trained_products) / (macs(products) or 1.0),
     )
-
-
-def _is_product(parameter: Parameter) -> bool:
-    return len(parameter.shape) > 1 and parameter.role is not Role.POSITION
 
 
 def _positions(task: TaskFacts, work: Work, parameter: Parameter) -> float:

@@ -84,6 +84,5 @@ class Mesh:
         found: dict[str, tuple[int, ...]] = {}
         for part in filter(None, axis.split("*")):
             name, _, some = part.partition("[")
-            every = range(int(getattr(self, name)))
-            found[name] = tuple(int(index) for index in some.rstrip("]").split(",")) if some else tuple(every)
+            found[name] = tuple(map(int, some.rstrip("]").split(","))) if some else tuple(range(getattr(self, name)))
         return found

@@ -12,14 +12,10 @@ Size = int | float | bool | str
 
 @dataclass(frozen=True)
 class Lora:
-    """Adapters (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1): beside a matrix W
-    [O, I], which stays as it is, B A with A [rank, I] and B [O, rank]: W x + alpha / rank B A x.
+    """Adapters A [rank, I] and B [O, rank] of matrices W [O, I], which are not trained: W x + alpha / rank B A x (Hu et
+    al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1).
 
-    Attributes:
-        rank: of every adapter.
-        alpha: see above.
-        targets: layers of blocks whose matrix has an adapter, as "attn.qkv"; every one of all blocks.
-        whole: layers, in blocks or not, that are trained as they are.
+    `targets` are the layers, of every block, that have one, as "attn.qkv"; `whole` are layers that are trained whole.
     """
 
     rank: int
@@ -35,10 +31,10 @@ class Lora:
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Rotary frequencies divided for sequences longer than those of pre-training, as in Llama 3.1.
+    """Rotary frequencies for sequences longer than those of pre-training, as in Llama 3.1.
 
-    Frequencies of waves longer than original_seq_len / low_freq_factor are divided by `factor`. Those of waves shorter
-    than original_seq_len / high_freq_factor stay. Between the two the change is gradual (meta-llama/llama-models,
+    Those of waves longer than original_seq_len / low_freq_factor are divided by `factor`; those of waves shorter than
+    original_seq_len / high_freq_factor stay; between the two the change is gradual (meta-llama/llama-models,
     models/llama3/model.py, apply_scaling).
     """
 

@@ -22,14 +22,9 @@ PARTS: dict[Verb, int] = {Verb.FORWARD: 1, Verb.BACKWARD: 2, Verb.BACKWARD_INPUT
 def pipeline(
     name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1, *, all_load: bool = False
 ) -> Schedule:
-    """The schedule `name` of SCHEDULES.
+    """The schedule `name` of SCHEDULES, for `num_chunks` virtual stages (chunks of layers) on each rank.
 
-    Args:
-        name: naive, gpipe, 1f1b, interleaved or zero-bubble.
-        num_stages: p, pipeline stages.
-        num_microbatches: m, micro-batches of a step.
-        num_chunks: v, virtual stages (chunks of layers) on each rank; chunk c of stage s is virtual stage c p + s.
-        all_load: every virtual stage loads the samples; else the first and the last one, tokens and targets.
+    With `all_load` every virtual stage loads the samples; else the first one loads tokens, and the last one targets.
 
     Raises:
         ValueError: what `refusals` says.
@@ -51,12 +46,9 @@ def refusals(
     num_layers: int | None = None,
     keys: str = "",
 ) -> Iterator[str]:
-    """Why there is no such schedule, one sentence each, with the nearest that there is; nothing where there is one.
+    """Why `pipeline` has no such schedule, one sentence each, with the nearest that there is.
 
-    Args:
-        name, num_stages, num_microbatches, num_chunks: see `pipeline`.
-        num_layers: of the model; where it is known, no more virtual stages are recommended.
-        keys: what the user has to set for the nearest numbers of micro-batches.
+    No more virtual stages are recommended than `num_layers`. `keys` says what to set for the nearest micro-batches.
     """
     if name not in SCHEDULES:
         yield f"schedule {name!r}: there is {', '.join(SCHEDULES)}"
@@ -64,16 +56,15 @@ def refusals(
     sizes = {"pipeline stages": num_stages, "micro-batches": num_microbatches, "virtual stages per rank": num_chunks}
     small = [f"schedule {name}: {size} {what}; the least is 1" for what, size in sizes.items() if size < 1]
     yield from small
-    if small:
+    if small or (name != "interleaved" and num_chunks == 1):
         return
     if name != "interleaved":
-        if num_chunks > 1:
-            layers_do = num_layers is None or num_layers >= num_stages * num_chunks
-            interleaved_does = layers_do and num_stages > 1 and num_microbatches % num_stages == 0
-            yield (
-                f"schedule {name}: {num_chunks} virtual stages per rank, but it has one; nearest that would do: "
-                f"1 virtual stage{', or schedule interleaved' if interleaved_does else ''}"
-            )
+        layers_do = num_layers is None or num_layers >= num_stages * num_chunks
+        interleaved_does = layers_do and num_stages > 1 and num_microbatches % num_stages == 0
+        yield (
+            f"schedule {name}: {num_chunks} virtual stages per rank, but it has one; nearest that would do: "
+            f"1 virtual stage{', or schedule interleaved' if interleaved_does else ''}"
+        )
         return
     if num_chunks == 1:
         two = "2, or " if num_layers is None or num_layers >= 2 * num_stages else ""
@@ -145,24 +136,17 @@ def cut_at(costs: tuple[float, ...], num_parts: int, border: int) -> tuple[tuple
 
 def _naive(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
     """One micro-batch through all the stages and back, then the next."""
-    return [
-        Instruction(verb, microbatch)
-        for microbatch in range(num_microbatches)
-        for verb in (Verb.FORWARD, Verb.BACKWARD)
-    ]
+    verbs = (Verb.FORWARD, Verb.BACKWARD)
+    return [Instruction(verb, microbatch) for microbatch in range(num_microbatches) for verb in verbs]
 
 
 def _gpipe(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
     """All forward, then all backward (Huang et al. 2019, "GPipe", figure 2c).
 
-    Backward begins with micro-batch 0, where the paper's begins with the last: so gradients are summed in the same
-    order under every schedule.
+    Backward begins with micro-batch 0, not with the last: every schedule sums gradients in the same order.
     """
-    return [
-        Instruction(verb, microbatch)
-        for verb in (Verb.FORWARD, Verb.BACKWARD)
-        for microbatch in range(num_microbatches)
-    ]
+    verbs = (Verb.FORWARD, Verb.BACKWARD)
+    return [Instruction(verb, microbatch) for verb in verbs for microbatch in range(num_microbatches)]
 
 
 def _one_forward_one_backward(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
@@ -186,9 +170,8 @@ def _interleaved(stage: int, num_stages: int, num_microbatches: int, num_chunks:
 def _zero_bubble(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
     """ZB-H1 (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 3.1).
 
-    The order of 1F1B, each backward split in two, and stage i puts its weight parts off by i micro-batches: the input
-    parts reach the first stage sooner, and the weight parts fill the wait at the end. So every stage holds what the
-    first stage of 1F1B holds, min(m, p) micro-batches, and none holds more.
+    The order of 1F1B, each backward split in two, and stage i puts its weight parts off by i micro-batches: they fill
+    the wait at the end. Every stage holds what the first stage of 1F1B holds, min(m, p) micro-batches.
     """
     order: Order = []
     for instruction in _one_forward_one_backward(stage, num_stages, num_microbatches, num_chunks):
@@ -225,9 +208,8 @@ def _alternate(forwards: Order, backwards: Order, warmup: int) -> Order:
 def _communicating(orders: list[Order], *, all_load: bool) -> Schedule:
     """The whole lists: computations with the loads, sends and receives that they need, then reduce and step.
 
-    All of a step's sends and computations are put in one order, and each stage's list is its part of that order, with a
-    send and its receive at the same place in it. Going by that order, every send finds its receiver waiting: so the
-    lists do not deadlock, even where each send waits for its receive and nothing is buffered, whatever `orders` are.
+    Each stage's list is its part of one order of all sends and computations, in which a send and its receive have the
+    same place. So the lists do not deadlock, even where each send waits for its receive, whatever `orders` are.
     """
     num_stages = len(orders)
     last = max(_virtual(stage, at, num_stages) for stage, order in enumerate(orders) for at in order)
@@ -241,17 +223,13 @@ def _communicating(orders: list[Order], *, all_load: bool) -> Schedule:
             place = (begin + PARTS[instruction.verb], False, str(send.verb), stage, send.chunk)
             events[stage].append((place, send))
             events[send.peer].append((place, receive))
-    ordered = [[instruction for _, instruction in sorted(events[stage], key=_place)] for stage in range(num_stages)]
+    ordered = [[at for _, at in sorted(found, key=lambda event: event[0])] for found in events]
     loading = range(last + 1) if all_load else (0, last)
     return Schedule(tuple(_finished(order, stage, num_stages, loading) for stage, order in enumerate(ordered)))
 
 
 _Place = tuple[int, bool, str, int, int]
 """By the time; then what is sent before what computes; then anything that both ends of a send agree on."""
-
-
-def _place(event: tuple[_Place, Instruction]) -> _Place:
-    return event[0]
 
 
 def _send_and_receive(

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from codescent.plan.flops import StepFlops, step_flops
 from codescent.plan.layout import Layout
@@ -18,23 +18,19 @@ from codescent.plan.mesh import Mesh
 from codescent.plan.model import ModelFacts
 from codescent.plan.schedule import Schedule
 from codescent.plan.shard import TensorPlan
-from codescent.plan.task import Scalar, TaskFacts
 from codescent.plan.traffic import Traffic
-from codescent.plan.work import Work
+from codescent.plan.work import Scalar, TaskFacts, Work
 
 
 class OlderPlan(ValueError):
-    """The JSON form of a plan that an earlier version wrote, which knew the model and the task by fields of its work.
-
-    Whoever catches it makes the plan again from the run's config.
-    """
+    """An earlier version wrote this JSON, without model and task: the plan is made again from the run's config."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """All that is decided before a run starts.
 
-    `seed` is the run's: of initial values, of the samples' order, of dropout. `update`: the keys of [optimizer] that
+    `seed` is that of initial values, of the samples' order and of dropout. `update`: the keys of [optimizer] that
     decide what a step does to the weights, each with its value.
     """
 
@@ -71,17 +67,12 @@ class Plan:
     @cached_property
     def _held(self) -> tuple[tuple[TensorPlan, ...], ...]:
         """`held_by` of every stage."""
-        readers: dict[int, list[TensorPlan]] = {}
-        for tensor in self.tensors:
-            for depth in tensor.parameter.depths:
-                readers.setdefault(depth, []).append(tensor)
-        order = {tensor.parameter.name: number for number, tensor in enumerate(self.tensors)}
         stages = []
         for stage in range(len(self.schedule.programs)):
             held: dict[str, TensorPlan] = {}
             for part in self.schedule.parts(stage):
-                found = {t.parameter.name: t for depth in part for t in readers.get(depth, ())}
-                held |= {name: found[name] for name in sorted(found, key=order.__getitem__)}
+                found = (tensor for tensor in self.tensors if any(depth in part for depth in tensor.parameter.depths))
+                held |= {tensor.parameter.name: tensor for tensor in found}
             stages.append(tuple(held.values()))
         return tuple(stages)
 
@@ -132,9 +123,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Nested dicts, lists, strings and numbers; `from_json` gives an equal plan back."""
-        encoded = _encode(self)
-        assert isinstance(encoded, dict)
-        return encoded
+        return cast(dict[str, Any], _encode(self))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
@@ -146,9 +135,7 @@ class Plan:
         """
         if "work" in data and "model" not in data:
             raise OlderPlan("an earlier version wrote this plan: its model and its task are not in it")
-        plan = _decode(cls, data)
-        assert isinstance(plan, cls)
-        return plan
+        return cast(Plan, _decode(cls, data))
 
 
 _SCALARS = {int, float, bool, str, types.NoneType}
@@ -180,10 +167,10 @@ def _decode(kind: Any, data: Any) -> Any:
         return kind(data)
     if origin is tuple:
         return tuple(_decode(arguments[0], item) for item in data)
-    if origin is Mapping or (isinstance(origin, type) and issubclass(origin, Mapping)):
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         return {key: _decode(arguments[1], item) for key, item in data.items()}
-    if origin in (typing.Union, types.UnionType) and set(arguments) <= _SCALARS:
-        return data  # JSON tells strings and numbers apart
     if origin in (typing.Union, types.UnionType):
-        return None if data is None else _decode(next(a for a in arguments if a is not type(None)), data)
+        if data is None or set(arguments) <= _SCALARS:
+            return data  # JSON tells strings and numbers apart
+        return _decode(next(a for a in arguments if a is not type(None)), data)
     return kind(data)

@@ -37,8 +37,8 @@ class Instruction:
     """One verb, for one micro-batch where the verb is about one.
 
     `last` marks the BACKWARD or BACKWARD_WEIGHT after which the gradients of its chunk are complete: what REDUCE sends
-    may leave while it runs. `chunk` counts the virtual stages of one rank: chunk c of stage s, of p, is the virtual
-    stage c p + s. `peer` is the stage at the other end of a send or a receive.
+    may leave while it runs. `chunk` counts the virtual stages of one rank (see `Schedule`). `peer` is the stage at the
+    other end of a send or a receive.
     """
 
     verb: Verb
@@ -48,12 +48,10 @@ class Instruction:
     peer: int | None = None
 
     def __str__(self) -> str:
-        words = [str(self.verb)] if self.microbatch is None else [f"{self.verb} {self.microbatch}"]
-        if self.chunk:
-            words.append(f"of chunk {self.chunk}")
-        if self.peer is not None:
-            words.append(f"{'to' if self.verb in SENDS else 'from'} stage {self.peer}")
-        return " ".join(words)
+        number = "" if self.microbatch is None else f" {self.microbatch}"
+        chunk = f" of chunk {self.chunk}" if self.chunk else ""
+        end = "" if self.peer is None else f" {'to' if self.verb in SENDS else 'from'} stage {self.peer}"
+        return f"{self.verb}{number}{chunk}{end}"
 
 
 @dataclass(frozen=True)
@@ -82,18 +80,15 @@ class Schedule:
         return tuple(stage for (first, stop), stage in parts for _ in range(first, stop))
 
     @cached_property
-    def input_verb(self) -> Verb:
-        """The verb that makes the gradients of activations."""
-        return Verb.BACKWARD_INPUT if self._splits_backward else Verb.BACKWARD
-
-    @cached_property
     def weight_verb(self) -> Verb:
         """The verb after which the gradients of weights are there."""
-        return Verb.BACKWARD_WEIGHT if self._splits_backward else Verb.BACKWARD
+        verbs = {at.verb for program in self.programs for at in program}
+        return Verb.BACKWARD_WEIGHT if Verb.BACKWARD_WEIGHT in verbs else Verb.BACKWARD
 
-    @cached_property
-    def _splits_backward(self) -> bool:
-        return any(at.verb is Verb.BACKWARD_WEIGHT for program in self.programs for at in program)
+    @property
+    def input_verb(self) -> Verb:
+        """The verb that makes the gradients of activations."""
+        return Verb.BACKWARD_INPUT if self.weight_verb is Verb.BACKWARD_WEIGHT else Verb.BACKWARD
 
 
 def accumulate(num_microbatches: int, num_depths: int = 1) -> Schedule:

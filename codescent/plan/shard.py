@@ -40,10 +40,10 @@ class Role(StrEnum):
 class Parameter:
     """A parameter as its model declares it.
 
-    `std` is the standard deviation of its initial values; `mean` their mean (a constant where std is 0).
+    Its initial values have the mean `mean` and the standard deviation `std`.
     `depths` are the places of the forward pass that read it: 0 the embedding, 1 to L the blocks, L + 1 the head.
     `stream` numbers the sequence of a sample (`Work.streams`) whose positions it reads; None: all.
-    `trained`: it is updated. A parameter that is not has no gradient, no optimizer state and no master copy.
+    One that is not `trained` has no gradient, no optimizer state and no master copy.
     """
 
     name: str
@@ -83,8 +83,7 @@ class Placement:
     def box(self, shape: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[tuple[int, int], ...]:
         """First and end of what `rank` holds, in each dim.
 
-        Each axis cuts what the axis before has left, as torch.chunk does: sizes are rounded up, and the last parts may
-        be smaller or empty.
+        Each axis cuts what the axis before has left, as torch.chunk does: the last parts may be smaller or empty.
         """
         bounds, place = [(0, size) for size in shape], mesh.coordinates(rank)
         for axis, dim in self.shards.items():
@@ -134,8 +133,7 @@ class TensorPlan:
     def updated_on_host(self) -> bool:
         """Whether the master copy lives in host memory while the device holds a working copy of the same shape.
 
-        The optimizer then fetches the gradients and sends the weights back. False where weights are gathered from the
-        master copies: the gather reads them on the host.
+        False where weights are gathered from the master copies: the gather reads them on the host.
         """
         return self.optimizer_in is not self.weights_in and self.optimizer == self.weights
 
@@ -145,27 +143,26 @@ class TensorPlan:
         return self.weights_in if self.updated_on_host else self.optimizer_in
 
     def weights_bytes(self, mesh: Mesh) -> int:
-        """Bytes of the weights that forward and backward read, on the fullest rank."""
+        """Bytes of the weights, on the fullest rank (as all of these)."""
         return self.weights.numel(self.parameter.shape, mesh) * DTYPE_BYTES[self.weight_dtype]
 
     def gradients_bytes(self, mesh: Mesh) -> int:
-        """Bytes of the gradients, on the fullest rank, with the copy in which they travel if there is one."""
+        """Bytes of the gradients, with the copy in which they travel if there is one."""
         if not self.parameter.trained:
             return 0
         per_element = DTYPE_BYTES[self.gradient_dtype] + (DTYPE_BYTES[self.bucket_dtype] if self.bucket_dtype else 0)
         return self.gradients.numel(self.parameter.shape, mesh) * per_element
 
     def optimizer_bytes(self, mesh: Mesh) -> int:
-        """Bytes of the optimizer's state and of the master copy, on the fullest rank."""
+        """Bytes of the optimizer's state and of the master copy."""
         if not self.parameter.trained:
             return 0
-        per_element = self.optimizer_tensors * DTYPE_BYTES[self.optimizer_dtype]
-        if self.master_dtype:
-            per_element += DTYPE_BYTES[self.master_dtype]
+        master_bytes = DTYPE_BYTES[self.master_dtype] if self.master_dtype else 0
+        per_element = self.optimizer_tensors * DTYPE_BYTES[self.optimizer_dtype] + master_bytes
         return self.optimizer.numel(self.parameter.shape, mesh) * per_element
 
     def state_bytes(self, mesh: Mesh) -> int:
-        """Weights, gradients and optimizer state, on the fullest rank."""
+        """Bytes of weights, gradients and optimizer state."""
         return self.weights_bytes(mesh) + self.gradients_bytes(mesh) + self.optimizer_bytes(mesh)
 
     def host_bytes(self, mesh: Mesh) -> int:

@@ -30,10 +30,8 @@ class Traffic:
     `payload_bytes` is the size of the buffer that a rank hands in (for ALL_GATHER: the whole gathered buffer); where
     ranks have parts of different sizes, that of the fullest.
     `during` is the verb whose last instance it may overlap, or None where the ranks wait for it.
-    `times`: how often in a step (once per micro-batch, or once).
-    `stage`: the pipeline stage whose ranks issue it; None: all of them.
-    `devices`: where `axis` is "", what is sent stays inside a rank: between so many of its devices, or (COPY) between
-    its device and the host.
+    `times`: how often in a step. `stage`: the pipeline stage whose ranks issue it; None: all of them.
+    `devices`: where `axis` is "", it stays inside a rank: between so many devices, or (COPY) a device and its host.
     """
 
     collective: Collective
@@ -63,8 +61,7 @@ class Traffic:
     def inside_bytes(self) -> float:
         """Bytes that one rank moves each time between its devices, or between its device and the host.
 
-        From the first device to each of the others or from each of them to it: broadcast and reduce (n-1) S, scatter
-        and gather (n-1)/n S.
+        Between the first of n devices and the others: broadcast and reduce (n-1) S, scatter and gather (n-1)/n S.
         """
         if self.axis:
             return 0.0

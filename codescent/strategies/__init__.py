@@ -16,16 +16,7 @@ from codescent.strategies.tensor import Tensor
 from codescent.strategies.torch_data_parallel import DataParallel
 from codescent.strategies.zero import Zero
 
-ORDER: tuple[Strategy, ...] = (
-    Context(),
-    Tensor(),
-    Recompute(),
-    Zero(),
-    DDP(),
-    Pipeline(),
-    DataParallel(),
-    Offload(),
-)
+ORDER = (Context(), Tensor(), Recompute(), Zero(), DDP(), Pipeline(), DataParallel(), Offload())
 """Inner to outer: a strategy sees the module, and where its tensors are, as those before it have left them."""
 
 
@@ -43,20 +34,4 @@ def traffic_of(strategy: Strategy, plan: Plan) -> tuple[Traffic, ...]:
     )
 
 
-__all__ = [
-    "DDP",
-    "ORDER",
-    "Candidate",
-    "Context",
-    "DataParallel",
-    "Gradients",
-    "Offload",
-    "Pipeline",
-    "Recompute",
-    "Strategy",
-    "Tensor",
-    "ThisRank",
-    "Zero",
-    "serving",
-    "traffic_of",
-]
+__all__ = ["Candidate", "DataParallel", "Gradients", "Recompute", "Strategy", "Tensor", "ThisRank"]

@@ -18,7 +18,7 @@ BLOCK_QUERIES = 128  # of one head at a time: no more than [P, R * 128, T] proba
 
 
 def balanced_positions(seq_len: int, degree: int, index: int, device: torch.device | None = None) -> Tensor:
-    """int64 [seq_len / degree]: the positions of rank `index`, in the order in which it has them, which is ascending.
+    """int64 [seq_len / degree]: the positions of rank `index`, ascending.
 
     The sequence is cut in 2 * degree parts, and rank i has parts i and 2 * degree - 1 - i. One early and one late part
     together see as many keys as any other such pair: every rank has the same work under a causal mask (Llama team
@@ -36,9 +36,9 @@ def balanced_positions(seq_len: int, degree: int, index: int, device: torch.devi
 
 @dataclass(frozen=True)
 class Tile:
-    """Some of this rank's queries against some of a source's keys, both as places in what those ranks have.
+    """Some of this rank's queries and of a source's keys, as places in what these ranks have.
 
-    `causal`: the last keys are the queries themselves, and each query sees those up to itself; else it sees all keys.
+    `causal`: the last keys are those of the queries, and each query sees those up to itself; else it sees all.
     """
 
     queries: slice
@@ -50,13 +50,7 @@ class Tile:
 class CausalTiles:
     """Attention of the queries of rank `index`, of `degree`, to the keys and values of each `source`, tile by tile.
 
-    Attributes:
-        degree: ranks of the group.
-        index: of this rank in the group.
-        length: T, positions of each rank.
-        keys_B: keys of the dropout of the probabilities; None drops nothing.
-        dropout: probability of being dropped.
-        first_head: number of the first query head that is here, in the whole layer.
+    `length` is T. `keys_B`, `dropout` and `first_head`: see `ring.split_attention`.
     """
 
     degree: int
@@ -76,10 +70,9 @@ class CausalTiles:
         return 1.0 if self.keys_B is None else 1.0 / (1.0 - self.dropout)
 
     def tiles(self, source: int) -> Iterator[Tile]:
-        """Everything that queries of this rank may see of the source's keys; for another rank's it is just half.
+        """What queries of this rank may see of the source's keys; of another rank's it is just half.
 
-        Of an earlier rank's two parts every query here sees the first and none the second; of a later rank's both are
-        seen by the second part of the queries and neither by the first.
+        Every query sees the first of an earlier rank's two parts; the second part of the queries sees a later rank's.
         """
         half = self.length // 2
         first = half if source > self.index else 0
@@ -98,8 +91,8 @@ class CausalTiles:
             source: rank that kv is of.
             q_PRTK: queries divided by sqrt(K).
             kv_2PTK: keys and values.
-            y_PRTK: weighted means of the values of the sources so far, without `kept_scale`; zeros at first.
-            lse_PRT: logarithms of the sums of exp(score) over the sources so far; -inf at first.
+            y_PRTK: means of the values of the sources so far, without `kept_scale`; zeros at first.
+            lse_PRT: logarithms of their sums of exp(score); -inf at first.
         """
         k_PTK, v_PTK = kv_2PTK
         for tile in self.tiles(source):
@@ -129,16 +122,9 @@ class CausalTiles:
     ) -> None:
         """Add to d_q and d_kv, in place, what this rank's queries make of the source; probabilities are made again.
 
-        Args:
-            source: rank that kv is of.
-            q_PRTK: queries divided by sqrt(K).
-            kv_2PTK: keys and values.
-            lse_PRT: over all sources.
-            d_y_PRTK: gradient of the output, times `kept_scale`.
-            delta_PRT: sum over K of y and its gradient, which is the sum over all keys of p and its gradient (Dao
-                2023, "FlashAttention-2", section 3.1).
-            d_q_PRTK: of the divided queries, in the wide dtype.
-            d_kv_2PTK: in the wide dtype.
+        `lse_PRT` is over all sources; `d_y_PRTK` is the output's gradient times `kept_scale`; `delta_PRT` is the sum of
+        y * d_y over K, which is that of p * d_p over all keys (Dao 2023, "FlashAttention-2", section 3.1). `d_q_PRTK`,
+        of the divided queries, and `d_kv_2PTK` are in the wide dtype.
         """
         k_PTK, v_PTK = kv_2PTK
         d_k_PTK, d_v_PTK = d_kv_2PTK

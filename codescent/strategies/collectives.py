@@ -15,24 +15,12 @@ all_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gath
 reduce_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 assert_async: Any = torch._assert_async
 
-TORCH_DTYPE: dict[str, torch.dtype] = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def begin_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> Any:
-    """Begin to sum a tensor over the ranks of a group, in place; returns what to wait for."""
-    return dist.all_reduce(tensor, group=group, async_op=True)
-
 
 def at_end_of_backward(scheduled: Container[int], act: Callable[[int], None]) -> int:
     """Have `act` called, with the pass's number, when the backward pass that is running has ended, once.
 
     Called by hooks on gradients. A backward pass inside another one (of torch.utils.checkpoint, say) is one by itself.
-
-    Args:
-        scheduled: what it returned before.
-
-    Returns:
-        The number of this backward pass; no other one of the process has it.
+    `scheduled` has what it returned before: the numbers of backward passes, unique in the process.
     """
     number = int(torch._C._current_graph_task_id())
     if number not in scheduled:

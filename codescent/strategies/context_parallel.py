@@ -4,10 +4,10 @@ Does not compute attention (ring does) and sums no gradient: to ddp and zero the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
 from codescent.strategies.refusals import near_degrees, near_lengths
@@ -17,70 +17,36 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True)
-class SplitSizes:
-    """Of keys and values: `batch` samples of a micro-batch, `length` positions and `kv_heads` heads of one rank."""
+def exchange_traffic(context: str, degree: int, kv_numel: int, precision: str) -> tuple[Traffic, ...]:
+    """Collectives of one layer and micro-batch: keys and values in forward and backward, and their gradients, wide.
 
-    degree: int
-    batch: int
-    kv_heads: int
-    length: int
-    head_dim: int
-    precision: str
+    "ring" (`ring.Ring`): a rank's keys and values reach all others in n - 1 hops, and so do the sums of the gradients;
+    all but the last hop of these can hide behind the computation. "all-gather" (`ring.Gather`): a rank sends as much
+    (`Traffic.wire_bytes`), and the ranks wait for all of it.
 
-    def kv_bytes(self, dtype: str) -> int:
-        """Bytes of keys and values of one rank, stacked."""
-        return 2 * self.batch * self.kv_heads * self.length * self.head_dim * DTYPE_BYTES[dtype]
-
-
-def ring_traffic(sizes: SplitSizes) -> tuple[Traffic, ...]:
-    """Of `ring.Ring` in one layer and micro-batch: n - 1 hops in forward, and twice as many in backward.
-
-    A rank's keys and values reach all others in n - 1 hops. The sum of their gradients begins at the next rank and is
-    back after as many. All but the last hop of the gradients can hide behind the computation.
+    `kv_numel`: elements of one rank's keys and values, 2 * samples * key-value heads * positions * head_dim.
     """
-    hops = sizes.degree - 1
-    return _records(sizes, Collective.SEND, Collective.SEND, 1, hops) if hops else ()
-
-
-def gather_traffic(sizes: SplitSizes) -> tuple[Traffic, ...]:
-    """Of `ring.Gather` in one layer and micro-batch: an all-gather in forward, another in backward, and one
-    reduce-scatter.
-
-    Whatever the algorithm, a rank sends n - 1 times its own part (`Traffic.wire_bytes`): as much as in the ring. The
-    ranks wait for all of it.
-    """
-    if sizes.degree == 1:
+    if degree == 1:
         return ()
-    return _records(sizes, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, sizes.degree, 1)
-
-
-def _records(
-    sizes: SplitSizes, there: Collective, back: Collective, parts: int, times: int
-) -> tuple[Traffic, Traffic, Traffic]:
-    """Keys and values in forward, the same in backward, and their gradients, which are wide."""
-    dtype, what = sizes.precision, "keys and values"
-
-    def record(collective: Collective, verb: Verb, dtype: str, what: str) -> Traffic:
-        during = verb if collective is Collective.SEND else None
-        return Traffic(collective, "cp", parts * sizes.kv_bytes(dtype), dtype, verb, during, what, times)
-
-    return (
-        record(there, Verb.FORWARD, dtype, what),
-        record(there, Verb.BACKWARD, dtype, what),
-        record(back, Verb.BACKWARD, WIDE[dtype], f"gradients of {what}"),
+    ring, what = context == "ring", "keys and values"
+    there, back = (Collective.SEND,) * 2 if ring else (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+    numel, times = (kv_numel, degree - 1) if ring else (kv_numel * degree, 1)
+    return tuple(
+        Traffic(collective, "cp", numel * DTYPE_BYTES[dtype], dtype, verb, verb if ring else None, what, times)
+        for collective, verb, dtype, what in (
+            (there, Verb.FORWARD, precision, what),
+            (there, Verb.BACKWARD, precision, what),
+            (back, Verb.BACKWARD, WIDE[precision], f"gradients of {what}"),
+        )
     )
 
 
 class Context(Strategy):
     """Context parallelism: a rank has two slices of every sequence, one from its front and one from its back, so that
-    all have as much of the causal triangle to compute (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2).
-
-    ring: Liu et al. 2023, "Ring Attention with Blockwise Transformers".
-    """
+    all have as much of the causal triangle to compute (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2)."""
 
     axis = "cp"
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"context": "ring"}, {"context": "all-gather"})
+    variants = ({"context": "ring"}, {"context": "all-gather"})
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Sequences that cannot be cut in two slices for every rank."""
@@ -98,9 +64,8 @@ class Context(Strategy):
         mesh, work, model = plan.mesh, plan.work, plan.model
         layers = sum(1 <= depth <= model.num_layers for part in plan.schedule.parts(stage) for depth in part)
         kv_heads, length = model.num_kv_heads // mesh.tp, work.seq_len // mesh.cp
-        sizes = SplitSizes(mesh.cp, work.microbatch_size, kv_heads, length, model.head_dim, work.precision)
-        records = ring_traffic(sizes) if plan.layout.context == "ring" else gather_traffic(sizes)
-        for record in records if layers else ():
+        kv_numel = 2 * work.microbatch_size * kv_heads * length * model.head_dim
+        for record in exchange_traffic(plan.layout.context, mesh.cp, kv_numel, work.precision) if layers else ():
             forward, backward = record.verb is Verb.FORWARD, plan.schedule.input_verb
             again = forward and plan.layout.recompute == "full"
             for verb in (Verb.FORWARD, backward) if again else (Verb.FORWARD if forward else backward,):

@@ -8,33 +8,17 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-Samples = tuple[int, int, torch.Tensor]
-"""Seed, step, and the number of each sample, as `set_dropout_context` takes them."""
-
-
-def forward_on_devices_(part: nn.Module, num_devices: int) -> None:
-    """Scatter every call of the module over the first devices of this process, and add up its losses.
-
-    The module keeps its parameters and their names; only what a call does changes.
-    """
-    parallel = DataParallelForward(part, num_devices)
-    changed = cast(Any, part)
-    changed.forward = parallel.forward
-    changed.set_dropout_context = parallel.set_dropout_context
-
 
 class DataParallelForward:
-    """Replaces a module's own forward pass.
+    """Scatters calls of a module over the first devices of this process, and adds up their losses.
 
-    Attributes:
-        parallel: torch's DataParallel, which copies the module for each micro-batch. Where there is no CUDA device it
-            calls the module itself.
+    Without a CUDA device `parallel` calls the module itself.
     """
 
     def __init__(self, part: nn.Module, num_devices: int) -> None:
         self.part = part
         self.parallel = nn.DataParallel(_OnOneDevice(part), list(range(num_devices)))
-        self.samples: Samples | None = None
+        self.samples: tuple[int, int, torch.Tensor] | None = None  # seed, step, the number of each sample
 
     def set_dropout_context(self, seed: int, step: int, sample_ids_B: torch.Tensor) -> None:
         """Kept for the next forward pass, which gives each replica its own samples."""

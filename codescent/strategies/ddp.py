@@ -3,9 +3,9 @@ Does not shard anything (zero does) and does not update weights. Planning reads 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from codescent.plan import DTYPE_BYTES, Collective, Layout, Mesh, Plan, TensorPlan, Traffic, Verb
 from codescent.strategies.strategy import Candidate, Gradients, Strategy, ThisRank
@@ -23,8 +23,7 @@ def replicas(mesh: Mesh) -> str:
 def buckets(numels: Sequence[int], bucket_bytes: int, wire_dtype: str) -> list[list[int]]:
     """Indices of tensors of these sizes by bucket, in the order in which backward completes them: last layer first.
 
-    A tensor that is larger than a bucket gets one of its own.
-    (Li et al. 2020, "PyTorch Distributed", VLDB 13(12), 3.2.3.)
+    A larger tensor gets a bucket of its own (Li et al. 2020, "PyTorch Distributed", VLDB 13(12), 3.2.3).
     """
     filled: list[list[int]] = []
     free_bytes = 0
@@ -41,20 +40,18 @@ def buckets(numels: Sequence[int], bucket_bytes: int, wire_dtype: str) -> list[l
 class DDP(Strategy):
     """Distributed data parallelism: one all-reduce per bucket of gradients, hidden behind the rest of backward.
 
-    Ranks that share a sequence (cp) hold the same weights and know the gradients of their own tokens: they are replicas
-    like any others. Where zero shards, it reduces the shards itself.
+    Ranks that share a sequence (cp) are replicas like any others. Where zero shards, it reduces the shards itself.
     """
 
     axis = "dp_replicate"
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
+    variants = ({},)
 
     def serves(self, run: Candidate | Plan) -> bool:
         """Where there are replicas, and zero does not reduce for them."""
         return run.mesh.degree(replicas(run.mesh)) > 1 and run.mesh.dp_shard == 1
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
-        """Everything stays whole on every rank. Where the wire has another dtype than the sums of several
-        micro-batches, there is a second copy of the gradients; of one micro-batch they go into their buckets."""
+        """A second copy of the gradients where the sums of several micro-batches have another dtype than the wire."""
         wire_dtype = _wire_dtype(candidate.layout, tensor.weight_dtype)
         if wire_dtype == tensor.gradient_dtype:
             return tensor
@@ -67,15 +64,9 @@ class DDP(Strategy):
         dtype = _wire_dtype(plan.layout, plan.work.precision)
         numels = _numels([tensor for tensor in plan.held_by(stage) if tensor.parameter.trained], plan.mesh)
         for number, bucket in enumerate(buckets(numels, plan.layout.bucket_bytes, dtype)):
-            yield Traffic(
-                collective=Collective.ALL_REDUCE,
-                axis=replicas(plan.mesh),
-                payload_bytes=sum(numels[index] for index in bucket) * DTYPE_BYTES[dtype],
-                dtype=dtype,
-                verb=Verb.REDUCE,
-                during=plan.schedule.weight_verb,
-                what=f"gradients, bucket {number}",
-            )
+            payload_bytes = sum(numels[index] for index in bucket) * DTYPE_BYTES[dtype]
+            during, what = plan.schedule.weight_verb, f"gradients, bucket {number}"
+            yield Traffic(Collective.ALL_REDUCE, replicas(plan.mesh), payload_bytes, dtype, Verb.REDUCE, during, what)
 
     def gradients(self, parts: Sequence[torch.nn.Module], this_rank: ThisRank) -> Gradients | None:
         """Hooks on the parameters fill the buckets and send them, unless zero shards the gradients."""
@@ -111,12 +102,11 @@ class BucketedGradients:
     every rank, whatever the order in which they fill: a process group matches collectives by their sequence.
 
     Args:
-        parameters: the trainable parameters, in the plan's order.
-        buckets: indices into `parameters`, in the order in which backward completes them.
+        parameters: the trainable ones, in the plan's order.
+        buckets: indices of parameters, in the order in which backward completes them.
         wire_dtype: dtype of the buckets.
-        kept_dtype: dtype in which the micro-batches' gradients are added. Where it is not the parameters' own (bf16
-            weights, several micro-batches), the sums are here and not in `.grad`: in the buckets where these have it.
-        group: ranks to sum over; with one rank nothing is copied and nothing is sent. None: this rank alone.
+        kept_dtype: dtype of the micro-batches' sums. If parameters have another (bf16), the sums are not in `.grad`.
+        group: ranks to sum over; None: this rank alone. Of one rank nothing is copied or sent.
     """
 
     def __init__(
@@ -127,8 +117,7 @@ class BucketedGradients:
         kept_dtype: torch.dtype,
         group: ProcessGroup | None,
     ) -> None:
-        self.parameters = list(parameters)
-        self.buckets = [list(bucket) for bucket in buckets]
+        self.parameters, self.buckets = list(parameters), buckets
         self.bucket_of = {index: number for number, bucket in enumerate(self.buckets) for index in bucket}
         self.group = group
         self.alone = group is None or group.size() == 1
@@ -137,11 +126,10 @@ class BucketedGradients:
         self.last = False
         self.sums: dict[int, torch.Tensor] = {}
         self.complete: dict[int, torch.Tensor] = {}
-        self.views: list[torch.Tensor] = []
+        self.views: dict[int, torch.Tensor] = {}
         self.buffers: list[torch.Tensor] = []
-        self.missing = [len(bucket) for bucket in self.buckets]
-        self.next_bucket = 0
         self.works: list[Any] = []
+        self.release()
         if not self.alone:
             self._allocate()
         self.hooks = [
@@ -151,14 +139,12 @@ class BucketedGradients:
         ]
 
     def _allocate(self) -> None:
-        views: dict[int, torch.Tensor] = {}
         for bucket in self.buckets:
             sizes = [self.parameters[index].numel() for index in bucket]
             buffer = self.parameters[bucket[0]].detach().new_empty(sum(sizes), dtype=self.wire_dtype)
             self.buffers.append(buffer)
             for index, part in zip(bucket, buffer.split_with_sizes(sizes), strict=True):
-                views[index] = part.view_as(self.parameters[index])
-        self.views = [views[index] for index in range(len(self.parameters))]
+                self.views[index] = part.view_as(self.parameters[index])
 
     def _hook(self, index: int) -> Any:
         def arrived(parameter: torch.Tensor) -> None:
@@ -187,13 +173,13 @@ class BucketedGradients:
         if self.alone:
             self.complete[index] = gradient
             return
-        from codescent.strategies.collectives import begin_all_reduce  # noqa: PLC0415 - keeps torch out of planning
+        import torch.distributed as dist  # noqa: PLC0415 - keeps torch out of planning
 
         view = self.views[index]
         self.complete[index] = view if gradient is view else view.copy_(gradient)
         self.missing[self.bucket_of[index]] -= 1
         while self.next_bucket < len(self.buckets) and self.missing[self.next_bucket] == 0:
-            self.works.append(begin_all_reduce(self.buffers[self.next_bucket], self.group))
+            self.works.append(dist.all_reduce(self.buffers[self.next_bucket], group=self.group, async_op=True))
             self.next_bucket += 1
 
     def before_backward(self, *, last: bool, chunk: int = 0) -> None:

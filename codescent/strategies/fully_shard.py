@@ -27,11 +27,10 @@ def shard_units_(
     Args:
         module: changed in place.
         blocks: parts of it that are gathered one at a time.
-        mesh: of one dim, or two: replicas and shards.
+        mesh: shards; or replicas and shards.
         freed: units whose gathered weights are freed after their forward pass; others keep them until backward.
         whole: parameters that every rank keeps as they are.
         divisor: gradients are sums over the mesh, divided by this.
-        policies: for `fully_shard`.
     """
     for unit in (*blocks, module):
         fully_shard(unit, mesh=mesh, reshard_after_forward=unit in freed, ignored_params=set(whole), **policies)

@@ -14,8 +14,7 @@ class Offload(Strategy):
     """The host's memory for what only the update reads (Ren et al. 2021, "ZeRO-Offload", USENIX ATC), and for the
     weights themselves (Rajbhandari et al. 2021, "ZeRO-Infinity", SC21). The optimizer runs where its state is.
 
-    A run that computes on a CPU has one memory: train/machine refuses it, when the device is known. So there are no
-    variants for `prove`, whose layouts run on any machine; tests/test_offload.py has them.
+    train/machine refuses it on a CPU, so there are no variants for `prove`.
     """
 
     def serves(self, run: Candidate | Plan) -> bool:

@@ -34,12 +34,9 @@ class GatherAhead:
 class Reduction:
     """Gradients of one unit in flight: reduce-scattered over the shards, then all-reduced over the replicas.
 
-    Attributes:
-        parameters: the unit's shards.
-        shard: memory that fully_shard takes for this rank's gradients.
-        wire: the same in the dtype in which it is sent.
-        whole: the gradients that are scattered; kept until they have left.
-        scattering, adding: what to wait for; `adding` is None until the all-reduce has begun.
+    `shard` is what fully_shard takes for the gradients of the unit's `parameters`; `wire` is the same in the dtype in
+    which it is sent. `whole`, what is scattered, is kept until it has left. `scattering` and `adding` (None until the
+    all-reduce has begun) are waited for.
     """
 
     parameters: Sequence[nn.Parameter]
@@ -53,9 +50,7 @@ class Reduction:
 class GradientsInFlight:
     """The reductions under way of a chunk, in one order on every rank, and the sums of those that are done.
 
-    Args:
-        replicas: ranks with the same shards, over which these are added; None: there are none.
-        wire_dtype: in which gradients are sent; fully_shard believes that it is that of the shards.
+    `wire_dtype` is that in which gradients are sent; fully_shard believes that it is that of the shards.
     """
 
     def __init__(self, replicas: dist.ProcessGroup | None, wire_dtype: torch.dtype) -> None:
@@ -95,16 +90,10 @@ class GradientsInFlight:
 
 
 class ReduceBehind:
-    """fully_shard's reduce-scatter of one unit, asynchronous: fully_shard goes on with views of memory that is filled
-    later.
+    """fully_shard's asynchronous reduce-scatter of one unit: fully_shard goes on with views of memory filled later.
 
-    Args:
-        in_flight: where the gradients go.
-        last: whether backward comes to this unit last. No other unit's backward could hide its all-reduce over the
-            replicas, so that begins at once.
-
-    Attributes:
-        parameters: the unit's shards, once they have memory.
+    The all-reduce of the unit to which backward comes `last` begins at once: no other unit's backward could hide it.
+    `parameters` are the unit's shards, once they have memory.
     """
 
     def __init__(self, in_flight: GradientsInFlight, *, last: bool) -> None:

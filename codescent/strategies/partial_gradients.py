@@ -12,13 +12,7 @@ from codescent.strategies.strategy import Gradients
 
 
 class PartialGradients:
-    """Gradients of which every rank of a group has a partial sum; one all-reduce adds them.
-
-    Args:
-        before: the owner of the gradients until then.
-        indices: which of `before.collect()` are partial.
-        group: the ranks to sum over.
-    """
+    """Adds those of `before.collect()` at `indices`, of which each rank of a group has a part, by one all-reduce."""
 
     def __init__(self, before: Gradients, indices: Sequence[int], group: dist.ProcessGroup) -> None:
         self.before, self.indices = before, list(indices)

@@ -4,9 +4,9 @@ Does not make the lists (plan/pipeline does) and sends no activation (train/mess
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.nearest import near_multiples
 from codescent.plan import DTYPE_BYTES, SENDS, Collective, Layout, Plan, Schedule, TensorPlan, Traffic, Verb
@@ -25,7 +25,7 @@ class Pipeline(Strategy):
     """
 
     axis = "pp"
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = (
+    variants = (
         {"schedule": "naive"},
         {"schedule": "gpipe"},
         {"schedule": "1f1b"},
@@ -96,18 +96,12 @@ class Pipeline(Strategy):
         message_bytes = work.microbatch_size * rows * plan.model.hidden_dim * DTYPE_BYTES[work.precision]
         sends = Counter((at.verb, at.chunk, at.peer) for at in plan.schedule.programs[stage] if at.verb in SENDS)
         for (verb, chunk, peer), times in sends.items():
-            forward = verb is Verb.SEND_ACTIVATION
-            what = "activations" if forward else "gradients of activations"
-            yield Traffic(
-                Collective.SEND,
-                f"pp[{stage},{peer}]",
-                message_bytes,
-                work.precision,
-                verb,
-                Verb.FORWARD if forward else plan.schedule.weight_verb,
-                f"{what} of virtual stage {chunk * mesh.pp + stage}",
-                times,
-            )
+            axis, precision = f"pp[{stage},{peer}]", work.precision
+            during, what = plan.schedule.weight_verb, "gradients of activations"
+            if verb is Verb.SEND_ACTIVATION:
+                during, what = Verb.FORWARD, "activations"
+            what += f" of virtual stage {chunk * mesh.pp + stage}"
+            yield Traffic(Collective.SEND, axis, message_bytes, precision, verb, during, what, times)
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Models are built of a stage's depths alone. With zero-bubble, layers put their weights' gradients off."""
@@ -138,8 +132,7 @@ def _cut_between(layout: Layout) -> bool:
 
 
 def _depths(candidate: Candidate) -> tuple[tuple[int, int], ...]:
-    """First depth and end of each virtual stage, so that the dearest is as cheap as can be; where that is asked for,
-    of the cuts that lie between encoder and decoder, too."""
+    """First depth and end of each virtual stage: of all cuts, or of those between encoder and decoder, the best."""
     costs, parts = candidate.model.forward_flops, candidate.mesh.pp * candidate.layout.virtual_stages
     between = _cut_between(candidate.layout)
     return cut_at(costs, parts, candidate.model.encoder_layers + 1) if between else cut(costs, parts)

@@ -3,9 +3,8 @@ Does not divide anything: it serves no mesh axis, changes no tensor of the plan 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from codescent.plan import Plan
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
@@ -22,7 +21,7 @@ class Recompute(Strategy):
     largest activations for the fewest FLOPs (Korthikanti et al. 2022, "Reducing Activation Recomputation", section 5).
     """
 
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"recompute": "selective"}, {"recompute": "full"})
+    variants = ({"recompute": "selective"}, {"recompute": "full"})
 
     def serves(self, run: Candidate | Plan) -> bool:
         """Where parallel.recompute asks for it."""
@@ -38,7 +37,7 @@ class Recompute(Strategy):
         for block in blocks.values():
             if this_rank.plan.layout.recompute == "full":
                 # Not the module's call but its forward: hooks of strategies applied later must not run twice. Dropout
-                # masks are a function of keys, so there is no random state to bring back.
+                # masks are functions of keys: there is no random state to restore.
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
                 continue
             for layer in block.modules():

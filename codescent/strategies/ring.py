@@ -4,8 +4,9 @@ Does not know which positions a rank has, nor how a tile is computed: `causal_ti
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,26 +25,24 @@ AddGradient = Callable[[int, Tensor, Tensor], None]
 """(source, its kv, d_kv): adds to d_kv what this rank's queries make of the source's keys and values."""
 
 
-class Exchange(Protocol):
+class Exchange(ABC):
     """How keys and values get to every rank's queries, and their gradients back."""
 
-    group: dist.ProcessGroup
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
 
+    @abstractmethod
     def visits(self, kv_2BGTK: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Each rank of the group with its kv: this rank first, then the one before it, and so on."""
 
+    @abstractmethod
     def gradient(self, kv_2BGTK: Tensor, add: AddGradient) -> Tensor:
         """The sum over the ranks of what they add to the gradient of this rank's kv, in at least fp32."""
 
 
-class Ring:
-    """Each rank hands on to the next what it has from the one before, while it computes. See Exchange.
-
-    Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers".
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
+class Ring(Exchange):
+    """Each rank hands on to the next what it has from the one before, while it computes (Liu, Zaharia and Abbeel 2023,
+    "Ring Attention with Blockwise Transformers")."""
 
     def visits(self, kv_2BGTK: Tensor) -> Iterator[tuple[int, Tensor]]:
         """See Exchange."""
@@ -72,10 +71,7 @@ class Ring:
 
 
 class _HandOn:
-    """A tensor sent to the next rank of the ring, and one like it received from the rank before.
-
-    Both are posted together, so that no rank waits for another to begin, whatever the backend.
-    """
+    """A tensor sent to the next rank of the ring, and one like it received from the rank before, posted together."""
 
     def __init__(self, tensor: Tensor, group: dist.ProcessGroup, tag: int) -> None:
         following, preceding = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
@@ -94,16 +90,12 @@ class _HandOn:
         return self.received
 
 
-class Gather:
-    """One all-gather there, one reduce-scatter back. See Exchange.
+class Gather(Exchange):
+    """One all-gather there, one reduce-scatter back (Llama team 2024, "The Llama 3 Herd of Models", section 3.3.2).
 
-    Llama team 2024, "The Llama 3 Herd of Models", section 3.3.2. Two collectives instead of many messages, but nothing
-    hides them, and keys and values of the whole sequence are in memory for a while. Backward gathers them again, so
-    that no layer keeps them.
+    Nothing hides them, and keys and values of the whole sequence are in memory for a while. Backward gathers them
+    again, so that no layer keeps them.
     """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
 
     def visits(self, kv_2BGTK: Tensor) -> Iterator[tuple[int, Tensor]]:
         """See Exchange."""
@@ -145,16 +137,13 @@ def split_attention(
     """softmax(q k^T / sqrt(K)) v over the positions up to each one, of a sequence split over ranks: [B, H, T, K].
 
     Each rank holds the positions of `causal_tiles.balanced_positions`. Every exchange gives the same, to the bit; what
-    it sends is `context_parallel.ring_traffic` or `gather_traffic`.
+    it sends is `context_parallel.exchange_traffic`. Query head h reads key-value head h // (H / G).
 
     Args:
-        q_BHTK: queries; head h reads key-value head h // (H / G).
-        k_BGTK: keys.
-        v_BGTK: values.
         exchange: among the ranks that share the sequence, in its order; of one rank nothing is sent.
         keys_B: keys of the dropout of the probabilities, the same on every rank; None drops nothing.
         dropout: probability of being dropped.
-        first_head: number of the first query head that is here, in the whole layer: where dropout begins.
+        first_head: number of this rank's first query head in the whole layer: where dropout begins.
     """
     group = exchange.group
     tiles = CausalTiles(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head)

@@ -17,9 +17,8 @@ from codescent.strategies.collectives import all_gather_into, reduce_scatter_int
 #
 # Two pairs of conjugate operators (Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2): what
 # one does forward, the other does backward. `enter` and `leave` (f and f-bar; Shoeybi et al. 2019, "Megatron-LM",
-# section 3) surround a part of the model whose matrices are divided while its input and output are whole on every
-# rank. With `gather_sequence` and `scatter_sum` (g and g-bar) what lies between such parts is divided along the
-# sequence: as many bytes as an all-reduce, half before the part and half after it, and no activation is kept twice.
+# section 3) surround divided matrices whose input and output are whole on every rank. With `gather_sequence` and
+# `scatter_sum` (g and g-bar) what lies between such parts is divided along the sequence, for as many bytes.
 #
 # Each operator is ONE collective in the tensor's own dtype, of S = B * T * D * itemsize bytes (Traffic.payload_bytes):
 #
@@ -30,20 +29,17 @@ from codescent.strategies.collectives import all_gather_into, reduce_scatter_int
 #     leave            ALL_REDUCE      -
 #     gather_alike     ALL_GATHER      -
 #
-# The last one is for what every rank computes whole from there on, and alike.
-#
 # Nothing is sent, nor copied, in a group of one rank. Where no gradient flows to the input, backward does not happen:
 # whether it does must be the same on every rank of the group.
 
 
 def gather_sequence(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """x_BTD: every rank's positions, in the order of the ranks; backward sums its gradients and gives each its part."""
+    """x_BTD: every rank's positions, in the order of the ranks; backward sums the gradients and scatters them."""
     return _Conjugates.of(x_BtD, group, _gathered, _summed_part)
 
 
 def gather_alike(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """x_BTD: every rank's positions, in the order of the ranks, of which each rank computes the same: its gradient is
-    the same too, and backward takes this rank's part of it."""
+    """x_BTD: every rank's positions, of which each rank computes the same: backward takes this rank's part."""
     return _Conjugates.of(x_BtD, group, _gathered, _own_part)
 
 
@@ -89,27 +85,17 @@ class _Conjugates(torch.autograd.Function):
         return ctx.conjugate(d_x, ctx.group), None, None, None
 
 
-def _stacked(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[n, *x.shape]: every rank's x, by one ALL_GATHER; without a gradient."""
-    x = x.contiguous()
-    stacked = x.new_empty(group.size(), *x.shape)
-    all_gather_into(stacked.flatten(0, 1), x, group=group)  # gloo wants rank after rank in one outer dim
-    return stacked
-
-
-def _parts(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[B, n, t, D]."""
-    return x_BTD.view(len(x_BTD), group.size(), -1, *x_BTD.shape[2:])
-
-
 def _gathered(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Ranks arrive outermost; with one sample (B = 1) that is already the order of the positions: no copy."""
-    return _stacked(x_BtD, group).transpose(0, 1).flatten(1, 2)
+    x_BtD = x_BtD.contiguous()
+    parts_nBtD = x_BtD.new_empty(group.size(), *x_BtD.shape)
+    all_gather_into(parts_nBtD.flatten(0, 1), x_BtD, group=group)  # gloo wants rank after rank in one outer dim
+    return parts_nBtD.transpose(0, 1).flatten(1, 2)
 
 
 def _summed_part(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Copied only where the parts of the ranks do not lie one after the other (B > 1)."""
-    parts_nBtD = _parts(x_BTD, group).transpose(0, 1).contiguous()
+    parts_nBtD = x_BTD.view(len(x_BTD), group.size(), -1, *x_BTD.shape[2:]).transpose(0, 1).contiguous()
     part_BtD = torch.empty_like(parts_nBtD[0])
     reduce_scatter_into(part_BtD, parts_nBtD.flatten(0, 1), group=group)
     return part_BtD

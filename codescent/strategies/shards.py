@@ -21,12 +21,9 @@ from codescent.strategies.strategy import ThisRank
 
 
 def shard_(module: nn.Module, this_rank: ThisRank, *, wire_dtype: str) -> None:
-    """Divide the module's parameters over dp_shard, block by block; they become DTensors on their wide dtype.
+    """Shard the parameters of a module, on the meta device, over dp_shard, block by block; they become DTensors.
 
-    Args:
-        module: on the meta device; its blocks are in `module.blocks`.
-        this_rank: of the plan.
-        wire_dtype: of gradients.
+    Gradients are sent in `wire_dtype`.
     """
     precision, stage = this_rank.plan.work.precision, this_rank.plan.layout.zero_stage
     mesh = _device_mesh(this_rank)
@@ -89,9 +86,8 @@ def _has_streams() -> bool:
 def _prefetch(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
     """Gather the weights of the next unit while one computes: in forward the block after, in backward the one before.
 
-    By default fully_shard goes, in backward, by the order of the forward passes so far. Where a pipeline has several
-    under way, it would take the last unit of the pass before to follow the first block, and gather its weights in vain.
-    Nothing follows the first block: it names the root, which is there until backward is over.
+    By default fully_shard goes, in backward, by the order of the forward passes so far: with several of a pipeline in
+    flight it would gather in vain after the first block. Here the root follows it, which is there until the end.
     """
     forward = [cast(FSDPModule, unit) for unit in (module, *blocks)]
     for unit, following in zip(forward, forward[1:]):
@@ -114,11 +110,9 @@ def _device_mesh(this_rank: ThisRank) -> DeviceMesh:
 
 
 class ShardedGradients:
-    """Gradients that fully_shard reduces while backward runs. See Gradients.
+    """Gradients that fully_shard reduces while backward runs: of the sum of all micro-batches in stage 1, else of each.
 
-    Args:
-        parts: as `shard_` has left them, their parameters in memory.
-        stage: 1 reduces the sum of all micro-batches once; 2 and 3 reduce each and add the shards.
+    `parts` are as `shard_` has left them, their parameters in memory.
     """
 
     def __init__(self, parts: Sequence[nn.Module], stage: int) -> None:
@@ -127,9 +121,8 @@ class ShardedGradients:
         overlapping = [cast(Any, part) for part in parts if hasattr(part, "in_flight")]
         self.in_flight: list[GradientsInFlight] = [part.in_flight for part in overlapping]
         for part in overlapping:
-            reductions: dict[nn.Module, ReduceBehind] = part.reductions
-            for unit, reduction in reductions.items():
-                reduction.parameters = _trained(unit, list(reductions)[1:])
+            for unit, reduction in part.reductions.items():
+                reduction.parameters = _trained(unit, list(part.reductions)[1:])
 
     def before_backward(self, *, last: bool, chunk: int = 0) -> None:
         """See Gradients."""

@@ -73,8 +73,7 @@ class Gradients(Protocol):
         """The REDUCE verb: returns when the gradients are sums over all the ranks that know a part of them."""
 
     def collect(self) -> Sequence[torch.Tensor]:
-        """The gradients of what this rank holds, one per trained tensor of its stage, in the plan's order; valid after
-        `reduce`."""
+        """One gradient per trained tensor of this rank's stage, in the plan's order; valid after `reduce`."""
 
     def release(self) -> None:
         """Forget the gradients, after the optimizer has used them."""
@@ -84,17 +83,13 @@ class Gradients(Protocol):
 
 
 class Strategy:
-    """One way of dividing the work of a step over one mesh axis.
+    """One way of dividing the work of a step over one mesh axis; without state: it reads its keys from the layout.
 
-    It has no state: it reads its keys from `candidate.layout` before there is a plan, and from `plan.layout` after. The
-    methods here are those of a strategy that changes nothing.
-
-    Attributes:
-        axis: the mesh axis that it serves; "" where it divides nothing.
-        variants: values of layout keys that change what it does, not only how fast: `prove` tries each.
+    The methods of this class change nothing. `variants` are values of layout keys that change what it does, not only
+    how fast: `prove` tries each.
     """
 
-    axis: ClassVar[str] = ""
+    axis: ClassVar[str] = ""  # of the mesh; "" where it divides nothing
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
 
     def serves(self, run: Candidate | Plan) -> bool:
@@ -114,17 +109,12 @@ class Strategy:
         return schedule
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """Every collective that a rank of a pipeline stage issues in a step of `plan`, whose own traffic is not yet
-        complete. The caller fills in `Traffic.stage`."""
+        """Every collective that a rank of a pipeline stage issues in a step; the caller fills in `Traffic.stage`."""
         yield from ()
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
-        """Change one chunk of the model, while its parameters are on the meta device and take no memory, into what this
-        rank holds of it. This and `gradients` need torch."""
+        """Change a chunk of the model, its parameters on the meta device, into what this rank holds of it."""
 
     def gradients(self, parts: Sequence[torch.nn.Module], this_rank: ThisRank) -> Gradients | None:
-        """The owner of the chunks' gradients, whose parameters now have memory; None: another strategy.
-
-        In every layout exactly one strategy owns them.
-        """
+        """The owner of the chunks' gradients, once parameters have memory; None: another strategy, the only one."""
         return None

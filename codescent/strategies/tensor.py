@@ -8,22 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.nearest import near_multiples
-from codescent.plan import (
-    DTYPE_BYTES,
-    WIDE,
-    Collective,
-    Parameter,
-    Placement,
-    Plan,
-    Role,
-    TensorPlan,
-    Traffic,
-    Verb,
-    Work,
-)
+from codescent.plan import DTYPE_BYTES, WIDE, Collective, Parameter, Placement, Plan, Role, TensorPlan, Traffic, Verb
 from codescent.strategies.refusals import near_degrees, near_lengths
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
@@ -50,7 +38,7 @@ class Tensor(Strategy):
     """
 
     axis = "tp"
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({}, {"sequence_parallel": False})
+    variants = ({}, {"sequence_parallel": False})
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Heads that do not divide, positions that do not where they have to."""
@@ -64,7 +52,7 @@ class Tensor(Strategy):
                     f"parallel.tp = {degree}: {number} {what} do not divide into {degree} parts; nearest that would "
                     f"do: {near_degrees(candidate, self.axis, number, _fits)}"
                 )
-        for length in _lengths(work) if candidate.layout.sequence_parallel else ():
+        for length in _divided_lengths(candidate):
             if length // cp % degree:
                 shared, slices = (f" / {cp} (cp)", 2) if cp > 1 else ("", 1)
                 factor = cp * math.lcm(slices, degree)
@@ -76,8 +64,7 @@ class Tensor(Strategy):
                 )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
-        """Shards by role. The gradient of a whole tensor is partial where it is read with a part of the sequence; that
-        of an adapter's whole matrix always is, since its other matrix is divided."""
+        """Shards by role. Gradients of whole tensors are partial if the sequence is divided, of adapters always."""
         dim = DIM.get(tensor.parameter.role)
         if dim is not None:
             shard = Placement({**tensor.weights.shards, self.axis: dim})
@@ -88,8 +75,7 @@ class Tensor(Strategy):
         return tensor
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """Of every micro-batch: before and after each pair of matrices, and at both ends of the model. The ranks wait
-        for all of it."""
+        """In each micro-batch before and after each pair of matrices, and at both ends of the model; all waited for."""
         work, model = plan.work, plan.model
         held = [tensor.parameter for tensor in plan.held_by(stage)]
         reads = {depth for part in plan.schedule.parts(stage) for depth in part}
@@ -149,14 +135,14 @@ class Tensor(Strategy):
 
 def _fits(candidate: Candidate) -> bool:
     mesh, model = candidate.mesh, candidate.model
-    lengths = _lengths(candidate.work) if candidate.layout.sequence_parallel else ()
-    whole = all(length // mesh.cp % mesh.tp == 0 for length in lengths)
+    whole = all(length // mesh.cp % mesh.tp == 0 for length in _divided_lengths(candidate))
     return model.num_heads % mesh.tp == 0 and model.num_kv_heads % mesh.tp == 0 and whole
 
 
-def _lengths(work: Work) -> tuple[int, ...]:
-    """Positions of each sequence of a sample."""
-    return work.streams or (work.seq_len,)
+def _divided_lengths(candidate: Candidate) -> tuple[int, ...]:
+    """Positions of each sequence of a sample that is divided over tp."""
+    work = candidate.work
+    return (work.streams or (work.seq_len,)) if candidate.layout.sequence_parallel else ()
 
 
 def _record(
@@ -191,10 +177,8 @@ def _exchanges(
 
 
 def _outputs_made_again(plan: Plan, held: Sequence[Parameter], stream: int | None) -> int:
-    """How many row-parallel outputs are reduced a second time when blocks are recomputed.
-
-    All but a block's last one; that one too where backward needs it: for a dropout mask, or as the input of a norm.
-    """
+    """How many row-parallel outputs are reduced a second time when blocks are recomputed: all but a block's last one,
+    and that one too where backward needs it, for a dropout mask or as the input of a norm."""
     needed: dict[str, bool] = {}
     last: dict[int, str] = {}  # by depth: the latest output so far
     for parameter in held:
@@ -214,8 +198,7 @@ def _gathers_rows(plan: Plan) -> bool:
 
 
 def _losses(plan: Plan, tokens: int) -> Iterator[Traffic]:
-    """Of every chunk of the head: each token's largest logit; its sum of exponentials and its target's logit. And
-    where only some positions are read, the gradients of these."""
+    """Of every chunk of the head's tokens, as `SplitVocabulary` lists them; gradients of rows, if some are read."""
     if _gathers_rows(plan):
         numel, what = tokens * plan.model.hidden_dim, "gradients of the head's rows"
         yield _record(plan, Collective.ALL_REDUCE, numel, plan.schedule.input_verb, what)

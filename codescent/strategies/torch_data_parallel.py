@@ -4,7 +4,7 @@ Does not use ranks (ddp does; this is here to be compared with it) and copies no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from codescent.plan import AXES, DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
@@ -18,11 +18,10 @@ TOKEN_BYTES = 8
 
 class DataParallel(Strategy):
     """One process, several devices. The first holds everything. Each forward pass copies its weights to the others and
-    scatters the micro-batch; each backward pass adds the gradients on the first (torch.nn.DataParallel; Li et al. 2020,
+    scatters the micro-batch; each backward pass adds the gradients on the first and drops the copies (Li et al. 2020,
     "PyTorch Distributed", VLDB 13(12), section 2.2).
 
-    The copies last from a forward pass to its backward pass, like activations. train/machine refuses devices that are
-    not there, so there are no variants for `prove`, whose layouts run on any machine.
+    train/machine refuses devices that are not there, so there are no variants for `prove`.
     """
 
     def serves(self, run: Candidate | Plan) -> bool:
@@ -60,8 +59,7 @@ class DataParallel(Strategy):
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
         """In every micro-batch weights out, samples out, losses in, gradients in; all of it is waited for."""
         work, devices, precision = plan.work, plan.layout.data_parallel, plan.work.precision
-        weights_bytes = plan.num_parameters * DTYPE_BYTES[precision]
-        wide = WIDE[precision]
+        weights_bytes, wide = plan.num_parameters * DTYPE_BYTES[precision], WIDE[precision]
         samples_bytes = 2 * TOKEN_BYTES * work.microbatch_size * work.seq_len
         for collective, payload_bytes, dtype, verb, what in (
             (Collective.BROADCAST, weights_bytes, precision, Verb.FORWARD, "weights"),
@@ -75,7 +73,7 @@ class DataParallel(Strategy):
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """The chunk's forward pass becomes one on every device."""
-        # Here, since it needs torch, which planning does not.
-        from codescent.strategies.data_parallel_forward import forward_on_devices_  # noqa: PLC0415
+        from codescent.strategies.data_parallel_forward import DataParallelForward  # noqa: PLC0415 - needs torch
 
-        forward_on_devices_(part, this_rank.plan.layout.data_parallel)
+        parallel, changed = DataParallelForward(part, this_rank.plan.layout.data_parallel), cast(Any, part)
+        changed.forward, changed.set_dropout_context = parallel.forward, parallel.set_dropout_context

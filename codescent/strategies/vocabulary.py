@@ -23,9 +23,9 @@ _PIECE_ELEMENTS = 1 << 19  # of wide work at a time: it stays in a CPU's caches
 class SplitVocabulary:
     """The vocabulary-parallel embedding and head (Shoeybi et al. 2019, "Megatron-LM", section 3).
 
-    Rank r holds rows [first, last) of the matrix [V, D], as torch.chunk cuts it: ceil(V / degree) rows each, the last
-    ranks fewer, or none. In a group of one rank everything is as in operators/head.py, bitwise, and nothing is sent.
-    To torch.compile both ends are opaque: it would unroll the loop of chunks with its collectives.
+    Rank r holds rows [first, last) of the matrix [V, D], as torch.chunk cuts it; the last ranks may hold none. A group
+    of one rank sends nothing and is as operators/head.py, bitwise. To torch.compile both ends are opaque: it would
+    unroll the loop of chunks with its collectives.
 
     Traffic per micro-batch, with S = B * T * D * itemsize(x) bytes in the dtype of x, and W = fp32, or fp64 in fp64
     (payload bytes; an all-gather's is the gathered buffer):
@@ -40,19 +40,13 @@ class SplitVocabulary:
 
     Chunks are of chunk_tokens, the last of the rest; of B * T with chunk_tokens = 0. Without gradients: forward only.
 
-    Where only M of the positions are wanted, `every_row` and `loss_of_rows` are what `loss` is, in two: the first
-    gathers with sequence_parallel, as above; without it backward reduces, behind the second, the M rows alone. Chunks
-    are of those M. Between the two each rank computes on rows that are whole, and with sequence_parallel its gradients
-    there are a part of the sum, as they are of everything else that reads a rank's positions.
+    Where only M of the positions are wanted, `every_row` and `loss_of_rows` divide `loss` in two: with
+    sequence_parallel the first gathers, and each rank's gradients between the two are a part of the sum; without it
+    backward of the second reduces the M rows alone. Chunks are of those M.
 
-    A head of C outputs that every rank has whole: `every_logit` with sequence_parallel is an ALL_GATHER of its outputs
-    (B * T * C * itemsize) forward, and nothing backward.
+    With sequence_parallel `every_logit` is an ALL_GATHER of B * T * C * itemsize bytes forward, and nothing backward.
 
-    Args:
-        group: the ranks that share the matrix.
-        vocab_size: V, of all of them together.
-        sequence_parallel: activations outside are this rank's positions [B, t, D]; else whole [B, T, D], the same on
-            every rank.
+    With sequence_parallel activations outside are this rank's positions [B, t, D]; else they are whole [B, T, D].
     """
 
     def __init__(self, group: dist.ProcessGroup, vocab_size: int, *, sequence_parallel: bool) -> None:
@@ -67,13 +61,8 @@ class SplitVocabulary:
     ) -> tuple[Tensor, Tensor | None]:
         """Rows of the tokens, x [B, t, D] or [B, T, D]; each comes from the one rank that holds it, the others add 0.
 
-        Args:
-            weight_vD: this rank's rows.
-            tokens_BT: int64, the same on every rank.
-            port_dtype: as `tied_embedding` takes it; None: no port.
-
-        Returns:
-            x, and the port [v, D] through which `loss` hands in its gradient of `weight_vD`.
+        `tokens_BT` is the same on every rank. `port_dtype` is that of `tied_embedding`; None: no port. Also returns the
+        port [v, D] through which `loss` hands in its gradient of `weight_vD`.
         """
         alone = self.group.size() == 1
         rows_BT, elsewhere_BT = (tokens_BT, None) if alone else self._local(tokens_BT)
@@ -105,14 +94,8 @@ class SplitVocabulary:
     ) -> Tensor:
         """The sum of the cross-entropies of all B * T tokens, the same on every rank: see `head_loss`.
 
-        Args:
-            x: [B, t, D] or [B, T, D], after the last norm.
-            weight_vD: this rank's rows.
-            targets_BT: int64, the same on every rank.
-            chunk_tokens: rows of logits that exist at a time; 0: all.
-            loss_scale: factor on the gradients, not on the value.
-            port_vD: what receives the gradient of weight; None: weight itself.
-            skip_negative: whether targets may be negative; such a token has no loss. What is sent is the same.
+        `x` is [B, t, D] or [B, T, D], after the last norm; `targets_BT` is the same on every rank. `port_vD` receives
+        the gradient of `weight_vD`; None: that itself. A negative target, where these are skipped, has no loss.
         """
         x_BTD = (gather_sequence if self.sequence_parallel else enter)(x, self.group)
         x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()

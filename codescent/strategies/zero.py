@@ -3,24 +3,11 @@ Does not replicate models (ddp does) and moves no byte itself: torch's fully_sha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
-from codescent.plan import (
-    DTYPE_BYTES,
-    WIDE,
-    Collective,
-    Layout,
-    Memory,
-    Mesh,
-    Placement,
-    Plan,
-    TensorPlan,
-    Traffic,
-    Verb,
-    Work,
-)
+from codescent.plan import DTYPE_BYTES, WIDE, Collective, Memory, Mesh, Placement, Plan, TensorPlan, Traffic, Verb
 from codescent.strategies.ddp import replicas
 from codescent.strategies.strategy import Candidate, Gradients, Strategy, ThisRank
 
@@ -32,10 +19,7 @@ ROOT = 0
 
 
 def unit_numels(tensors: Sequence[TensorPlan], part: range, mesh: Mesh, num_layers: int) -> dict[int, int]:
-    """Elements that travel for each unit of a chunk of the model that has any: the root first, then blocks by depth.
-
-    Every first dim that is left after the axes before is padded to a multiple of the ranks.
-    """
+    """Elements sent for each unit of a chunk that has any, first dims padded: the root first, then blocks by depth."""
     degree = mesh.dp_shard
     numels: dict[int, int] = {ROOT: 0}
     for tensor in tensors:
@@ -57,12 +41,12 @@ class Zero(Strategy):
     """
 
     axis = "dp_shard"
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3})
+    variants = ({"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3})
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """A sum of micro-batches in bf16 would lose what a small contribution adds."""
-        layout = candidate.layout
-        if self.serves(candidate) and _adds_on_the_wire(layout, candidate.work) and layout.reduce_dtype == "bf16":
+        narrow = candidate.layout.reduce_dtype == "bf16"
+        if narrow and self.serves(candidate) and _adds_on_the_wire(candidate):
             yield (
                 'parallel.reduce_dtype = "bf16": zero_stage = 1 adds micro-batches in the format in which it sends; '
                 'set it to "auto" or "fp32", take zero_stage = 2, or make train.microbatch_size larger'
@@ -71,22 +55,21 @@ class Zero(Strategy):
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
         """Shards of the first dim, as torch.chunk cuts it.
 
-        In stage 3 the wide shards that the optimizer updates are the weights; below it they are master copies beside
-        the weights that forward and backward read. What is not trained has weights alone: stage 3 shards them in their
-        own dtype.
+        In stage 3 the wide shards that the optimizer updates are the weights; below it they are master copies of the
+        weights that forward reads. What is not trained is sharded in stage 3 alone, in its own dtype.
         """
-        layout, work = candidate.layout, candidate.work
+        stage = candidate.layout.zero_stage
         shard = Placement({**tensor.optimizer.shards, self.axis: 0})  # of what the axes before have left
         if not tensor.parameter.trained:
             sharded = replace(tensor, weights=shard, gradients=shard, optimizer=shard)
-            return sharded if layout.zero_stage == 3 else tensor
+            return sharded if stage == 3 else tensor
         wide = tensor.optimizer_dtype
-        if layout.zero_stage == 3:
+        if stage == 3:
             tensor = replace(tensor, weight_dtype=wide, master_dtype="", weights=shard)
         else:
             tensor = replace(tensor, master_dtype=wide)
-        if _adds_on_the_wire(layout, work):  # the sum of the micro-batches is whole until the last of them
-            return replace(tensor, gradient_dtype=_wire_dtype(layout, work), optimizer=shard)
+        if _adds_on_the_wire(candidate):  # the sum of the micro-batches is whole until the last of them
+            return replace(tensor, gradient_dtype=_wire_dtype(candidate), optimizer=shard)
         return replace(tensor, gradient_dtype=wide, gradients=shard, optimizer=shard)
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
@@ -118,7 +101,7 @@ class Zero(Strategy):
 
     def _reductions(self, plan: Plan, reduced: dict[int, int]) -> Iterator[Traffic]:
         """Reduce-scatters of a chunk's units, all-reduces of the shards over the replicas, copies to host memory."""
-        dtype, wide, verb = _wire_dtype(plan.layout, plan.work), WIDE[plan.work.precision], Verb.BACKWARD
+        dtype, wide, verb = _wire_dtype(plan), WIDE[plan.work.precision], Verb.BACKWARD
         times = 1 if plan.layout.zero_stage == 1 else plan.work.num_microbatches
         others = replicas(plan.mesh)
         for unit, numel in reversed(reduced.items()):
@@ -135,7 +118,7 @@ class Zero(Strategy):
         """Every block, and what is left of the chunk, becomes a unit of fully_shard."""
         from codescent.strategies.shards import shard_  # noqa: PLC0415 - keeps torch out of planning
 
-        shard_(part, this_rank, wire_dtype=_wire_dtype(this_rank.plan.layout, this_rank.plan.work))
+        shard_(part, this_rank, wire_dtype=_wire_dtype(this_rank.plan))
 
     def gradients(self, parts: Sequence[torch.nn.Module], this_rank: ThisRank) -> Gradients | None:
         """Of the shards, where there are any."""
@@ -149,8 +132,7 @@ class Zero(Strategy):
 def _gathers_by_verb(plan: Plan, stage: int, chunk: int, *, freed: bool) -> dict[Verb, int]:
     """How often a unit's weights are gathered by each verb, going by the stage's instruction list.
 
-    Below stage 3 they are there until the last backward pass. In stage 3 they are freed after each backward pass,
-    and where `freed` after each forward pass too.
+    Stage 3 frees them after each backward pass, and where `freed` after each forward pass too.
     """
     gathers: dict[Verb, int] = {}
     there = False
@@ -168,16 +150,16 @@ def _from_host(plan: Plan) -> bool:
     return plan.tensors[0].gathered_from is Memory.HOST
 
 
-def _wire_dtype(layout: Layout, work: Work) -> str:
+def _wire_dtype(run: Candidate | Plan) -> str:
     """Dtype in which gradients travel."""
-    if layout.reduce_dtype != "auto":
-        return layout.reduce_dtype
-    return WIDE[work.precision] if _adds_on_the_wire(layout, work) else work.precision
+    if run.layout.reduce_dtype != "auto":
+        return run.layout.reduce_dtype
+    return WIDE[run.work.precision] if _adds_on_the_wire(run) else run.work.precision
 
 
-def _adds_on_the_wire(layout: Layout, work: Work) -> bool:
+def _adds_on_the_wire(run: Candidate | Plan) -> bool:
     """Whether micro-batches are added before the reduce-scatter: fully_shard does that in the dtype it sends."""
-    return work.num_microbatches > 1 and layout.zero_stage == 1
+    return run.work.num_microbatches > 1 and run.layout.zero_stage == 1
 
 
 def _named(unit: int) -> str:

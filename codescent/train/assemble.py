@@ -67,7 +67,7 @@ def assemble(
     divided = plan.mesh.degree(parted) > 1
     optimizer = Optimizer(weights, config.optimizer, partial(world.sum_over, axis=parted) if divided else None)
     loader = _loader(config, plan, world, dataset, first_step)
-    executor = Executor(plan, world, parts, gradients, optimizer, loader, plan.seed, stop.wished)
+    executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.wished)
     return Trainer(executor, parts, optimizer, loader)
 
 

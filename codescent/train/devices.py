@@ -18,8 +18,8 @@ CPU = "cpu"
 def choose_device(wanted: str, place: Rank) -> torch.device:
     """The device of this rank. "auto" takes CUDA where the machine has it, one device for each local rank.
 
-    A process that sees one device takes it, whatever its local rank: srun with --gpus-per-task, and scripts around
-    mpiexec, show each rank its own alone. `refusal` finds out whether all of them see the same one.
+    A process that sees one device takes it, whatever its local rank: srun with --gpus-per-task shows each rank its own.
+    `refusal` finds out whether all of them see the same one.
 
     Raises:
         UserError: there are fewer devices than local ranks, or none and CUDA is asked for.
@@ -46,14 +46,11 @@ def name_of(device: torch.device) -> str:
 
 
 def refusal(names: Sequence[str], wanted: str) -> str:
-    """Why the ranks cannot have these devices, named rank by rank; "" where they can.
-
-    Two ranks may not share one, and either all have one or none has.
-    """
-    if CPU in names:
-        without = [str(rank) for rank, name in enumerate(names) if name == CPU]
-        if len(without) == len(names):
-            return ""
+    """Why the ranks cannot have the devices of these names: some have none, or two share one. "" where they can."""
+    without = [str(rank) for rank, name in enumerate(names) if name == CPU]
+    if len(without) == len(names):
+        return ""
+    if without:
         return (
             f'train.device = "{wanted}": rank(s) {", ".join(without)} of {len(names)} see no CUDA device, the '
             f'others do: have each of them see one, or set train.device = "cpu"'

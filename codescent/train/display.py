@@ -27,11 +27,11 @@ class Display:
     def __init__(self, *, shown: bool, num_steps: int, first_step: int) -> None:
         self.shown = shown
         self.num_steps = num_steps
+        self.first_step = first_step
         self.console = _Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self.live: Progress | None = None
         self.task: Any = None
-        self.first_step = first_step
-        self.begin = time.monotonic()
+        self.begin = 0.0
 
     def __enter__(self) -> Display:
         if self.shown and self.console.is_terminal:

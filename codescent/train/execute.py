@@ -8,44 +8,36 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Batch, Loader, Portion
+from codescent.models.decoder import Part
 from codescent.operators.linear import Deferred
-from codescent.plan import AXES, DTYPE_BYTES, SCALARS, Instruction, Plan, Verb
+from codescent.plan import AXES, DTYPE_BYTES, RECEIVES, SCALARS, SENDS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
 from codescent.train.messages import Message
 from codescent.train.optimize import Optimizer
 from codescent.train.world import World
 
+WAIT_COLUMN = "exposed_comm_s"
+"""Metrics column charged with waiting for other ranks."""
+
 COLUMN: dict[Verb, str] = {
     Verb.LOAD: "data_s",
-    Verb.FORWARD: "compute_s",
-    Verb.BACKWARD: "compute_s",
-    Verb.BACKWARD_INPUT: "compute_s",
-    Verb.BACKWARD_WEIGHT: "compute_s",
-    Verb.SEND_ACTIVATION: "exposed_comm_s",
-    Verb.RECEIVE_ACTIVATION: "exposed_comm_s",
-    Verb.SEND_GRADIENT: "exposed_comm_s",
-    Verb.RECEIVE_GRADIENT: "exposed_comm_s",
-    Verb.REDUCE: "exposed_comm_s",
+    **dict.fromkeys((Verb.FORWARD, Verb.BACKWARD, Verb.BACKWARD_INPUT, Verb.BACKWARD_WEIGHT), "compute_s"),
+    **dict.fromkeys((*SENDS, *RECEIVES, Verb.REDUCE), WAIT_COLUMN),
     Verb.STEP: "optimizer_s",
 }
 """Metrics column charged with the time of each verb."""
 
-WAIT_COLUMN = "exposed_comm_s"
-"""Metrics column charged with waiting for another stage's activation or gradient."""
-
 
 @dataclass(frozen=True)
 class StepResult:
-    """The mean loss over the global batch, the gradient norm before clipping, seconds by metrics column.
-
-    `stop`: some rank was asked to stop; every rank sees it after the same step.
-    """
+    """The mean loss of the global batch, the gradient norm before clipping, whether a rank was asked to stop (all ranks
+    see it after the same step), seconds by metrics column."""
 
     train_loss: float
     grad_norm: float
@@ -53,44 +45,12 @@ class StepResult:
     seconds: dict[str, float]
 
 
-class Trainable(Protocol):
-    """A chunk of a model, as the executor calls it.
-
-    Attributes:
-        embeds: it begins with the embedding and reads tokens; else activations.
-        ends: it ends with the head and returns the sum of the token losses; else activations.
-        deferred: weight gradients that its backward passes have put off, each as its weight and a function.
-    """
-
-    embeds: bool
-    ends: bool
-    deferred: Deferred
-    training: bool
-
-    def train(self, mode: bool = True) -> object:
-        """Switch dropout on or off."""
-
-    def set_dropout_context(self, seed: int, step: int, sample_ids_B: torch.Tensor) -> None:
-        """Name the samples that the next forward pass reads."""
-
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """The weights."""
-
-    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor | None = None, **how: Any) -> torch.Tensor:
-        """The sum of the losses, or activations [B, T, D].
-
-        Args:
-            how: `loss_scale`, by which the gradients of the losses come out multiplied; and what samples have beside
-                inputs and targets (see `Samples`), to models that read it.
-        """
-
-
 class Stopwatch:
     """Seconds between laps, on the device's own clock: CUDA work is timed by events, without waiting for it."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
-        self.laps: list[tuple[str, float | torch.cuda.Event]] = []
+        self.laps: list[tuple[str, Any]] = []
 
     def lap(self, part: str) -> None:
         """What came since the last lap was `part`."""
@@ -107,12 +67,7 @@ class Stopwatch:
             torch.cuda.synchronize()
         seconds: dict[str, float] = {}
         for (_, begin), (part, end) in zip(self.laps, self.laps[1:]):
-            if isinstance(begin, float) and isinstance(end, float):
-                elapsed = end - begin
-            else:
-                assert isinstance(begin, torch.cuda.Event)
-                assert isinstance(end, torch.cuda.Event)
-                elapsed = begin.elapsed_time(end) / 1e3
+            elapsed = begin.elapsed_time(end) / 1e3 if self.cuda else end - begin
             seconds[part] = seconds.get(part, 0.0) + elapsed
         self.laps.clear()
         return seconds
@@ -122,13 +77,8 @@ class Stopwatch:
 class InFlight:
     """A micro-batch of one chunk, from the receive of its inputs to the end of its backward pass.
 
-    Attributes:
-        coming: the message that the next computation reads.
-        inputs: activations of the stage before.
-        outputs: activations, or the loss, with their graph.
-        output_gradient: of the stage after.
-        input_gradient: for the stage before.
-        deferred: what BACKWARD_WEIGHT adds: gradients that are made, and functions that make the others.
+    `coming` is the message that the next computation reads, `inputs` are activations of the stage before, `outputs`
+    activations or the loss. `deferred` is for BACKWARD_WEIGHT: gradients, and functions that make the others.
     """
 
     coming: Message | None = None
@@ -143,22 +93,15 @@ class Chunk:
     """A chunk of the model on this rank, and its micro-batches in flight, by number."""
 
     def __init__(self, part: torch.nn.Module) -> None:
-        self.part = cast(Trainable, part)
+        self.part = cast(Part, part)
         self.in_flight: defaultdict[int, InFlight] = defaultdict(InFlight)
 
 
 class Executor:
     """Walks one pipeline stage's instruction list, step after step.
 
-    Args:
-        plan: the plan.
-        world: this rank, its stage and its process groups.
-        parts: the chunks of this stage, as the strategies have left them.
-        gradients: owner of their gradients.
-        optimizer: owner of the weights.
-        loader: owner of this rank's batches.
-        seed: the run's seed, for dropout masks.
-        wish_to_stop: asked once per step; its answer is shared by all ranks.
+    `parts` are the chunks of this stage, as the strategies have left them. `wish_to_stop` is asked once per step; its
+    answer is shared by all ranks.
     """
 
     def __init__(
@@ -169,7 +112,6 @@ class Executor:
         gradients: Gradients,
         optimizer: Optimizer,
         loader: Loader,
-        seed: int,
         wish_to_stop: Callable[[], bool],
     ) -> None:
         self.plan = plan
@@ -181,30 +123,16 @@ class Executor:
         self.loader = loader
         self.device = world.device
         self.dtype = TORCH_DTYPE[plan.work.precision]
-        self.seed = seed
         self.wish_to_stop = wish_to_stop
         self.everyone = plan.mesh.joint(*AXES)
-        self.alone = plan.mesh.world_size == 1
         self.counts_loss = plan.counts_loss(world.place.rank)
         first, last = (plan.samples(world.place.rank, number) for number in (0, plan.work.num_microbatches - 1))
         samples = torch.arange(first.start, last.stop, device=self.device)
-        self.sample_ids = torch.split(samples, plan.work.microbatch_size)
+        self.sample_ids = torch.split(samples, plan.work.microbatch_size)  # by micro-batch, the same in every step
         self.pipelined = plan.mesh.pp > 1
         self.messages = world.messages(self.dtype, message_shape(plan))
         self.watch = Stopwatch(self.device)
-        self.arms: dict[Verb, Callable[[Instruction], None]] = {
-            Verb.LOAD: self._load,
-            Verb.FORWARD: self._forward,
-            Verb.BACKWARD: self._backward,
-            Verb.BACKWARD_INPUT: self._backward_input,
-            Verb.BACKWARD_WEIGHT: self._backward_weight,
-            Verb.SEND_ACTIVATION: self._send_activation,
-            Verb.RECEIVE_ACTIVATION: self._receive,
-            Verb.SEND_GRADIENT: self._send_gradient,
-            Verb.RECEIVE_GRADIENT: self._receive,
-            Verb.REDUCE: self._reduce,
-            Verb.STEP: self._step,
-        }
+        self.arms: dict[Verb, Callable[[Instruction], None]] = {verb: getattr(self, f"_{verb}") for verb in Verb}
         self.number = 0
         self.rate = 0.0
         self.portion = Portion([], 1)
@@ -303,7 +231,7 @@ class Executor:
     def _forward(self, instruction: Instruction) -> None:
         chunk, one = self._at(instruction)
         assert instruction.microbatch is not None
-        chunk.part.set_dropout_context(self.seed, self.number, self.sample_ids[instruction.microbatch])
+        chunk.part.set_dropout_context(self.plan.seed, self.number, self.sample_ids[instruction.microbatch])
         batch = self.batch
         inputs = batch.inputs if chunk.part.embeds and batch is not None else one.inputs
         assert inputs is not None
@@ -331,21 +259,22 @@ class Executor:
         weights: list[torch.Tensor] = [weight for weight in chunk.part.parameters() if weight.requires_grad]
         outputs, gradient, inputs = _taken(one)
         wanted = weights if inputs is None else [inputs, *weights]
+        found: list[torch.Tensor | None] = []
         if wanted:
-            found = list(torch.autograd.grad(outputs, wanted, gradient, allow_unused=True))
+            found += torch.autograd.grad(outputs, wanted, gradient, allow_unused=True)
         else:  # a stage with nothing to train: what it sends on the way is sent all the same
             torch.autograd.backward(outputs, gradient)
-            found = []
         if inputs is not None:
             one.input_gradient = found.pop(0)
         made = [(weight, gradient) for weight, gradient in zip(weights, found, strict=True) if gradient is not None]
+        assert chunk.part.deferred is not None
         deferred = list(chunk.part.deferred)
         assert all(isinstance(weight, torch.nn.Parameter) for weight, _ in deferred), "a gradient that nobody would add"
         one.deferred = made, deferred
         chunk.part.deferred.clear()
 
     def _backward_weight(self, instruction: Instruction) -> None:
-        """What was put off; all of the chunk's gradients arrive now, as in one backward pass."""
+        """The gradients of the chunk's weights, all of them: for their owner it is one backward pass."""
         _, one = self._at(instruction)
         assert one.deferred is not None
         (made, deferred), one.deferred = one.deferred, None
@@ -366,9 +295,11 @@ class Executor:
         self.messages.send(instruction, one.input_gradient)
         one.input_gradient = None
 
-    def _receive(self, instruction: Instruction) -> None:
+    def _receive_activation(self, instruction: Instruction) -> None:
         _, one = self._at(instruction)
         one.coming = self.messages.receive(instruction)
+
+    _receive_gradient = _receive_activation
 
     def _reduce(self, instruction: Instruction) -> None:
         """The gradients, and the sums that every rank makes: of the losses, and of the wishes to stop."""
@@ -377,7 +308,7 @@ class Executor:
         self.gradients.reduce()
         loss = self.loss_sum if self.counts_loss else torch.zeros_like(self.loss_sum)
         scalars = torch.stack((loss, torch.full_like(loss, float(self.wish_to_stop()))))
-        self.sums = (scalars if self.alone else self.world.sum_over(scalars, self.everyone)).cpu()
+        self.sums = self.world.sum_over(scalars, self.everyone).cpu()
 
     def _step(self, instruction: Instruction) -> None:
         self.grad_norm = self.optimizer.step(self.gradients.collect(), self.rate)

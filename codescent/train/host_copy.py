@@ -3,26 +3,18 @@ Does not update anything (optimize does): it copies one unit of tensors while th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
+if TYPE_CHECKING:
+    from codescent.train.optimize import Weight
+
 SLOTS = 2
 """Page-locked buffers each way: one is filled while the other is read."""
-
-
-class Copied(Protocol):
-    """A weight and its master copy: see `optimize.Weight`."""
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """On the device."""
-
-    @property
-    def master(self) -> torch.Tensor:
-        """On the host."""
 
 
 class HostCopy:
@@ -32,12 +24,10 @@ class HostCopy:
     et al. 2021, "ZeRO-Offload", section 5). Only the buffers of the copies are page-locked, and all units share them:
     torch rounds page-locked memory up to a power of two, so master copies and moments could take twice their size.
 
-    Args:
-        weights: all of them, on one device.
-        units: indices of those that are copied together, in the order in which they are.
+    `weights` are on one device. `units` are the indices of those that are copied together, in order.
     """
 
-    def __init__(self, weights: Sequence[Copied], units: Sequence[Sequence[int]]) -> None:
+    def __init__(self, weights: Sequence[Weight], units: Sequence[Sequence[int]]) -> None:
         self.weights, self.units = weights, units
         self.device, self.wide_dtype = weights[0].tensor.device, weights[0].master.dtype
         self.cuda = self.device.type == "cuda"
@@ -46,17 +36,21 @@ class HostCopy:
         self.incoming = [self._slot(most) for _ in range(SLOTS)]
         self.outgoing = [self._slot(most) for _ in range(SLOTS)]
         self.wide: torch.Tensor | None = None
-        self.down, self.up = (_stream(self.device) for _ in range(2))
-        self.arrived, self.left = ([_event(self.device) for _ in range(SLOTS)] for _ in range(2))
+        stream: Callable[[], torch.cuda.Stream] = partial(torch.cuda.Stream, self.device)
+        event: Callable[[], torch.cuda.Event] = torch.cuda.Event
+        self.down, self.up = (stream() if self.cuda else None for _ in range(2))
+        self.arrived, self.left = ([event() if self.cuda else None for _ in range(SLOTS)] for _ in range(2))
         self.sent = 0
 
     def _slot(self, numel: int) -> torch.Tensor:
-        """Bytes for so many elements of the widest dtype."""
+        """Bytes for `numel` elements of the widest dtype."""
         return torch.empty(numel * self.wide_dtype.itemsize, dtype=torch.uint8, pin_memory=self.cuda)
 
     def fetch(self, gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         """Each unit's gradients on the host, in the dtype of the master copies; valid until the next is asked for."""
-        self._follow_device()
+        for stream in (self.down, self.up):  # gradients are complete then, and weights no longer read
+            if stream is not None:
+                stream.wait_stream(torch.cuda.current_stream(self.device))
         self._begin(0, gradients)
         for number, unit in enumerate(self.units):
             if number + 1 < len(self.units):
@@ -83,12 +77,6 @@ class HostCopy:
         """Let the device's next computation wait for the weights."""
         if self.up is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.up)
-
-    def _follow_device(self) -> None:
-        """Let the streams wait for the device: then gradients are complete, and weights no longer read."""
-        for stream in (self.down, self.up):
-            if stream is not None:
-                stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def _begin(self, number: int, gradients: Sequence[torch.Tensor]) -> None:
         """Begin to copy the gradients of unit `number` to the host."""
@@ -125,11 +113,3 @@ class HostCopy:
     def _wait(self, event: torch.cuda.Event | None) -> None:
         if event is not None:
             event.synchronize()
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-
-def _event(device: torch.device) -> torch.cuda.Event | None:
-    return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]

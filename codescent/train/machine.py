@@ -41,15 +41,11 @@ def try_matmul(wanted: str, device: torch.device) -> dict[str, Any]:
     """Choose the fp32 matrix kernels of the CPU and switch torch to them.
 
     By default torch uses MKL, which uses AVX-512 on Intel processors only. "medium" precision uses oneDNN, which uses
-    AVX-512 everywhere, but computes in bf16 on processors with AMX. A trial therefore measures both, for speed and for
-    error against fp64.
-
-    Args:
-        wanted: "auto", "exact" or "fast" (train.matmul).
-        device: of this rank. On CUDA "auto" means exact, because TF32 is a lower precision.
+    AVX-512 everywhere, but computes in bf16 on processors with AMX. For "auto" a trial therefore measures speed and
+    error of both; on CUDA it means exact, because TF32 is a lower precision.
 
     Returns:
-        "choice" ("exact" or "fast") and the measurements.
+        "choice" ("exact" or "fast") and "trial", the measurements.
     """
     found: dict[Matmul, dict[str, float]] = {}
     choice: Matmul = "fast" if wanted == "fast" else "exact"
@@ -75,9 +71,9 @@ def use_matmul(choice: Matmul) -> None:
 
 
 def _trial() -> dict[Matmul, dict[str, float]]:
-    """Measure both kinds of kernels: best time of nine products, and largest error against fp64.
+    """Best seconds of nine products, and largest error against fp64 relative to the largest result, of both kinds.
 
-    Errors are relative to the largest result. The kinds alternate, so that other load on the machine slows both.
+    The kinds alternate, so that other load on the machine slows both.
     """
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(TRIAL, TRIAL, generator=generator) for _ in range(2))
@@ -129,10 +125,6 @@ def slow_bf16(device: torch.device, precision: str, peak: float) -> str | None:
 def refuse_device(plan: Plan, device: torch.device) -> None:
     """Refuse a plan that needs another device than this rank's, or more devices.
 
-    Args:
-        plan: the plan.
-        device: of this rank.
-
     Raises:
         UserError: the missing devices, and a setting that works without them.
     """
@@ -155,14 +147,9 @@ def refuse_device(plan: Plan, device: torch.device) -> None:
 
 
 def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int) -> None:
-    """Refuse a plan whose weights, gradients and optimizer state exceed the memory.
+    """Refuse a plan whose weights, gradients and optimizer state exceed the memory; activations are not counted.
 
-    Activations are not counted: a plan that passes may still be too large.
-
-    Args:
-        plan: the plan.
-        device: of this rank; the ranks of a machine share the memory of a CPU.
-        local_world_size: ranks of this machine.
+    The `local_world_size` ranks of a machine share its memory.
 
     Raises:
         UserError: the bytes needed and available.

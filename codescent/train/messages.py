@@ -16,13 +16,13 @@ from codescent.plan import RECEIVES, SENDS, Instruction
 
 @dataclass(frozen=True)
 class Message:
-    """A message on its way to this stage."""
+    """A tensor that is being received."""
 
     work: Any
     memory: torch.Tensor
 
     def wait(self) -> torch.Tensor:
-        """Its tensor, when it has arrived."""
+        """The tensor, once it has arrived."""
         self.work.wait()
         return self.memory
 
@@ -42,11 +42,7 @@ class Messages:
     A channel leads from one stage to another, on a process group of its own: messages arrive in the order of both
     lists, and on NCCL a receive that waits holds up no send.
 
-    Args:
-        stage: this one.
-        groups: by "pp[from,to]".
-        ranks: global rank of each stage, next to this one on the pp axis.
-        dtype, device, shape: of every message; [T, D] of one sample.
+    `groups` are named "pp[from,to]"; `ranks` are those of the pp axis; `shape` is [T, D] of a sample.
     """
 
     def __init__(

@@ -51,9 +51,8 @@ class Weight:
     """A trainable tensor on this rank.
 
     `tensor` is what forward reads; `master` is what the optimizer updates: the same tensor, unless weights are bf16.
-    `decay`: weight decay applies. Where it is sharded, `shape` is that of the whole and `offsets` are where this part
-    begins. `counted`: this rank counts it in the norm; of the ranks that hold the same part, one does.
-    `updated_on_host`: the master copy is in host memory, the weight on the device.
+    Where it is sharded, `shape` is that of the whole and `offsets` are where this part begins. `counted`: of the ranks
+    that hold the same part, this one counts it in the norm.
     """
 
     name: str
@@ -75,11 +74,8 @@ class Weight:
 class Unit:
     """Parameters that are updated together.
 
-    Args:
-        indices: which ones.
-        wide: memory for their gradients in the dtype of the masters, one after the other; None where they have that
-            dtype already, or where it is a single matrix so large that its memory is better given back.
-        shapes: theirs, where there is such memory.
+    `wide` is memory for their gradients in the dtype of the masters, one after the other; None where they have that
+    dtype already, or where a single matrix is so large that its memory is better given back.
     """
 
     def __init__(self, indices: list[int], wide: torch.Tensor | None, shapes: Sequence[torch.Size] = ()) -> None:
@@ -88,7 +84,7 @@ class Unit:
         self.places = [piece.view(shape) for piece, shape in zip(pieces, shapes)]
 
     def cast(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Put this unit's of all gradients in their places; returns all of the memory."""
+        """Cast this unit's gradients into `wide`, and return it."""
         for index, place in zip(self.indices, self.places, strict=True):
             place.copy_(gradients[index])
         assert self.wide is not None
@@ -98,15 +94,12 @@ class Unit:
 class Optimizer:
     """One of torch's optimizers over fp32 (fp64) master weights, with global-norm clipping.
 
-    Where the weights are bf16 the master copies are here, and each unit of gradients is cast to fp32 just before its
-    update: the full set of fp32 gradients never exists. Where they are in host memory, each unit's gradients are copied
-    there and its weights back. State is allocated at once, so that memory is known before the first step.
+    Where the weights are bf16, each unit of gradients is cast to fp32 just before its update: the full set of fp32
+    gradients never exists. Where the masters are in host memory, each unit's gradients are copied there and its weights
+    back. State is allocated at once, so that memory is known before the first step.
 
-    Args:
-        weights: every trainable tensor that this rank has a part of, in the plan's order.
-        config: the section [optimizer].
-        sum_parts: adds a tensor on the CPU, in place, over the ranks that hold other parts of the model; None: this
-            rank holds all of it.
+    `weights` are in the plan's order. `sum_parts` adds a tensor on the CPU, in place, over the ranks that hold other
+    parts of the model; None: this rank holds all of it.
     """
 
     def __init__(
@@ -120,10 +113,11 @@ class Optimizer:
         self.sum_parts = sum_parts
         self.masters = [weight.master for weight in self.weights]
         self.narrow = any(weight.master is not weight.tensor for weight in self.weights)
+        self.on_host = any(weight.updated_on_host for weight in self.weights)
         self.units = self._make_units()
-        self.host_copy = HostCopy(self.weights, [unit.indices for unit in self.units]) if self._on_host() else None
-        decayed = [m for w, m in zip(self.weights, self.masters, strict=True) if w.decay]
-        plain = [m for w, m in zip(self.weights, self.masters, strict=True) if not w.decay]
+        self.host_copy = HostCopy(self.weights, [unit.indices for unit in self.units]) if self.on_host else None
+        decayed = [weight.master for weight in self.weights if weight.decay]
+        plain = [weight.master for weight in self.weights if not weight.decay]
         groups: list[dict[str, object]] = [
             {"params": params, "weight_decay": decay}
             for params, decay in ((decayed, config.weight_decay), (plain, 0.0))
@@ -132,15 +126,12 @@ class Optimizer:
         self.torch = _torch_optimizer(groups, config)
         self._allocate_state()
 
-    def _on_host(self) -> bool:
-        return any(weight.updated_on_host for weight in self.weights)
-
     def _make_units(self) -> list[Unit]:
         sizes = [master.numel() for master in self.masters]
         if not self.narrow:
             return [Unit(list(range(len(sizes))), None)]
         groups = list(_units(sizes, UNIT_NUMEL))
-        if self._on_host():
+        if self.on_host:
             return [Unit(indices, None) for indices in groups]
         numels = [sum(sizes[index] for index in indices) for indices in groups]
         wide = self.masters[0].new_empty(max((numel for numel in numels if numel <= UNIT_NUMEL), default=0))
@@ -151,10 +142,7 @@ class Optimizer:
         ]
 
     def _allocate_state(self) -> None:
-        """Make torch create its state now, by a step on zero gradients whose effects on the state are undone.
-
-        With a learning rate of zero the weights stay; every state tensor of the six optimizers starts at zero.
-        """
+        """Make torch create its state, all zeros, by a step on zero gradients with a learning rate of zero."""
         self._set_learning_rate(0.0)
         for unit in self.units:
             for index in unit.indices:
@@ -173,15 +161,10 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[torch.Tensor], rate: float) -> float:
-        """Clip by the global norm, then update master weights and weights.
+        """Clip by the global norm, update master weights and weights, and return the norm before clipping.
 
-        Args:
-            gradients: one per weight, summed over the ranks; the same tensors on return, clipped where their dtype is
-                that of the master weights.
-            rate: the learning rate of this step.
-
-        Returns:
-            The norm before clipping. Where it is not finite nothing is updated.
+        Where the norm is not finite nothing is updated. `gradients`: one per weight, summed over the ranks; they are
+        clipped in place where their dtype is that of the master weights. `rate`: the learning rate.
         """
         first = self.units[0]
         once = False
@@ -211,7 +194,7 @@ class Optimizer:
         return norm
 
     def _norm_of_parts(self, gradients: Sequence[torch.Tensor], sum_parts: Callable[[torch.Tensor], object]) -> float:
-        """The norm of the whole: the squares of all the parts, each counted by one of the ranks that hold it."""
+        """The norm over all ranks; each part is counted by one of the ranks that hold it."""
         counted = [gradient for weight, gradient in zip(self.weights, gradients, strict=True) if weight.counted]
         norm = gradient_norm(counted) if counted else 0.0
         square = torch.tensor(norm * norm, dtype=torch.float64)  # `**` raises where the product is infinite
@@ -254,13 +237,11 @@ class Optimizer:
 def _units(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
     """Consecutive indices whose sizes add up to `most` at the most; a larger one is a unit of its own."""
     unit: list[int] = []
-    filled = 0
     for index, size in enumerate(sizes):
-        if unit and filled + size > most:
+        if unit and sum(sizes[other] for other in unit) + size > most:
             yield unit
-            unit, filled = [], 0
+            unit = []
         unit.append(index)
-        filled += size
     if unit:
         yield unit
 

@@ -27,12 +27,7 @@ from codescent.train.devices import refusal
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The other ranks, as this one sees them.
-
-    Attributes:
-        leaders: the first rank of each machine; not every launcher numbers a machine's ranks consecutively.
-        sharing: how many ranks, this one among them, may use the same cores. Some launchers bind each rank to its own.
-    """
+    """The first rank of each machine, and how many ranks may use this one's cores (some launchers bind each rank)."""
 
     leaders: list[int]
     sharing: int
@@ -59,7 +54,11 @@ def meet(place: Rank, timeout: timedelta) -> Store:
             raise  # a connection that broke: another rank has ended, and says why
         raise _unreached(place, timeout, serves, error) from error
     except DistStoreError as error:
-        raise _too_few(place, timeout, error) from error
+        raise UserError(
+            f"{_who(place)}: not every rank has come to {place.master_addr}:{place.master_port} within "
+            f"{timeout.total_seconds():g} s ({error}); either one has ended, and says why, or cannot reach this "
+            "machine by that address: set MASTER_ADDR, for every rank"
+        ) from error
     # After a restart torchrun's store still holds the addresses of the dead ranks: each attempt has its own keys. So
     # has each job: two may have come by the same port.
     return PrefixStore(f"{place.job} attempt{place.attempt}".lstrip(), store)
@@ -68,8 +67,7 @@ def meet(place: Rank, timeout: timedelta) -> Store:
 def _listening(place: Rank) -> int | None:
     """A socket for rank 0 to serve the store on; None: torch opens one, on which any machine can connect.
 
-    Nobody asks for a password there. Where every rank is on this machine, no other is to reach it; our own launcher has
-    opened the socket by then.
+    The store asks for no password: where every rank is on this machine, no other may reach it.
     """
     if place.store_fd is not None or place.master_addr != LOOPBACK:
         return place.store_fd
@@ -82,13 +80,9 @@ def _listening(place: Rank) -> int | None:
 
 
 def compare(store: Store, place: Rank, wanted: str, device: str) -> Neighbours:
-    """Rank 0 compares the devices and cores of all ranks. Collective; each rank asks the store a few times.
+    """Rank 0 compares the devices and cores of all ranks. Collective, through a fresh store.
 
-    Args:
-        store: fresh.
-        place: of this rank.
-        wanted: train.device.
-        device: the name of this rank's, by `devices.name_of`.
+    `wanted` is train.device; `device` is this rank's, by `devices.name_of`.
 
     Raises:
         UserError: on every rank: two have the same device, some have none, or a rank does not come.
@@ -149,12 +143,4 @@ def _unreached(place: Rank, timeout: timedelta, serves: bool, error: Exception) 
         f"{_who(place)}: nobody answered at {where} within {timeout.total_seconds():g} s, where rank 0 should be; "
         f"either rank 0 has ended, and says why, or it is on another machine: set MASTER_ADDR to that one, for every "
         f"rank ({error})"
-    )
-
-
-def _too_few(place: Rank, timeout: timedelta, error: Exception) -> UserError:
-    where = f"{place.master_addr}:{place.master_port}"
-    return UserError(
-        f"{_who(place)}: not every rank has come to {where} within {timeout.total_seconds():g} s ({error}); either one "
-        f"has ended, and says why, or cannot reach this machine by that address: set MASTER_ADDR, for every rank"
     )

@@ -11,7 +11,6 @@ from typing import Any
 AGAIN_S = 0.5
 """One Ctrl-C may arrive twice (from the terminal and from a launcher); a second Ctrl-C comes later than this."""
 
-
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C; a scheduler or `kill`; the end of the terminal (ignored under nohup)."""
 

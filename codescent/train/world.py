@@ -20,7 +20,7 @@ from codescent.base.rank import Rank
 from codescent.plan import AXES, Mesh, Plan
 from codescent.train.devices import choose_device, name_of
 from codescent.train.messages import Messages
-from codescent.train.rendezvous import Neighbours, compare, meet
+from codescent.train.rendezvous import compare, meet
 
 DATASET_WAIT = timedelta(days=2)
 """Preparing a large corpus takes hours; ranks wait for it at the store, where no collective can time out."""
@@ -30,17 +30,18 @@ class World:
     """The ranks of a run as one of them sees them: device, store, and a process group for each axis of the mesh.
 
     Raises:
-        UserError: the device that is asked for is not there, or the ranks do not find each other.
+        UserError: the device is not there, or the ranks do not find each other.
     """
 
     def __init__(self, place: Rank, device: str, num_threads: int | None, timeout_s: float) -> None:
         self.place = place
+        self.is_first = place.rank == 0  # prints and writes the run folder
         self.device = choose_device(device, place)
         self.timeout = timedelta(seconds=timeout_s)
         self.store = meet(place, self.timeout)
         neighbours = compare(self.store, place, device, name_of(self.device))
         self.leaders = neighbours.leaders
-        self.num_threads = num_threads or _threads(neighbours)
+        self.num_threads = num_threads or _threads(neighbours.sharing)
         torch.set_num_threads(self.num_threads)
         _name_interface(place)
         dist.init_process_group(
@@ -64,8 +65,10 @@ class World:
         # Every rank makes as many groups as every other, or torch would name the same group differently on two ranks.
         for axis in axes:
             ranks = self.mesh.group(axis, this_rank)
-            if "[" not in axis:
-                self.groups[axis] = self._group(ranks, made)
+            if "[" not in axis:  # axes with the same ranks share a group
+                if ranks not in made:
+                    made[ranks] = self._new_group(ranks)
+                self.groups[axis] = made[ranks]
             elif this_rank in ranks:
                 self.groups[axis] = self._new_group(ranks)
             else:
@@ -80,20 +83,9 @@ class World:
         """The pipeline stage of this rank: which of the plan's programs it walks."""
         return self.mesh.coordinates(self.place.rank)["pp"]
 
-    def _group(self, ranks: tuple[int, ...], made: dict[tuple[int, ...], dist.ProcessGroup]) -> dist.ProcessGroup:
-        """The group of `ranks`, this one among them; axes with the same ranks share one."""
-        if ranks not in made:
-            made[ranks] = self._new_group(ranks)
-        return made[ranks]
-
     def _new_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         group: dist.ProcessGroup = dist.new_group(list(ranks), self.timeout, use_local_synchronization=True)
         return group
-
-    @property
-    def is_first(self) -> bool:
-        """Rank 0: the one that prints and writes the run folder."""
-        return self.place.rank == 0
 
     def from_first(self, make: Callable[[], Any]) -> Any:
         """What `make` returns on rank 0 (JSON data), on every rank; a UserError on rank 0 is raised on every rank."""
@@ -133,8 +125,8 @@ class World:
     def in_turn(self, work: Callable[[], object]) -> None:
         """`work` on rank 0 first, then on the first rank of every other machine, then on the rest.
 
-        For files that rank 0 makes and others read: on a shared file system the others find them there. The ranks
-        wait at the store, not in a collective, so that no timeout cuts long work short.
+        On a shared file system the others find the files of rank 0. The ranks wait at the store, not in a collective,
+        so that no timeout cuts long work short.
 
         Raises:
             UserError: on every rank, where one of those that work before others raises it.
@@ -190,9 +182,8 @@ def _name_interface(place: Rank) -> None:
         )
 
 
-def _threads(neighbours: Neighbours) -> int:
+def _threads(sharing: int) -> int:
     """Threads of this rank: OMP_NUM_THREADS where it is set, else its share of the cores."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
-    if wanted.isdigit() and int(wanted) > 0:
-        return int(wanted)
-    return threads_per_rank(available_cores(), neighbours.sharing)
+    given = int(wanted) if wanted.isdigit() else 0
+    return given or threads_per_rank(available_cores(), sharing)
