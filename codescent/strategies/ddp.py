@@ -68,11 +68,13 @@ class DDP(Strategy):
             during, what = plan.schedule.weight_verb, f"gradients, bucket {number}"
             yield Traffic(Collective.ALL_REDUCE, replicas(plan.mesh), payload_bytes, dtype, Verb.REDUCE, during, what)
 
-    def gradients(self, parts: Sequence[torch.nn.Module], this_rank: ThisRank) -> Gradients | None:
-        """Hooks on the parameters fill the buckets and send them, unless zero shards the gradients."""
+    def gradients(
+        self, parts: Sequence[torch.nn.Module], this_rank: ThisRank, owner: Gradients | None
+    ) -> Gradients | None:
+        """Hooks on the parameters fill the buckets and send them, unless another strategy owns the gradients."""
         plan = this_rank.plan
-        if plan.mesh.dp_shard > 1:
-            return None
+        if owner is not None:
+            return owner
         from codescent.base.torch_dtypes import TORCH_DTYPE  # noqa: PLC0415 - keeps torch out of planning
 
         wire_dtype = _wire_dtype(plan.layout, plan.work.precision)

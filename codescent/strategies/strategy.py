@@ -115,6 +115,11 @@ class Strategy:
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Change a chunk of the model, its parameters on the meta device, into what this rank holds of it."""
 
-    def gradients(self, parts: Sequence[torch.nn.Module], this_rank: ThisRank) -> Gradients | None:
-        """The owner of the chunks' gradients, once parameters have memory; None: another strategy, the only one."""
-        return None
+    def gradients(
+        self, parts: Sequence[torch.nn.Module], this_rank: ThisRank, owner: Gradients | None
+    ) -> Gradients | None:
+        """The owner of the chunks' gradients, once parameters have memory. Asked of every strategy, in ORDER.
+
+        `owner` is that of the strategies before it: return it, wrap it, or make one where it is None.
+        """
+        return owner

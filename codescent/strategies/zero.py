@@ -120,10 +120,12 @@ class Zero(Strategy):
 
         shard_(part, this_rank, wire_dtype=_wire_dtype(this_rank.plan))
 
-    def gradients(self, parts: Sequence[torch.nn.Module], this_rank: ThisRank) -> Gradients | None:
-        """Of the shards, where there are any."""
+    def gradients(
+        self, parts: Sequence[torch.nn.Module], this_rank: ThisRank, owner: Gradients | None
+    ) -> Gradients | None:
+        """The shards' gradients, where weights are sharded."""
         if not self.serves(this_rank.plan):
-            return None
+            return owner
         from codescent.strategies.shards import ShardedGradients  # noqa: PLC0415 - keeps torch out of planning
 
         return ShardedGradients(parts, this_rank.plan.layout.zero_stage)

@@ -152,8 +152,11 @@ def _weight(tensor: TensorPlan, held: torch.Tensor, this_rank: ThisRank) -> Weig
 
 
 def _gradients(parts: list[nn.Module], this_rank: ThisRank) -> Gradients:
-    """The one strategy that looks after gradients in this layout; where ranks know parts of them, with their sums."""
-    (owner,) = (found for strategy in ORDER if (found := strategy.gradients(parts, this_rank)) is not None)
+    """The owner of the gradients in this layout; it also sums those that are partial on the ranks of an axis."""
+    owner: Gradients | None = None
+    for strategy in ORDER:
+        owner = strategy.gradients(parts, this_rank, owner)
+    assert owner is not None, "nobody owns the gradients"
     for axis in dict.fromkeys(axis for tensor in this_rank.trained for axis in tensor.partial):
         indices = [number for number, tensor in enumerate(this_rank.trained) if axis in tensor.partial]
         owner = PartialGradients(owner, indices, this_rank.groups[axis])
