@@ -59,7 +59,6 @@ class Trial:
 
     Attributes:
         make_module: the module with its weights on `device`, in evaluation mode.
-        open_dataset: what the run reads.
         tokenizer: the one that the run keeps, if any.
         data: --data: what to score instead of the run's validation split.
         out: --out: where to write predictions.
@@ -86,9 +85,7 @@ class Trial:
 class Prompts:
     """How a prompt becomes the tokens that a trained model continues.
 
-    Args:
-        encode: what is shown of a prompt, and its tokens; None: those of the tokenizer.
-        stop: the token that ends a text; None: the tokenizer's separator, if it has one.
+    `encode` gives what is shown of it, and its tokens; `stop` ends a text. By default they are the tokenizer's.
     """
 
     def __init__(self, tokenizer: Tokenizer, encode: Encode | None = None, stop: int | None = None) -> None:
