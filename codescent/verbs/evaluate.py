@@ -24,7 +24,7 @@ def evaluate_run(
 
     Args:
         run: the run folder.
-        data: a file to score instead of the run's validation split, where its task reads one: see `Task.scored_files`.
+        data: a file to score instead of the run's validation split, where its task reads one: see `Task.scores_files`.
         out: where predictions are written, where its task writes some; None: in the run folder.
         best: the checkpoint with the lowest validation loss, not the newest.
         step: the checkpoint of this step.
