@@ -219,7 +219,7 @@ def test_a_course_run_on_real_questions(data_dir: Path, tmp_path: Path, monkeypa
     request = questions(str(train), validation=str(dev), train_questions=1000, validation_questions=500)
     dataset = QuestionDataset.open(request.prepare(tmp_path))
     assert dataset.description["splits"]["train"]["questions"] == 1000
-    assert dataset.questions().questions == read_questions(dev).first(500).questions
+    assert dataset.questions().questions == read_questions(dev, 500).questions
     tokenizer = load(dataset.path / "tokenizer.json")
     assert isinstance(tokenizer, WordPiece)
     source, numbers = dataset.train, np.arange(dataset.train.num_samples)

@@ -45,13 +45,14 @@ def test_the_dev_set_is_read_whole_and_written_again(data_dir: Path) -> None:
 
 
 def test_the_training_part_is_read_whatever_the_order_of_its_keys(data_dir: Path) -> None:
-    found = read_questions(data_dir / "squad" / "train-v1.1.part44.json")
+    path = data_dir / "squad" / "train-v1.1.part44.json"
+    found = read_questions(path)
     assert len(found.questions) == 11_877
     assert all(len(question.answers) == 1 for question in found.questions)
     assert misplaced(found) == []
-    assert len(found.first(10_000).questions) == 10_000
-    assert found.first(500).questions == found.questions[:500]
-    assert found.first(None) == found
+    assert len(read_questions(path, 10_000).questions) == 10_000
+    assert read_questions(path, 500).questions == found.questions[:500]
+    assert read_questions(path, None) == found
 
 
 def test_answers_that_are_not_where_the_file_says_are_told(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_logits_that_are_not_finite(dataset: QuestionDataset) -> None:
 def test_an_oracle_on_the_dev_set(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only answers that begin or end inside a token are missed: what the tokens bear."""
     monkeypatch.setenv("CODESCENT_DATA_DIR", str(data_dir))
-    questions = read_questions(data_dir / "squad" / "dev-v1.1.json").first(1000)
+    questions = read_questions(data_dir / "squad" / "dev-v1.1.json", 1000)
     cuts = make_windows(questions.questions, bert("bert"), WindowSizes(), training=False)
     source = QuestionSource("validation", np.concatenate([cut.rows for cut in cuts]))
     found = evaluate_questions(oracle, source, questions)

@@ -59,7 +59,6 @@ class Trial:
 
     Attributes:
         make_module: the module with its weights on `device`, in evaluation mode.
-        open_dataset: what the run reads.
         tokenizer: the one that the run keeps, if any.
         data: --data: what to score instead of the run's validation split.
         out: --out: where to write predictions.
@@ -86,9 +85,7 @@ class Trial:
 class Prompts:
     """How a prompt becomes the tokens that a trained model continues.
 
-    Args:
-        encode: what is shown of a prompt, and its tokens; None: those of the tokenizer.
-        stop: the token that ends a text; None: the tokenizer's separator, if it has one.
+    `encode` gives what is shown of it, and its tokens; `stop` ends a text. By default they are the tokenizer's.
     """
 
     def __init__(self, tokenizer: Tokenizer, encode: Encode | None = None, stop: int | None = None) -> None:
@@ -132,7 +129,7 @@ class Task:
         files: names of the files that a run keeps of its data.
         unit: what one loss belongs to, in words.
         peft_task_type: `peft`'s name of the task; None: it has none.
-        scored_files: the kinds of model that are scored on a file of the user's, too.
+        scores_files: the kinds of model that are scored on a file of the user's, too.
     """
 
     name: str
@@ -143,7 +140,7 @@ class Task:
     files: tuple[str, ...] = (TOKENIZER,)
     unit = "tokens"
     peft_task_type: str | None = None
-    scored_files: tuple[str, ...] = ()
+    scores_files: tuple[str, ...] = ()
 
     def made_for(self, data: Data) -> bool:
         """Whether a corpus asks for this task by itself, without data.task."""
@@ -214,7 +211,7 @@ class Task:
         """Why --data or --out cannot be used."""
         if trial.out is not None:
             yield f'--out {trial.out}: answers to questions are written; the run\'s data.task is "{self.name}"'
-        if trial.data is not None and trial.ask.kind not in self.scored_files:
+        if trial.data is not None and trial.ask.kind not in self.scores_files:
             yield (
                 f'--data {trial.data}: of model.kind = "{trial.ask.kind}" with data.task = "{self.name}" the run\'s '
                 "own validation split alone is scored"

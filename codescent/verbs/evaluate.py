@@ -42,7 +42,7 @@ def evaluate_run(
 ) -> list[str]:
     """Score a checkpoint (see `find`) by the task of its run; returns lines to print.
 
-    Some tasks (`Task.scored_files`) read the file `data` instead of the validation split. Some write predictions, to
+    Some tasks (`Task.scores_files`) read the file `data` instead of the validation split. Some write predictions, to
     `out` or into the run folder. `device` is "auto", "cpu" or "cuda".
 
     Raises UserError: not a run, no such checkpoint, data that cannot be used, a device that is not there.

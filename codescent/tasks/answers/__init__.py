@@ -41,8 +41,7 @@ _WANTED = (
 
 class Answers(FolderTask):
     """Find the answer to a question in its context (Rajpurkar et al. 2016, "SQuAD").
-
-    data.corpus is "squad" (v1.1 as published), or a training file of its form, with data.validation beside it.
+    The corpus is "squad" (v1.1 as published), or a training file of its form.
     """
 
     name = head = "qa"
@@ -79,7 +78,7 @@ class Answers(FolderTask):
             raise UserError(f"tokenizer {data.tokenizer}: {_WANTED}")
         limits = {"train": data.train_questions, "validation": data.validation_questions}
         read = {  # all refusals before the work
-            split: read_questions(_path(data, split) or download.obtain(PUBLISHED[split])).first(limits[split])
+            split: read_questions(_path(data, split) or download.obtain(PUBLISHED[split]), limits[split])
             for split in SPLITS
         }
         if changed := [found.path for split, found in read.items() if found.sha256 != key[split]]:

@@ -86,7 +86,6 @@ def best_spans(row: Rows, start_logits: Logits, end_logits: Logits, decoding: De
 
 def candidates(context: str, spans_of_windows: Sequence[Sequence[Span]], decoding: Decoding) -> list[Candidate]:
     """The best spans of all windows of a question as texts, best first, each text once.
-
     Among equal scores the earlier window comes first. Without any span the answer is the empty text.
     """
     spans = sorted((span for spans in spans_of_windows for span in spans), key=lambda span: -span.score)

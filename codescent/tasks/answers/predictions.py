@@ -54,9 +54,8 @@ def normalise(text: str) -> str:
 
 
 def f1(prediction: str, answer: str) -> float:
-    """Harmonic mean of precision and recall of the words of two normalised texts; 0 where no word is in both.
-
-    By SQuAD's definition it is 0 for two texts without words, whose exact match is 1.
+    """Harmonic mean of precision and recall of the words of two normalised texts; 0 where no word is in both:
+    by SQuAD's definition also for two texts without words, whose exact match is 1.
     """
     predicted, right = prediction.split(), answer.split()
     common = (Counter(predicted) & Counter(right)).total()

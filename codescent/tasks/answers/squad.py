@@ -39,7 +39,6 @@ class Question:
 
     def span(self) -> tuple[int, int] | None:
         """Characters [begin, end) of the first answer, without white space around it; None where it is not there.
-
         White space may differ between the answer and the context, as in BERT's script.
         """
         answer = self.answers[0]
@@ -58,14 +57,11 @@ class Questions:
     sha256: str
     questions: tuple[Question, ...]
 
-    def first(self, count: int | None) -> Questions:
-        """The first `count` questions; None: all."""
-        return Questions(self.path, self.sha256, self.questions[:count])
 
-
-def read_questions(path: Path) -> Questions:
-    """Read a file of the form {"version": "1.1", "data": [{"title", "paragraphs": [{"context", "qas": [{"id",
-    "question", "answers": [{"text", "answer_start"}]}]}]}]}. Other keys may be there; the version and titles may not.
+def read_questions(path: Path, first: int | None = None) -> Questions:
+    """Read the first questions, or all, of a file {"version": "1.1", "data": [{"title", "paragraphs": [{"context",
+    "qas": [{"id", "question", "answers": [{"text", "answer_start"}]}]}]}]}. Other keys may be there; the version and
+    titles may not.
     Raises UserError: cannot be read, not JSON, or all (the first twenty) places that are not of this form.
     """
     content, data = load_json(path)
@@ -80,7 +76,7 @@ def read_questions(path: Path) -> Questions:
         problems.append("data: no questions")
     if problems:
         raise UserError(*told(path, problems))
-    return Questions(path, hashlib.sha256(content).hexdigest(), found)
+    return Questions(path, hashlib.sha256(content).hexdigest(), found[:first])
 
 
 def write_questions(questions: Iterable[Question]) -> str:
@@ -99,7 +95,6 @@ def write_questions(questions: Iterable[Question]) -> str:
 
 def load_json(path: Path, pairs: Any = None) -> tuple[bytes, Any]:
     """A file's bytes, and their JSON value, made with json's `object_pairs_hook`.
-
     Raises UserError: cannot be read, or where it is not JSON.
     """
     try:

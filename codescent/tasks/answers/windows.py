@@ -118,7 +118,6 @@ def answer_tokens(context: Pieces, span: tuple[int, int]) -> tuple[int, int] | N
 
 def context_spans(num_tokens: int, room: int, stride: int) -> npt.NDArray[np.int64]:
     """Tokens [begin, end) of the context that each window holds, int64 [windows, 2]; at least one window.
-
     As BERT cuts: each `stride` tokens (or a window's room, if that is less) after the last, until the end is in one.
     """
     step = min(stride, room)
@@ -129,7 +128,6 @@ def context_spans(num_tokens: int, room: int, stride: int) -> npt.NDArray[np.int
 
 def best_windows(spans: npt.NDArray[np.int64], num_tokens: int) -> npt.NDArray[np.int64]:
     """Of each token of a context, the window that shows most around it, int64 [num_tokens].
-
     That is the one in which the shorter of its two sides is longest, then the longest window, then the first
     (`_check_is_max_context` of BERT's run_squad.py, in its own arithmetic).
     """
@@ -137,8 +135,7 @@ def best_windows(spans: npt.NDArray[np.int64], num_tokens: int) -> npt.NDArray[n
     begins, ends = spans[:, :1], spans[:, 1:]
     sides = np.minimum(place - begins, ends - 1 - place)
     score = np.where(sides >= 0, sides + 0.01 * (ends - begins), -1.0)
-    best: npt.NDArray[np.int64] = score.argmax(0)
-    return best
+    return np.asarray(score.argmax(0), np.int64)
 
 
 def segments_of(rows: Rows) -> npt.NDArray[np.int64]:

@@ -25,7 +25,6 @@ class ChatFiles:
 
     Attributes:
         name: the file, for messages.
-        text: Jinja.
         special: the tokens of SPECIAL that files name; None: the model has no such token.
         day: the template's today, as YYYY-MM-DD; None: the day on which it is compiled.
     """

@@ -128,8 +128,6 @@ def _environment(strftime_now: Callable[[str], str]) -> ImmutableSandboxedEnviro
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals[NOW] = strftime_now
-    environment.globals["dict"] = _Dict()
-    environment.globals["namespace"] = _Namespace
+    named = {"raise_exception": raise_exception, NOW: strftime_now, "dict": _Dict(), "namespace": _Namespace}
+    environment.globals.update(named)
     return environment

@@ -36,7 +36,6 @@ class ChatTemplate:
     Its day is fixed, so that two renderings of a conversation are the same.
 
     Attributes:
-        name: the file, for messages.
         special: the special tokens that the template reads and the model has, by name.
         asks_for_end: whether it reads the eos_token.
         files: the template and its special tokens; with its day if its texts depend on that.
@@ -131,9 +130,8 @@ class ChatTemplate:
         return len(asked), len(told)
 
     def _needs_no_asking(self, messages: Sequence[Message], told: str, turn: str) -> bool:
-        """Whether the last turn begins with its words and does not end with the beginning of the next turn.
-
-        Only then can a template that ignores add_generation_prompt be used without tags."""
+        """Whether the last turn begins with its words and does not end with the beginning of the next turn: only then
+        can a template that ignores add_generation_prompt be used without tags."""
         goes_on = self.render([*messages, {"role": USER, "content": "?"}])
         return turn.lstrip().startswith(messages[-1]["content"].strip()) and goes_on.startswith(told)
 
@@ -242,7 +240,6 @@ class ChatTokens:
 
 class _LibraryPieces:
     """A tokenizer of the library that knows control tokens, by their texts, where text spells them.
-
     Its separator becomes one, and so does each of the `special` texts that is in the vocabulary.
     """
 

@@ -97,7 +97,6 @@ def _chat_encoder(chat: ChatTokens) -> Encode:
 
 def _pair_encoder(template: tuple[str, str, str], tokenizer: Tokenizer) -> Encode:
     """Tokens of a prompt and of its response, which is wanted.
-
     Each is encoded by itself: a model that is asked continues the tokens of the prompt alone.
     """
     end = [] if tokenizer.separator is None else [tokenizer.separator]
@@ -193,8 +192,7 @@ class ResponseSource:
 
     def losses(self, numbers: Numbers) -> Numbers:
         """Wanted tokens inside each sample."""
-        counts: Numbers = self._losses[numbers]
-        return counts
+        return np.asarray(self._losses[numbers], np.int64)
 
 
 @dataclass(frozen=True)

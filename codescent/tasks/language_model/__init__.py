@@ -14,7 +14,7 @@ class LanguageModel(TextTask):
     name = "lm"
     kinds = ("gpt2", "llama", "transformer")
     peft_task_type = "CAUSAL_LM"
-    scored_files = models.GENERATING
+    scores_files = models.GENERATING
 
     def score(self, trial: Trial) -> list[str]:
         """See `Task`; of a decoder loss, perplexity and bits per byte of all the text."""

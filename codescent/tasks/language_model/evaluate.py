@@ -69,7 +69,6 @@ def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device)
 
 def _encoded(data: Path, trial: Trial) -> tuple[Tokens, int]:
     """The tokens of a text and the number of bytes that are predicted.
-
     A separator, where the tokenizer has one, is put in front, so that the first token is predicted too.
     """
     tokenizer = trial.tokenizer

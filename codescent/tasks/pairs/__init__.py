@@ -80,8 +80,7 @@ class LineSource:
 
     def losses(self, numbers: Numbers) -> Numbers:
         """The tokens of each line, and its end."""
-        counts: Numbers = self._counts[numbers] + 1
-        return counts
+        return np.asarray(self._counts[numbers] + 1, np.int64)
 
 
 @dataclass(frozen=True)

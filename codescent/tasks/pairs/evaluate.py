@@ -34,10 +34,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class LineScore:
-    """How well lines are translated: the mean loss of their tokens, ends of lines included, and what is right.
-
-    `forced` counts with teacher forcing, `alone` with greedy decoding.
-    """
+    """How well lines are translated; `forced` counts with teacher forcing, `alone` with greedy decoding."""
 
     lines: int
     tokens: int

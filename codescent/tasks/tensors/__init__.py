@@ -67,10 +67,9 @@ class Tensors(Task):
         data = ask.data
         path = Path(data.corpus).expanduser()
         if data.corpus.startswith(PREFIX):
-            storage = data.format or "memory"
-            if storage == "memory":
+            if data.format in (None, "memory"):
                 return Path(data.corpus)
-            return prepare_synthetic(_recipe(ask), storage, data.folder, progress=progress)
+            return prepare_synthetic(_recipe(ask), data.format, data.folder, progress=progress)
         if not is_tensors(data.corpus):
             raise UserError(
                 f"data.corpus = {data.corpus!r}: no tensors: a file whose name ends in {', '.join(SUFFIXES)}, a "

@@ -91,12 +91,9 @@ class _Unrefused(io.FileIO):
     """A file whose disk never refuses, as far as its writer sees: what is written from then on is lost.
 
     HDF5 cannot close a file that it cannot write: a full disk ended the process with a segmentation fault.
-
-    Attributes:
-        refused: what the disk has said.
     """
 
-    refused: OSError | None = None
+    refused: OSError | None = None  # what the disk has said
 
     def write(self, data: Any) -> int:
         """All of it."""
