@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from codescent import models, tasks
 from codescent.base.errors import UserError
-from codescent.build import ask_of, build, needs_vocab_size
+from codescent.build import build, needs_vocab_size, task_request
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset
 from codescent.huggingface.folder import fitting
@@ -32,10 +32,10 @@ def plan_of(config: Config, world_size: int) -> Plan:
     Raises:
         UserError: whatever stands in the way of the run.
     """
-    ask = ask_of(config)
-    vocab_size = tasks.chosen(ask).vocab_size(ask)
+    request = task_request(config)
+    vocab_size = tasks.chosen(request).vocab_size(request)
     if vocab_size is None and needs_vocab_size(config):
-        vocab_size = tasks.opened(ask, progress=True).vocab_size
+        vocab_size = tasks.opened(request, progress=True).vocab_size
     return build(config, vocab_size, world_size)
 
 
@@ -76,40 +76,40 @@ def check(config: Config, world_size: int, *, resume: bool) -> None:
     folder = RunFolder.open(path) if resume else None
     if folder is None:
         RunFolder.refuse_taken(path)
-    ask = ask_of(config)
-    dataset = tasks.opened(dataclasses.replace(ask, pinned=pin(ask, folder)), progress=True)
+    request = task_request(config)
+    dataset = tasks.opened(dataclasses.replace(request, pinned=pin(request, folder)), progress=True)
     plan = plan_with(config, dataset, world_size)
     check_weights(plan, dataset, resume=resume)
     if folder is not None:
         check_same_trajectory(folder, plan)
-        check_same_files(ask, folder, dataset)
+        check_same_files(request, folder, dataset)
 
 
-def ask_kept(ask: tasks.Ask, folder: RunFolder) -> tasks.Ask:
+def request_with_kept(request: tasks.TaskRequest, folder: RunFolder) -> tasks.TaskRequest:
     """The same, with the files that the run in a folder keeps."""
-    return dataclasses.replace(ask, run=folder.path, kept=folder.read_kept(tasks.chosen(ask).files))
+    return dataclasses.replace(request, run=folder.path, kept=folder.read_kept(tasks.chosen(request).files))
 
 
-def pin(ask: tasks.Ask, folder: RunFolder | None) -> Mapping[str, Any]:
+def pin(request: tasks.TaskRequest, folder: RunFolder | None) -> Mapping[str, Any]:
     """What rank 0 decides for all ranks before the data is prepared: see `Task.pin`.
 
     Args:
-        ask: of the run.
+        request: of the run.
         folder: of the run that is to go on; None: it begins.
 
     Raises:
         UserError: it cannot be read, or is not that with which the run began.
     """
-    return tasks.chosen(ask).pin(ask if folder is None else ask_kept(ask, folder))
+    return tasks.chosen(request).pin(request if folder is None else request_with_kept(request, folder))
 
 
-def check_same_files(ask: tasks.Ask, folder: RunFolder, dataset: AnyDataset) -> None:
+def check_same_files(request: tasks.TaskRequest, folder: RunFolder, dataset: AnyDataset) -> None:
     """Refuse to continue a run on data that does not go with the files that it keeps.
 
     Raises:
         UserError: why not.
     """
-    if problems := list(tasks.chosen(ask).refuse_resume(ask_kept(ask, folder), dataset)):
+    if problems := list(tasks.chosen(request).refuse_resume(request_with_kept(request, folder), dataset)):
         raise UserError(*problems)
 
 

@@ -11,7 +11,7 @@ from codescent.config.sections import Data, Model
 from codescent.tasks.answers import Answers
 from codescent.tasks.conversations import Conversations
 from codescent.tasks.folder import FolderTask
-from codescent.tasks.task import Ask
+from codescent.tasks.task import TaskRequest
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Asked:
     """Samples that a task is asked for."""
 
     task: FolderTask
-    ask: Ask
+    request: TaskRequest
 
     def prepare(self, root: Path, *, progress: bool = False) -> Path:
         return self.task.prepare(self._at(root), progress=progress)
@@ -28,22 +28,22 @@ class Asked:
         return self.task.locate(self._at(root))
 
     def key(self) -> dict[str, Any]:
-        return self.task.key(self.ask)
+        return self.task.key(self.request)
 
     def changed(self, **keys: object) -> Asked:
-        return replace(self, ask=replace(self.ask, data=self.ask.data.model_copy(update=keys)))
+        return replace(self, request=replace(self.request, data=self.request.data.model_copy(update=keys)))
 
-    def _at(self, root: Path) -> Ask:
-        return self.changed(folder=root).ask
+    def _at(self, root: Path) -> TaskRequest:
+        return self.changed(folder=root).request
 
 
 def questions(corpus: str = "squad", **keys: object) -> Asked:
     """Questions; keys may have values that a config refuses."""
     given = {"tokenizer": "bert", "seq_len": 384, **keys}
-    return Asked(Answers(), Ask(Data.model_construct(corpus=corpus, **given), Model(kind="bert")))
+    return Asked(Answers(), TaskRequest(Data.model_construct(corpus=corpus, **given), Model(kind="bert")))
 
 
 def responses(corpus: str, tokenizer: str, **keys: object) -> Asked:
     """Prompts and responses, or conversations."""
     data = Data.model_construct(corpus=corpus, tokenizer=tokenizer, **keys)
-    return Asked(Conversations(), Ask(data, Model(kind="gpt2")))
+    return Asked(Conversations(), TaskRequest(data, Model(kind="gpt2")))

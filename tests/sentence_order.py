@@ -14,7 +14,7 @@ from codescent import tasks
 from codescent.data.prepared import digest
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.dataset import open_dataset
-from codescent.tasks.task import Ask
+from codescent.tasks.task import TaskRequest
 from codescent.tasks.text import TextDataset, TextTask
 
 IN_ORDER, SWAPPED = 0, 1  # behind the tokens of the tokenizer
@@ -73,8 +73,8 @@ class Order(TextTask):
     marks = 2
     unit = "pairs of lines"
 
-    def open(self, ask: Ask, path: Path) -> OrderDataset:
-        return OrderDataset(open_dataset(path), ask.seed)
+    def open(self, request: TaskRequest, path: Path) -> OrderDataset:
+        return OrderDataset(open_dataset(path), request.seed)
 
 
 REGISTERED = (*tasks.TASKS, Order())

@@ -41,7 +41,7 @@ def refusal(request: Asked, root: Path) -> tuple[str, ...]:
 
 def test_samples_are_what_was_cut(tmp_path: Path, request_: Asked) -> None:
     dataset = QuestionDataset.open(request_.prepare(tmp_path / "datasets"))
-    assert (dataset.seq_len, dataset.vocab_size) == (64, bert(str(request_.ask.data.tokenizer)).vocab_size)
+    assert (dataset.seq_len, dataset.vocab_size) == (64, bert(str(request_.request.data.tokenizer)).vocab_size)
     assert (dataset.train.name, dataset.validation.name) == ("train", "validation")
     assert dataset.source("train", 64, 64) is dataset.train
     assert dataset.source("validation", 64, 64) is dataset.validation
@@ -85,7 +85,7 @@ def test_what_is_there_is_found_and_another_request_gets_another_folder(tmp_path
         request_.changed(train_questions=2),
         request_.changed(validation_questions=1),
         request_.changed(stride=17),
-        request_.changed(tokenizer=request_.ask.data.tokenizer.replace("bert:", "bert-cased:")),
+        request_.changed(tokenizer=request_.request.data.tokenizer.replace("bert:", "bert-cased:")),
         request_.changed(tokenizer=str(made / "tokenizer.json")),
     ]
     folders = [other.prepare(root) for other in others]
@@ -94,8 +94,8 @@ def test_what_is_there_is_found_and_another_request_gets_another_folder(tmp_path
     assert len({QuestionDataset.open(folder).fingerprint for folder in folders}) == 5
     few = QuestionDataset.open(folders[0])
     assert few.description["splits"]["train"]["questions"] == 2
-    Path(request_.ask.data.corpus).write_text(
-        Path(request_.ask.data.corpus).read_text().replace("Where?", "Where is it?")
+    Path(request_.request.data.corpus).write_text(
+        Path(request_.request.data.corpus).read_text().replace("Where?", "Where is it?")
     )
     assert request_.locate(root) is None
     assert request_.prepare(root) not in {made, *folders}
@@ -118,7 +118,7 @@ def test_two_processes_at_once_make_one_dataset(tmp_path: Path, request_: Asked)
         "request = questions(train, validation=dev, tokenizer=tokenizer, **sizes)\n"
         "print(request.prepare(Path(root)))"
     )
-    data = request_.ask.data
+    data = request_.request.data
     words = [data.corpus, str(data.validation), data.tokenizer, str(tmp_path / "datasets")]
     command = [sys.executable, "-c", program, *words]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
@@ -175,22 +175,22 @@ def test_every_problem_of_a_request_is_told_at_once(tmp_path: Path, request_: As
         "tokenizer gpt2: questions are cut by WordPiece: bert, bert-cased, bert:FILE, bert-cased:FILE, or a JSON file "
         "of a WordPiece tokenizer with [PAD], [UNK], [CLS], [SEP], [MASK]",
     )
-    Path(request_.ask.data.corpus).write_text('{"version": "1.1", "data": [')
+    Path(request_.request.data.corpus).write_text('{"version": "1.1", "data": [')
     assert "not JSON" in refusal(request_, tmp_path / "datasets")[0]
 
 
 def test_training_needs_an_answer_that_is_there(tmp_path: Path, request_: Asked) -> None:
-    value = json.loads(Path(request_.ask.data.corpus).read_text())
+    value = json.loads(Path(request_.request.data.corpus).read_text())
     asked = value["data"][0]["paragraphs"][0]["qas"]
     asked[0]["answers"][0]["answer_start"] += 1
-    Path(request_.ask.data.corpus).write_text(json.dumps(value))
+    Path(request_.request.data.corpus).write_text(json.dumps(value))
     summary = QuestionDataset.open(request_.prepare(tmp_path / "datasets")).summary()
     assert "train: 3 questions, 2 windows, 2 with the answer" in summary
     assert "train: 1 questions with an answer not where the file says: left out: t1" in summary
     for question in asked:
         question["answers"][0]["answer_start"] = 0
         question["answers"][0]["text"] = "nowhere"
-    Path(request_.ask.data.corpus).write_text(json.dumps(value))
+    Path(request_.request.data.corpus).write_text(json.dumps(value))
     assert "nothing to train on" in refusal(request_, tmp_path / "datasets")[0]
 
 

@@ -16,7 +16,7 @@ import pytest
 import transformer_ranks
 
 from codescent.plan import Layout
-from codescent.strategies import Tensor
+from codescent.strategies import TensorParallel
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_what_it_sends_is_what_the_plan_declares(answers: list[list[dict[str, An
 def test_sequences_that_do_not_divide_are_refused() -> None:
     candidate = transformer_ranks.candidate_of(transformer_ranks.CASES[0])
     odd = dataclasses.replace(candidate, work=dataclasses.replace(candidate.work, streams=(6, 5), seq_len=11))
-    (problem,) = Tensor().refuse(odd)
+    (problem,) = TensorParallel().refuse(odd)
     assert "5 positions" in problem
     assert "4 or 6" in problem
-    assert not list(Tensor().refuse(dataclasses.replace(odd, layout=Layout(sequence_parallel=False))))
+    assert not list(TensorParallel().refuse(dataclasses.replace(odd, layout=Layout(sequence_parallel=False))))

@@ -19,7 +19,7 @@ from codescent.config.sections import Config
 from codescent.plan import AXES
 from codescent.verbs import prove
 from codescent.verbs.arguments import parse
-from codescent.verbs.prove import Finding, Layout, layouts_of, parse_layouts
+from codescent.verbs.prove import Finding, LayoutCase, layouts_of, parse_layouts
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_micro_batches_fill_the_pipeline(
     keys: dict[str, str], samples: int, given: int | None, expected: int | None
 ) -> None:
     config = Config.model_validate({"train": {"global_batch_size": samples, "microbatch_size": given}})
-    assert Layout(tuple(keys.items()), 2).filled(config).microbatch_size == expected
+    assert LayoutCase(tuple(keys.items()), 2).filled(config).microbatch_size == expected
 
 
 def test_options_of_the_configs_own_layout_are_not_those_of_others(project: Path, tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_options_of_the_configs_own_layout_are_not_those_of_others(project: Path
 
 def test_layouts_as_words() -> None:
     assert parse_layouts("dp_shard=2, zero_stage=1; dp_replicate=3,dp_shard=2;") == [
-        Layout((("dp_shard", "2"), ("zero_stage", "1")), 2),
-        Layout((("dp_replicate", "3"), ("dp_shard", "2")), 6),
+        LayoutCase((("dp_shard", "2"), ("zero_stage", "1")), 2),
+        LayoutCase((("dp_replicate", "3"), ("dp_shard", "2")), 6),
     ]
     with pytest.raises(UserError, match="'dp_shard' is not key=value"):
         parse_layouts("dp_shard")

@@ -22,8 +22,7 @@ from codescent.models.transformer.declare import TransformerShape
 from codescent.models.transformer.module import Transformer
 from codescent.plan import Layout, Mesh, ModelFacts, Plan, TaskFacts, TensorPlan, Work
 from codescent.plan.schedule import accumulate
-from codescent.strategies import Candidate, ThisRank, serving, traffic_of
-from codescent.strategies import Tensor as TensorParallel
+from codescent.strategies import Candidate, TensorParallel, ThisRank, serving, traffic_of
 
 DEGREE, BATCH, CHUNK = 2, 3, 4
 SIZES = {"num_encoder_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "hidden_dim": 16, "ffn_dim": 24}

@@ -48,7 +48,7 @@ FOREIGN_NAMES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Resolved:
+class LoadedConfig:
     """A config, and the origin of each "section.key", in order: "default", "FILE:LINE" or "command line"."""
 
     config: Config
@@ -78,7 +78,7 @@ class _Problem(NamedTuple):
         return ": ".join(filter(None, self))
 
 
-def load(path: Path | str, overrides: Sequence[str] = ()) -> Resolved:
+def load(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read a run's file, the files it is based on, and overrides of the form section.key=value.
 
     Args:
@@ -101,7 +101,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Resolved:
     if problems:
         raise UserError(*dict.fromkeys(map(str, problems)))
     origins = {name: given[name].origin if name in given else DEFAULT for name in KEYS}
-    return Resolved(Config(**sections), origins)
+    return LoadedConfig(Config(**sections), origins)
 
 
 def to_toml(config: Config) -> str:
@@ -109,7 +109,7 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
-def describe(resolved: Resolved) -> list[Described]:
+def describe(resolved: LoadedConfig) -> list[Described]:
     """Every key with its value and the value's origin, in order."""
     return [
         Described(key.section, key.name, toml_value(getattr(getattr(resolved.config, key.section), key.name)), origin)

@@ -270,12 +270,12 @@ def _die_with_parent() -> Callable[[], None] | None:
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
-    def ask() -> None:
+    def request() -> None:
         prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() != parent:  # the parent died before prctl
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return ask
+    return request
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

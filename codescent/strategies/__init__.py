@@ -6,17 +6,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from codescent.plan import Plan, Traffic
-from codescent.strategies.context_parallel import Context
+from codescent.strategies.context_parallel import ContextParallel
 from codescent.strategies.ddp import DDP
 from codescent.strategies.offload import Offload
 from codescent.strategies.pipeline import Pipeline
 from codescent.strategies.recompute import Recompute
 from codescent.strategies.strategy import Candidate, Gradients, Strategy, ThisRank
-from codescent.strategies.tensor import Tensor
+from codescent.strategies.tensor import TensorParallel
 from codescent.strategies.torch_data_parallel import DataParallel
 from codescent.strategies.zero import Zero
 
-ORDER = (Context(), Tensor(), Recompute(), Zero(), DDP(), Pipeline(), DataParallel(), Offload())
+ORDER = (ContextParallel(), TensorParallel(), Recompute(), Zero(), DDP(), Pipeline(), DataParallel(), Offload())
 """Inner to outer: a strategy sees the module, and where its tensors are, as those before it have left them."""
 
 
@@ -34,4 +34,4 @@ def traffic_of(strategy: Strategy, plan: Plan) -> tuple[Traffic, ...]:
     )
 
 
-__all__ = ["Candidate", "DataParallel", "Gradients", "Recompute", "Strategy", "Tensor", "ThisRank"]
+__all__ = ["Candidate", "DataParallel", "Gradients", "Recompute", "Strategy", "TensorParallel", "ThisRank"]

@@ -41,7 +41,7 @@ def exchange_traffic(context: str, degree: int, kv_numel: int, precision: str) -
     )
 
 
-class Context(Strategy):
+class ContextParallel(Strategy):
     """Context parallelism: a rank has two slices of every sequence, one from its front and one from its back, so that
     all have as much of the causal triangle to compute (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2)."""
 

@@ -29,7 +29,7 @@ DIM: Mapping[Role, int] = {
 """The dim that is divided, by role; the others are whole on every rank."""
 
 
-class Tensor(Strategy):
+class TensorParallel(Strategy):
     """Tensor parallelism (Shoeybi et al. 2019, "Megatron-LM", section 3): of a pair of matrices the first is divided by
     columns (its outputs), the second by rows (its inputs), so that nothing is exchanged between them.
 
@@ -150,7 +150,7 @@ def _record(
 ) -> Traffic:
     """A collective of every micro-batch; default dtype: that of activations."""
     dtype, times = dtype or plan.work.precision, times * plan.work.num_microbatches
-    return Traffic(collective, Tensor.axis, numel * DTYPE_BYTES[dtype], dtype, verb, None, what, times)
+    return Traffic(collective, TensorParallel.axis, numel * DTYPE_BYTES[dtype], dtype, verb, None, what, times)
 
 
 def _exchanges(

@@ -57,28 +57,27 @@ class SplitVocabulary:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def embed(
-        self, weight_vD: Tensor, tokens_BT: Tensor, port_dtype: torch.dtype | None
+        self, weight_vD: Tensor, tokens_BT: Tensor, tied_dtype: torch.dtype | None
     ) -> tuple[Tensor, Tensor | None]:
         """Rows of the tokens, x [B, t, D] or [B, T, D]; each comes from the one rank that holds it, the others add 0.
 
-        `tokens_BT` is the same on every rank. `port_dtype` is that of `tied_embedding`; None: no port. Also returns the
-        port [v, D] through which `loss` hands in its gradient of `weight_vD`.
+        `tokens_BT` is the same on every rank. `tied_dtype` and the second output, [v, D], are those of `tied_embedding`.
         """
         alone = self.group.size() == 1
         rows_BT, elsewhere_BT = (tokens_BT, None) if alone else self._local(tokens_BT)
-        port_vD: Tensor | None = None
+        tied_gradient_vD: Tensor | None = None
         if self.first == self.last:
             # Zeros, yet a function of the weight: backward's collective must take place on this rank too.
             x_BTD = weight_vD.sum().expand(*tokens_BT.shape, weight_vD.shape[1])
-            port_vD = None if port_dtype is None else weight_vD.to(port_dtype)
-        elif port_dtype is None:
+            tied_gradient_vD = None if tied_dtype is None else weight_vD.to(tied_dtype)
+        elif tied_dtype is None:
             x_BTD = F.embedding(rows_BT, weight_vD)
         else:
-            x_BTD, port_vD = tied_embedding(weight_vD, rows_BT, port_dtype)
+            x_BTD, tied_gradient_vD = tied_embedding(weight_vD, rows_BT, tied_dtype)
         if elsewhere_BT is None:
-            return x_BTD, port_vD
+            return x_BTD, tied_gradient_vD
         x_BTD = x_BTD.masked_fill(elsewhere_BT[..., None], 0.0)
-        return (scatter_sum if self.sequence_parallel else leave)(x_BTD, self.group), port_vD
+        return (scatter_sum if self.sequence_parallel else leave)(x_BTD, self.group), tied_gradient_vD
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def loss(
@@ -88,19 +87,27 @@ class SplitVocabulary:
         targets_BT: Tensor,
         chunk_tokens: int,
         loss_scale: float,
-        port_vD: Tensor | None,
+        tied_gradient_vD: Tensor | None,
         *,
         skip_negative: bool = False,
     ) -> Tensor:
         """The sum of the cross-entropies of all B * T tokens, the same on every rank: see `head_loss`.
 
-        `x` is [B, t, D] or [B, T, D], after the last norm; `targets_BT` is the same on every rank. `port_vD` receives
+        `x` is [B, t, D] or [B, T, D], after the last norm; `targets_BT` is the same on every rank. `tied_gradient_vD`
+        receives
         the gradient of `weight_vD`; None: that itself. A negative target, where these are skipped, has no loss.
         """
         x_BTD = (gather_sequence if self.sequence_parallel else enter)(x, self.group)
         x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
         return head_loss(
-            x_ND, weight_vD, targets_N, chunk_tokens, loss_scale, port_vD, self._softmax, skip_negative=skip_negative
+            x_ND,
+            weight_vD,
+            targets_N,
+            chunk_tokens,
+            loss_scale,
+            tied_gradient_vD,
+            self._softmax,
+            skip_negative=skip_negative,
         )
 
     def every_row(self, x: Tensor) -> Tensor:
@@ -120,11 +127,11 @@ class SplitVocabulary:
         targets_M: Tensor,
         chunk_tokens: int,
         loss_scale: float,
-        port_vD: Tensor | None,
+        tied_gradient_vD: Tensor | None,
     ) -> Tensor:
         """The same as `loss`, of some rows of what `every_row` gave, and with a bias, this rank's rows of it."""
         x_MD = x_MD if self.sequence_parallel else enter(x_MD, self.group)
-        return head_loss(x_MD, weight_vD, targets_M, chunk_tokens, loss_scale, port_vD, self._softmax, bias_v)
+        return head_loss(x_MD, weight_vD, targets_M, chunk_tokens, loss_scale, tied_gradient_vD, self._softmax, bias_v)
 
     @property
     def _softmax(self) -> SoftmaxGradient | None:

@@ -1,4 +1,4 @@
-"""In: what a run asks for. Out: its task, one of TASKS; its data, prepared and open.
+"""In: what a run asks of its task. Out: its task, one of TASKS; its data, prepared and open.
 Does not know what a sample is: each task does."""
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from codescent.tasks.conversations import Conversations
 from codescent.tasks.language_model import LanguageModel
 from codescent.tasks.masked_tokens import MaskedTokens
 from codescent.tasks.pairs import Pairs
-from codescent.tasks.task import Ask, Corpus, Task, Trial
+from codescent.tasks.task import Corpus, ScoreRequest, Task, TaskRequest
 from codescent.tasks.tensors import Tensors
 
 if TYPE_CHECKING:
     from codescent.config.sections import Data, Model
 
-__all__ = ["TASKS", "Ask", "Corpus", "Task", "Trial"]
+__all__ = ["TASKS", "Corpus", "ScoreRequest", "Task", "TaskRequest"]
 
 TASKS: tuple[Task, ...] = (LanguageModel(), MaskedTokens(), Tensors(), Answers(), Conversations(), Pairs())
 """Every task; of those for a kind of model the first is its default."""
@@ -39,50 +39,50 @@ def named(name: str) -> Task:
     raise UserError(f'data.task: given "{name}"; must be {wanted} or "auto"{hint}')
 
 
-def chosen(ask: Ask) -> Task:
+def chosen(request: TaskRequest) -> Task:
     """The task of a run: data.task, else the one that its corpus is made for, else the default of the model's kind.
     Raises UserError: there is no such task, or it is not for the model's kind.
     """
-    fitting = [task for task in TASKS if ask.kind in task.kinds]
-    if ask.data.task is not None:
-        task = named(ask.data.task)
+    fitting = [task for task in TASKS if request.kind in task.kinds]
+    if request.data.task is not None:
+        task = named(request.data.task)
     else:
-        task = next((task for task in TASKS if task.made_for(ask.data)), fitting[0])
+        task = next((task for task in TASKS if task.made_for(request.data)), fitting[0])
     if task not in fitting:
         raise UserError(
-            f'data.task = "{task.name}": model.kind = "{ask.kind}" is trained for '
+            f'data.task = "{task.name}": model.kind = "{request.kind}" is trained for '
             f"{' or '.join(one.name for one in fitting)}; take that, or model.kind = {' or '.join(task.kinds)}"
         )
     return task
 
 
-def asked(data: Data, model: Model, seed: int, compile_what: str) -> Ask:
-    """What a run asks of its task, which `data.task` of it names from then on. Raises UserError like `chosen`."""
-    ask = Ask(data, model, seed, compile_what)
-    return replace(ask, data=data.model_copy(update={"task": chosen(ask).name}))
+def request_of(data: Data, model: Model, seed: int, compile_what: str) -> TaskRequest:
+    """The request of a run to its task, with the task's name in `data.task`. Raises UserError like `chosen`."""
+    request = TaskRequest(data, model, seed, compile_what)
+    return replace(request, data=data.model_copy(update={"task": chosen(request).name}))
 
 
-def refusals(ask: Ask) -> Iterator[str]:
+def refusals(request: TaskRequest) -> Iterator[str]:
     """Why the task, the model and the keys of [data] do not go together."""
-    task = chosen(ask)
-    yield from task.refuse(ask)
+    task = chosen(request)
+    yield from task.refuse(request)
     for other in TASKS:
         if other is not task:
-            yield from other.refuse_other(ask, task.name)
+            yield from other.refuse_other(request, task.name)
 
 
-def prepared(ask: Ask, *, progress: bool) -> Path:
+def prepared(request: TaskRequest, *, progress: bool) -> Path:
     """Where the data of a run is, prepared now where it is not there yet.
     Raises UserError: `refusals`, or the corpus or the tokenizer cannot be used.
     """
-    if problems := list(refusals(ask)):
+    if problems := list(refusals(request)):
         raise UserError(*problems)
-    return chosen(ask).prepare(ask, progress=progress)
+    return chosen(request).prepare(request, progress=progress)
 
 
-def opened(ask: Ask, *, progress: bool) -> AnyDataset:
+def opened(request: TaskRequest, *, progress: bool) -> AnyDataset:
     """The data of a run, prepared and open. Raises UserError like `prepared`, or where it is damaged."""
-    return chosen(ask).open(ask, prepared(ask, progress=progress))
+    return chosen(request).open(request, prepared(request, progress=progress))
 
 
 def open_corpus(corpus: str, validation_fraction: float) -> Corpus | None:

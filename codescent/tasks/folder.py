@@ -16,7 +16,7 @@ from codescent.data import prepared as folders
 from codescent.data.samples import Source
 from codescent.data.text.request import KINDS
 from codescent.data.tokenizers import wordpiece
-from codescent.tasks.task import Ask, Task
+from codescent.tasks.task import Task, TaskRequest
 
 if TYPE_CHECKING:
     from codescent.config.sections import Data
@@ -88,22 +88,22 @@ class FolderTask(Task):
 
     dataset: type[FolderDataset]
 
-    def parts(self, ask: Ask) -> Mapping[str, Any]:
+    def parts(self, request: TaskRequest) -> Mapping[str, Any]:
         """What the samples depend on, by name: a JSON value, or a function that returns it or raises UserError."""
         raise NotImplementedError
 
-    def write(self, ask: Ask, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
+    def write(self, request: TaskRequest, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
         """Write all files but the description; returns its fields. Raises UserError: the corpus cannot be used."""
         raise NotImplementedError
 
-    def refuse_prepared(self, ask: Ask, path: Path) -> None:
+    def refuse_prepared(self, request: TaskRequest, path: Path) -> None:
         """Raise UserError where the corpus is a prepared folder that differs from what is asked for."""
 
-    def key(self, ask: Ask) -> dict[str, Any]:
+    def key(self, request: TaskRequest) -> dict[str, Any]:
         """All that the samples depend on. Raises UserError: everything that is wrong with it."""
         problems: list[str] = []
         key = {"format": self.dataset.format}
-        for name, part in self.parts(ask).items():
+        for name, part in self.parts(request).items():
             try:
                 key[name] = part() if callable(part) else part
             except UserError as error:
@@ -112,33 +112,35 @@ class FolderTask(Task):
             raise UserError(*problems)
         return key
 
-    def locate(self, ask: Ask) -> Path | None:
+    def locate(self, request: TaskRequest) -> Path | None:
         """The prepared folder, if it is there. Raises UserError: everything that is wrong with what is asked for."""
-        return self._given(ask) or folders.existing(_folder(ask, self.key(ask)), self.dataset.open)
+        return self._given(request) or folders.existing(_folder(request, self.key(request)), self.dataset.open)
 
-    def prepare(self, ask: Ask, *, progress: bool) -> Path:
+    def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
         """See `Task`; nothing half-made is left."""
-        if given := self._given(ask):
+        if given := self._given(request):
             return given
-        key = self.key(ask)
+        key = self.key(request)
 
         def make(folder: Path) -> None:
-            fields = self.write(ask, key, folder, progress)
+            fields = self.write(request, key, folder, progress)
             files = sorted(path.name for path in folder.iterdir())
             folders.describe(folder, {"format": self.dataset.format, "request": key, **fields}, files)
 
-        return folders.prepared(_folder(ask, key), make, self.dataset.open)
+        return folders.prepared(_folder(request, key), make, self.dataset.open)
 
     def made_for(self, data: Data) -> bool:
         """See `Task`: a prepared folder is."""
         return self.dataset.is_at(data.corpus)
 
-    def vocab_size(self, ask: Ask) -> int | None:
+    def vocab_size(self, request: TaskRequest) -> int | None:
         """See `Task`; that of the prepared folder where it is there."""
-        found = self.locate(ask)
-        return super().vocab_size(ask) if found is None else self.dataset.described(found)["tokenizer"]["vocab_size"]
+        found = self.locate(request)
+        return (
+            super().vocab_size(request) if found is None else self.dataset.described(found)["tokenizer"]["vocab_size"]
+        )
 
-    def open(self, ask: Ask, path: Path) -> FolderDataset:
+    def open(self, request: TaskRequest, path: Path) -> FolderDataset:
         """See `Task`."""
         return self.dataset.open(path)
 
@@ -146,17 +148,17 @@ class FolderTask(Task):
         """See `Task`."""
         return self.dataset.open(Path(corpus).expanduser()) if self.dataset.is_at(corpus) else None
 
-    def _given(self, ask: Ask) -> Path | None:
+    def _given(self, request: TaskRequest) -> Path | None:
         """The corpus, where it is a prepared folder."""
-        if not self.dataset.is_at(ask.data.corpus):
+        if not self.dataset.is_at(request.data.corpus):
             return None
-        path = Path(ask.data.corpus).expanduser()
-        self.refuse_prepared(ask, path)
+        path = Path(request.data.corpus).expanduser()
+        self.refuse_prepared(request, path)
         return path
 
 
-def _folder(ask: Ask, key: dict[str, Any]) -> Path:
-    return folders.folder_of(ask.data.folder, key, ask.data.corpus, ask.data.tokenizer)
+def _folder(request: TaskRequest, key: dict[str, Any]) -> Path:
+    return folders.folder_of(request.data.folder, key, request.data.corpus, request.data.tokenizer)
 
 
 def tokenizer_identity(name: str, wanted: str) -> str:

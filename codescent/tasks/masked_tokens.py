@@ -18,7 +18,7 @@ from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.dataset import open_dataset
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.wordpiece import CONTROLS, WordPiece
-from codescent.tasks.task import Ask, refuse_no_wordpiece
+from codescent.tasks.task import TaskRequest, refuse_no_wordpiece
 from codescent.tasks.text import TextDataset, TextTask
 
 # Devlin et al. 2018, section 3.1
@@ -109,14 +109,14 @@ class MaskedTokens(TextTask):
     kinds = ("bert",)
     unit = "masked tokens"
 
-    def vocab_size(self, ask: Ask) -> int | None:
+    def vocab_size(self, request: TaskRequest) -> int | None:
         """See `Task`."""
-        refuse_no_wordpiece(self, ask.data)
-        return super().vocab_size(ask)
+        refuse_no_wordpiece(self, request.data)
+        return super().vocab_size(request)
 
-    def open(self, ask: Ask, path: Path) -> MaskedDataset:
+    def open(self, request: TaskRequest, path: Path) -> MaskedDataset:
         """See `Task`."""
-        return MaskedDataset(open_dataset(path), ask.seed)
+        return MaskedDataset(open_dataset(path), request.seed)
 
 
 def _hidden(told: Numbers, kinds: npt.NDArray[Any], tokens: npt.NDArray[Any], tokenizer: WordPiece) -> Numbers:

@@ -30,8 +30,8 @@ Encode = Callable[[str], tuple[str, list[int]]]
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What a run asks of its task: sections and keys of its config, and more.
+class TaskRequest:
+    """What a run asks of its task: keys of its config, and what the run keeps and has decided.
 
     Attributes:
         run: the run's folder, for messages.
@@ -54,8 +54,8 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A trained model that is to be scored.
+class ScoreRequest:
+    """What `evaluate` asks of a task: to score a trained model.
 
     Attributes:
         make_module: the module with its weights on `device`, in evaluation mode.
@@ -64,7 +64,7 @@ class Trial:
         out: --out: where to write predictions.
     """
 
-    ask: Ask
+    task: TaskRequest
     work: Work
     device: torch.device
     make_module: Callable[[], nn.Module]
@@ -146,33 +146,33 @@ class Task:
         """Whether a corpus asks for this task by itself, without data.task."""
         return False
 
-    def refuse(self, ask: Ask) -> Iterator[str]:
+    def refuse(self, request: TaskRequest) -> Iterator[str]:
         """Why it cannot serve this model and these keys, each with the nearest that would do."""
-        if ask.model.embedding == "none":
+        if request.model.embedding == "none":
             yield (
                 f'model.embedding = "none": source and target are vectors, but data.task = "{self.name}" gives tokens; '
                 'take "tied" or "untied", or tensors (data.corpus = "synthetic:2048", or a file of them)'
             )
 
-    def refuse_other(self, ask: Ask, name: str) -> Iterator[str]:
+    def refuse_other(self, request: TaskRequest, name: str) -> Iterator[str]:
         """Why a run of the task `name` may not be given what only this task reads."""
         yield from ()
 
-    def facts(self, ask: Ask, shape: models.Shape) -> TaskFacts:
+    def facts(self, request: TaskRequest, shape: models.Shape) -> TaskFacts:
         """What the plan must know."""
-        values = {key: getattr(ask.data, key) for key in self.keys}
+        values = {key: getattr(request.data, key) for key in self.keys}
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
         return TaskFacts(self.name, self.extras or shape.extras, shape.head_share, identity=identity)
 
-    def vocab_size(self, ask: Ask) -> int | None:
+    def vocab_size(self, request: TaskRequest) -> int | None:
         """The vocabulary, if known before the data is prepared. Raises UserError: keys or data that cannot be used."""
-        return VOCAB_SIZES.get(ask.data.tokenizer)
+        return VOCAB_SIZES.get(request.data.tokenizer)
 
-    def prepare(self, ask: Ask, *, progress: bool) -> Path:
+    def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
         """Where the data is, prepared now where it is not there yet. Raises UserError: it cannot be prepared."""
         raise NotImplementedError
 
-    def open(self, ask: Ask, path: Path) -> AnyDataset:
+    def open(self, request: TaskRequest, path: Path) -> AnyDataset:
         """The data that `prepare` returned the path of, open. Raises UserError: it is not what this task reads."""
         raise NotImplementedError
 
@@ -186,7 +186,7 @@ class Task:
 
     # What a run keeps, so that it goes on with the same: rank 0 pins it, every rank reads the pin.
 
-    def pin(self, ask: Ask) -> Mapping[str, Any]:
+    def pin(self, request: TaskRequest) -> Mapping[str, Any]:
         """What rank 0 decides for all ranks before the data is prepared, as JSON data.
         Raises UserError: it cannot be read, or is not what the run keeps.
         """
@@ -197,40 +197,40 @@ class Task:
         text = dataset.tokenizer_text
         return {} if text is None else {TOKENIZER: text}
 
-    def carry_unprepared(self, ask: Ask) -> Mapping[str, str]:
+    def carry_unprepared(self, request: TaskRequest) -> Mapping[str, str]:
         """Those of an imported run, which has no data yet, without its tokenizer's. Raises UserError like `pin`."""
         return {}
 
-    def refuse_resume(self, ask: Ask, dataset: AnyDataset) -> Iterator[str]:
-        """Why a run that keeps `ask.kept` cannot go on with this dataset."""
+    def refuse_resume(self, request: TaskRequest, dataset: AnyDataset) -> Iterator[str]:
+        """Why a run that keeps `request.kept` cannot go on with this dataset."""
         yield from ()
 
     # What is done with a trained model.
 
-    def refuse_trial(self, trial: Trial) -> Iterator[str]:
+    def refuse_score(self, request: ScoreRequest) -> Iterator[str]:
         """Why --data or --out cannot be used."""
-        if trial.out is not None:
-            yield f'--out {trial.out}: answers to questions are written; the run\'s data.task is "{self.name}"'
-        if trial.data is not None and trial.ask.kind not in self.scores_files:
+        if request.out is not None:
+            yield f'--out {request.out}: answers to questions are written; the run\'s data.task is "{self.name}"'
+        if request.data is not None and request.task.kind not in self.scores_files:
             yield (
-                f'--data {trial.data}: of model.kind = "{trial.ask.kind}" with data.task = "{self.name}" the run\'s '
-                "own validation split alone is scored"
+                f'--data {request.data}: of model.kind = "{request.task.kind}" with data.task = "{self.name}" the '
+                "run's own validation split alone is scored"
             )
 
-    def score(self, trial: Trial) -> list[str]:
+    def score(self, request: ScoreRequest) -> list[str]:
         """What `codescent evaluate` prints; by default the mean loss of the validation split. Raises UserError."""
         from codescent.tasks.score import mean_loss  # noqa: PLC0415 - planning does without torch
 
-        path, source = trial.validation()
-        loss, count = mean_loss(trial.make_module(), source, trial.work.seq_len, trial.device)
+        path, source = request.validation()
+        loss, count = mean_loss(request.make_module(), source, request.work.seq_len, request.device)
         return [f"{path}, validation split: loss {loss:.4f} of {count:,} {self.unit}"]
 
-    def prompts(self, ask: Ask, tokenizer: Tokenizer) -> Prompts:
+    def prompts(self, request: TaskRequest, tokenizer: Tokenizer) -> Prompts:
         """How a prompt becomes tokens. Raises UserError: what the run keeps for it is damaged or absent."""
         return Prompts(tokenizer)
 
     def export(
-        self, ask: Ask, tokenizer: Tokenizer, texts: dict[str, str], ends: dict[str, int | None]
+        self, request: TaskRequest, tokenizer: Tokenizer, texts: dict[str, str], ends: dict[str, int | None]
     ) -> tuple[dict[str, str], dict[str, int | None]]:
         """The tokenizer's files of an export and its control tokens in config.json, with what this task adds."""
         return texts, ends

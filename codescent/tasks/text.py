@@ -10,7 +10,7 @@ from typing import Any
 from codescent.data.samples import AnyDataset
 from codescent.data.text.dataset import Dataset, locate, open_dataset
 from codescent.data.text.prepare import prepare
-from codescent.tasks.task import VOCAB_SIZES, Ask, Task
+from codescent.tasks.task import VOCAB_SIZES, Task, TaskRequest
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class TextTask(Task):
 
     marks = 0
 
-    def vocab_size(self, ask: Ask) -> int | None:
+    def vocab_size(self, request: TaskRequest) -> int | None:
         """See `Task`; that of prepared tokens where they are there."""
-        data = ask.data
+        data = request.data
         cut, key = data.validation_fraction, data.text_key
         found = locate(data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key)
         if found is not None:
@@ -56,14 +56,14 @@ class TextTask(Task):
         known = int(size) if kind == "bpe" else VOCAB_SIZES.get(data.tokenizer)
         return None if known is None else known + self.marks
 
-    def prepare(self, ask: Ask, *, progress: bool) -> Path:
+    def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
         """See `Task`."""
-        data = ask.data
+        data = request.data
         cut, key = data.validation_fraction, data.text_key
         return prepare(
             data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key, progress=progress
         )
 
-    def open(self, ask: Ask, path: Path) -> AnyDataset:
+    def open(self, request: TaskRequest, path: Path) -> AnyDataset:
         """See `Task`."""
         return open_dataset(path)

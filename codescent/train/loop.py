@@ -14,7 +14,7 @@ from codescent.base.rank import Rank
 from codescent.config.sections import Config
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.execute import StepResult
-from codescent.train.open import Run, open_data, open_run
+from codescent.train.open import OpenRun, open_data, open_run
 from codescent.train.optimize import learning_rate
 from codescent.train.report import Report
 from codescent.train.stop import StopRequest
@@ -61,7 +61,7 @@ def train(config: Config, place: Rank, *, resume: bool) -> Outcome:
 class _Steps:
     """The steps of a run that are left."""
 
-    def __init__(self, run: Run, trainer: Trainer, report: Report, stop: StopRequest) -> None:
+    def __init__(self, run: OpenRun, trainer: Trainer, report: Report, stop: StopRequest) -> None:
         self.run, self.trainer, self.report, self.stop = run, trainer, report, stop
         self.config, self.plan = run.config, run.plan
         self.skipped = 0

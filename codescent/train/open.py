@@ -11,7 +11,7 @@ from typing import Any
 from codescent import tasks
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
-from codescent.build import ask_of
+from codescent.build import task_request
 from codescent.checkpoint.checkpoints import Checkpoints, Saved
 from codescent.config.load import to_toml
 from codescent.config.sections import Config
@@ -33,7 +33,7 @@ from codescent.train.world import World
 
 
 @dataclass
-class Run:
+class OpenRun:
     """A run, open on one rank.
 
     Attributes:
@@ -97,12 +97,12 @@ def open_data(config: Config, world: World, *, resume: bool) -> tuple[Plan, AnyD
     Raises:
         UserError: whatever stands in the way, on every rank.
     """
-    ask = ask_of(config)
+    request = task_request(config)
     # Ranks must not disagree on what rank 0 has read of files that are none of the corpus, nor on what day it is.
-    pinned = world.from_first(lambda: pin(ask, RunFolder.open(run_folder(config)) if resume else None))
-    ask = dataclasses.replace(ask, pinned=pinned)
-    world.in_turn(lambda: tasks.prepared(ask, progress=world.is_first))
-    dataset = tasks.opened(ask, progress=False)
+    pinned = world.from_first(lambda: pin(request, RunFolder.open(run_folder(config)) if resume else None))
+    request = dataclasses.replace(request, pinned=pinned)
+    world.in_turn(lambda: tasks.prepared(request, progress=world.is_first))
+    dataset = tasks.opened(request, progress=False)
     check_alike(dataset, world)
     plan = plan_with(config, dataset, world.place.world_size)
     check_weights(plan, dataset, resume=resume)
@@ -112,7 +112,7 @@ def open_data(config: Config, world: World, *, resume: bool) -> tuple[Plan, AnyD
     return plan, dataset
 
 
-def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, resume: bool) -> Run:
+def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, resume: bool) -> OpenRun:
     """The run folder, made or opened by rank 0, and the newest checkpoint.
 
     Raises:
@@ -133,7 +133,9 @@ def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, r
     chosen = _machine(config, plan, dataset, world, before)
     saved = _latest(checkpoints, world) if resume else None
     base = _base(plan, saved, world)
-    run = Run(config, plan, dataset, world, path, made[0] if made else None, chosen, checkpoints, saved, base, resume)
+    run = OpenRun(
+        config, plan, dataset, world, path, made[0] if made else None, chosen, checkpoints, saved, base, resume
+    )
     _check_saved(run)
     return run
 
@@ -156,7 +158,7 @@ def _opened(config: Config, plan: Plan, dataset: AnyDataset) -> RunFolder:
     """The folder of a run that goes on, if it is this run's."""
     folder = RunFolder.open(run_folder(config))
     check_same_trajectory(folder, plan)
-    check_same_files(ask_of(config), folder, dataset)
+    check_same_files(task_request(config), folder, dataset)
     return folder
 
 
@@ -208,7 +210,7 @@ def _base(plan: Plan, saved: Saved | None, world: World) -> dict[str, Any] | Non
     return found
 
 
-def _check_saved(run: Run) -> None:
+def _check_saved(run: OpenRun) -> None:
     """Refuse a checkpoint that cannot be gone on from with this data and these weights."""
     if run.saved is None:
         return

@@ -14,7 +14,7 @@ from codescent.train import machine
 from codescent.train.board import Board
 from codescent.train.display import Display
 from codescent.train.execute import StepResult
-from codescent.train.open import Run
+from codescent.train.open import OpenRun
 
 
 class Report:
@@ -24,7 +24,7 @@ class Report:
         run: open on this rank.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: OpenRun) -> None:
         self.run, self.flops = run, run.plan.flops().total_flops
         log, steps = run.config.log, run.config.train.num_steps
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)

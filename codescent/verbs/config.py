@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from codescent.base.errors import UserError
-from codescent.config.load import Resolved, describe, load
+from codescent.config.load import LoadedConfig, describe, load
 from codescent.config.words import keys_markdown
 
 
@@ -26,7 +26,7 @@ def main(arguments: Namespace) -> int:
     return 0
 
 
-def resolved_of(arguments: Namespace) -> Resolved:
+def resolved_of(arguments: Namespace) -> LoadedConfig:
     """The config that a command line means, its `--ranks` as parallel.ranks.
 
     Raises UserError: every problem of the config, or a data.task that there is not.
@@ -43,7 +43,7 @@ def resolved_of(arguments: Namespace) -> Resolved:
     return resolved
 
 
-def _show(resolved: Resolved) -> None:
+def _show(resolved: LoadedConfig) -> None:
     table = Table(box=box.SIMPLE, pad_edge=False)
     for heading in ("key", "value", "from"):
         table.add_column(heading, overflow="fold")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from codescent.base.errors import UserError
 from codescent.preflight import saved_plan
-from codescent.tasks import Trial
+from codescent.tasks import ScoreRequest
 from codescent.tasks.answers.predictions import score_files
 
 
@@ -53,8 +53,8 @@ def evaluate_run(
     if isinstance(where, str):
         raise UserError(where)
     trained = find(run, best=best, step=step)
-    trial = Trial(
-        ask=trained.ask,
+    request = ScoreRequest(
+        task=trained.request,
         work=saved_plan(trained.folder).work,
         device=where,
         make_module=lambda: module_of(trained, where).eval(),
@@ -63,6 +63,6 @@ def evaluate_run(
         data=data,
         out=out,
     )
-    if problems := list(trained.task.refuse_trial(trial)):
+    if problems := list(trained.task.refuse_score(request)):
         raise UserError(*problems)
-    return [f"{run}, step {trained.saved.step}", *trained.task.score(trial)]
+    return [f"{run}, step {trained.saved.step}", *trained.task.score(request)]

@@ -20,10 +20,10 @@ from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
 from codescent.base.published import published
 from codescent.base.torch_dtypes import TORCH_DTYPE
-from codescent.build import ask_of, build
+from codescent.build import build, task_request
 from codescent.checkpoint.box import LazyTensor
 from codescent.checkpoint.checkpoints import Checkpoints
-from codescent.config.load import DEFAULT, Resolved, to_toml
+from codescent.config.load import DEFAULT, LoadedConfig, to_toml
 from codescent.config.sections import Config, Data, Model, Run
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.huggingface import KINDS, peft
@@ -139,7 +139,7 @@ def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, int | None]]:
         return {}, {"bos_token_id": None, "eos_token_id": None}
     seq_len = trained.resolved.shape.seq_len
     texts, ends = tokenizer_files(trained.folder.tokenizer.read_text(encoding="utf-8"), seq_len)
-    return trained.task.export(trained.ask, trained.tokenizer, texts, ends)
+    return trained.task.export(trained.request, trained.tokenizer, texts, ends)
 
 
 def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int | None]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int |
     }
 
 
-def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
+def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
     """Make a run of a Hugging Face folder: its weights are the checkpoint of step 0; returns lines to print.
 
     Args:
@@ -182,8 +182,8 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
     if problems:
         raise UserError(*problems)
     plan = build(config, vocab_size, config.parallel.ranks).to_json()
-    ask = ask_of(config)
-    kept = {**chosen(ask).carry_unprepared(ask), **({} if text is None else {TOKENIZER: text})}
+    request = task_request(config)
+    kept = {**chosen(request).carry_unprepared(request), **({} if text is None else {TOKENIZER: text})}
     source = {"folder": str(path.absolute()), "fingerprint": folder.fingerprint()}
     parameters, dtype = [parts[0].parameter for parts in folder.parts.values()], WIDE[config.train.precision]
     numel = sum(parameter.numel for parameter in parameters)
@@ -206,7 +206,7 @@ def import_folder(path: Path, run: Path, resolved: Resolved) -> list[str]:
     return [*lines, f"to train: codescent train {run}/config.toml run.folder=NEW", str(run)]
 
 
-def _looked_at(path: Path, run: Path, resolved: Resolved) -> tuple[Folder, str | None, list[str]]:
+def _looked_at(path: Path, run: Path, resolved: LoadedConfig) -> tuple[Folder, str | None, list[str]]:
     """The folder, its tokenizer's text, and problems with both and with keys that were given.
 
     Raises UserError: the problems, if the folder or its tokenizer cannot be read.
@@ -238,7 +238,7 @@ def _told(name: str, path: Path, run: Path) -> str:
     return f"{name}: given on the command line, but {path} tells it; change it in {run}/config.toml or when training"
 
 
-def _config(folder: Folder, run: Path, resolved: Resolved, *, has_tokenizer: bool) -> Config:
+def _config(folder: Folder, run: Path, resolved: LoadedConfig, *, has_tokenizer: bool) -> Config:
     base, path = resolved.config, run.absolute()
     precision = resolved.config.train.precision
     if resolved.origins["train.precision"] == DEFAULT and len(folder.dtypes) == 1:

@@ -40,7 +40,7 @@ STOP_S = 30.0  # time for a stopped run to save and to end its ranks
 
 
 @dataclass(frozen=True)
-class Layout:
+class LayoutCase:
     """Keys of [parallel], the number of ranks, the micro-batch size if the config's does not fill the pipeline."""
 
     keys: tuple[tuple[str, str], ...]
@@ -64,7 +64,7 @@ class Layout:
         given = dict(self.keys).get(axis, "")
         return int(given) if given.isdecimal() else 1
 
-    def filled(self, config: Config) -> Layout:
+    def filled(self, config: Config) -> LayoutCase:
         """The layout with the fewest micro-batches that are a multiple of the pipeline stages.
 
         Unchanged without a pipeline, if the config's micro-batches fill it, and if the batch does not divide.
@@ -77,7 +77,7 @@ class Layout:
         return replace(self, microbatch_size=next(sizes, None))
 
 
-ALONE = Layout((), 1)
+ALONE = LayoutCase((), 1)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Finding:
         return "same" if all(value <= tolerance for value in self.differences.values()) else "DIFFERS"
 
 
-def layouts_of(ranks: Sequence[int]) -> Iterator[Layout]:
+def layouts_of(ranks: Sequence[int]) -> Iterator[LayoutCase]:
     """Every way to divide each number of ranks over the axes of the strategies.
 
     A single axis is tried in each variant of its strategy, several axes together once, and on one rank the variants of
@@ -108,7 +108,7 @@ def layouts_of(ranks: Sequence[int]) -> Iterator[Layout]:
     """
     if 1 in ranks:
         undivided = (variant for kind in ORDER if not kind.axis for variant in kind.variants)
-        yield from (Layout(_keys(variant), 1) for variant in undivided)
+        yield from (LayoutCase(_keys(variant), 1) for variant in undivided)
     variants = {kind.axis: kind.variants for kind in ORDER}
     served = [axis for axis in AXES if axis in variants]
     for number in ranks:
@@ -117,7 +117,7 @@ def layouts_of(ranks: Sequence[int]) -> Iterator[Layout]:
                 continue
             used = {axis: degree for axis, degree in zip(served, degrees, strict=True) if degree > 1}
             for variant in variants[next(iter(used))] if len(used) == 1 else ({},):
-                yield Layout(_keys({**used, **variant}), number)
+                yield LayoutCase(_keys({**used, **variant}), number)
 
 
 def _keys(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -125,7 +125,7 @@ def _keys(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple((key, str(value).lower() if isinstance(value, bool) else str(value)) for key, value in values.items())
 
 
-def parse_layouts(text: str) -> list[Layout]:
+def parse_layouts(text: str) -> list[LayoutCase]:
     """Parse layouts such as "dp_shard=2,zero_stage=1; dp_replicate=4".
 
     Raises UserError: parts that are not key=value, unknown or repeated keys, more ranks than MAX_RANKS.
@@ -143,7 +143,7 @@ def parse_layouts(text: str) -> list[Layout]:
         ranks = math.prod(int(value) for key, value in given.items() if key in AXES and value.isdecimal())
         if not 1 <= ranks <= MAX_RANKS:
             problems.append(f"--layouts: {part!r} is {ranks} ranks; from 1 to {MAX_RANKS} can be tried on one machine")
-        found.append(Layout(tuple(given.items()), ranks))
+        found.append(LayoutCase(tuple(given.items()), ranks))
     if not found:
         problems.append("--layouts: is empty; write such as dp_shard=2;dp_replicate=2,dp_shard=2")
     if problems:
@@ -175,7 +175,7 @@ class Prover:
         ]
         self.number = 0
 
-    def check(self, layouts: Sequence[Layout]) -> None:
+    def check(self, layouts: Sequence[LayoutCase]) -> None:
         """Check the config with the values of each layout. Raises UserError with every problem."""
         problems: list[str] = []
         for layout in (ALONE, *layouts):
@@ -186,7 +186,7 @@ class Prover:
         if problems:
             raise UserError(*dict.fromkeys(problems))
 
-    def filled(self, layout: Layout) -> Layout:
+    def filled(self, layout: LayoutCase) -> LayoutCase:
         """The layout with micro-batches that fill its pipeline."""
         return layout.filled(self._config(ALONE))
 
@@ -201,27 +201,27 @@ class Prover:
                 raise UserError(f"one process: {why}")
         return rows
 
-    def attempt(self, layouts: Sequence[Layout], expected: list[dict[str, float]]) -> Finding:
+    def attempt(self, layouts: Sequence[LayoutCase], expected: list[dict[str, float]]) -> Finding:
         """Run one layout; or run half of the steps in the first of two, and resume its checkpoint in the second."""
         name, ranks = " -> ".join(map(str, layouts)), max(layout.ranks for layout in layouts)
         if refused := next(filter(None, map(self._refused, layouts)), ""):
             return Finding(name, ranks, {}, refused=refused)
         return _finding(name, ranks, self._train(layouts), expected)
 
-    def _refused(self, layout: Layout) -> str:
+    def _refused(self, layout: LayoutCase) -> str:
         try:
             plan_of(self._config(layout), layout.ranks)
         except UserError as error:
             return "; ".join(error.problems)
         return ""
 
-    def _config(self, layout: Layout) -> Config:
+    def _config(self, layout: LayoutCase) -> Config:
         return load(self.config, self._words(layout, self.steps)).config
 
-    def _words(self, layout: Layout, steps: int) -> list[str]:
+    def _words(self, layout: LayoutCase, steps: int) -> list[str]:
         return [*self.words, f"train.num_steps={steps}", *layout.overrides]
 
-    def _train(self, layouts: Sequence[Layout]) -> list[dict[str, float]] | str:
+    def _train(self, layouts: Sequence[LayoutCase]) -> list[dict[str, float]] | str:
         """The metrics of a run that resumes in each further layout, or the reason of its failure."""
         self.number += 1
         folder = self.folder / f"run{self.number}"

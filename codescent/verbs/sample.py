@@ -96,7 +96,7 @@ def sample_run(
     problems += [f"{flag} {n}: must be at least 1" for flag, n in (("--tokens", tokens), ("--num", num)) if n < 1]
     try:
         trained, tokenizer = _find(Path(run))
-        prompter = trained.task.prompts(trained.ask, tokenizer)
+        prompter = trained.task.prompts(trained.request, tokenizer)
         starts = _encode(prompter, prompts)
     except UserError as error:
         raise UserError(*problems, *error.problems) from error

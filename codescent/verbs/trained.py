@@ -23,7 +23,7 @@ from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.data.tokenizers.tokenizer import load as load_tokenizer
 from codescent.models.lora import declare as lora_shape
 from codescent.plan import WIDE, Parameter
-from codescent.preflight import ask_kept, saved_plan
+from codescent.preflight import request_with_kept, saved_plan
 from codescent.record import CONFIG, RunFolder
 from codescent.train.initial import Beginning
 
@@ -49,14 +49,14 @@ class Trained:
         return load_tokenizer(self.folder.tokenizer) if self.folder.tokenizer.is_file() else None
 
     @cached_property
-    def ask(self) -> tasks.Ask:
+    def request(self) -> tasks.TaskRequest:
         """What the run asks of its task, with the files that it keeps."""
-        return ask_kept(self.resolved.ask, self.folder)
+        return request_with_kept(self.resolved.request, self.folder)
 
     @property
     def task(self) -> tasks.Task:
         """What it was trained for."""
-        return tasks.chosen(self.ask)
+        return tasks.chosen(self.request)
 
     @cached_property
     def declared(self) -> tuple[Parameter, ...]:
@@ -174,7 +174,7 @@ def dataset_of(trained: Trained) -> AnyDataset:
 
     Raises UserError: it cannot be had, or is not what the model was trained on.
     """
-    dataset = tasks.opened(trained.ask, progress=True)
+    dataset = tasks.opened(trained.request, progress=True)
     before = trained.saved.state.get("dataset")
     if before not in (None, dataset.fingerprint):
         raise UserError(f"{dataset.path}: not what the run in {trained.folder.path} was trained on ({before})")

@@ -25,7 +25,7 @@ from codescent.tasks.answers.source import QUESTIONS, QuestionDataset
 from codescent.tasks.answers.squad import Questions, read_questions, write_questions
 from codescent.tasks.answers.windows import WindowSizes, make_windows
 from codescent.tasks.folder import FolderTask, tokenizer_identity
-from codescent.tasks.task import Ask, Task, Trial, refuse_no_wordpiece
+from codescent.tasks.task import ScoreRequest, Task, TaskRequest, refuse_no_wordpiece
 
 if TYPE_CHECKING:
     from codescent.config.sections import Data
@@ -54,14 +54,14 @@ class Answers(FolderTask):
         """See `Task`."""
         return data.corpus == SQUAD or super().made_for(data)
 
-    def vocab_size(self, ask: Ask) -> int | None:
+    def vocab_size(self, request: TaskRequest) -> int | None:
         """See `Task`."""
-        refuse_no_wordpiece(self, ask.data)
-        return super().vocab_size(ask)
+        refuse_no_wordpiece(self, request.data)
+        return super().vocab_size(request)
 
-    def parts(self, ask: Ask) -> Mapping[str, Any]:
+    def parts(self, request: TaskRequest) -> Mapping[str, Any]:
         """See `FolderTask`. Published files need not be here."""
-        data, sizes = ask.data, _sizes(ask)
+        data, sizes = request.data, _sizes(request)
         return {
             **asdict(sizes),
             "max_length": sizes.checked_length,
@@ -71,9 +71,9 @@ class Answers(FolderTask):
             "tokenizer": partial(_identity, data.tokenizer),
         }
 
-    def write(self, ask: Ask, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
+    def write(self, request: TaskRequest, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
         """See `FolderTask`."""
-        data, sizes, tokenizer = ask.data, _sizes(ask), tokenizer_of(ask.data.tokenizer)
+        data, sizes, tokenizer = request.data, _sizes(request), tokenizer_of(request.data.tokenizer)
         if not isinstance(tokenizer, WordPiece):
             raise UserError(f"tokenizer {data.tokenizer}: {_WANTED}")
         limits = {"train": data.train_questions, "validation": data.validation_questions}
@@ -98,26 +98,26 @@ class Answers(FolderTask):
             "splits": splits,
         }
 
-    def refuse_trial(self, trial: Trial) -> Iterator[str]:
+    def refuse_score(self, request: ScoreRequest) -> Iterator[str]:
         """See `Task`."""
-        out = trial.out or trial.ask.run / PREDICTIONS
+        out = request.out or request.task.run / PREDICTIONS
         if not os.access(out.parent, os.W_OK):
             yield f"{out}: its folder is not there, or nothing can be written in it"
 
-    def score(self, trial: Trial) -> list[str]:
+    def score(self, request: ScoreRequest) -> list[str]:
         """See `Task`; the answers are written and compared with those of the file."""
         from codescent.tasks.answers.evaluate import answer_lines  # noqa: PLC0415 - planning does without torch
 
-        return answer_lines(trial, trial.out or trial.ask.run / PREDICTIONS)
+        return answer_lines(request, request.out or request.task.run / PREDICTIONS)
 
 
-def _sizes(ask: Ask) -> WindowSizes:
-    max_length = ask.data.seq_len or ask.model.seq_len
-    if max_length is None and ask.model.preset is not None:
-        max_length = models.preset_positions(ask.model.preset)
+def _sizes(request: TaskRequest) -> WindowSizes:
+    max_length = request.data.seq_len or request.model.seq_len
+    if max_length is None and request.model.preset is not None:
+        max_length = models.preset_positions(request.model.preset)
     if max_length is None:
         raise UserError("data.seq_len: how many tokens a window of question and context has; BERT's is 384")
-    return WindowSizes(max_length, ask.data.stride, ask.data.question_len)
+    return WindowSizes(max_length, request.data.stride, request.data.question_len)
 
 
 def _path(data: Data, split: str) -> Path | None:

@@ -24,7 +24,7 @@ from codescent.tasks.answers.source import QuestionDataset, QuestionSource
 from codescent.tasks.answers.squad import Questions, read_questions
 from codescent.tasks.answers.windows import Rows, WindowSizes, make_windows
 from codescent.tasks.score import at_once
-from codescent.tasks.task import Trial
+from codescent.tasks.task import ScoreRequest
 
 Logits = npt.NDArray[np.float64]
 LogitsOf = Callable[[Samples], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
@@ -52,7 +52,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Candidate(Span):
+class RankedAnswer(Span):
     """One of the best answers to a question; the probabilities of a question's candidates add up to 1."""
 
     text: str
@@ -84,7 +84,7 @@ def best_spans(row: Rows, start_logits: Logits, end_logits: Logits, decoding: De
     return spans
 
 
-def candidates(context: str, spans_of_windows: Sequence[Sequence[Span]], decoding: Decoding) -> list[Candidate]:
+def candidates(context: str, spans_of_windows: Sequence[Sequence[Span]], decoding: Decoding) -> list[RankedAnswer]:
     """The best spans of all windows of a question as texts, best first, each text once.
     Among equal scores the earlier window comes first. Without any span the answer is the empty text.
     """
@@ -93,12 +93,12 @@ def candidates(context: str, spans_of_windows: Sequence[Sequence[Span]], decodin
     for span in spans[: decoding.n_best]:
         texts.setdefault(context[span.begin : span.end], span)
     if not texts:
-        return [Candidate(0.0, 0, 0, "", 1.0)]
+        return [RankedAnswer(0.0, 0, 0, "", 1.0)]
     scores = np.array([span.score for span in texts.values()])
     weights = np.exp(scores - scores.max())
     probabilities = (weights / weights.sum()).tolist()
     return [
-        Candidate(span.score, span.begin, span.end, text, probability)
+        RankedAnswer(span.score, span.begin, span.end, text, probability)
         for (text, span), probability in zip(texts.items(), probabilities)
     ]
 
@@ -108,7 +108,7 @@ class Evaluation:
     """What a model answers: the best text and the best ones of each question, by its id, and their score."""
 
     predictions: dict[str, str]
-    n_best: dict[str, list[Candidate]]
+    n_best: dict[str, list[RankedAnswer]]
     score: Score
 
 
@@ -123,7 +123,7 @@ def evaluate_questions(
     """Answer all questions of a validation split, `batch_size` windows at a time, and score the answers.
     Raises UserError: logits that are not finite.
     """
-    n_best: dict[str, list[Candidate]] = {}
+    n_best: dict[str, list[RankedAnswer]] = {}
     windows = _windows(logits_of, source, batch_size)
     for number, rows in groupby(windows, key=lambda window: int(window[0]["question"])):
         question = questions.questions[number]
@@ -143,28 +143,28 @@ def _windows(logits_of: LogitsOf, source: QuestionSource, batch_size: int) -> It
         yield from zip(source.rows[numbers], starts, ends, strict=True)
 
 
-def answer_lines(trial: Trial, out: Path) -> list[str]:
+def answer_lines(request: ScoreRequest, out: Path) -> list[str]:
     """Answers of a trained model, written to `out` and scored.
     Raises UserError: questions that cannot be read, logits that are not finite.
     """
-    source, questions = _questions(trial)
-    logits_of = _logits_of(trial.make_module(), trial.device)
-    found = evaluate_questions(logits_of, source, questions, batch_size=at_once(trial.work.seq_len))
+    source, questions = _questions(request)
+    logits_of = _logits_of(request.make_module(), request.device)
+    found = evaluate_questions(logits_of, source, questions, batch_size=at_once(request.work.seq_len))
     write_predictions(out, found.predictions)
     return [*lines(found.score, questions.path), f"predictions: {out}"]
 
 
-def _questions(trial: Trial) -> tuple[QuestionSource, Questions]:
+def _questions(request: ScoreRequest) -> tuple[QuestionSource, Questions]:
     """The run's own validation questions, or those of a file, cut as the run cuts."""
-    if trial.data is None:
-        dataset = trial.open_dataset()
+    if request.data is None:
+        dataset = request.open_dataset()
         assert isinstance(dataset, QuestionDataset)
         return dataset.validation, dataset.questions()
-    questions, data = read_questions(trial.data), trial.ask.data
-    if not isinstance(trial.tokenizer, WordPiece):
-        raise UserError(f"{trial.ask.run / TOKENIZER}: not BERT's tokenizer")
-    sizes = WindowSizes(trial.work.seq_len, data.stride, data.question_len)
-    rows = [cut.rows for cut in make_windows(questions.questions, trial.tokenizer, sizes, training=False)]
+    questions, data = read_questions(request.data), request.task.data
+    if not isinstance(request.tokenizer, WordPiece):
+        raise UserError(f"{request.task.run / TOKENIZER}: not BERT's tokenizer")
+    sizes = WindowSizes(request.work.seq_len, data.stride, data.question_len)
+    rows = [cut.rows for cut in make_windows(questions.questions, request.tokenizer, sizes, training=False)]
     return QuestionSource("validation", np.concatenate(rows)), questions
 
 

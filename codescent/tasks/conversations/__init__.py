@@ -19,7 +19,7 @@ from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG, Ch
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens
 from codescent.tasks.conversations.dataset import PLAIN, ResponseDataset, chat_of, parse_template, write_examples
 from codescent.tasks.folder import FolderTask, tokenizer_identity
-from codescent.tasks.task import Ask, Prompts, Task
+from codescent.tasks.task import Prompts, Task, TaskRequest
 
 if TYPE_CHECKING:
     from codescent.config.sections import Data
@@ -42,58 +42,58 @@ class Conversations(FolderTask):
     peft_task_type = "CAUSAL_LM"
     dataset = ResponseDataset
 
-    def refuse(self, ask: Ask) -> Iterator[str]:
+    def refuse(self, request: TaskRequest) -> Iterator[str]:
         """See `Task`."""
-        yield from super().refuse(ask)
-        if ask.compile == "model":
+        yield from super().refuse(request)
+        if request.compile == "model":
             yield (
                 f'train.compile = "model": data.task = "{self.name}" has tokens of which nothing is wanted, and the '
                 'compiled head does not know them; take train.compile = "blocks"'
             )
 
-    def refuse_other(self, ask: Ask, name: str) -> Iterator[str]:
+    def refuse_other(self, request: TaskRequest, name: str) -> Iterator[str]:
         """See `Task`."""
-        if ask.data.chat_template is not None:
+        if request.data.chat_template is not None:
             yield (
                 f'data.chat_template: conversations are what data.task = "{self.name}" learns from, and here it is '
                 f'"{name}"; give data.task = "{self.name}", or leave the template out'
             )
 
-    def parts(self, ask: Ask) -> Mapping[str, Any]:
+    def parts(self, request: TaskRequest) -> Mapping[str, Any]:
         """See `FolderTask`."""
-        data = ask.data
+        data = request.data
         return {
             **{name: getattr(data, name) for name in FIELDS},
             "template": partial(_checked_template, data),
-            "chat_template": lambda: None if (chat := _template(ask)) is None else chat.files.kept(),
+            "chat_template": lambda: None if (chat := _template(request)) is None else chat.files.kept(),
             "tokenizer": partial(_identity, data.tokenizer),
             "corpus": partial(_corpus_sha256, Path(data.corpus).expanduser()),
         }
 
-    def refuse_prepared(self, ask: Ask, path: Path) -> None:
+    def refuse_prepared(self, request: TaskRequest, path: Path) -> None:
         """Raise UserError where a key that is not at its default differs from what the folder was prepared with."""
-        before, data = self.dataset.described(path)["request"], ask.data
+        before, data = self.dataset.described(path)["request"], request.data
         problems = [
             f"data.{name} = {getattr(data, name)!r}: {path} was prepared with {before.get(name)!r}; leave it out"
             for name in FIELDS
             if getattr(data, name) not in (type(data).model_fields[name].default, before.get(name))
         ]
-        chat, wanted = chat_of(path, before), _template(ask)
+        chat, wanted = chat_of(path, before), _template(request)
         if wanted is not None and (chat is None or not chat.is_same(wanted.files)):
             other = "none" if chat is None else "another one"
             problems.append(f"data.chat_template: {wanted.name}: {path} was prepared with {other}; leave it out")
         if problems:
             raise UserError(*problems)
 
-    def write(self, ask: Ask, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
+    def write(self, request: TaskRequest, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
         """See `FolderTask`."""
-        return write_examples(ask.data, _template(ask), folder, progress)
+        return write_examples(request.data, _template(request), folder, progress)
 
-    def pin(self, ask: Ask) -> Mapping[str, Any]:
+    def pin(self, request: TaskRequest) -> Mapping[str, Any]:
         """The chat template at data.chat_template, with its day; where a run keeps one, that day stands."""
-        if ask.data.chat_template is None:
+        if request.data.chat_template is None:
             return {}
-        files, kept = read_chat_files(ask.data.chat_template), _kept(ask)
+        files, kept = read_chat_files(request.data.chat_template), _kept(request)
         if kept is not None and not kept.is_same(files):
             raise UserError(
                 f"data.chat_template: {files.name}: not the template with which the run began, which is in "
@@ -106,31 +106,31 @@ class Conversations(FolderTask):
         assert isinstance(dataset, ResponseDataset)
         return {**super().carry(dataset), **_file_of(dataset.chat)}
 
-    def carry_unprepared(self, ask: Ask) -> Mapping[str, str]:
+    def carry_unprepared(self, request: TaskRequest) -> Mapping[str, str]:
         """See `Task`."""
-        pinned = self.pin(ask)
+        pinned = self.pin(request)
         return _file_of(ChatTemplate(ChatFiles(**pinned)).files if pinned else None)
 
-    def refuse_resume(self, ask: Ask, dataset: AnyDataset) -> Iterator[str]:
+    def refuse_resume(self, request: TaskRequest, dataset: AnyDataset) -> Iterator[str]:
         """See `Task`; the data must have been prepared by the chat template that the run keeps."""
         assert isinstance(dataset, ResponseDataset)
-        before, now = _kept(ask), dataset.chat
+        before, now = _kept(request), dataset.chat
         if before is not None and (now is None or now.kept() != before.kept()):
             yield (
-                f"{dataset.path}: prepared by another chat template than the run in {ask.run} began with, which is in "
-                f"{ask.run / CHAT}; begin a new run, or give data.corpus as it was"
+                f"{dataset.path}: prepared by another chat template than the run in {request.run} began with, which is in "
+                f"{request.run / CHAT}; begin a new run, or give data.corpus as it was"
             )
 
-    def prompts(self, ask: Ask, tokenizer: Tokenizer) -> Prompts:
+    def prompts(self, request: TaskRequest, tokenizer: Tokenizer) -> Prompts:
         """See `Task`; a prompt is what a user says to the assistant, where there is a chat template."""
-        chat = _chat(ask, tokenizer)
+        chat = _chat(request, tokenizer)
         return Prompts(tokenizer) if chat is None else Prompts(tokenizer, chat.ask, chat.end())
 
     def export(
-        self, ask: Ask, tokenizer: Tokenizer, texts: dict[str, str], ends: dict[str, int | None]
+        self, request: TaskRequest, tokenizer: Tokenizer, texts: dict[str, str], ends: dict[str, int | None]
     ) -> tuple[dict[str, str], dict[str, int | None]]:
         """See `Task`; with the chat template, its special tokens, and the token that ends a turn."""
-        if (chat := _chat(ask, tokenizer)) is None:
+        if (chat := _chat(request, tokenizer)) is None:
             return texts, ends
         files = chat.template.files
         settings = json.loads(texts[TOKENIZER_CONFIG]) | files.special
@@ -141,13 +141,13 @@ class Conversations(FolderTask):
         return {**texts, JINJA: files.text, TOKENIZER_CONFIG: json.dumps(settings, indent=2) + "\n"}, ends
 
 
-def _template(ask: Ask) -> ChatTemplate | None:
+def _template(request: TaskRequest) -> ChatTemplate | None:
     """What writes messages as text: the pinned or the kept chat template, or that at data.chat_template.
     Raises UserError: it cannot be read or compiled.
     """
-    files = _kept(ask) if ask.pinned is None else ChatFiles(**ask.pinned) if ask.pinned else None
-    if files is None and ask.data.chat_template is not None:
-        files = read_chat_files(ask.data.chat_template)
+    files = _kept(request) if request.pinned is None else ChatFiles(**request.pinned) if request.pinned else None
+    if files is None and request.data.chat_template is not None:
+        files = read_chat_files(request.data.chat_template)
     return None if files is None else ChatTemplate(files)
 
 
@@ -173,26 +173,26 @@ def _identity(tokenizer: str) -> str:
     return tokenizer_identity(tokenizer, "a tokenizer, or byte, gpt2, bert")
 
 
-def _kept(ask: Ask) -> ChatFiles | None:
+def _kept(request: TaskRequest) -> ChatFiles | None:
     """The chat template that a run keeps; None: it keeps none. Raises UserError: it is damaged."""
-    if CHAT not in ask.kept:
+    if CHAT not in request.kept:
         return None
-    path = ask.run / CHAT
+    path = request.run / CHAT
     try:
-        return ChatFiles.of_kept(str(path), json.loads(ask.kept[CHAT]))
+        return ChatFiles.of_kept(str(path), json.loads(request.kept[CHAT]))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a JSON object ({error})") from error
 
 
-def _chat(ask: Ask, tokenizer: Tokenizer) -> ChatTokens | None:
+def _chat(request: TaskRequest, tokenizer: Tokenizer) -> ChatTokens | None:
     """How a user asks a trained model: by the template that the run keeps; None: it was tuned without one.
     Raises UserError: the template is damaged, or an earlier version did not keep it.
     """
-    kept, wanted = _kept(ask), ask.data.chat_template
+    kept, wanted = _kept(request), request.data.chat_template
     if kept is None and wanted is not None:
         raise UserError(
-            f"{ask.run / CHAT}: is not there: an earlier version, which kept no chat template, made this run; "
-            f"`codescent train {ask.run}/config.toml --resume` puts it there while {wanted} is as it was"
+            f"{request.run / CHAT}: is not there: an earlier version, which kept no chat template, made this run; "
+            f"`codescent train {request.run}/config.toml --resume` puts it there while {wanted} is as it was"
         )
     return None if kept is None else ChatTokens(ChatTemplate(kept), tokenizer)
 

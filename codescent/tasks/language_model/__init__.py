@@ -4,7 +4,7 @@ Does not make samples: data/text/split.py does."""
 from __future__ import annotations
 
 from codescent import models
-from codescent.tasks.task import Trial
+from codescent.tasks.task import ScoreRequest
 from codescent.tasks.text import TextTask
 
 
@@ -16,8 +16,8 @@ class LanguageModel(TextTask):
     peft_task_type = "CAUSAL_LM"
     scores_files = models.GENERATING
 
-    def score(self, trial: Trial) -> list[str]:
+    def score(self, request: ScoreRequest) -> list[str]:
         """See `Task`; of a decoder loss, perplexity and bits per byte of all the text."""
         from codescent.tasks.language_model.evaluate import text_lines  # noqa: PLC0415 - planning does without torch
 
-        return text_lines(trial) if trial.ask.kind in models.GENERATING else super().score(trial)
+        return text_lines(request) if request.task.kind in models.GENERATING else super().score(request)

@@ -19,7 +19,7 @@ from codescent.data.text.dataset import Dataset
 from codescent.data.text.sources import read_blocks
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
 from codescent.tasks.score import at_once
-from codescent.tasks.task import Trial
+from codescent.tasks.task import ScoreRequest
 
 DECODED_AT_ONCE = 1 << 16
 LARGEST_LOSS = 700.0  # exp of a larger one is no finite number
@@ -27,22 +27,22 @@ LONGEST_CHARACTER = 4  # bytes of UTF-8
 Tokens = npt.NDArray[np.int64]
 
 
-def text_lines(trial: Trial) -> list[str]:
+def text_lines(request: ScoreRequest) -> list[str]:
     """Score a text, or the run's validation split: each token is predicted from those before it in its window.
     Raises UserError: the text cannot be read, or has no token that could be predicted.
     """
-    seq_len, module = trial.work.seq_len, trial.make_module()
-    if trial.data is None:
-        dataset = trial.open_dataset()
+    seq_len, module = request.work.seq_len, request.make_module()
+    if request.data is None:
+        dataset = request.open_dataset()
         assert isinstance(dataset, Dataset)
         split, tokenizer = dataset.validation, dataset.tokenizer
         name, tokens = f"{dataset.path}, validation split", split.span(0, split.num_tokens)
         num_bytes = 0 if tokenizer is None else sum(_bytes_of(tokens[1:], tokenizer))
     else:
-        name, (tokens, num_bytes) = str(trial.data), _encoded(trial.data, trial)
+        name, (tokens, num_bytes) = str(request.data), _encoded(request.data, request)
     if len(tokens) < 2:
         raise UserError(f"{name}: {len(tokens)} tokens: there is nothing to foretell")
-    nats = _nats(module, tokens, seq_len, trial.device)
+    nats = _nats(module, tokens, seq_len, request.device)
     loss = nats / (len(tokens) - 1)
     bits = f", {nats / math.log(2) / num_bytes:.4f} bits per byte" if num_bytes else ""
     return [
@@ -67,14 +67,14 @@ def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device)
     return nats
 
 
-def _encoded(data: Path, trial: Trial) -> tuple[Tokens, int]:
+def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int]:
     """The tokens of a text and the number of bytes that are predicted.
     A separator, where the tokenizer has one, is put in front, so that the first token is predicted too.
     """
-    tokenizer = trial.tokenizer
+    tokenizer = request.tokenizer
     if tokenizer is None:
-        raise UserError(f"{trial.ask.run / TOKENIZER}: the run kept no tokenizer, so it cannot read {data}")
-    texts = list(_documents(data, trial.ask.data.text_key))
+        raise UserError(f"{request.task.run / TOKENIZER}: the run kept no tokenizer, so it cannot read {data}")
+    texts = list(_documents(data, request.task.data.text_key))
     end = [] if tokenizer.separator is None else [tokenizer.separator]
     parts = [np.array(end, np.int64)]
     for number, text in enumerate(texts):

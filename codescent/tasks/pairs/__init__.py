@@ -17,7 +17,7 @@ from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.dataset import open_dataset
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer
-from codescent.tasks.task import Ask, Task, Trial
+from codescent.tasks.task import ScoreRequest, Task, TaskRequest
 from codescent.tasks.text import TextDataset, TextTask
 
 MARKS = 2
@@ -152,15 +152,15 @@ class Pairs(TextTask):
     extras = True
     marks = MARKS
 
-    def open(self, ask: Ask, path: Path) -> LineDataset:
+    def open(self, request: TaskRequest, path: Path) -> LineDataset:
         """See `Task`."""
-        return LineDataset(open_dataset(path), ask.data.pairs)
+        return LineDataset(open_dataset(path), request.data.pairs)
 
-    def score(self, trial: Trial) -> list[str]:
+    def score(self, request: ScoreRequest) -> list[str]:
         """See `Task`; and how many tokens and lines are right."""
         from codescent.models.transformer.module import Transformer  # noqa: PLC0415 - planning does without torch
         from codescent.tasks.pairs.evaluate import score_lines  # noqa: PLC0415
 
-        _, source = trial.validation()
+        _, source = request.validation()
         assert isinstance(source, LineSource)
-        return score_lines(cast(Transformer, trial.make_module()), source, trial.device).words()
+        return score_lines(cast(Transformer, request.make_module()), source, request.device).words()

@@ -12,7 +12,7 @@ from codescent import models
 from codescent.base.errors import UserError
 from codescent.data.samples import AnyDataset
 from codescent.plan import Plan, TaskFacts
-from codescent.tasks.task import Ask, Task
+from codescent.tasks.task import Task, TaskRequest
 from codescent.tasks.tensors.dataset import (
     TensorDataset,
     in_memory,
@@ -40,36 +40,37 @@ class Tensors(Task):
         """See `Task`."""
         return data.format is not None or is_tensors(data.corpus)
 
-    def refuse(self, ask: Ask) -> Iterator[str]:
+    def refuse(self, request: TaskRequest) -> Iterator[str]:
         """See `Task`."""
-        if ask.model.embedding != "none":
+        if request.model.embedding != "none":
             yield (
                 f'model.embedding: data.task = "{self.name}" has vectors, and embeddings are looked up by tokens; give '
                 'model.embedding = "none"'
             )
 
-    def refuse_other(self, ask: Ask, name: str) -> Iterator[str]:
+    def refuse_other(self, request: TaskRequest, name: str) -> Iterator[str]:
         """See `Task`."""
-        if is_tensors(ask.data.corpus):
-            yield f'data.task = "{name}": data.corpus = "{ask.data.corpus}" is tensors, no text; leave data.task out'
+        corpus = request.data.corpus
+        if is_tensors(corpus):
+            yield f'data.task = "{name}": data.corpus = "{corpus}" is tensors, no text; leave data.task out'
 
-    def facts(self, ask: Ask, shape: models.Shape) -> TaskFacts:
+    def facts(self, request: TaskRequest, shape: models.Shape) -> TaskFacts:
         """See `Task`."""
-        corpus = ask.data.corpus
+        corpus = request.data.corpus
         synthetic = corpus.startswith(PREFIX) or is_prepared(Path(corpus).expanduser())
-        return replace(super().facts(ask, shape), synthetic=synthetic)
+        return replace(super().facts(request, shape), synthetic=synthetic)
 
-    def vocab_size(self, ask: Ask) -> None:
+    def vocab_size(self, request: TaskRequest) -> None:
         """See `Task`: there is none."""
 
-    def prepare(self, ask: Ask, *, progress: bool) -> Path:
+    def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
         """Where the tensors are: written now, where synthetic ones are to be on disk and are not yet."""
-        data = ask.data
+        data = request.data
         path = Path(data.corpus).expanduser()
         if data.corpus.startswith(PREFIX):
             if data.format in (None, "memory"):
                 return Path(data.corpus)
-            return prepare_synthetic(_recipe(ask), data.format, data.folder, progress=progress)
+            return prepare_synthetic(_recipe(request), data.format, data.folder, progress=progress)
         if not is_tensors(data.corpus):
             raise UserError(
                 f"data.corpus = {data.corpus!r}: no tensors: a file whose name ends in {', '.join(SUFFIXES)}, a "
@@ -83,11 +84,11 @@ class Tensors(Task):
             )
         return path
 
-    def open(self, ask: Ask, path: Path) -> TensorDataset:
+    def open(self, request: TaskRequest, path: Path) -> TensorDataset:
         """See `Task`."""
-        data = ask.data
+        data = request.data
         if data.corpus.startswith(PREFIX) and not is_prepared(path):
-            return in_memory(_recipe(ask), data.corpus)
+            return in_memory(_recipe(request), data.corpus)
         return open_tensors(str(path), data.validation_fraction, whole=data.format == "memory")
 
     def open_corpus(self, corpus: str, validation_fraction: float) -> TensorDataset | None:
@@ -107,11 +108,11 @@ class Tensors(Task):
                 yield f"{key} = {wanted}: a sample of {dataset.path} has {found} {what}; give {key} = {found}"
 
 
-def _recipe(ask: Ask) -> Synthetic:
+def _recipe(request: TaskRequest) -> Synthetic:
     """Synthetic tensors of the sizes that the model reads."""
-    model = ask.model
+    model = request.model
     given = {name: getattr(model, name) for name in models.SIZES if name != "head"}
-    shape = models.shape_of(ask.kind, given, model.preset, bias=model.bias, dropout=model.dropout)
-    samples, seed = parse(ask.data.corpus)
+    shape = models.shape_of(request.kind, given, model.preset, bias=model.bias, dropout=model.dropout)
+    samples, seed = parse(request.data.corpus)
     source_len, target_len = shape.streams
-    return make_recipe(samples, Sizes(source_len, target_len, shape.hidden_dim), seed, ask.data.validation_fraction)
+    return make_recipe(samples, Sizes(source_len, target_len, shape.hidden_dim), seed, request.data.validation_fraction)
