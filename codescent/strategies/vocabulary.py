@@ -94,8 +94,7 @@ class SplitVocabulary:
         """The sum of the cross-entropies of all B * T tokens, the same on every rank: see `head_loss`.
 
         `x` is [B, t, D] or [B, T, D], after the last norm; `targets_BT` is the same on every rank. `tied_gradient_vD`
-        receives
-        the gradient of `weight_vD`; None: that itself. A negative target, where these are skipped, has no loss.
+        receives the gradient of `weight_vD`; None: `weight_vD` does. With `skip_negative` a negative target has no loss.
         """
         x_BTD = (gather_sequence if self.sequence_parallel else enter)(x, self.group)
         x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()

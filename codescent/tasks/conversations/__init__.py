@@ -117,8 +117,8 @@ class Conversations(FolderTask):
         before, now = _kept(request), dataset.chat
         if before is not None and (now is None or now.kept() != before.kept()):
             yield (
-                f"{dataset.path}: prepared by another chat template than the run in {request.run} began with, which is in "
-                f"{request.run / CHAT}; begin a new run, or give data.corpus as it was"
+                f"{dataset.path}: prepared by another chat template than the run in {request.run} began with, which is "
+                f"in {request.run / CHAT}; begin a new run, or give data.corpus as it was"
             )
 
     def prompts(self, request: TaskRequest, tokenizer: Tokenizer) -> Prompts:
