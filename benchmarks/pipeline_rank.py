@@ -234,7 +234,7 @@ def main() -> None:
         cases = [Case(job, case, world, dataset, stop) for case in job.cases]
         for number in range(job.rounds + 1):
             for (schedule, num_microbatches), case in zip(job.cases, cases, strict=True):
-                world.all_wish(True)  # all begin together
+                world.all_agree(True)  # all begin together
                 spans = case.step(number)
                 if number:
                     steps.append({"schedule": schedule, "num_microbatches": num_microbatches, "spans": spans})

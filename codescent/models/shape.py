@@ -29,9 +29,9 @@ class Shape:
         dropout: probability while training.
         streams: lengths of the sequences that lie one after the other in a sample; empty: a sample is one sequence.
         encoder_layers: layers in front that read only the first of several sequences.
-        extras: whether layers at every depth read more of a sample than the activations of the layer before.
-        head_share: share of the positions that the head reads; where chance decides, on average.
-        ffn_matrices: of a feed-forward.
+        extras: whether layers at every depth read inputs of the sample beside activations.
+        head_share: share of the positions that the head reads, on average.
+        ffn_matrices: number of matrices of a feed-forward.
         refuses: axes of the mesh, and with tp > 1 keys of [parallel], that the model does not support, with the reason.
     """
 

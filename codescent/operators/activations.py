@@ -36,7 +36,7 @@ class Activation:
         plain: h -> the value, by torch's own operators.
         value: h, memory for the slope -> the value. None: no slope is made; the memory may be h itself.
         gradient: slope, gradient of the value -> gradient of h; it may overwrite both.
-        keeps: h -> whether forward keeps for backward what backward could make again from h.
+        keeps: h -> whether forward keeps the values that backward could recompute from h.
         reads_h: torch has a kernel for the gradient, which reads h: no slope is made, and `activated_linear_` uses our
             backward pass on CUDA too.
     """
@@ -86,7 +86,7 @@ def activated_linear_(
 
 class _ActivatedLinear(torch.autograd.Function):
     """See `activated_linear_`. The value and the slope are the largest activations of a layer: forward keeps both, or
-    only h, and then backward makes them again."""
+    only h, and then backward recomputes them."""
 
     @staticmethod
     def forward(

@@ -44,9 +44,9 @@ class Attention(nn.Module):
 
     Attributes:
         causal: whether a position sees only itself and earlier ones.
-        recompute: whether backward makes the probabilities again where no fused kernel does so anyway.
+        recompute: whether backward recomputes the probabilities; fused kernels always do.
         core: computes attention where the sequence is divided; None: it is not.
-        first_head: number of the first head whose rows `qkv` has.
+        first_head: number, in the model, of the first head of this rank.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class CrossAttention(nn.Module):
     """Attention of a target to a source. The rows of `kv` lie head by head: the k of the head, then its v.
 
     Attributes:
-        first_head: number of the first head whose rows `q` and `kv` have.
+        first_head: number, in the model, of the first head of this rank.
     """
 
     def __init__(self, width: int, heads: int, bias: bool, dropout: float = 0.0) -> None:
@@ -204,8 +204,8 @@ def causal_attention(qkv_BTGEK: Tensor, recompute: bool = False) -> Tensor:
 class _BlockAttention(torch.autograd.Function):
     """Causal attention as batched matrix products over blocks of queries, each with the keys that it may see.
 
-    Queries of heads that read the same keys are rows of one product. Probabilities are made again from q and k in the
-    backward pass, unless they are small and `is_kept` says yes.
+    Queries of heads that read the same keys are rows of one product. Backward recomputes probabilities from q and k, unless
+    they are small and `is_kept` says yes.
     """
 
     @staticmethod

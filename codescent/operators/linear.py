@@ -1,5 +1,5 @@
-"""In: activations. Out: their product with a matrix, with an adapter if there is one; the weight's gradient, or later.
-Does not divide anything: a strategy that does puts its collectives into `before` and `after`."""
+"""In: activations. Out: their product with a matrix and its adapter; the weight's gradient, now or deferred.
+Does not divide anything: strategies put collectives into `before` and `after`."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ class _DeferredLinear(torch.autograd.Function):
 
 
 def is_kept(activation: Tensor) -> bool:
-    """Whether a CPU keeps for backward what backward could make again from this activation.
+    """Whether forward on a CPU keeps the values that backward could recompute from this activation.
 
-    In fp32, making GELU and probabilities again takes 3 % of a step of GPT-2 124M and saves 250 of 3,200 MiB (4 x 256
+    In fp32, recomputing GELU and probabilities takes 3 % of a step of GPT-2 124M and saves 250 of 3,200 MiB (4 x 256
     tokens). In bf16 there are half of the bytes to save, and it would take 8 %, because the products are faster.
     """
     return activation.dtype == torch.bfloat16 or activation.nbytes <= _SMALL_BYTES

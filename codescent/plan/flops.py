@@ -21,8 +21,8 @@ class StepFlops:
         dense_flops: 6 N per token (Kaplan et al. 2020, section 2.1: forward 2 N, backward 4 N; attention left out).
             A parameter that is not trained has no weight gradient: 4 N.
         attention_flops: 12 L h s per token (Chowdhery et al. 2022, "PaLM", appendix B: full attention, not its half).
-            A decoder layer of t positions beside an encoder has t^2 + t s pairs of positions in place of s^2.
-        weight_share: FLOPs of the weight part of a backward pass, by those of the forward pass, attention left out.
+            A decoder layer of t positions that reads s encoded ones has t^2 + t s pairs of positions instead of s^2.
+        weight_share: FLOPs of all weight gradients divided by those of the forward pass; attention is left out.
     """
 
     dense_flops: float

@@ -49,7 +49,7 @@ class Mesh:
         return self.dp_replicate * self.dp_shard
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Place of `rank` on each axis."""
+        """Index of `rank` on each axis."""
         place: dict[str, int] = {}
         for axis in reversed(AXES):
             rank, place[axis] = divmod(rank, self.degree(axis))

@@ -49,8 +49,8 @@ class ModelFacts:
     """The model of a run, resolved.
 
     `sizes` are the fields of the shape that the kind of model declares: `models.shape_of_facts` gives that shape back.
-    `forward_flops` are those of a forward pass per token at each depth: embedding, blocks, head. `encoder_layers` in
-    front read the first of a sample's sequences alone. The head makes logits of `head_chunk_tokens` tokens at a time;
+    `forward_flops` are those of a forward pass per token at each depth: embedding, blocks, head. The first
+    `encoder_layers` layers read only the first sequence of a sample. The head makes logits of `head_chunk_tokens` tokens at a time;
     0: of all. `lora`: its adapters; None: every parameter is trained. `weights`: the folder whose weights training
     begins with; None: they are drawn.
     """

@@ -80,8 +80,9 @@ def refusals(
 
 @lru_cache
 def cut(costs: tuple[float, ...], num_parts: int) -> tuple[tuple[int, int], ...]:
-    """Consecutive parts of `costs`, first index and end of each: the dearest as cheap as can be, and of all such cuts
-    the one whose parts are most alike (the least sum of squares).
+    """Cut `costs` into consecutive parts, [first, end) each, so that the most expensive part is as cheap as possible.
+
+    Of several such cuts it is the one with the least sum of squares.
 
     Raises:
         ValueError: more parts than costs.
@@ -91,7 +92,7 @@ def cut(costs: tuple[float, ...], num_parts: int) -> tuple[tuple[int, int], ...]
     sums = [0.0, *accumulate(costs)]
 
     def best(price: Callable[[float, float], float], most: float) -> tuple[float, list[int]]:
-        """The least total price of all cuts whose parts cost `most` at the most, and where each part begins."""
+        """The lowest total price of a cut whose parts cost `most` or less, and where each part begins."""
         totals: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
         for part in range(num_parts):
             left = num_parts - part - 1
@@ -114,7 +115,7 @@ def cut(costs: tuple[float, ...], num_parts: int) -> tuple[tuple[int, int], ...]
 
 @lru_cache
 def cut_at(costs: tuple[float, ...], num_parts: int, border: int) -> tuple[tuple[int, int], ...]:
-    """Like `cut`, of the cuts of which a part begins at index `border`: at least one part lies on each side.
+    """Like `cut`, where one part has to begin at index `border`.
 
     Raises:
         ValueError: there is no such cut.
@@ -229,7 +230,7 @@ def _communicating(orders: list[Order], *, all_load: bool) -> Schedule:
 
 
 _Place = tuple[int, bool, str, int, int]
-"""By the time; then what is sent before what computes; then anything that both ends of a send agree on."""
+"""Sorts a list: by time, sends before computations, then by anything that both ends of a send agree on."""
 
 
 def _send_and_receive(
@@ -251,7 +252,7 @@ def _send_and_receive(
 
 
 def _begin_times(orders: list[Order], last: int) -> dict[tuple[int, Instruction], int]:
-    """When each computation begins in lengths of PARTS, sends taking no time: as soon as its stage and its data are."""
+    """When each computation begins, in lengths of PARTS: once its stage is free and its data is there. Sends are free."""
     num_stages = len(orders)
     begin: dict[tuple[int, Instruction], int] = {}
     done: dict[tuple[bool, int, int | None], int] = {}  # (forward?, virtual stage, micro-batch) -> when
@@ -288,7 +289,7 @@ def _virtual(stage: int, instruction: Instruction, num_stages: int) -> int:
 
 
 def _finished(order: Order, stage: int, num_stages: int, loading: Collection[int]) -> tuple[Instruction, ...]:
-    """The list with its loads, its marks of what completes a chunk's gradients, and its end."""
+    """The whole list of a stage: with loads, `last` where a chunk's gradients are complete, then REDUCE and STEP."""
     program: Order = []
     completing: dict[int, int] = {}
     for instruction in order:

@@ -12,13 +12,15 @@ from functools import cached_property
 class Verb(StrEnum):
     """What a rank can be told to do. A new verb needs a simulator arm, an executor arm and a decision note."""
 
-    LOAD = "load"  # take the micro-batch from the loader
-    FORWARD = "forward"  # compute its loss
-    BACKWARD = "backward"  # add its gradients
-    REDUCE = "reduce"  # sum the gradients and the loss over the data-parallel ranks
+    LOAD = "load"  # copy a micro-batch of this step to the device
+    FORWARD = "forward"  # of one chunk: its activations, or the loss
+    BACKWARD = "backward"  # of one chunk: add its gradients
+    REDUCE = "reduce"  # end the sums of the gradients over their ranks; sum the losses over all ranks
     STEP = "step"  # update the weights
-    BACKWARD_INPUT = "backward_input"  # the part of BACKWARD that the stage before waits for
-    BACKWARD_WEIGHT = "backward_weight"  # the rest of it, which adds the gradients
+    BACKWARD_INPUT = (
+        "backward_input"  # the first part of BACKWARD: gradients of activations, for which the stage before waits
+    )
+    BACKWARD_WEIGHT = "backward_weight"  # the rest of BACKWARD: add the gradients of weights
     SEND_ACTIVATION = "send_activation"  # what FORWARD made, to the next virtual stage
     RECEIVE_ACTIVATION = "receive_activation"  # what FORWARD will read
     SEND_GRADIENT = "send_gradient"  # what BACKWARD made, to the virtual stage before
@@ -26,7 +28,7 @@ class Verb(StrEnum):
 
 
 SCALARS = 2
-"""Sums that every rank makes in REDUCE: the loss, and the wish of a rank to stop."""
+"""Numbers that REDUCE sums over all ranks: the loss, and how many ranks were asked to stop."""
 
 SENDS: frozenset[Verb] = frozenset({Verb.SEND_ACTIVATION, Verb.SEND_GRADIENT})
 RECEIVES: frozenset[Verb] = frozenset({Verb.RECEIVE_ACTIVATION, Verb.RECEIVE_GRADIENT})
@@ -59,7 +61,7 @@ class Schedule:
     """`programs[stage]` is what every rank of that pipeline stage does in one step, in order.
 
     `depths[number]` is the part of the model that is virtual stage `number`: its first depth (see `Parameter.depths`)
-    and the one after its last. Chunk c of stage s, of p, is the virtual stage c p + s.
+    and the one after its last. Chunk c of stage s is virtual stage c p + s; p counts the stages.
     """
 
     programs: tuple[tuple[Instruction, ...], ...]
@@ -81,13 +83,13 @@ class Schedule:
 
     @cached_property
     def weight_verb(self) -> Verb:
-        """The verb after which the gradients of weights are there."""
+        """The verb that computes the gradients of weights."""
         verbs = {at.verb for program in self.programs for at in program}
         return Verb.BACKWARD_WEIGHT if Verb.BACKWARD_WEIGHT in verbs else Verb.BACKWARD
 
     @property
     def input_verb(self) -> Verb:
-        """The verb that makes the gradients of activations."""
+        """The verb that computes the gradients of activations."""
         return Verb.BACKWARD_INPUT if self.weight_verb is Verb.BACKWARD_WEIGHT else Verb.BACKWARD
 
 

@@ -30,7 +30,7 @@ class Role(StrEnum):
     BIAS_COLUMN = "bias_column"  # bias of a COLUMN matrix or of the vocabulary: split with its output
     BIAS_ROW = "bias_row"  # bias of a ROW matrix, added once, after the sum; or of one that is whole
     WHOLE = "whole"  # a matrix that no rank has a part of (head.dense)
-    LOGITS = "logits"  # a head of few outputs, whole on every rank: those of all positions are wanted together
+    LOGITS = "logits"  # a head of few outputs, whole on every rank: its loss reads the outputs of all positions
     ADAPTER = "adapter"  # the matrix of an adapter that stays whole; its gradient is partial on each rank
     ADAPTER_COLUMN = "adapter_column"  # the matrix B of an adapter of a COLUMN matrix: split with its outputs
     ADAPTER_ROW = "adapter_row"  # the matrix A of an adapter of a ROW matrix: split with its inputs
@@ -73,7 +73,7 @@ class Placement:
     shards: Mapping[str, int] = field(default_factory=dict)
 
     def axes(self, mesh: Mesh) -> tuple[str, ...]:
-        """Axes over which the tensor is really divided."""
+        """Axes of several ranks over which the tensor is divided."""
         return tuple(axis for axis in self.shards if mesh.degree(axis) > 1)
 
     def without(self, axis: str) -> Placement:
@@ -83,7 +83,7 @@ class Placement:
     def box(self, shape: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[tuple[int, int], ...]:
         """First and end of what `rank` holds, in each dim.
 
-        Each axis cuts what the axis before has left, as torch.chunk does: the last parts may be smaller or empty.
+        Each axis cuts the box that the axes before it left, as torch.chunk does: the last parts may be smaller or empty.
         """
         bounds, place = [(0, size) for size in shape], mesh.coordinates(rank)
         for axis, dim in self.shards.items():

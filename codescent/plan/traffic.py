@@ -30,8 +30,8 @@ class Traffic:
     `payload_bytes` is the size of the buffer that a rank hands in (for ALL_GATHER: the whole gathered buffer); where
     ranks have parts of different sizes, that of the fullest.
     `during` is the verb whose last instance it may overlap, or None where the ranks wait for it.
-    `times`: how often in a step. `stage`: the pipeline stage whose ranks issue it; None: all of them.
-    `devices`: where `axis` is "", it stays inside a rank: between so many devices, or (COPY) a device and its host.
+    `times`: how often in a step. `stage`: the pipeline stage whose ranks issue it; None: every stage.
+    `devices`: with axis "" the data stays inside a rank: among so many devices, or (COPY) between device and host.
     """
 
     collective: Collective

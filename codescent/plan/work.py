@@ -13,9 +13,8 @@ Scalar = int | float | bool | str | None
 class TaskFacts:
     """The task of a run, resolved.
 
-    `extras`: layers at every depth read more of a sample than the activations of those before them, so that every
-    pipeline stage loads it. `head_share` is the share of the positions that the head reads, where it is not all: what a
-    batch really has differs a little. `synthetic`: samples are random numbers, to measure with. `identity`: the keys of
+    `extras`: whether layers at every depth read inputs of the sample beside activations, so that every pipeline stage
+    loads it. `head_share` is the share of positions that the head reads, on average. `synthetic`: samples are random numbers, to measure with. `identity`: the keys of
     [data] that decide the samples, each with its value.
     """
 

@@ -1,4 +1,4 @@
-"""In: a sequence cut over the ranks of a group. Out: the positions of a rank, and its queries' attention to another's.
+"""In: a sequence cut over the ranks of a group. Out: a rank's positions; its queries' attention to one rank's keys.
 Does not send anything: `ring` exchanges the keys and values, and their gradients."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def balanced_positions(seq_len: int, degree: int, index: int, device: torch.devi
 
 @dataclass(frozen=True)
 class Tile:
-    """Some of this rank's queries and of a source's keys, as places in what these ranks have.
+    """A slice of this rank's queries and one of a source's keys, each counted from its rank's first position.
 
     `causal`: the last keys are those of the queries, and each query sees those up to itself; else it sees all.
     """
@@ -66,11 +66,11 @@ class CausalTiles:
 
     @property
     def kept_scale(self) -> float:
-        """What is not dropped counts for so much more."""
+        """Factor on probabilities that dropout keeps."""
         return 1.0 if self.keys_B is None else 1.0 / (1.0 - self.dropout)
 
     def tiles(self, source: int) -> Iterator[Tile]:
-        """What queries of this rank may see of the source's keys; of another rank's it is just half.
+        """The tiles in which this rank's queries see the source's keys; of another rank's, half of all pairs.
 
         Every query sees the first of an earlier rank's two parts; the second part of the queries sees a later rank's.
         """
@@ -82,7 +82,7 @@ class CausalTiles:
             yield Tile(slice(start, stop), slice(0, seen), causal=source == self.index)
 
     def attend_(self, source: int, q_PRTK: Tensor, kv_2PTK: Tensor, y_PRTK: Tensor, lse_PRT: Tensor) -> None:
-        """Merge into y and lse, in place, what this rank's queries find with the source.
+        """Merge the attention to one source into y and lse, in place.
 
         Parts of a softmax are merged by the logarithms of their sums (Milakov and Gimelshein 2018, "Online normalizer
         calculation for softmax"), each part already divided by its own sum, which dropout does not change.
@@ -120,7 +120,7 @@ class CausalTiles:
         d_q_PRTK: Tensor,
         d_kv_2PTK: Tensor,
     ) -> None:
-        """Add to d_q and d_kv, in place, what this rank's queries make of the source; probabilities are made again.
+        """Add the gradients of attention to one source to d_q and d_kv, in place; probabilities are recomputed.
 
         `lse_PRT` is over all sources; `d_y_PRTK` is the output's gradient times `kept_scale`; `delta_PRT` is the sum of
         y * d_y over K, which is that of p * d_p over all keys (Dao 2023, "FlashAttention-2", section 3.1). `d_q_PRTK`,

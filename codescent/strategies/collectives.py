@@ -17,7 +17,7 @@ assert_async: Any = torch._assert_async
 
 
 def at_end_of_backward(scheduled: Container[int], act: Callable[[int], None]) -> int:
-    """Have `act` called, with the pass's number, when the backward pass that is running has ended, once.
+    """Call `act` once, with its number, when the running backward pass has ended.
 
     Called by hooks on gradients. A backward pass inside another one (of torch.utils.checkpoint, say) is one by itself.
     `scheduled` has what it returned before: the numbers of backward passes, unique in the process.

@@ -1,4 +1,4 @@
-"""In: a module, its blocks, a device mesh. Out: both sharded by torch's fully_shard, and what is asked of it later.
+"""In: a module, its blocks, a device mesh. Out: both sharded by torch's fully_shard; when it reduces, what it frees.
 Does not decide what is sharded, in which format or memory: zero does for our models, `own` for those of users."""
 
 from __future__ import annotations
@@ -72,6 +72,6 @@ def free_gathered(module: nn.Module) -> None:
 
 
 def _free_without_backward(module: nn.Module, _inputs: object, _output: object) -> None:
-    """A forward pass without backward would leave gathered what backward frees."""
+    """Free the gathered weights after a forward pass without gradients: no backward pass will."""
     if not torch.is_grad_enabled():
         free_gathered(module)

@@ -11,7 +11,7 @@ from codescent.strategies.strategy import Candidate, Strategy
 
 
 class Offload(Strategy):
-    """The host's memory for what only the update reads (Ren et al. 2021, "ZeRO-Offload", USENIX ATC), and for the
+    """Host memory for master copies and optimizer state (Ren et al. 2021, "ZeRO-Offload", USENIX ATC), and for the
     weights themselves (Rajbhandari et al. 2021, "ZeRO-Infinity", SC21). The optimizer runs where its state is.
 
     train/machine refuses it on a CPU, so there are no variants for `prove`.

@@ -1,4 +1,4 @@
-"""In: shards to gather, gradients to scatter, from torch's fully_shard. Out: both in flight while others compute.
+"""In: shards to gather, gradients to scatter, from torch's fully_shard. Out: both in flight during computation.
 Does not decide what is divided. For devices without streams: on CUDA fully_shard has streams for the same."""
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Pipeline(Strategy):
     )
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
-        """Schedules that there are not, fewer layers than stages, gradients made too late for zero to reduce."""
+        """Impossible schedules, fewer layers than stages, gradients that come too late for zero to reduce."""
         layout, degree = candidate.layout, candidate.mesh.pp
         if _cut_between(layout) and not candidate.model.encoder_layers:
             yield (
@@ -104,7 +104,7 @@ class Pipeline(Strategy):
             yield Traffic(Collective.SEND, axis, message_bytes, precision, verb, during, what, times)
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
-        """Models are built of a stage's depths alone. With zero-bubble, layers put their weights' gradients off."""
+        """Nothing to cut: models are built of a stage's depths alone. With zero-bubble, layers defer weight gradients."""
         if this_rank.plan.layout.schedule == "zero-bubble":
             deferred: list[Any] = []
             for layer in part.modules():
@@ -113,7 +113,7 @@ class Pipeline(Strategy):
 
 
 def _batch_keys(candidate: Candidate) -> str:
-    """What makes the number of micro-batches a multiple of the stages."""
+    """The keys to set for a number of micro-batches that is a multiple of the stages."""
     size, batch = candidate.microbatch_size, candidate.work.global_batch_size
     ranks = candidate.mesh.dp * candidate.mesh.pp
     if size is None and batch % ranks == 0:
@@ -132,7 +132,7 @@ def _cut_between(layout: Layout) -> bool:
 
 
 def _depths(candidate: Candidate) -> tuple[tuple[int, int], ...]:
-    """First depth and end of each virtual stage: of all cuts, or of those between encoder and decoder, the best."""
+    """First depth and end of each virtual stage, by `cut`; or `cut_at` the first layer of the decoder."""
     costs, parts = candidate.model.forward_flops, candidate.mesh.pp * candidate.layout.virtual_stages
     between = _cut_between(candidate.layout)
     return cut_at(costs, parts, candidate.model.encoder_layers + 1) if between else cut(costs, parts)

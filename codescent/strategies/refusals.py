@@ -1,4 +1,4 @@
-"""In: a number that does not divide, a degree that does not do. Out: the nearest that would, in words, for a refusal.
+"""In: a length or a degree that a strategy refuses. Out: the nearest that would do, in words.
 Does not refuse anything."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def near_lengths(value: int, factor: int) -> str:
-    """`near_multiples` of the positions of a sequence; for more of them the model needs as many."""
+    """The nearest multiples of `factor`, in positions; more positions also need a larger model.seq_len."""
     below, above = value // factor * factor, -(-value // factor) * factor
     longer = f"{above} positions (model.seq_len at least that)"
     return f"{below} positions (data.seq_len), or {longer}" if below else longer
@@ -22,7 +22,7 @@ def near_lengths(value: int, factor: int) -> str:
 def near_degrees(candidate: Candidate, axis: str, most: int, fits: Callable[[Candidate], bool]) -> str:
     """The nearest degrees of an axis that fit, one below and one above the candidate's, up to `most`, in words.
 
-    Degrees that the run's ranks can have go before others. Each names what else it takes: replicas, or ranks.
+    Degrees that the run's number of ranks allows come first. Each names the dp_replicate or the ranks that go with it.
     """
     degree = candidate.mesh.degree(axis)
 

@@ -22,11 +22,11 @@ _KEYS_VALUES, _GRADIENTS = 0, 1  # tags of messages: both may be under way betwe
 
 
 AddGradient = Callable[[int, Tensor, Tensor], None]
-"""(source, its kv, d_kv): adds to d_kv what this rank's queries make of the source's keys and values."""
+"""(source, its kv, d_kv): adds this rank's gradient of the source's keys and values to d_kv."""
 
 
 class Exchange(ABC):
-    """How keys and values get to every rank's queries, and their gradients back."""
+    """How keys and values reach every rank, and how their gradients come back."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -41,7 +41,7 @@ class Exchange(ABC):
 
 
 class Ring(Exchange):
-    """Each rank hands on to the next what it has from the one before, while it computes (Liu, Zaharia and Abbeel 2023,
+    """Each rank sends the keys and values that it has to the next one, while it computes with them (Liu, Zaharia and Abbeel 2023,
     "Ring Attention with Blockwise Transformers")."""
 
     def visits(self, kv_2BGTK: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -91,7 +91,7 @@ class _HandOn:
 
 
 class Gather(Exchange):
-    """One all-gather there, one reduce-scatter back (Llama team 2024, "The Llama 3 Herd of Models", section 3.3.2).
+    """One all-gather of keys and values, one reduce-scatter of their gradients (Llama team 2024, "The Llama 3 Herd of Models", section 3.3.2).
 
     Nothing hides them, and keys and values of the whole sequence are in memory for a while. Backward gathers them
     again, so that no layer keeps them.

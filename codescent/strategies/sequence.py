@@ -1,4 +1,4 @@
-"""In: activations, and the ranks that share a layer. Out: the same gathered, divided or summed, and so their gradients.
+"""In: activations, and the ranks that share a layer. Out: the same gathered, divided or summed; gradients likewise.
 Does not compute anything of a layer: these are the points of a tensor-parallel model at which its ranks communicate."""
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Act = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
 
 class _Conjugates(torch.autograd.Function):
-    """One act forward, and its conjugate on the gradient."""
+    """A collective in forward, its conjugate in backward."""
 
     @staticmethod
     def of(x: Tensor, group: dist.ProcessGroup, forward: Act, backward: Act) -> Tensor:

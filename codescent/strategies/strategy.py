@@ -49,7 +49,7 @@ class ThisRank:
 
     @property
     def coordinates(self) -> dict[str, int]:
-        """Place of this rank on each axis."""
+        """Index of this rank on each axis of the mesh."""
         return self.plan.mesh.coordinates(self.rank)
 
     @property
@@ -105,7 +105,7 @@ class Strategy:
         return tensor
 
     def schedule(self, schedule: Schedule, candidate: Candidate) -> Schedule:
-        """The instruction lists that those before it in ORDER made, with what it does differently."""
+        """The instruction lists of the strategies before it in ORDER, with its own changes."""
         return schedule
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:

@@ -41,7 +41,7 @@ class TensorParallel(Strategy):
     variants = ({}, {"sequence_parallel": False})
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
-        """Heads that do not divide, positions that do not where they have to."""
+        """Heads that do not divide; with sequence parallelism, positions that do not."""
         mesh, model, work = candidate.mesh, candidate.model, candidate.work
         degree, cp = mesh.tp, mesh.cp
         if degree == 1:
@@ -198,7 +198,7 @@ def _gathers_rows(plan: Plan) -> bool:
 
 
 def _losses(plan: Plan, tokens: int) -> Iterator[Traffic]:
-    """Of every chunk of the head's tokens, as `SplitVocabulary` lists them; gradients of rows, if some are read."""
+    """Collectives of the loss, chunk by chunk (see `SplitVocabulary`), and of the gradients of selected rows."""
     if _gathers_rows(plan):
         numel, what = tokens * plan.model.hidden_dim, "gradients of the head's rows"
         yield _record(plan, Collective.ALL_REDUCE, numel, plan.schedule.input_verb, what)

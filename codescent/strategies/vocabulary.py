@@ -61,7 +61,7 @@ class SplitVocabulary:
     ) -> tuple[Tensor, Tensor | None]:
         """Rows of the tokens, x [B, t, D] or [B, T, D]; each comes from the one rank that holds it, the others add 0.
 
-        `tokens_BT` is the same on every rank. `tied_dtype` and the second output, [v, D], are those of `tied_embedding`.
+        `tokens_BT` is the same on every rank. `tied_dtype` and the second output [v, D] are those of `tied_embedding`.
         """
         alone = self.group.size() == 1
         rows_BT, elsewhere_BT = (tokens_BT, None) if alone else self._local(tokens_BT)
@@ -94,7 +94,7 @@ class SplitVocabulary:
         """The sum of the cross-entropies of all B * T tokens, the same on every rank: see `head_loss`.
 
         `x` is [B, t, D] or [B, T, D], after the last norm; `targets_BT` is the same on every rank. `tied_gradient_vD`
-        receives the gradient of `weight_vD`; None: `weight_vD` does. With `skip_negative` a negative target has no loss.
+        receives the gradient of `weight_vD`; None: `weight_vD` does. `skip_negative`: a negative target has no loss.
         """
         x_BTD = (gather_sequence if self.sequence_parallel else enter)(x, self.group)
         x_ND, targets_N = x_BTD.flatten(0, 1), targets_BT.flatten()
@@ -114,7 +114,7 @@ class SplitVocabulary:
         return gather_sequence(x, self.group) if self.sequence_parallel else x
 
     def every_logit(self, y: Tensor) -> Tensor:
-        """The outputs [B, T, C] of all positions, of which every rank makes the same loss, of y: [B, t, C] or all."""
+        """The outputs [B, T, C] of all positions, given y [B, t, C] or all. Every rank then computes the same loss."""
         return gather_alike(y, self.group) if self.sequence_parallel else y
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -128,7 +128,7 @@ class SplitVocabulary:
         loss_scale: float,
         tied_gradient_vD: Tensor | None,
     ) -> Tensor:
-        """The same as `loss`, of some rows of what `every_row` gave, and with a bias, this rank's rows of it."""
+        """`loss` of selected rows of `every_row`; `bias_v` are this rank's rows of the bias."""
         x_MD = x_MD if self.sequence_parallel else enter(x_MD, self.group)
         return head_loss(x_MD, weight_vD, targets_M, chunk_tokens, loss_scale, tied_gradient_vD, self._softmax, bias_v)
 
@@ -138,9 +138,9 @@ class SplitVocabulary:
         return None if self.group.size() == 1 else self._softmax_gradient_
 
     def _local(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens as rows of this rank's part, and which are not: these are given the nearest row.
+        """Each token's row in this rank's part, and which tokens have none (they get the nearest row).
 
-        A token outside the vocabulary is nobody's: each rank says so, as the one-device model does.
+        Every rank refuses a token outside the vocabulary, as the one-device model does.
         """
         assert_async(((tokens >= 0) & (tokens < self.vocab_size)).all(), "a token outside the vocabulary")
         rows = (tokens - self.first).clamp(0, max(0, self.last - self.first - 1))

@@ -44,7 +44,7 @@ class Zero(Strategy):
     variants = ({"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3})
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
-        """A sum of micro-batches in bf16 would lose what a small contribution adds."""
+        """Sums of micro-batches in bf16: small contributions would be lost."""
         narrow = candidate.layout.reduce_dtype == "bf16"
         if narrow and self.serves(candidate) and _adds_on_the_wire(candidate):
             yield (

@@ -118,16 +118,16 @@ class Corpus(AnyDataset, Protocol):
 
 
 class Task:
-    """What is wanted of a sample, with the defaults that most tasks share.
+    """What a model is trained to predict of a sample, from which data; the defaults are those that most tasks share.
 
     Attributes:
         name: data.task.
         kinds: the kinds of model that it is for.
         keys: the keys of [data] that decide its samples, and thus its losses.
         head: the head that a model needs for it, of a kind whose models have several; None: the only one.
-        extras: samples have extras, such as their lengths, with every kind of model (see `Samples`).
+        extras: whether its samples have extras, such as their lengths, for every kind of model (see `Samples`).
         files: names of the files that a run keeps of its data.
-        unit: what one loss belongs to, in words.
+        unit: what one loss is of, in the plural, as messages say it.
         peft_task_type: `peft`'s name of the task; None: it has none.
         scores_files: the kinds of model that are scored on a file of the user's, too.
     """
@@ -198,7 +198,7 @@ class Task:
         return {} if text is None else {TOKENIZER: text}
 
     def carry_unprepared(self, request: TaskRequest) -> Mapping[str, str]:
-        """Those of an imported run, which has no data yet, without its tokenizer's. Raises UserError like `pin`."""
+        """`carry` for an imported run, which has no data yet; without the tokenizer. Raises UserError like `pin`."""
         return {}
 
     def refuse_resume(self, request: TaskRequest, dataset: AnyDataset) -> Iterator[str]:

@@ -49,7 +49,7 @@ def assemble(
     """Build, initialise, divide and connect the parts of this rank.
 
     Raises:
-        UserError: the corpus is too short for a batch, or a lever that is asked for is not available.
+        UserError: the corpus is too short for a batch, or a setting needs what this machine lacks.
     """
     this_rank = ThisRank(plan, world.place.rank, world.groups)
     parts = []
@@ -67,35 +67,37 @@ def assemble(
     divided = plan.mesh.degree(parted) > 1
     optimizer = Optimizer(weights, config.optimizer, partial(world.sum_over, axis=parted) if divided else None)
     loader = _loader(config, plan, world, dataset, first_step)
-    executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.wished)
+    executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested)
     return Trainer(executor, parts, optimizer, loader)
 
 
 def _widen(part: nn.Module, precision: str) -> None:
-    """Parameters, on the meta device, in the dtype of the optimizer; those that it does not update in that of the
-    arithmetic."""
+    """Cast parameters, on the meta device, to the optimizer's dtype; frozen ones to `precision`."""
     for parameter in part.parameters():
         parameter.data = parameter.data.to(TORCH_DTYPE[WIDE[precision] if parameter.requires_grad else precision])
 
 
 def _with_memory(part: nn.Module, like: TensorPlan, device: torch.device) -> nn.Module:
-    """Memory for the parameters, on the device or, where the plan has what is gathered there, on the host.
+    """Allocate the parameters on the device, or on the host if the plan gathers weights from there.
 
-    Weights that are updated on the host are made in their own dtype: the device may have no room for a wide one.
+    Weights that are updated on the host get their own dtype: the device may have no room for a wider one.
     """
     if like.updated_on_host:
         part.to(TORCH_DTYPE[like.weight_dtype])
-    for name in ("tokens_T", "rows_T"):  # which positions a divided model reads: no parameters, yet on the device
+    for name in (
+        "tokens_T",
+        "rows_T",
+    ):  # positions that a divided model reads: not parameters, so `to_empty` misses them
         if isinstance(positions_T := getattr(part, name), torch.Tensor):
             setattr(part, name, positions_T.to(device))
     return part.to_empty(device=device if like.gathered_from is Memory.DEVICE else "cpu")
 
 
 def _initialise(parts: list[nn.Module], this_rank: ThisRank, *, replaced: bool) -> list[Weight]:
-    """Initial values, and the master copies of bf16 weights, which keep the values that rounding takes from them.
+    """Write initial values, then round them to the weights' dtype; the unrounded ones are the master copies.
 
-    Where a strategy has made DTensors of the parameters, these are the masters: it makes what forward reads itself.
-    Master copies of weights that are updated on the host are made here.
+    DTensors are master copies themselves: fully_shard casts what forward reads. Master copies in host memory are made
+    by `_weight`.
     """
     parameters = {name: _local(tensor) for part in parts for name, tensor in part.named_parameters()}
     assert list(parameters) == [tensor.parameter.name for tensor in this_rank.tensors], (
@@ -124,7 +126,7 @@ def _initialise(parts: list[nn.Module], this_rank: ThisRank, *, replaced: bool) 
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a parameter, without the gradients' history."""
+    """This rank's part of a parameter, outside of autograd."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor.data
 
@@ -135,7 +137,7 @@ def _slices(tensor: TensorPlan, this_rank: ThisRank) -> tuple[slice, ...]:
 
 
 def _weight(tensor: TensorPlan, held: torch.Tensor, this_rank: ThisRank) -> Weight:
-    """What the optimizer and checkpoints know of a tensor; of the ranks with the same part the first counts it."""
+    """A tensor as optimizer and checkpoints see it; of the ranks with the same part, the first counts it in norms."""
     divided = tensor.optimizer.axes(this_rank.plan.mesh)
     starts = tuple(part.start for part in _slices(tensor, this_rank))
     counts = this_rank.plan.stages_of(tensor)[0] == this_rank.coordinates["pp"] and all(

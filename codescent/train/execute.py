@@ -100,7 +100,7 @@ class Chunk:
 class Executor:
     """Walks one pipeline stage's instruction list, step after step.
 
-    `parts` are the chunks of this stage, as the strategies have left them. `wish_to_stop` is asked once per step; its
+    `parts` are the chunks of this stage, as the strategies have left them. `stop_requested` is called once per step; its
     answer is shared by all ranks.
     """
 
@@ -112,7 +112,7 @@ class Executor:
         gradients: Gradients,
         optimizer: Optimizer,
         loader: Loader,
-        wish_to_stop: Callable[[], bool],
+        stop_requested: Callable[[], bool],
     ) -> None:
         self.plan = plan
         self.world = world
@@ -123,7 +123,7 @@ class Executor:
         self.loader = loader
         self.device = world.device
         self.dtype = TORCH_DTYPE[plan.work.precision]
-        self.wish_to_stop = wish_to_stop
+        self.stop_requested = stop_requested
         self.everyone = plan.mesh.joint(*AXES)
         self.counts_loss = plan.counts_loss(world.place.rank)
         first, last = (plan.samples(world.place.rank, number) for number in (0, plan.work.num_microbatches - 1))
@@ -160,8 +160,10 @@ class Executor:
 
     @contextmanager
     def evaluating(self) -> Iterator[Callable[[Batch], torch.Tensor]]:
-        """A function that gives the sum of the losses of a batch, without gradients; 0 on the stages that do not
-        compute it. Every stage calls it for the same batches."""
+        """Yield a function from a batch to the sum of its losses, without gradients; it is 0 on stages without the head.
+
+        Every stage calls it for the same batches.
+        """
         training = [chunk.part.training for chunk in self.chunks]
         for chunk in self.chunks:
             chunk.part.train(False)
@@ -254,7 +256,7 @@ class Executor:
             one.input_gradient = inputs.grad
 
     def _backward_input(self, instruction: Instruction) -> None:
-        """The chain of activations' gradients; linear layers put off the gradients of their weights."""
+        """Gradients of the activations; linear layers defer those of their weights."""
         chunk, one = self._at(instruction)
         weights: list[torch.Tensor] = [weight for weight in chunk.part.parameters() if weight.requires_grad]
         outputs, gradient, inputs = _taken(one)
@@ -262,7 +264,7 @@ class Executor:
         found: list[torch.Tensor | None] = []
         if wanted:
             found += torch.autograd.grad(outputs, wanted, gradient, allow_unused=True)
-        else:  # a stage with nothing to train: what it sends on the way is sent all the same
+        else:  # a stage with nothing to train: its collectives run all the same
             torch.autograd.backward(outputs, gradient)
         if inputs is not None:
             one.input_gradient = found.pop(0)
@@ -274,14 +276,14 @@ class Executor:
         chunk.part.deferred.clear()
 
     def _backward_weight(self, instruction: Instruction) -> None:
-        """The gradients of the chunk's weights, all of them: for their owner it is one backward pass."""
+        """All weight gradients of the chunk: for the owner of the gradients this is the backward pass."""
         _, one = self._at(instruction)
         assert one.deferred is not None
         (made, deferred), one.deferred = one.deferred, None
         self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk)
         if made:
             torch.autograd.backward([weight for weight, _ in made], [gradient for _, gradient in made])
-        for weight, make in deferred:  # one after the other: what is complete leaves while the next is made
+        for weight, make in deferred:  # one by one: a full bucket leaves while the next gradient is computed
             torch.autograd.backward([weight], [make()])
 
     def _send_activation(self, instruction: Instruction) -> None:
@@ -302,12 +304,12 @@ class Executor:
     _receive_gradient = _receive_activation
 
     def _reduce(self, instruction: Instruction) -> None:
-        """The gradients, and the sums that every rank makes: of the losses, and of the wishes to stop."""
+        """Reduce the gradients; sum the losses and the requests to stop over all ranks."""
         if self.pipelined:
             self.messages.end()
         self.gradients.reduce()
         loss = self.loss_sum if self.counts_loss else torch.zeros_like(self.loss_sum)
-        scalars = torch.stack((loss, torch.full_like(loss, float(self.wish_to_stop()))))
+        scalars = torch.stack((loss, torch.full_like(loss, float(self.stop_requested()))))
         self.sums = self.world.sum_over(scalars, self.everyone).cpu()
 
     def _step(self, instruction: Instruction) -> None:
@@ -323,7 +325,7 @@ def message_shape(plan: Plan) -> tuple[int, int]:
 
 
 def _taken(one: InFlight) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Outputs, their gradient and inputs of a micro-batch, which the executor holds no longer."""
+    """Take outputs, their gradient and inputs of a micro-batch, so that their memory can be freed."""
     assert one.outputs is not None
     taken = one.outputs, one.output_gradient, one.inputs
     one.outputs = one.output_gradient = one.inputs = None

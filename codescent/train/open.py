@@ -45,9 +45,9 @@ class OpenRun:
         folder: the run folder's writer; None but on rank 0.
         machine: what the machine is and what was chosen for it, as environment.json has it.
         checkpoints: of the run.
-        saved: the checkpoint to go on from; None: the run begins.
-        base: what identifies the weights beside which adapters are trained; None: there are none.
-        resumes: whether the run goes on.
+        saved: the checkpoint to resume from; None: the run starts at step 0.
+        base: what identifies the frozen weights under adapters; None: no adapters, or weights that are drawn.
+        resumes: whether the command resumes a run.
     """
 
     config: Config
@@ -64,7 +64,7 @@ class OpenRun:
 
     @property
     def first_step(self) -> int:
-        """Steps that are done already."""
+        """Steps that are done: the first step to take has this number, from 0."""
         return self.saved.step if self.saved else 0
 
     def source(self, split: str) -> Source:
@@ -92,13 +92,13 @@ class OpenRun:
 
 
 def open_data(config: Config, world: World, *, resume: bool) -> tuple[Plan, AnyDataset]:
-    """The dataset, prepared by one rank of each machine, and the plan for it, whose groups the world then has.
+    """Prepare the dataset on one rank of each machine, open it, make the plan, and create its process groups.
 
     Raises:
         UserError: whatever stands in the way, on every rank.
     """
     request = task_request(config)
-    # Ranks must not disagree on what rank 0 has read of files that are none of the corpus, nor on what day it is.
+    # Rank 0 reads files outside of the corpus (a chat template) and the date, and every rank takes them from it.
     pinned = world.from_first(lambda: pin(request, RunFolder.open(run_folder(config)) if resume else None))
     request = dataclasses.replace(request, pinned=pinned)
     world.in_turn(lambda: tasks.prepared(request, progress=world.is_first))
@@ -155,7 +155,7 @@ def check_alike(dataset: AnyDataset, world: World) -> None:
 
 
 def _opened(config: Config, plan: Plan, dataset: AnyDataset) -> RunFolder:
-    """The folder of a run that goes on, if it is this run's."""
+    """The folder of the run to resume. Raises UserError: it is another run's."""
     folder = RunFolder.open(run_folder(config))
     check_same_trajectory(folder, plan)
     check_same_files(task_request(config), folder, dataset)
@@ -163,12 +163,12 @@ def _opened(config: Config, plan: Plan, dataset: AnyDataset) -> RunFolder:
 
 
 def _machine(config: Config, plan: Plan, dataset: AnyDataset, world: World, before: dict[str, Any]) -> dict[str, Any]:
-    """The machine and the levers used on it; a run that goes on keeps the kernels with which it began."""
+    """The machine and the settings used on it; a resumed run keeps the matrix kernels that it began with."""
     device, precision, wanted = world.device, plan.work.precision, config.train.matmul
     here = machine.describe(device, world.num_threads, world.place.world_size)
     kept = world.from_first(lambda: machine.recorded_matmul(before, here) if wanted == "auto" else None)
     chosen = {"choice": kept, "trial": "as at the beginning"} if kept else machine.try_matmul(wanted, device)
-    if not world.all_wish(chosen["choice"] == "fast"):
+    if not world.all_agree(chosen["choice"] == "fast"):
         chosen["choice"] = "exact"
     machine.use_matmul(chosen["choice"])
     machine.set_deterministic(config.train.deterministic)
@@ -194,7 +194,7 @@ def _latest(checkpoints: Checkpoints, world: World) -> Saved | None:
 
 
 def _base(plan: Plan, saved: Saved | None, world: World) -> dict[str, Any] | None:
-    """What identifies the weights that adapters are trained beside, as the checkpoint has it if they are the same.
+    """What identifies the frozen weights under adapters, as the checkpoint has it if they are the same.
 
     None: there are no adapters, or the weights are drawn.
     """

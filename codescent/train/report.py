@@ -39,7 +39,7 @@ class Report:
         self.display.__exit__(*error)
 
     def begin(self) -> None:
-        """Keep what the run is of, and say what is unusual about it."""
+        """Write what the run keeps, print warnings, delete unfinished checkpoints."""
         run = self.run
         if run.folder is not None:
             run.folder.write_environment(run.machine)
@@ -56,7 +56,7 @@ class Report:
             run.checkpoints.clean()
 
     def start(self) -> None:
-        """Say from where the steps begin; bring the folder of a run that goes on back to that step."""
+        """Print and record where the steps begin; rewind the folder of a resumed run to that step."""
         run, step = self.run, self.run.first_step
         if not run.resumes:
             self._start()
@@ -69,7 +69,7 @@ class Report:
         self.display.say(f"resumed from {where} step {step}")
 
     def _start(self) -> None:
-        """Say from which weights a new run begins."""
+        """Record, and print, which weights a new run begins with."""
         model = self.run.plan.model
         if model.weights is None or self.run.folder is None:
             self._event("start", step=0)

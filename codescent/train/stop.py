@@ -44,7 +44,7 @@ class StopRequest:
         elif self.alone and number == signal.SIGINT and time.monotonic() - self._first > AGAIN_S:
             raise KeyboardInterrupt
 
-    def wished(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether this rank was asked to stop."""
         return self.signal is not None
 

@@ -110,8 +110,8 @@ class World:
         dist.broadcast(buffer, 0)
         return buffer.numpy().tobytes()
 
-    def all_wish(self, mine: bool) -> bool:
-        """Whether every rank says True."""
+    def all_agree(self, mine: bool) -> bool:
+        """Whether `mine` is True on every rank."""
         votes = torch.tensor([int(mine)])
         dist.all_reduce(votes, dist.ReduceOp.MIN)
         return bool(votes.item())
@@ -143,7 +143,7 @@ class World:
         work()
 
     def close(self) -> None:
-        """Leave the process groups."""
+        """Destroy the process groups."""
         self.groups.clear()
         gc.collect()  # what still holds a group in a cycle, so that its threads end with it
         dist.destroy_process_group()
@@ -159,7 +159,7 @@ def _problems_of(work: Callable[[], object]) -> tuple[str, ...]:
 
 
 def _name_interface(place: Rank) -> None:
-    """Gloo goes by the address of this host's name: where every rank is here, loopback is right and always up.
+    """Have gloo use loopback where all ranks are on this machine; else it goes by the address of the host's name.
 
     Raises:
         UserError: ranks are on several machines, and the name is one of loopback.

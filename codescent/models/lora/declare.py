@@ -99,7 +99,7 @@ def names(matrix: str) -> tuple[str, str]:
 
 
 def _layer(parameter: Parameter) -> str:
-    """The name of the parameter without its block and without its last word: that of its layer."""
+    """The name of a parameter's layer: without the block and without the last word."""
     return _BLOCK.sub("", parameter.name, count=1).rpartition(".")[0]
 
 

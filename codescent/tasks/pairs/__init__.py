@@ -144,7 +144,7 @@ def line_ends(tokenizer: Tokenizer, vocab_size: int) -> npt.NDArray[np.bool_]:
 
 
 class Pairs(TextTask):
-    """Read a line, write it reversed or as it is."""
+    """Translate a line into its reverse, or into itself."""
 
     name = "seq2seq"
     kinds = ("transformer",)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Tensors(Task):
-    """Give the vectors of a target, read with those of a source."""
+    """Predict the vectors of a target, reading them and those of a source."""
 
     name = "tensors"
     kinds = ("transformer",)
