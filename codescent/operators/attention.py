@@ -204,8 +204,8 @@ def causal_attention(qkv_BTGEK: Tensor, recompute: bool = False) -> Tensor:
 class _BlockAttention(torch.autograd.Function):
     """Causal attention as batched matrix products over blocks of queries, each with the keys that it may see.
 
-    Queries of heads that read the same keys are rows of one product. Backward recomputes probabilities from q and k, unless
-    they are small and `is_kept` says yes.
+    Queries of heads that read the same keys are rows of one product. Backward recomputes probabilities from q and k,
+    unless they are small and `is_kept` says yes.
     """
 
     @staticmethod

@@ -50,9 +50,9 @@ class ModelFacts:
 
     `sizes` are the fields of the shape that the kind of model declares: `models.shape_of_facts` gives that shape back.
     `forward_flops` are those of a forward pass per token at each depth: embedding, blocks, head. The first
-    `encoder_layers` layers read only the first sequence of a sample. The head makes logits of `head_chunk_tokens` tokens at a time;
-    0: of all. `lora`: its adapters; None: every parameter is trained. `weights`: the folder whose weights training
-    begins with; None: they are drawn.
+    `encoder_layers` layers read only the first sequence of a sample. The head makes logits of `head_chunk_tokens`
+    tokens at a time; 0: of all. `lora`: its adapters; None: every parameter is trained. `weights`: the folder whose
+    weights training begins with; None: they are drawn.
     """
 
     kind: str

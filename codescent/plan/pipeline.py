@@ -252,7 +252,7 @@ def _send_and_receive(
 
 
 def _begin_times(orders: list[Order], last: int) -> dict[tuple[int, Instruction], int]:
-    """When each computation begins, in lengths of PARTS: once its stage is free and its data is there. Sends are free."""
+    """When each computation begins, in lengths of PARTS: once its stage and its data are ready. Sends are free."""
     num_stages = len(orders)
     begin: dict[tuple[int, Instruction], int] = {}
     done: dict[tuple[bool, int, int | None], int] = {}  # (forward?, virtual stage, micro-batch) -> when

@@ -83,7 +83,8 @@ class Placement:
     def box(self, shape: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[tuple[int, int], ...]:
         """First and end of what `rank` holds, in each dim.
 
-        Each axis cuts the box that the axes before it left, as torch.chunk does: the last parts may be smaller or empty.
+        Each axis cuts the box that the axes before it left, as torch.chunk does: the last parts may be smaller or
+        empty.
         """
         bounds, place = [(0, size) for size in shape], mesh.coordinates(rank)
         for axis, dim in self.shards.items():

@@ -14,8 +14,8 @@ class TaskFacts:
     """The task of a run, resolved.
 
     `extras`: whether layers at every depth read inputs of the sample beside activations, so that every pipeline stage
-    loads it. `head_share` is the share of positions that the head reads, on average. `synthetic`: samples are random numbers, to measure with. `identity`: the keys of
-    [data] that decide the samples, each with its value.
+    loads it. `head_share` is the share of positions that the head reads, on average. `synthetic`: samples are random
+    numbers, to measure with. `identity`: the keys of [data] that decide the samples, each with its value.
     """
 
     name: str

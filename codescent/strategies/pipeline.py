@@ -104,7 +104,7 @@ class Pipeline(Strategy):
             yield Traffic(Collective.SEND, axis, message_bytes, precision, verb, during, what, times)
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
-        """Nothing to cut: models are built of a stage's depths alone. With zero-bubble, layers defer weight gradients."""
+        """Models are built of a stage's depths already. With zero-bubble, layers defer weight gradients."""
         if this_rank.plan.layout.schedule == "zero-bubble":
             deferred: list[Any] = []
             for layer in part.modules():

@@ -41,8 +41,8 @@ class Exchange(ABC):
 
 
 class Ring(Exchange):
-    """Each rank sends the keys and values that it has to the next one, while it computes with them (Liu, Zaharia and Abbeel 2023,
-    "Ring Attention with Blockwise Transformers")."""
+    """Each rank sends the keys and values that it has to the next one, while it computes with them (Liu, Zaharia and
+    Abbeel 2023, "Ring Attention with Blockwise Transformers")."""
 
     def visits(self, kv_2BGTK: Tensor) -> Iterator[tuple[int, Tensor]]:
         """See Exchange."""
@@ -91,7 +91,8 @@ class _HandOn:
 
 
 class Gather(Exchange):
-    """One all-gather of keys and values, one reduce-scatter of their gradients (Llama team 2024, "The Llama 3 Herd of Models", section 3.3.2).
+    """One all-gather of keys and values, one reduce-scatter of their gradients (Llama team 2024, "The Llama 3 Herd of
+    Models", section 3.3.2).
 
     Nothing hides them, and keys and values of the whole sequence are in memory for a while. Backward gathers them
     again, so that no layer keeps them.

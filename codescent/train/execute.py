@@ -100,8 +100,8 @@ class Chunk:
 class Executor:
     """Walks one pipeline stage's instruction list, step after step.
 
-    `parts` are the chunks of this stage, as the strategies have left them. `stop_requested` is called once per step; its
-    answer is shared by all ranks.
+    `parts` are the chunks of this stage, as the strategies have left them. `stop_requested` is called once per step;
+    its answer is shared by all ranks.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Executor:
 
     @contextmanager
     def evaluating(self) -> Iterator[Callable[[Batch], torch.Tensor]]:
-        """Yield a function from a batch to the sum of its losses, without gradients; it is 0 on stages without the head.
+        """Yield a function from a batch to the sum of its losses, without gradients; 0 on stages without the head.
 
         Every stage calls it for the same batches.
         """
