@@ -14,7 +14,7 @@ import torch
 
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Batch, Loader, Portion
-from codescent.models.decoder import Part
+from codescent.models.part import Part
 from codescent.operators.linear import Deferred
 from codescent.plan import AXES, DTYPE_BYTES, RECEIVES, SCALARS, SENDS, Instruction, Plan, Verb
 from codescent.strategies import Gradients

@@ -121,7 +121,7 @@ class Values:
 
 
 def _beginning(trained: Trained) -> Beginning:
-    """What the run began with. Raises UserError if that is gone or others."""
+    """The weights that the run began with. Raises UserError: they are gone, or are others."""
     run, weights = trained.folder.path, trained.resolved.model.weights
     try:
         found = Beginning(trained.config.run.seed, weights)

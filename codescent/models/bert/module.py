@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape
-from codescent.models.decoder import Block, Part, padding
+from codescent.models.decoder import Block
+from codescent.models.part import Part, padding
 from codescent.operators.activations import EXACT_GELU, feed_forward
 from codescent.operators.attention import Attention
 from codescent.operators.dropout import drop

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from codescent.models.decoder import Part, padding, with_gradient
+from codescent.models.part import Part, padding, with_gradient
 from codescent.models.transformer.blocks import DROPOUT_SITES, Layer
 from codescent.models.transformer.declare import TransformerShape
 from codescent.operators.dropout import drop

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from codescent.models.decoder import padding
+from codescent.models.part import padding
 from codescent.models.transformer.module import Transformer, sinusoids
 
 # Shapes: B samples, S positions of the source, T of the target, D hidden_dim, V vocab_size.
