@@ -136,7 +136,7 @@ class Executor:
         self.number = 0
         self.rate = 0.0
         self.portion = Portion([], 1)
-        self.batch: Batch | None = None
+        self.batch: Batch | None = None  # of the last LOAD, which stands right before the FORWARD that reads it
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.sums = torch.zeros(SCALARS, dtype=torch.float64)
         self.grad_norm = 0.0
