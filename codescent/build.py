@@ -152,7 +152,7 @@ def _resolve(config: Config, vocab_size: int | None, problems: list[str]) -> Res
     seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
     where = None if weights is None else str(weights)
     model = models.facts_of(request.kind, shape, seq_len, lora, config.train.head_chunk_tokens, where)
-    return Resolved(model, shape, tasks.chosen(request).facts(request, shape), request, seq_len)
+    return Resolved(model, shape, tasks.task_of(request).facts(request, shape), request, seq_len)
 
 
 def _update(config: Config, mesh: Mesh) -> dict[str, Scalar]:
@@ -246,7 +246,7 @@ def _shape(
 ) -> models.Shape | None:
     model = config.model
     sizes = {name: getattr(model, name) for name in models.SIZES if name != "head"}
-    if (head := tasks.chosen(request).head) is not None:
+    if (head := tasks.task_of(request).head) is not None:
         sizes["head"] = head
     if vocab_size is None and (wrong := list(tasks.refusals(request))):
         problems += wrong

@@ -33,9 +33,9 @@ def plan_of(config: Config, world_size: int) -> Plan:
         UserError: whatever stands in the way of the run.
     """
     request = task_request(config)
-    vocab_size = tasks.chosen(request).vocab_size(request)
+    vocab_size = tasks.task_of(request).vocab_size(request)
     if vocab_size is None and needs_vocab_size(config):
-        vocab_size = tasks.opened(request, progress=True).vocab_size
+        vocab_size = tasks.prepare_and_open(request, progress=True).vocab_size
     return build(config, vocab_size, world_size)
 
 
@@ -46,7 +46,7 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
         UserError: whatever stands in the way of the run, and splits that are too short for it.
     """
     plan = build(config, dataset.vocab_size, world_size)
-    if problems := list(tasks.named(plan.task.name).misfits(dataset, plan)):
+    if problems := list(tasks.task_named(plan.task.name).misfits(dataset, plan)):
         raise UserError(*problems)
     work, size = plan.work, config.train.global_batch_size
     train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))
@@ -77,7 +77,7 @@ def check(config: Config, world_size: int, *, resume: bool) -> None:
     if folder is None:
         RunFolder.refuse_taken(path)
     request = task_request(config)
-    dataset = tasks.opened(dataclasses.replace(request, pinned=pin(request, folder)), progress=True)
+    dataset = tasks.prepare_and_open(dataclasses.replace(request, pinned=pin(request, folder)), progress=True)
     plan = plan_with(config, dataset, world_size)
     check_weights(plan, dataset, resume=resume)
     if folder is not None:
@@ -87,7 +87,7 @@ def check(config: Config, world_size: int, *, resume: bool) -> None:
 
 def request_with_kept(request: tasks.TaskRequest, folder: RunFolder) -> tasks.TaskRequest:
     """The same, with the files that the run in a folder keeps."""
-    return dataclasses.replace(request, run=folder.path, kept=folder.read_kept(tasks.chosen(request).files))
+    return dataclasses.replace(request, run=folder.path, kept=folder.read_kept(tasks.task_of(request).files))
 
 
 def pin(request: tasks.TaskRequest, folder: RunFolder | None) -> Mapping[str, Any]:
@@ -100,7 +100,7 @@ def pin(request: tasks.TaskRequest, folder: RunFolder | None) -> Mapping[str, An
     Raises:
         UserError: it cannot be read, or is not that with which the run began.
     """
-    return tasks.chosen(request).pin(request if folder is None else request_with_kept(request, folder))
+    return tasks.task_of(request).pin(request if folder is None else request_with_kept(request, folder))
 
 
 def check_same_files(request: tasks.TaskRequest, folder: RunFolder, dataset: AnyDataset) -> None:
@@ -109,7 +109,7 @@ def check_same_files(request: tasks.TaskRequest, folder: RunFolder, dataset: Any
     Raises:
         UserError: why not.
     """
-    if problems := list(tasks.chosen(request).refuse_resume(request_with_kept(request, folder), dataset)):
+    if problems := list(tasks.task_of(request).refuse_resume(request_with_kept(request, folder), dataset)):
         raise UserError(*problems)
 
 

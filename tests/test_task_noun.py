@@ -91,4 +91,4 @@ def test_a_name_that_no_task_has(project: Path, capsys: pytest.CaptureFixture[st
     assert cli(["plan", "run.toml", "data.task=order", "model.kind=bert"]) == 2
     assert "take that, or model.kind = gpt2 or llama" in capsys.readouterr().err
     with pytest.raises(UserError, match="must be"):
-        tasks.named("nothing like it")
+        tasks.task_named("nothing like it")

@@ -16,7 +16,7 @@ from runs import assert_same, codescent, losses, make_project, refused
 from codescent.build import task_request
 from codescent.config.load import load
 from codescent.record import RunFolder
-from codescent.tasks import prepared
+from codescent.tasks import prepare
 from codescent.verbs.cli import run as cli
 
 BERT = (
@@ -210,7 +210,7 @@ def test_prepared_questions_are_their_own_corpus(
 ) -> None:
     monkeypatch.chdir(project)
     first = forker.train(project, "from-files", 1, *ASKED, "train.num_steps=2")
-    folder = prepared(task_request(load(str(first.path / "config.toml")).config), progress=False)
+    folder = prepare(task_request(load(str(first.path / "config.toml")).config), progress=False)
     words = [word for word in ASKED if not word.startswith(("data.task", "data.corpus", "data.validation"))]
     again = forker.train(project, "from-folder", 1, *words, f"data.corpus={folder}", "train.num_steps=2")
     assert losses(again) == losses(first)

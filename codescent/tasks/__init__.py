@@ -1,4 +1,4 @@
-"""In: what a run asks of its task. Out: its task, one of TASKS; its data, prepared and open.
+"""In: what a run asks of its task. Out: the task, one of TASKS; the run's data, prepared and open.
 Does not know what a sample is: each task does."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TASKS: tuple[Task, ...] = (LanguageModel(), MaskedTokens(), Tensors(), Answers()
 """Every task; of those for a kind of model the first is its default."""
 
 
-def named(name: str) -> Task:
+def task_named(name: str) -> Task:
     """The task of that name. Raises UserError: there is none, with the nearest."""
     names = [task.name for task in TASKS]
     if name in names:
@@ -39,13 +39,13 @@ def named(name: str) -> Task:
     raise UserError(f'data.task: given "{name}"; must be {wanted} or "auto"{hint}')
 
 
-def chosen(request: TaskRequest) -> Task:
+def task_of(request: TaskRequest) -> Task:
     """The task of a run: data.task, else the one that its corpus is made for, else the default of the model's kind.
     Raises UserError: there is no such task, or it is not for the model's kind.
     """
     fitting = [task for task in TASKS if request.kind in task.kinds]
     if request.data.task is not None:
-        task = named(request.data.task)
+        task = task_named(request.data.task)
     else:
         task = next((task for task in TASKS if task.made_for(request.data)), fitting[0])
     if task not in fitting:
@@ -57,32 +57,32 @@ def chosen(request: TaskRequest) -> Task:
 
 
 def request_of(data: Data, model: Model, seed: int, compile_what: str) -> TaskRequest:
-    """The request of a run to its task, with the task's name in `data.task`. Raises UserError like `chosen`."""
+    """The request of a run to its task, with the task's name in `data.task`. Raises UserError like `task_of`."""
     request = TaskRequest(data, model, seed, compile_what)
-    return replace(request, data=data.model_copy(update={"task": chosen(request).name}))
+    return replace(request, data=data.model_copy(update={"task": task_of(request).name}))
 
 
 def refusals(request: TaskRequest) -> Iterator[str]:
     """Why the task, the model and the keys of [data] do not go together."""
-    task = chosen(request)
+    task = task_of(request)
     yield from task.refuse(request)
     for other in TASKS:
         if other is not task:
             yield from other.refuse_other(request, task.name)
 
 
-def prepared(request: TaskRequest, *, progress: bool) -> Path:
-    """Where the data of a run is, prepared now where it is not there yet.
+def prepare(request: TaskRequest, *, progress: bool) -> Path:
+    """Prepare the data of a run, if it is not there yet; returns where it is.
     Raises UserError: `refusals`, or the corpus or the tokenizer cannot be used.
     """
     if problems := list(refusals(request)):
         raise UserError(*problems)
-    return chosen(request).prepare(request, progress=progress)
+    return task_of(request).prepare(request, progress=progress)
 
 
-def opened(request: TaskRequest, *, progress: bool) -> AnyDataset:
-    """The data of a run, prepared and open. Raises UserError like `prepared`, or where it is damaged."""
-    return chosen(request).open(request, prepared(request, progress=progress))
+def prepare_and_open(request: TaskRequest, *, progress: bool) -> AnyDataset:
+    """Prepare the data of a run, if it is not there yet, and open it. Raises UserError like `prepare`, or where it is damaged."""
+    return task_of(request).open(request, prepare(request, progress=progress))
 
 
 def open_corpus(corpus: str, validation_fraction: float) -> Corpus | None:

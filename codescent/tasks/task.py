@@ -169,7 +169,7 @@ class Task:
         return VOCAB_SIZES.get(request.data.tokenizer)
 
     def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
-        """Where the data is, prepared now where it is not there yet. Raises UserError: it cannot be prepared."""
+        """Prepare the data, if it is not there yet; returns where it is. Raises UserError: it cannot be prepared."""
         raise NotImplementedError
 
     def open(self, request: TaskRequest, path: Path) -> AnyDataset:

@@ -101,8 +101,8 @@ def open_data(config: Config, world: World, *, resume: bool) -> tuple[Plan, AnyD
     # Rank 0 reads files outside of the corpus (a chat template) and the date, and every rank takes them from it.
     pinned = world.from_first(lambda: pin(request, RunFolder.open(run_folder(config)) if resume else None))
     request = dataclasses.replace(request, pinned=pinned)
-    world.in_turn(lambda: tasks.prepared(request, progress=world.is_first))
-    dataset = tasks.opened(request, progress=False)
+    world.in_turn(lambda: tasks.prepare(request, progress=world.is_first))
+    dataset = tasks.prepare_and_open(request, progress=False)
     check_alike(dataset, world)
     plan = plan_with(config, dataset, world.place.world_size)
     check_weights(plan, dataset, resume=resume)

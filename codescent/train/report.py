@@ -43,7 +43,7 @@ class Report:
         run = self.run
         if run.folder is not None:
             run.folder.write_environment(run.machine)
-            run.folder.write_kept(tasks.named(run.plan.task.name).carry(run.dataset))
+            run.folder.write_kept(tasks.task_named(run.plan.task.name).carry(run.dataset))
         if run.plan.task.synthetic:
             self._event("synthetic_data", **run.dataset.description)
             self.display.say("synthetic data: random numbers, to measure with; the loss says nothing")

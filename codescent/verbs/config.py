@@ -37,7 +37,7 @@ def resolved_of(arguments: Namespace) -> LoadedConfig:
         from codescent import tasks
 
         try:
-            tasks.named(resolved.config.data.task)
+            tasks.task_named(resolved.config.data.task)
         except UserError as error:
             raise UserError(*(f"{resolved.origins['data.task']}: {problem}" for problem in error.problems)) from error
     return resolved

@@ -33,7 +33,7 @@ from codescent.huggingface.read import box
 from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
 from codescent.huggingface.write import Read, Shard, shards, write_weights
 from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
-from codescent.tasks import TASKS, chosen
+from codescent.tasks import TASKS, task_of
 from codescent.verbs.config import resolved_of
 from codescent.verbs.trained import Trained, Values, find
 
@@ -183,7 +183,7 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         raise UserError(*problems)
     plan = build(config, vocab_size, config.parallel.ranks).to_json()
     request = task_request(config)
-    kept = {**chosen(request).carry_unprepared(request), **({} if text is None else {TOKENIZER: text})}
+    kept = {**task_of(request).carry_unprepared(request), **({} if text is None else {TOKENIZER: text})}
     source = {"folder": str(path.absolute()), "fingerprint": folder.fingerprint()}
     parameters, dtype = [parts[0].parameter for parts in folder.parts.values()], WIDE[config.train.precision]
     numel = sum(parameter.numel for parameter in parameters)

@@ -56,7 +56,7 @@ class Trained:
     @property
     def task(self) -> tasks.Task:
         """What it was trained for."""
-        return tasks.chosen(self.request)
+        return tasks.task_of(self.request)
 
     @cached_property
     def declared(self) -> tuple[Parameter, ...]:
@@ -174,7 +174,7 @@ def dataset_of(trained: Trained) -> AnyDataset:
 
     Raises UserError: it cannot be had, or is not what the model was trained on.
     """
-    dataset = tasks.opened(trained.request, progress=True)
+    dataset = tasks.prepare_and_open(trained.request, progress=True)
     before = trained.saved.state.get("dataset")
     if before not in (None, dataset.fingerprint):
         raise UserError(f"{dataset.path}: not what the run in {trained.folder.path} was trained on ({before})")
