@@ -306,7 +306,8 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("axis", "advice"), [("tp", "tp = 12 on 12 rank(s)"), ("pp", "pp = 6 on 6 rank(s)"), ("cp", "cp = 24 on 24 rank(s)")]
+    ("axis", "advice"),
+    [("tp", "tp = 12 on 12 rank(s)"), ("pp", "pp = 6 on 6 rank(s)"), ("cp", "cp = 24 on 24 rank(s)")],
 )
 def test_a_degree_that_no_machine_has_is_refused_at_once(axis: str, advice: str) -> None:
     """Neither its ranks nor the degrees below it are gone through one by one."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 LARGEST_DEGREE = 1 << 14  # no model has as many heads, layers or slices of a sequence: larger ones are not tried
 
+
 def near_lengths(value: int, factor: int) -> str:
     """`near_multiples` of the positions of a sequence; for more of them the model needs as many."""
     below, above = value // factor * factor, -(-value // factor) * factor
