@@ -73,6 +73,19 @@ def test_plan_shows_who_has_what_and_who_sends_to_whom(project: Path) -> None:
         assert part in " ".join(out.split())
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize(
+    "words", [["config", "default"], ["data", "corpus.txt"], ["train", "run.toml", "train.num_steps=1"]]
+)
+def test_output_to_a_full_disk_is_told_in_one_line(project: Path, words: list[str]) -> None:
+    command = [sys.executable, "-m", "codescent", *words]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, cwd=project, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (2, "error: the output: no space left on the disk\n")
+
+
 def test_plan_as_json_loads_back(project: Path) -> None:
     done = codescent(project, "plan", "run.toml", "--json")
     plan = Plan.from_json(json.loads(done.stdout))

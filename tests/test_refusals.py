@@ -305,6 +305,19 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     assert len(problems) == 7
 
 
+@pytest.mark.parametrize(
+    ("axis", "advice"),
+    [("tp", "tp = 12 on 12 rank(s)"), ("pp", "pp = 6 on 6 rank(s)"), ("cp", "cp = 24 on 24 rank(s)")],
+)
+def test_a_degree_that_no_machine_has_is_refused_at_once(axis: str, advice: str) -> None:
+    """Neither its ranks nor the degrees below it are gone through one by one."""
+    assert any(advice in problem for problem in refusals({f"parallel.{axis}": 10**12}, 1))
+
+
+def test_ranks_that_no_machine_has_are_refused_at_once() -> None:
+    assert any("12 ranks" in problem for problem in refusals({}, 10**12))
+
+
 def test_a_batch_that_does_not_divide_is_no_reason_to_refuse_a_schedule() -> None:
     keys = {"parallel.pp": 3, "parallel.schedule": "interleaved", "parallel.virtual_stages": 2}
     assert len(refusals({**keys, "train.microbatch_size": 12}, 6)) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 AXES: tuple[str, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -79,10 +79,10 @@ class Mesh:
         """All the groups of `axis`; a rank is in one at the most."""
         return tuple(dict.fromkeys(self.group(axis, rank) for rank in range(self.world_size)))
 
-    def _indices(self, axis: str) -> dict[str, tuple[int, ...]]:
+    def _indices(self, axis: str) -> dict[str, Sequence[int]]:
         """The plain axes of a name, and the indices on each."""
-        found: dict[str, tuple[int, ...]] = {}
+        found: dict[str, Sequence[int]] = {}
         for part in filter(None, axis.split("*")):
             name, _, some = part.partition("[")
-            found[name] = tuple(map(int, some.rstrip("]").split(","))) if some else tuple(range(getattr(self, name)))
+            found[name] = list(map(int, some.rstrip("]").split(","))) if some else range(getattr(self, name))
         return found

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from codescent.strategies.strategy import Candidate
 
+LARGEST_DEGREE = 1 << 14  # no model has as many heads, layers or slices of a sequence: larger ones are not tried
+
 
 def near_lengths(value: int, factor: int) -> str:
     """The nearest multiples of `factor`, in positions; more positions also need a larger model.seq_len."""
@@ -31,7 +33,8 @@ def near_degrees(candidate: Candidate, axis: str, most: int, fits: Callable[[Can
         with_others = (_on_other_ranks(candidate, axis, number, fits) for number in degrees)
         return next(filter(None, itertools.chain(with_these, with_others)), "")
 
-    return ", or ".join(filter(None, (nearest(range(degree - 1, 0, -1)), nearest(range(degree + 1, most + 1)))))
+    below, above = range(min(degree - 1, LARGEST_DEGREE), 0, -1), range(degree + 1, most + 1)
+    return ", or ".join(filter(None, (nearest(below), nearest(above))))
 
 
 def _on_these_ranks(candidate: Candidate, axis: str, degree: int, fits: Callable[[Candidate], bool]) -> str:

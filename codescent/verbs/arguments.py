@@ -109,7 +109,8 @@ def _data(verb: argparse.ArgumentParser) -> None:
 def _sample(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("run", type=_path, metavar="RUN", help="run folder")
-    add("--prompt", dest="prompts", action="append", help="text to continue; may be given several times")
+    prompt_help = "text to continue; may be given several times"
+    add("--prompt", dest="prompts", action="append", metavar="PROMPT", help=prompt_help)
     add("--tokens", type=_positive, default=200, help="tokens to write (default 200)")
     add("--temperature", type=float, default=0.8, help="0: always the likeliest token (default 0.8)")
     add("--top-k", type=_positive, help="draw from the K likeliest tokens only")

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from codescent.base.errors import UserError
+from codescent.base.published import in_words, is_full
 from codescent.verbs.arguments import parse
 
 VERBS: Mapping[str, str] = {
@@ -38,6 +39,7 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
     module, _, function = VERBS[vars(arguments).pop("verb")].partition(".")
     try:
         code: int = getattr(import_module(f"codescent.verbs.{module}"), function)(arguments)
+        print(end="", flush=True)
     except UserError as error:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
@@ -47,6 +49,17 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
         return 130
     except BrokenPipeError:
         # Whoever read our output has gone (`codescent ... | head`): nothing is wrong, and nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _say_no_more()
         return 141
+    except OSError as error:
+        if error.filename is not None or not is_full(error):
+            raise
+        print(f"error: the output: {in_words(error)}", file=sys.stderr)
+        _say_no_more()
+        return 2
     return code
+
+
+def _say_no_more() -> None:
+    """What stdout still holds cannot be written: it is dropped when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
