@@ -81,7 +81,8 @@ def prepare(request: TaskRequest, *, progress: bool) -> Path:
 
 
 def prepare_and_open(request: TaskRequest, *, progress: bool) -> AnyDataset:
-    """Prepare the data of a run, if it is not there yet, and open it. Raises UserError like `prepare`, or where it is damaged."""
+    """Prepare the data of a run, if it is not there yet, and open it. Raises UserError like `prepare`, or where it is
+    damaged."""
     return task_of(request).open(request, prepare(request, progress=progress))
 
 
