@@ -55,7 +55,7 @@ class LoadedConfig:
     origins: Mapping[str, str]
 
 
-class Described(NamedTuple):
+class DescribedKey(NamedTuple):
     """One line of `codescent config FILE`; `value` is TOML."""
 
     section: str
@@ -109,10 +109,12 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
-def describe(resolved: LoadedConfig) -> list[Described]:
+def describe(resolved: LoadedConfig) -> list[DescribedKey]:
     """Every key with its value and the value's origin, in order."""
     return [
-        Described(key.section, key.name, toml_value(getattr(getattr(resolved.config, key.section), key.name)), origin)
+        DescribedKey(
+            key.section, key.name, toml_value(getattr(getattr(resolved.config, key.section), key.name)), origin
+        )
         for key, origin in zip(KEYS.values(), resolved.origins.values(), strict=True)
     ]
 

@@ -35,32 +35,32 @@ _EDGE_BYTES = 1 << 16
 T = TypeVar("T")
 
 
-class Part(BaseModel):
-    """A part of description.json. Its types are checked strictly; other fields are for people."""
+class Fields(BaseModel):
+    """Fields of description.json, or of a table in it. Types are checked strictly; other fields are for people."""
 
     model_config = ConfigDict(strict=True)
 
 
-class TokenizerPart(Part):
+class TokenizerFields(Fields):
     """The tokenizer of the samples."""
 
     kind: str
     vocab_size: Annotated[int, Field(ge=1)]
 
 
-class Splits(Part, Generic[T]):
+class Splits(Fields, Generic[T]):
     """One entry for each split."""
 
     train: T
     validation: T
 
 
-class Described(Part):
+class Description(Fields):
     """description.json of a folder whose files are hashed. Each task adds its format and fields."""
 
     format: str
     request: dict[str, Any]
-    tokenizer: TokenizerPart
+    tokenizer: TokenizerFields
     files: dict[str, str]  # name -> sha256
 
 

@@ -47,7 +47,7 @@ def with_bias(ours: str, theirs: str, dims: str, their_dims: str = "") -> tuple[
 
 
 @dataclass(frozen=True)
-class Part:
+class TheirTensor:
     """One of their tensors, of `shape`, and the elements of our parameter that it holds.
 
     All axes of their dim j belong to our dim `ours_of[j]`. One of our dims that is missing in `ours_of` has a single
@@ -106,7 +106,7 @@ class Part:
 
 def correspond(
     parameters: Iterable[Parameter], rows: Iterable[Row], sizes: Mapping[str, int]
-) -> dict[str, tuple[Part, ...]]:
+) -> dict[str, tuple[TheirTensor, ...]]:
     """The parts of every parameter in the table `rows`, by parameter name.
 
     A dim may have one axis that is not in `sizes`: its size follows from the parameter's shape.
@@ -122,7 +122,7 @@ def correspond(
     return found
 
 
-def _part(parameter: Parameter, row: Row, theirs: Theirs, known: Mapping[str, int], layer: str) -> Part:
+def _part(parameter: Parameter, row: Row, theirs: Theirs, known: Mapping[str, int], layer: str) -> TheirTensor:
     ours, other = _axes(row.dims), _axes(theirs.dims)
     sizes = {axis: known[axis] for dim in ours for axis in dim if axis in known}
     for dim, size in zip(ours, parameter.shape, strict=True):
@@ -137,7 +137,7 @@ def _part(parameter: Parameter, row: Row, theirs: Theirs, known: Mapping[str, in
     assert len(set(ours_of)) == len(ours_of), row
     some = {axis: theirs.some.get(axis, (0, size)) for axis, size in sizes.items()}
     shape = tuple(math.prod(some[axis][1] - some[axis][0] for axis in dim) for dim in other)
-    return Part(theirs.name.replace("#", layer), shape, parameter, ours_of, ours, other, sizes, some)
+    return TheirTensor(theirs.name.replace("#", layer), shape, parameter, ours_of, ours, other, sizes, some)
 
 
 def words(dims: str) -> list[str]:

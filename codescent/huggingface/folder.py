@@ -22,7 +22,7 @@ from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.safetensors_header import read_header
 from codescent.huggingface import KINDS, Kind, tokens
-from codescent.huggingface.correspond import Part, correspond
+from codescent.huggingface.correspond import TheirTensor, correspond
 from codescent.plan import Parameter
 
 CONFIG = "config.json"
@@ -63,7 +63,7 @@ class Folder:
     spare: Collection[str]  # tensors that our model does not use
 
     @cached_property
-    def parts(self) -> dict[str, tuple[Part, ...]]:
+    def parts(self) -> dict[str, tuple[TheirTensor, ...]]:
         """See `parts_of`."""
         return parts_of(self.kind, self.shape)
 
@@ -98,7 +98,7 @@ class Folder:
         return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in self._files()}
 
 
-def parts_of(kind: Kind, shape: models.Shape) -> dict[str, tuple[Part, ...]]:
+def parts_of(kind: Kind, shape: models.Shape) -> dict[str, tuple[TheirTensor, ...]]:
     """Their tensors by name of the parameter, of our model or of the folder alone."""
     full = kind.full(shape)
     return correspond(models.parameters_of(kind.name, full), kind.rows(full), kind.axes(full))
@@ -175,7 +175,7 @@ def _shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _misfits(path: Path, kind: Kind, wanted: Mapping[str, Part], found: Mapping[str, Stored]) -> Iterator[str]:
+def _misfits(path: Path, kind: Kind, wanted: Mapping[str, TheirTensor], found: Mapping[str, Stored]) -> Iterator[str]:
     """Tensors that are missing, too many, or others than config.json implies."""
     tied = {name: other for name, other in kind.tied.items() if name not in wanted}
     yield from _few(path, "missing, though config.json implies it", [name for name in wanted if name not in found])

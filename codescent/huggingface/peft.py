@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from codescent import models
-from codescent.huggingface.correspond import Part, Row, Theirs, correspond, words
+from codescent.huggingface.correspond import Row, Theirs, TheirTensor, correspond, words
 from codescent.huggingface.folder import parts_of
 from codescent.huggingface.kind import Kind
 from codescent.models.lora.declare import A, B, is_adapter
@@ -67,7 +67,7 @@ class Adapters:
         return json.dumps(values, indent=2) + "\n"
 
 
-def _parts(kind: Kind, shape: models.Shape, lora: Lora, rows: Sequence[Row]) -> list[Part]:
+def _parts(kind: Kind, shape: models.Shape, lora: Lora, rows: Sequence[Row]) -> list[TheirTensor]:
     trained = [p for p in models.parameters_of(kind.name, shape, lora) if p.trained]
     table = [
         *(adapter for row in rows if len(words(row.dims)) > 1 for adapter in _adapter(row)),

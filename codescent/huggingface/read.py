@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from codescent.base.torch_dtypes import CODE_DTYPES
-from codescent.huggingface.correspond import Index, Part
+from codescent.huggingface.correspond import Index, TheirTensor
 from codescent.huggingface.folder import Folder, Stored
 
 
@@ -41,7 +41,7 @@ def take(tensor: torch.Tensor, dim: int, indices: Index) -> torch.Tensor:
     return tensor.index_select(dim, torch.from_numpy(indices))
 
 
-def _fill(out: torch.Tensor, ours: Sequence[Index], part: Part, stored: Stored) -> None:
+def _fill(out: torch.Tensor, ours: Sequence[Index], part: TheirTensor, stored: Stored) -> None:
     """Write what a part has of the box."""
     found = [part.to_theirs(dim, indices) for dim, indices in enumerate(ours)]
     if any(len(positions) == 0 for positions, _ in found):

@@ -17,7 +17,7 @@ import torch
 from codescent.base.durable import write_synced
 from codescent.base.safetensors_header import encode_header
 from codescent.base.torch_dtypes import CODE_DTYPES
-from codescent.huggingface.correspond import Part
+from codescent.huggingface.correspond import TheirTensor
 from codescent.huggingface.folder import INDEX, WEIGHTS
 from codescent.huggingface.read import take
 
@@ -30,14 +30,14 @@ class Shard:
     """A file of tensors: its name, its parts in order, its bytes without the header."""
 
     file: str
-    parts: tuple[Part, ...]
+    parts: tuple[TheirTensor, ...]
     size_bytes: int
 
 
-def shards(parts: Sequence[Part], dtype: str, max_bytes: int) -> list[Shard]:
+def shards(parts: Sequence[TheirTensor], dtype: str, max_bytes: int) -> list[Shard]:
     """Divide tensors, in their order, into files of at most `max_bytes`; a larger tensor is a file of its own."""
     element_bytes = CODE_DTYPES[dtype].itemsize
-    groups: list[list[Part]] = [[]]
+    groups: list[list[TheirTensor]] = [[]]
     sizes = [0]
     for part in parts:
         size = math.prod(part.shape) * element_bytes
@@ -78,7 +78,7 @@ def write_weights(folder: Path, files: Sequence[Shard], dtype: str, read: Read, 
         write_synced(folder / INDEX, json.dumps(index, indent=2) + "\n")
 
 
-def _blocks(part: Part, read: Read | None) -> Iterator[torch.Tensor]:
+def _blocks(part: TheirTensor, read: Read | None) -> Iterator[torch.Tensor]:
     """One of their tensors, some indices of its first dim at a time."""
     inner = math.prod(part.shape[1:])
     step = max(1, BLOCK_NUMEL // inner)
@@ -90,7 +90,7 @@ def _blocks(part: Part, read: Read | None) -> Iterator[torch.Tensor]:
             yield _block(part, first, stop, read)
 
 
-def _block(part: Part, first: int, stop: int, read: Read) -> torch.Tensor:
+def _block(part: TheirTensor, first: int, stop: int, read: Read) -> torch.Tensor:
     """Indices [first, stop) of the first dim of their tensor, gathered from boxes of rows of our parameter."""
     shape = part.parameter.shape
     wanted = [part.of_ours(dim) for dim in range(len(shape))]

@@ -16,13 +16,13 @@ from codescent.tasks.conversations import Conversations
 from codescent.tasks.language_model import LanguageModel
 from codescent.tasks.masked_tokens import MaskedTokens
 from codescent.tasks.pairs import Pairs
-from codescent.tasks.task import Corpus, ScoreRequest, Task, TaskRequest
+from codescent.tasks.task import ScoreRequest, ShownDataset, Task, TaskRequest
 from codescent.tasks.tensors import Tensors
 
 if TYPE_CHECKING:
     from codescent.config.sections import Data, Model
 
-__all__ = ["TASKS", "Corpus", "ScoreRequest", "Task", "TaskRequest"]
+__all__ = ["TASKS", "ScoreRequest", "ShownDataset", "Task", "TaskRequest"]
 
 TASKS: tuple[Task, ...] = (LanguageModel(), MaskedTokens(), Tensors(), Answers(), Conversations(), Pairs())
 """Every task; of those for a kind of model the first is its default."""
@@ -86,7 +86,7 @@ def prepare_and_open(request: TaskRequest, *, progress: bool) -> AnyDataset:
     return task_of(request).open(request, prepare(request, progress=progress))
 
 
-def open_corpus(corpus: str, validation_fraction: float) -> Corpus | None:
+def open_corpus(corpus: str, validation_fraction: float) -> ShownDataset | None:
     """A corpus that needs no preparation for its task, open; None: it is a text. Raises UserError: it is damaged."""
     found = (task.open_corpus(corpus, validation_fraction) for task in TASKS)
     return next((dataset for dataset in found if dataset is not None), None)

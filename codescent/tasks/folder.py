@@ -33,7 +33,7 @@ class FolderDataset:
     """
 
     format: ClassVar[str]
-    form: ClassVar[type[folders.Described]]
+    form: ClassVar[type[folders.Description]]
     what: ClassVar[str]
 
     path: Path

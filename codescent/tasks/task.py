@@ -107,7 +107,7 @@ class Prompts:
             return prompt, [0]
 
 
-class Corpus(AnyDataset, Protocol):
+class ShownDataset(AnyDataset, Protocol):
     """A dataset that `codescent data` shows."""
 
     def summary(self) -> list[str]:
@@ -176,7 +176,7 @@ class Task:
         """The data that `prepare` returned the path of, open. Raises UserError: it is not what this task reads."""
         raise NotImplementedError
 
-    def open_corpus(self, corpus: str, validation_fraction: float) -> Corpus | None:
+    def open_corpus(self, corpus: str, validation_fraction: float) -> ShownDataset | None:
         """A corpus that needs no preparation, open; None: it needs some, or belongs to another task."""
         return None
 

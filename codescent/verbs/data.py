@@ -9,7 +9,7 @@ from codescent import tasks
 from codescent.base.errors import UserError
 from codescent.data.text.dataset import open_dataset
 from codescent.data.text.prepare import prepare
-from codescent.tasks import Corpus
+from codescent.tasks import ShownDataset
 from codescent.tasks.tensors.dataset import open_tensors
 from codescent.tasks.tensors.prepare import make_recipe, parse_sizes, prepare_synthetic
 
@@ -37,7 +37,7 @@ def main(arguments: Namespace) -> int:
     return 0
 
 
-def _tokens(arguments: Namespace) -> Corpus:
+def _tokens(arguments: Namespace) -> ShownDataset:
     path = prepare(
         arguments.corpus,
         arguments.tokenizer,
@@ -51,7 +51,7 @@ def _tokens(arguments: Namespace) -> Corpus:
     return open_dataset(path)
 
 
-def _tensors(arguments: Namespace) -> Corpus:
+def _tensors(arguments: Namespace) -> ShownDataset:
     sizes = parse_sizes(arguments.source or "1x512", arguments.target or "20x512")
     recipe = make_recipe(arguments.synthetic, sizes, arguments.seed or 0, arguments.validation_fraction)
     path = prepare_synthetic(recipe, arguments.format or "hdf5", arguments.folder, progress=True)

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.data import prepared
-from codescent.data.prepared import AGAIN, DESCRIPTION, SPLITS, TOKENIZER, Part
+from codescent.data.prepared import AGAIN, DESCRIPTION, SPLITS, TOKENIZER, Fields
 from codescent.data.text import corpora, download
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE, Foreign, ShardFile, is_foreign, read_foreign
 from codescent.data.text.request import FORMAT, Request, make_request
@@ -27,26 +27,26 @@ CHECKED_BYTES = 1 << 28  # up to so many bytes of tokens are checked when a data
 Count = Annotated[int, Field(ge=0)]
 
 
-class _Shard(Part):
+class _Shard(Fields):
     file: Annotated[str, Field(pattern=r"^[^/\\]+$")]
     tokens: Count
     sha256: str
 
 
-class _Corpus(Part):
+class _Corpus(Fields):
     empty_files: list[str]
 
 
-class _Split(Part):
+class _Split(Fields):
     characters: Count
     shards: list[_Shard]
 
 
-class _Tokenizer(prepared.TokenizerPart):
+class _Tokenizer(prepared.TokenizerFields):
     sha256: str
 
 
-class _Description(Part):
+class _Description(Fields):
     format: str
     request: dict[str, Any]
     stamp: str

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from codescent.base.errors import UserError
-from codescent.data.prepared import SPLITS, Described, Part, Splits
+from codescent.data.prepared import SPLITS, Description, Fields, Splits
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.tasks.answers.squad import Questions, read_questions
 from codescent.tasks.answers.windows import Rows, segments_of
@@ -19,7 +19,7 @@ from codescent.tasks.folder import FolderDataset
 QUESTIONS = "validation.json"
 
 
-class _Split(Part):
+class _Split(Fields):
     questions: int
     windows: int
     with_answer: int
@@ -27,7 +27,7 @@ class _Split(Part):
     without_tokens: list[str]
 
 
-class _Description(Described):
+class _Description(Description):
     format: Literal["codescent questions 1"]
     sizes: dict[str, int]
     splits: Splits[_Split]

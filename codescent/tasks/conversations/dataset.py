@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
-from codescent.data.prepared import DESCRIPTION, SPLITS, TOKENIZER, Described, Part, Splits, write_array
+from codescent.data.prepared import DESCRIPTION, SPLITS, TOKENIZER, Description, Fields, Splits, write_array
 from codescent.data.progress import stage
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.request import tokenizer_of
@@ -135,12 +135,12 @@ def _tokens(
     return np.concatenate(parts), np.array(begins, np.int64), np.array(wanted, np.int64).reshape(-1, 2)
 
 
-class _Split(Part):
+class _Split(Fields):
     examples: int
     tokens: int
 
 
-class _Description(Described):
+class _Description(Description):
     format: Literal["codescent responses 2"]
     splits: Splits[_Split]
 

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from codescent.base.errors import UserError
-from codescent.data.prepared import AGAIN, SPLITS, Part, changed, described, edges_of, noted, refuse_damaged, resized
+from codescent.data.prepared import AGAIN, SPLITS, Fields, changed, described, edges_of, noted, refuse_damaged, resized
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.tasks.tensors.files import SUFFIXES, InMemory, TensorFile
 from codescent.tasks.tensors.synthetic import NAMES, PREFIX, Sizes, Synthetic
@@ -82,25 +82,25 @@ class TensorDataset:
         refuse_damaged(self.path, changed(self.path, noted))
 
 
-class _Sizes(Part):
+class _Sizes(Fields):
     source_len: Count
     target_len: Count
     width: Count
 
 
-class _Recipe(Part):
+class _Recipe(Fields):
     train: Count
     validation: Count
     sizes: _Sizes
     seed: int
 
 
-class _File(Part):
+class _File(Fields):
     bytes: Count
     sha256: str
 
 
-class _Description(Part):
+class _Description(Fields):
     format: Literal["codescent tensors 1"]
     storage: Literal["hdf5", "pt", "safetensors"]
     synthetic: Literal[True]
