@@ -43,7 +43,7 @@ OPTIMIZER_TENSORS: dict[str, int] = {"adamw": 2, "adam": 2, "sgd": 1, "adagrad":
 
 
 MAX_MICROBATCHES = 100_000
-"""Of one step and rank: a plan lists every one of them."""
+"""Micro-batches of one rank in a step, at most: a plan lists every one of them."""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class SaveOrder:
 
 
 class BalancedSavePlanner(DefaultSavePlanner):
-    """Of the ranks that hold a chunk, the one with the fewest bytes to write so far writes it."""
+    """A chunk that several ranks hold is written by the one with the fewest bytes to write so far."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)

@@ -23,7 +23,7 @@ class StateBytes:
 
     @property
     def total_bytes(self) -> int:
-        """Of all three, wherever they are."""
+        """Weights, gradients and optimizer state, on the device and on the host."""
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
 
     @property

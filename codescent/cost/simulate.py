@@ -11,8 +11,8 @@ from typing import NamedTuple
 from codescent.plan import SENDS, Instruction, Schedule, Verb
 
 Seconds = float | tuple[float, ...]
-"""The same everywhere, or one for each virtual stage (chunk c of stage s, of p, is number c p + s); for reduce and step
-one for each stage."""
+"""One number for all, or one for each virtual stage (chunk c of stage s is number c p + s); for reduce and step one for
+each stage."""
 
 
 class Sends(StrEnum):

@@ -115,7 +115,7 @@ class Batch:
 
     @classmethod
     def of(cls, samples: Samples) -> Batch:
-        """The same memory as tensors."""
+        """The samples as tensors, in the same memory."""
         extras = {name: torch.from_numpy(array) for name, array in samples.extras.items()}
         return cls(torch.from_numpy(samples.inputs), torch.from_numpy(samples.targets), extras)
 

@@ -266,7 +266,7 @@ def _softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, 
 
 
 def _skipping(softmax_gradient_: SoftmaxGradient) -> SoftmaxGradient:
-    """The same, but tokens with a negative target have no loss and no gradient. Their logits are computed all the same:
+    """Wrap a softmax: tokens with a negative target have no loss and no gradient. Their logits are computed anyway:
     so what ranks exchange per chunk does not depend on the targets."""
 
     def with_skipped_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool) -> Tensor:

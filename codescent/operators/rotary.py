@@ -1,4 +1,4 @@
-"""In: positions; queries and keys. Out: the same, turned by angles that grow with the position.
+"""In: positions; queries and keys. Out: queries and keys, turned by angles that grow with the position.
 Does not know which positions a rank has: the model says so."""
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _complex(x_K: Tensor) -> Tensor:
 
 
 def _turned_real(x_BTGRK: Tensor, turns_TC2: Tensor) -> Tensor:
-    """The same in real numbers: torch's compiler has no code for complex ones."""
+    """`_Turn` in real numbers: torch's compiler has no code for complex ones."""
     cosine_T11C, sine_T11C = turns_TC2[..., None, None, :, :].unbind(-1)
     a, b = x_BTGRK.to(turns_TC2.dtype).view(*x_BTGRK.shape[:-1], -1, 2).unbind(-1)
     pairs = torch.stack([a * cosine_T11C - b * sine_T11C, a * sine_T11C + b * cosine_T11C], -1)

@@ -77,7 +77,7 @@ class Placement:
         return tuple(axis for axis in self.shards if mesh.degree(axis) > 1)
 
     def without(self, axis: str) -> Placement:
-        """The same, whole along `axis`."""
+        """This placement, whole along `axis`."""
         return Placement({name: dim for name, dim in self.shards.items() if name != axis})
 
     def box(self, shape: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[tuple[int, int], ...]:

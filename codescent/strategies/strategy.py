@@ -30,7 +30,7 @@ class Candidate:
     microbatch_size: int | None
 
     def on(self, mesh: Mesh) -> Candidate | None:
-        """The same on another mesh; None where the batch does not divide among its ranks."""
+        """This candidate on another mesh; None where the batch does not divide among its ranks."""
         share, rest = divmod(self.work.global_batch_size, mesh.dp)
         size = self.microbatch_size or share
         if rest or share % size:

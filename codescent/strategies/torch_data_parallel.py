@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 TOKEN_BYTES = 8
-"""Of an int64: tokens, targets."""
+"""Bytes of an int64: a token, a target."""
 
 
 class DataParallel(Strategy):

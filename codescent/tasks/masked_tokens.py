@@ -73,7 +73,7 @@ class MaskedSource:
         return Samples(inputs, targets, extras)
 
     def losses(self, numbers: Numbers) -> Numbers:
-        """The same for each."""
+        """`losses_per_sample` for each."""
         return np.full(len(numbers), self.num_hidden, np.int64)
 
 

@@ -31,7 +31,7 @@ class TextDataset:
 
     @property
     def description(self) -> dict[str, Any]:
-        """That of the text."""
+        """The text's description."""
         return self.text.description
 
     @property

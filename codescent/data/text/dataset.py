@@ -168,7 +168,7 @@ def locate(
 
 
 def locate_request(request: Request, root: Path) -> Path | None:
-    """As `locate`, for a checked request."""
+    """`locate`, for a checked request."""
     found = []
     for file in root.glob(f"[!.]*/{DESCRIPTION}"):
         description = prepared.noted(file.parent)  # empty where it is broken: preparing that dataset says so

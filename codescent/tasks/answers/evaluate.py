@@ -105,7 +105,7 @@ def candidates(context: str, spans_of_windows: Sequence[Sequence[Span]], decodin
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model answers: the best text and the best ones of each question, by its id, and their score."""
+    """A model's answers, by the question's id: the best text, the best few with probabilities; and their score."""
 
     predictions: dict[str, str]
     n_best: dict[str, list[RankedAnswer]]

@@ -127,7 +127,7 @@ def context_spans(num_tokens: int, room: int, stride: int) -> npt.NDArray[np.int
 
 
 def best_windows(spans: npt.NDArray[np.int64], num_tokens: int) -> npt.NDArray[np.int64]:
-    """Of each token of a context, the window that shows most around it, int64 [num_tokens].
+    """The window that shows most text around each token of a context, int64 [num_tokens].
     That is the one in which the shorter of its two sides is longest, then the longest window, then the first
     (`_check_is_max_context` of BERT's run_squad.py, in its own arithmetic).
     """

@@ -99,7 +99,7 @@ class LineDataset(TextDataset):
 
     @property
     def description(self) -> dict[str, Any]:
-        """That of the text, and `pairs`."""
+        """The text's description, with `pairs`."""
         return {**self.text.description, "pairs": self.pairs}
 
     @cached_property
