@@ -34,9 +34,9 @@ class Activation:
 
     Attributes:
         plain: h -> the value, by torch's own operators.
-        value: h, memory for the slope -> the value. None: no slope is made; the memory may be h itself.
+        value: h, memory for the slope (the derivative at h), or None -> the value. The memory may be h itself.
         gradient: slope, gradient of the value -> gradient of h; it may overwrite both.
-        keeps: h -> whether forward keeps the values that backward could recompute from h.
+        keeps: h -> whether forward keeps value and slope, which backward could recompute from h.
         reads_h: torch has a kernel for the gradient, which reads h: no slope is made, and `activated_linear_` uses our
             backward pass on CUDA too.
     """
