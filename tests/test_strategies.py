@@ -10,7 +10,7 @@ import pytest
 
 from codescent.plan import AXES, Layout, Mesh, ModelFacts, Parameter, Plan, Role, TaskFacts, TensorPlan, Work
 from codescent.plan.schedule import accumulate
-from codescent.strategies import ORDER, Candidate, Strategy, serving, traffic_of
+from codescent.strategies import ORDER, Candidate, Strategy, ThisRank, serving, traffic_of
 from codescent.strategies.strategy import Strategy as Base
 
 MODEL = ModelFacts("gpt2", 6, 24, 12, 12, 2, 11, forward_flops=(1.0,) * 8)
@@ -66,3 +66,5 @@ def test_what_a_strategy_does_not_override_does_nothing() -> None:
     assert idle.schedule(schedule, asked) is schedule
     assert traffic_of(idle, plan) == ()
     assert not idle.serves(asked)
+    owner: Any = object()
+    assert idle.gradients([], ThisRank(plan, 0, {}), owner) is owner
