@@ -114,7 +114,7 @@ class FolderTask(Task):
 
     def locate(self, ask: Ask) -> Path | None:
         """The prepared folder, if it is there. Raises UserError: everything that is wrong with what is asked for."""
-        return self._given(ask) or folders.existing(_folder(ask, self.key(ask)), self.dataset.open)
+        return folders.existing(self._given(ask) or _folder(ask, self.key(ask)), self.dataset.open)
 
     def prepare(self, ask: Ask, *, progress: bool) -> Path:
         """See `Task`; nothing half-made is left."""
