@@ -162,10 +162,11 @@ def _questions(trial: Trial) -> tuple[QuestionSource, Questions]:
         assert isinstance(dataset, QuestionDataset)
         return dataset.validation, dataset.questions()
     questions, data = read_questions(trial.data), trial.ask.data
-    if not isinstance(trial.tokenizer, WordPiece):
+    tokenizer = trial.open_tokenizer()
+    if not isinstance(tokenizer, WordPiece):
         raise UserError(f"{trial.ask.run / TOKENIZER}: not BERT's tokenizer")
     sizes = WindowSizes(trial.work.seq_len, data.stride, data.question_len)
-    rows = [cut.rows for cut in make_windows(questions.questions, trial.tokenizer, sizes, training=False)]
+    rows = [cut.rows for cut in make_windows(questions.questions, tokenizer, sizes, training=False)]
     return QuestionSource("validation", np.concatenate(rows)), questions
 
 

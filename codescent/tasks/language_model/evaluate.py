@@ -72,7 +72,7 @@ def _encoded(data: Path, trial: Trial) -> tuple[Tokens, int]:
 
     A separator, where the tokenizer has one, is put in front, so that the first token is predicted too.
     """
-    tokenizer = trial.tokenizer
+    tokenizer = trial.open_tokenizer()
     if tokenizer is None:
         raise UserError(f"{trial.ask.run / TOKENIZER}: the run kept no tokenizer, so it cannot read {data}")
     texts = list(_documents(data, trial.ask.data.text_key))
