@@ -108,9 +108,7 @@ class RunFolder:
         missing += [] if (path / CHECKPOINTS).is_dir() else [f"{CHECKPOINTS}/"]
         if missing:
             raise UserError(f"{path}: not a run folder: it has no {', no '.join(missing)}")
-        with _told(path):
-            config_text = (path / CONFIG).read_text("utf-8")
-        return cls(path, config_text, _read_object(path / PLAN))
+        return cls(path, _read_text(path / CONFIG), _read_object(path / PLAN))
 
     def hold(self) -> None:
         """Lock this run for writing until this process ends. Raises UserError: another process holds it."""
@@ -142,11 +140,7 @@ class RunFolder:
         found = {}
         for name in names:
             if (path := self.path / name).is_file():
-                try:
-                    with _told(path):
-                        found[name] = path.read_text("utf-8")
-                except UnicodeDecodeError as error:
-                    raise UserError(f"{path}: not UTF-8 text ({error})") from error
+                found[name] = _read_text(path)
         return found
 
     def write_config(self, config_toml: str, plan: Mapping[str, Any]) -> None:
@@ -323,6 +317,14 @@ def _whole_lines(path: Path) -> list[str]:
         return data[: data.rfind(b"\n") + 1].decode("utf-8").split("\n")[:-1]
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start}") from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with _told(path):
+            return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error})") from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -305,6 +305,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "half a layer": (lambda path: change(path, n_layer=2.5), r"n_layer = 2\.5: not a size"),
     "dropouts": (lambda path: change(path, attn_pdrop=0.0), "one probability for all three"),
     "heads": (lambda path: change(path, n_head=7), "7 heads do not divide"),
+    "one architecture": (lambda path: change(path, architectures=1), "architectures: given 1, no list of names"),
     "not JSON": (lambda path: (path / "config.json").write_text("{"), "config.json: not JSON"),
     "no config": (lambda path: (path / "config.json").unlink(), "not a Hugging Face folder"),
 }

@@ -90,6 +90,9 @@ def test_a_folder_that_is_no_run_says_what_it_lacks(tmp_path: Path, run: RunFold
     (run.path / "plan.json").write_text("{" * 100_000)
     with pytest.raises(UserError, match=r"plan\.json: not a JSON object"):
         RunFolder.open(run.path)
+    (run.path / "config.toml").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"config\.toml: not UTF-8 text"):
+        RunFolder.open(run.path)
 
 
 def test_metrics_round_trip_to_the_last_bit(run: RunFolder) -> None:

@@ -172,6 +172,8 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
         stream.write(b"x")
     with pytest.raises(UserError, match="changed or cut short"):
         ResponseDataset.open(folder)
+    with pytest.raises(UserError, match="changed or cut short"):
+        responses(str(folder), "byte").locate(tmp_path)
     (folder / "description.json").write_text("{}")
     with pytest.raises(UserError, match="damaged"):
         ResponseDataset.open(folder)

@@ -3,6 +3,7 @@ Does not test the checkpoint's files: test_checkpoint does."""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -246,3 +247,19 @@ def test_changed_checkpoint_is_refused_and_left(project: Path, forker: Forker) -
     assert file.name in done.stderr
     assert "Traceback" not in done.stderr
     assert file.read_bytes() == data
+
+
+def test_what_is_not_read_may_be_damaged_and_a_damaged_plan_is_refused(project: Path, forker: Forker) -> None:
+    """The samples do not depend on the kept tokenizer of a text, and its validation split is scored without it."""
+    run = forker.train(project, "damaged", 1, "train.num_steps=2")
+    (run.path / "tokenizer.json").write_bytes(b"\xff")
+    words = ("train", "run.toml", "run.name=damaged", "train.num_steps=2", "--resume")
+    for command in (words, ("evaluate", "runs/damaged")):
+        done = codescent(project, *command)
+        assert done.returncode == 0, done.stderr
+    plan = json.loads((run.path / "plan.json").read_text())
+    plan["model"]["sizes"] = 3
+    (run.path / "plan.json").write_text(json.dumps(plan))
+    done = codescent(project, *words)
+    assert done.returncode == 2
+    assert "its config.toml or plan.json is not of this version" in done.stderr

@@ -119,7 +119,10 @@ def open_folder(path: Path) -> Folder:
         raise UserError(*problems)
     parts = parts_of(kind, shape)
     whole = kind.architectures(shape)
-    headless = set(settings.get("architectures") or whole).isdisjoint(whole)
+    named = settings.get("architectures") or whole
+    if not isinstance(named, list | tuple) or not all(isinstance(name, str) for name in named):
+        raise UserError(f"{path / CONFIG}: architectures: given {named!r}, no list of names")
+    headless = set(named).isdisjoint(whole)
     wanted = {part.tensor: part for of_one in parts.values() for part in of_one}
     absent = tuple(name for name in kind.fresh if headless and any(p.tensor not in found for p in parts.get(name, ())))
     without = {part.tensor for name in absent for part in parts[name]}

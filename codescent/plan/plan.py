@@ -168,6 +168,8 @@ def _decode(kind: Any, data: Any) -> Any:
     if origin is tuple:
         return tuple(_decode(arguments[0], item) for item in data)
     if isinstance(origin, type) and issubclass(origin, Mapping):
+        if not isinstance(data, Mapping):
+            raise TypeError(f"{data!r} is no object")
         return {key: _decode(arguments[1], item) for key, item in data.items()}
     if origin in (typing.Union, types.UnionType):
         if data is None or set(arguments) <= _SCALARS:

@@ -114,7 +114,7 @@ class FolderTask(Task):
 
     def locate(self, request: TaskRequest) -> Path | None:
         """The prepared folder, if it is there. Raises UserError: everything that is wrong with what is asked for."""
-        return self._given(request) or folders.existing(_folder(request, self.key(request)), self.dataset.open)
+        return folders.existing(self._given(request) or _folder(request, self.key(request)), self.dataset.open)
 
     def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
         """See `Task`; nothing half-made is left."""

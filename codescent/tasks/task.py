@@ -35,7 +35,7 @@ class TaskRequest:
 
     Attributes:
         run: the run's folder, for messages.
-        kept: what the run keeps of its task's `files`, by name; empty before it begins.
+        kept: texts of its task's `files` that the run keeps, by name; empty before it begins.
         pinned: what `Task.pin` returned on rank 0; None before that.
     """
 
@@ -59,8 +59,9 @@ class ScoreRequest:
 
     Attributes:
         make_module: the module with its weights on `device`, in evaluation mode.
-        tokenizer: the one that the run keeps, if any.
-        data: --data: what to score instead of the run's validation split.
+            open_dataset: what the run reads.
+        open_tokenizer: the one that the run keeps, if any. Raises UserError: it is damaged.
+            data: --data: what to score instead of the run's validation split.
         out: --out: where to write predictions.
     """
 
@@ -69,7 +70,7 @@ class ScoreRequest:
     device: torch.device
     make_module: Callable[[], nn.Module]
     open_dataset: Callable[[], AnyDataset]
-    tokenizer: Tokenizer | None
+    open_tokenizer: Callable[[], Tokenizer | None]
     data: Path | None = None
     out: Path | None = None
 
@@ -125,10 +126,10 @@ class Task:
         kinds: the kinds of model that it is for.
         keys: the keys of [data] that decide its samples, and thus its losses.
         head: the head that a model needs for it, of a kind whose models have several; None: the only one.
-        extras: whether its samples have extras, such as their lengths, for every kind of model (see `Samples`).
-        files: names of the files that a run keeps of its data.
-        unit: what one loss is of, in the plural, as messages say it.
-        peft_task_type: `peft`'s name of the task; None: it has none.
+            extras: samples have extras, such as their lengths, with every kind of model (see `Samples`).
+        files: names of the files of a run that decide its samples.
+        unit: what one loss belongs to, in words.
+            peft_task_type: `peft`'s name of the task; None: it has none.
         scores_files: the kinds of model that are scored on a file of the user's, too.
     """
 
@@ -137,7 +138,7 @@ class Task:
     keys: tuple[str, ...] = ("corpus", "tokenizer", "validation_fraction", "text_key")
     head: str | None = None
     extras = False
-    files: tuple[str, ...] = (TOKENIZER,)
+    files: tuple[str, ...] = ()
     unit = "tokens"
     peft_task_type: str | None = None
     scores_files: tuple[str, ...] = ()

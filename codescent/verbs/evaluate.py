@@ -59,7 +59,7 @@ def evaluate_run(
         device=where,
         make_module=lambda: module_of(trained, where).eval(),
         open_dataset=lambda: dataset_of(trained),
-        tokenizer=trained.tokenizer,
+        open_tokenizer=lambda: trained.tokenizer,
         data=data,
         out=out,
     )

@@ -161,10 +161,11 @@ def _questions(request: ScoreRequest) -> tuple[QuestionSource, Questions]:
         assert isinstance(dataset, QuestionDataset)
         return dataset.validation, dataset.questions()
     questions, data = read_questions(request.data), request.task.data
-    if not isinstance(request.tokenizer, WordPiece):
+    tokenizer = request.open_tokenizer()
+    if not isinstance(tokenizer, WordPiece):
         raise UserError(f"{request.task.run / TOKENIZER}: not BERT's tokenizer")
     sizes = WindowSizes(request.work.seq_len, data.stride, data.question_len)
-    rows = [cut.rows for cut in make_windows(questions.questions, request.tokenizer, sizes, training=False)]
+    rows = [cut.rows for cut in make_windows(questions.questions, tokenizer, sizes, training=False)]
     return QuestionSource("validation", np.concatenate(rows)), questions
 
 

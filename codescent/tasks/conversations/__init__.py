@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codescent.base.errors import UserError
-from codescent.data.prepared import AGAIN, DESCRIPTION, TOKENIZER, given_sha256
+from codescent.data.prepared import AGAIN, DESCRIPTION, given_sha256
 from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG, ChatFiles, read_chat_files
@@ -37,7 +37,7 @@ class Conversations(FolderTask):
     kinds = ("gpt2", "llama")
     keys = (*Task.keys, "template", "chat_template", "prompt_key", "response_key", "messages_key")
     extras = True
-    files = (TOKENIZER, CHAT)
+    files = (CHAT,)
     unit = "tokens of responses"
     peft_task_type = "CAUSAL_LM"
     dataset = ResponseDataset

@@ -71,7 +71,7 @@ def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int]:
     """The tokens of a text and the number of bytes that are predicted.
     A separator, where the tokenizer has one, is put in front, so that the first token is predicted too.
     """
-    tokenizer = request.tokenizer
+    tokenizer = request.open_tokenizer()
     if tokenizer is None:
         raise UserError(f"{request.task.run / TOKENIZER}: the run kept no tokenizer, so it cannot read {data}")
     texts = list(_documents(data, request.task.data.text_key))
