@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 from forker import Forker
+from hypothesis import settings
+
+settings.register_profile("no deadline", deadline=None)  # tests never assert wall-clock times
+settings.load_profile("no deadline")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

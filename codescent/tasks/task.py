@@ -59,9 +59,9 @@ class ScoreRequest:
 
     Attributes:
         make_module: the module with its weights on `device`, in evaluation mode.
-            open_dataset: what the run reads.
+        open_dataset: what the run reads.
         open_tokenizer: the one that the run keeps, if any. Raises UserError: it is damaged.
-            data: --data: what to score instead of the run's validation split.
+        data: --data: what to score instead of the run's validation split.
         out: --out: where to write predictions.
     """
 
@@ -126,10 +126,10 @@ class Task:
         kinds: the kinds of model that it is for.
         keys: the keys of [data] that decide its samples, and thus its losses.
         head: the head that a model needs for it, of a kind whose models have several; None: the only one.
-            extras: samples have extras, such as their lengths, with every kind of model (see `Samples`).
+        extras: samples have extras, such as their lengths, with every kind of model (see `Samples`).
         files: names of the files of a run that decide its samples.
         unit: what one loss belongs to, in words.
-            peft_task_type: `peft`'s name of the task; None: it has none.
+        peft_task_type: `peft`'s name of the task; None: it has none.
         scores_files: the kinds of model that are scored on a file of the user's, too.
     """
 
