@@ -263,3 +263,20 @@ def test_what_is_not_read_may_be_damaged_and_a_damaged_plan_is_refused(project: 
     done = codescent(project, *words)
     assert done.returncode == 2
     assert "its config.toml or plan.json is not of this version" in done.stderr
+
+
+def test_a_run_of_an_earlier_version_goes_on(project: Path, forker: Forker) -> None:
+    """Its plan.json has neither model nor task: the plan is built again from its config."""
+    keys = ("train.num_steps=8", "train.eval_every=4", "optimizer.decay_steps=8")
+    expected = forker.train(project, "earlier-whole", 1, *keys)
+    run = forker.train(project, "earlier", 1, *keys[1:], "train.num_steps=4")
+    plan = json.loads((run.path / "plan.json").read_text())
+    model, task = plan.pop("model"), plan.pop("task")
+    before = {"kind": model["kind"], "vocab_size": model["vocab_size"], "task": task["name"], "beside": task["extras"]}
+    (run.path / "plan.json").write_text(json.dumps({"mesh": plan["mesh"], "work": plan["work"] | before}))
+    done = forker.run(project, 1, ["run.name=earlier", *keys, "optimizer.learning_rate=1.0"], resume=True)
+    assert done.codes == [2]
+    assert "optimizer.learning_rate: the run in" in done.said
+    run = forker.train(project, "earlier", 1, *keys, resume=True)
+    assert losses(run) == losses(expected)
+    assert "model" in json.loads((run.path / "plan.json").read_text())
