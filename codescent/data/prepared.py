@@ -153,7 +153,7 @@ def described(folder: Path, model: type[BaseModel], what: str) -> dict[str, Any]
         model.model_validate(description)
     except ValidationError as error:
         wrong = [f"{'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg']}" for detail in error.errors()]
-        raise UserError(f"{path}: not {what}, or damaged: {'; '.join(wrong)}: {AGAIN}") from error
+        raise UserError(f"{path}: damaged, or not {what}: {'; '.join(wrong)}: {AGAIN}") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON: {error}: {AGAIN}") from error
     except OSError as error:
