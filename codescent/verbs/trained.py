@@ -131,7 +131,9 @@ def _beginning(trained: Trained) -> Beginning:
             f"now, write into {run / CONFIG}"
         )
         raise UserError(words, *error.problems) from error
-    if found.folder is not None and not found.folder.is_as(trained.saved.state["base"]):
+    base = trained.saved.state.get("base")
+    same = base is None if found.folder is None else base is not None and found.folder.is_as(base)
+    if not same:
         raise UserError(f"{weights}: not the weights beside which the adapters of {run} were trained")
     return found
 
