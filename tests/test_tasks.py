@@ -242,8 +242,11 @@ def test_vectors_are_scored_as_they_were_validated(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_small_bert_learns_200_questions_by_heart(tmp_path: Path, data_dir: Path) -> None:
+def test_a_small_bert_learns_200_questions_by_heart(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of real SQuAD: exact match above 90 % after some minutes on two cores."""
+    monkeypatch.setenv("CODESCENT_DATA_DIR", str(data_dir))
     make_project(tmp_path)
     rows = data_dir / "squad" / "train-v1.1.part44.json"
     words = (
