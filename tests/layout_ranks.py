@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import distributed_c10d
 
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
@@ -46,7 +47,17 @@ def prepare() -> None:
     ):
         importlib.import_module(f"codescent.{module}")
     machine.peak_flops_per_s = lambda device, precision: 1e9
+    refuse_pickles()
     gc.freeze()
+
+
+def refuse_pickles() -> None:
+    """No rank opens a pickle of another: all of torch's collectives of objects go through these two."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a pickle is on its way between ranks")
+
+    distributed_c10d._object_to_tensor = distributed_c10d._tensor_to_object = refuse
 
 
 def serve() -> None:

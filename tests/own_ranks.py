@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from layout_ranks import fork, join
+from layout_ranks import fork, join, refuse_pickles
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -598,5 +598,6 @@ if __name__ == "__main__":
     for name in ("distribute", "saved", "sampler", "metrics", "profile"):
         importlib.import_module(f"codescent.own.{name}")
     importlib.import_module("torch._dynamo")
+    refuse_pickles()
     gc.freeze()
     serve()

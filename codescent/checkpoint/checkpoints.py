@@ -7,28 +7,22 @@ import dataclasses
 import math
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
-from codescent.base.agreement import alone, explained, rank, shortened, together, world_size
+from codescent.base.agreement import RanksFailed, alone, rank, shortened, together, world_size
 from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.manifest import MANIFEST, CheckpointError, Manifest, damaged_files, read_manifest
 from codescent.checkpoint.storage import (
-    BalancedSavePlanner,
-    BoxLoadPlanner,
-    CheckedReader,
-    CheckedWriter,
+    CheckpointWriter,
     discard,
+    read_into,
     remove,
 )
 
@@ -85,13 +79,14 @@ class Checkpoints:
 
         Returns its folder. Raises CheckpointError, on every rank: the disk is full or refuses; older ones stay.
         """
-        writer = CheckedWriter(self.folder, step, dict(state), validation_loss)
+        writer = CheckpointWriter(self.folder, step, dict(state), validation_loss)
         try:
-            with _dcp_quiet():
-                save(dict(tensors), storage_writer=writer, planner=BalancedSavePlanner(), no_dist=alone())
-        except CheckpointException as error:  # every rank has reported: none writes any more
+            writer.write(tensors)
+        except (CheckpointError, RanksFailed) as error:  # every rank has reported: none writes any more
             writer.abandon()
-            raise explained(error, CheckpointError, self._last_good()) from error
+            if isinstance(error, RanksFailed):
+                raise
+            raise CheckpointError(*shortened(error.problems), self._last_good()) from error
         except BaseException:  # a rank was lost: the others may be writing still, so the partial folder stays
             if alone():
                 writer.abandon()
@@ -156,19 +151,19 @@ class Checkpoints:
         """
         read: list[Manifest] = []
 
-        def look() -> tuple[str, set[str]]:
+        def look() -> tuple[str, list[str]]:
             read.append(_manifest_of(saved.step, saved.path))
-            return read[0].save_id, set(tensors)
+            return read[0].save_id, list(tensors)
 
         save_ids, names = zip(*together(CheckpointError, look))
         (manifest,) = read
         if len(set(save_ids)) > 1:
             raise CheckpointError(f"{saved.path}: not the same checkpoint on every rank")
-        misfits = together(CheckpointError, lambda: _misfits(manifest, tensors, set().union(*names)))
+        misfits = together(CheckpointError, lambda: _misfits(manifest, tensors, set(chain.from_iterable(names))))
         _refuse(f"{saved.path} is of another model or config:", misfits)
         damage = together(CheckpointError, lambda: damaged_files(saved.path, manifest, _share_of(manifest)))
         _refuse("", damage, self._way_back(saved.step, saved.path))
-        _read(saved.path, manifest, tensors, no_dist=alone())
+        together(CheckpointError, lambda: _read(saved.path, manifest, tensors))
         return manifest.state
 
     def _found(self) -> dict[int, Path]:
@@ -217,7 +212,7 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, 
     manifest = _verified(path, names)
     stored = {name: manifest.tensors[name] for name in (manifest.tensors if names is None else names)}
     tensors = {name: torch.empty(tensor.shape, dtype=CODE_DTYPES[tensor.dtype]) for name, tensor in stored.items()}
-    _read(path, manifest, tensors, no_dist=True)
+    _read(path, manifest, tensors)
     return tensors
 
 
@@ -240,7 +235,7 @@ class TensorReader:
         local = torch.empty([part.stop - part.start for part in slices], dtype=CODE_DTYPES[stored.dtype])
         piece = Box(local, torch.Size(stored.shape), tuple(part.start for part in slices))
         alone = dataclasses.replace(self._manifest, tensors={name: stored})  # DCP looks at all that it is shown
-        _read(self._path, alone, {name: piece}, no_dist=True)
+        _read(self._path, alone, {name: piece})
         return local
 
 
@@ -307,17 +302,9 @@ def _share_of(manifest: Manifest) -> list[str]:
     return mine
 
 
-def _read(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box], no_dist: bool) -> None:
-    planner = BoxLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+def _read(path: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box]) -> None:
     try:
-        with _dcp_quiet(), torch.no_grad():
-            load(dict(tensors), storage_reader=CheckedReader(path, manifest), planner=planner, no_dist=no_dist)
-    except CheckpointException as error:
-        raise explained(error, CheckpointError) from error
-
-
-@contextmanager
-def _dcp_quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        yield
+        with torch.no_grad():
+            read_into(path, manifest, tensors)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or path}: {error.strerror or error}") from error

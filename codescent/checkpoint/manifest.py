@@ -178,4 +178,5 @@ def _check(name: str, tensor: StoredTensor, files: Mapping[str, StoredFile]) -> 
         raise ValueError(f"the chunks of {name!r} do not fill it")
 
 
+CHUNK = TypeAdapter(StoredChunk)
 _MANIFEST = TypeAdapter(Manifest)

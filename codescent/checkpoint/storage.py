@@ -1,4 +1,4 @@
-"""In: plans of torch's distributed checkpoint (DCP). Out: a folder of hashed safetensors files, and tensors read back.
+"""In: this rank's tensors, cut by the planners of torch's DCP. Out: a folder of hashed safetensors files, and back.
 Does not delete old checkpoints, and neither writes nor reads a pickle."""
 
 from __future__ import annotations
@@ -6,34 +6,25 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import shutil
 import socket
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-    WriteItem,
-)
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
-from torch.futures import Future
+from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem
 
-from codescent.base.agreement import rank
+from codescent.base.agreement import decided, rank
 from codescent.base.durable import write_synced
 from codescent.base.published import begin, commit
 from codescent.base.safetensors_header import encode_header
@@ -41,8 +32,6 @@ from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
 from codescent.checkpoint import manifest as stored
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.manifest import MANIFEST, THREADS, CheckpointError, Manifest, StoredChunk, refusal
-
-T = TypeVar("T")
 
 PART_BYTES = 256 << 20  # a rank's tensors are cut into files of about this size: as many threads hash and write them
 PIECE_BYTES = 1 << 20  # hashed, then written while it is still in the cache
@@ -60,30 +49,12 @@ class SaveOrder:
     needed_bytes: int
 
 
-class BalancedSavePlanner(DefaultSavePlanner):
-    """A chunk that several ranks hold is written by the one with the fewest bytes to write so far."""
+class SavePlanner(DefaultSavePlanner):
+    """DCP's planner that can write a Box."""
 
-    def __init__(self) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor | Box]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], dcp.Metadata]:
-        """Largest chunks first. Raises ValueError: the ranks hold the same chunk in different shapes or dtypes."""
-        holders: dict[dcp.MetadataIndex, list[int]] = defaultdict(list)
-        items: dict[dcp.MetadataIndex, WriteItem] = {}
-        for holder, plan in enumerate(all_plans):
-            for item in plan.items:
-                first = items.setdefault(item.index, item)
-                if _shape_and_dtype(first) != _shape_and_dtype(item):
-                    raise ValueError(f"{item.index.fqn}: rank {holder} holds it in another shape or dtype")
-                holders[item.index].append(holder)
-        load_bytes = [0] * len(all_plans)
-        chosen: list[list[WriteItem]] = [[] for _ in all_plans]
-        for index, item in sorted(items.items(), key=lambda pair: (-item_bytes(pair[1]), pair[0].fqn)):
-            writer = min(holders[index], key=load_bytes.__getitem__)
-            load_bytes[writer] += item_bytes(item)
-            chosen[writer].append(item)
-        plans = [dataclasses.replace(plan, items=items) for plan, items in zip(all_plans, chosen)]
-        return super().create_global_plan(plans)
+        self.set_up_planner(dict(tensors), None, rank() == 0)
 
     def lookup_object(self, index: dcp.MetadataIndex) -> Any:
         """The values to write."""
@@ -91,16 +62,14 @@ class BalancedSavePlanner(DefaultSavePlanner):
         return found.chunk(tuple(index.offset or ())) if isinstance(found, Box) else super().lookup_object(index)
 
 
-class BoxLoadPlanner(DefaultLoadPlanner):
+class LoadPlanner(DefaultLoadPlanner):
     """DCP's planner that can read into a Box."""
 
-    def set_up_planner(
-        self, state_dict: dict[str, Any], metadata: dcp.Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
-        """Hide boxes from DCP's planner, which would fill a copy of them."""
-        known = {name: tensor for name, tensor in state_dict.items() if not isinstance(tensor, Box)}
-        super().set_up_planner(known, metadata, is_coordinator)
-        self.state_dict = self.original_state_dict = state_dict
+    def __init__(self, tensors: Mapping[str, torch.Tensor | Box], metadata: dcp.Metadata) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        known = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, Box)}
+        self.set_up_planner(known, metadata, rank() == 0)  # without boxes, of which it would fill a copy
+        self.state_dict = self.original_state_dict = dict(tensors)
 
     def lookup_tensor(self, index: dcp.MetadataIndex) -> torch.Tensor:
         """The memory to fill."""
@@ -108,22 +77,11 @@ class BoxLoadPlanner(DefaultLoadPlanner):
         return found.local if isinstance(found, Box) else super().lookup_tensor(index)
 
 
-class _OneUse:
-    """What DCP asks of a writer or reader that serves one checkpoint."""
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        pass
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return False
-
-
-class CheckedWriter(_OneUse, StorageWriter):
-    """DCP's storage writer of one checkpoint: a hidden folder, renamed to `final` when all of it is on the disk.
+class CheckpointWriter:
+    """Writes one checkpoint: a hidden folder, renamed to `final` when all of it is on the disk.
 
     Each rank writes its chunks into safetensors files, hashed while they are written. Rank 0 alone makes the folder,
-    writes the manifest and renames.
+    writes the manifest and renames. Ranks send each other JSON: DCP's own collectives would open a pickle.
 
     Args:
         folder: of all checkpoints of the run.
@@ -138,61 +96,77 @@ class CheckedWriter(_OneUse, StorageWriter):
         self._state = state
         self._validation_loss = None if validation_loss is None else float(validation_loss)
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up: the folder is made once the plan is known to fit on the disk."""
+    def write(self, tensors: Mapping[str, torch.Tensor | Box]) -> None:
+        """Write this rank's share and, on rank 0, complete the checkpoint. Collective.
 
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Tell rank 0 which step this rank saves. Raises TypeError: a dtype that the files have no name for."""
-        for item in plan.items:
-            if item.tensor_data is None or item.tensor_data.properties.dtype not in DTYPE_CODES:
-                raise TypeError(f"{item.index.fqn}: not a tensor of one of {', '.join(map(str, DTYPE_CODES))}")
-        return dataclasses.replace(plan, storage_data=self._order.step)
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Make the folder (rank 0), if the checkpoint fits on the disk, and send its name to every rank.
-
-        Raises CheckpointError: the disk refuses; RuntimeError: the ranks are not at the same step.
+        Raises:
+            CheckpointError: on every rank: the disk refuses, or rank 0's folder is not visible.
+            RanksFailed: on every rank: the ranks save different steps or shapes, or a dtype that files cannot hold.
         """
-        steps = [plan.storage_data for plan in plans]
+        items: list[WriteItem] = []
+        planner = SavePlanner(tensors)
+
+        def describe() -> dict[str, Any]:
+            items.extend(planner.create_local_plan().items)
+            return {"step": self._order.step, "items": [_described(item) for item in items]}
+
+        order, chosen = decided(CheckpointError, describe, self._begin)
+        self._order = SaveOrder(Path(order.pop("folder")), **order)
+        mine = [items[number] for number in chosen[rank()]]
+        decided(CheckpointError, lambda: self._write(mine, planner), self._finish)
+
+    def abandon(self) -> None:
+        """Remove the hidden folder (rank 0), so that a full disk is not kept full."""
+        if rank() == 0 and self._order.folder.exists():
+            remove(self._order.folder)
+
+    def _begin(self, ranks: list[dict[str, Any]]) -> tuple[dict[str, Any], list[list[int]]]:
+        """Make the folder, if the checkpoint fits on the disk. Returns the order, and which items each rank writes."""
+        steps = [one["step"] for one in ranks]
         if len(set(steps)) > 1:
             raise RuntimeError(f"the ranks save different steps: {steps}")
-        tensors_bytes = sum(item_bytes(item) + HEADER_BYTES for plan in plans for item in plan.items)
+        chosen = balanced([one["items"] for one in ranks])
+        tensors_bytes = sum(
+            _stored_bytes(one["items"][number]) + HEADER_BYTES for one, of in zip(ranks, chosen) for number in of
+        )
         needed_bytes = tensors_bytes + len(json.dumps(self._state)) + 4096  # a state that is no JSON fails here
         order = self._order = dataclasses.replace(self._order, needed_bytes=needed_bytes)
         try:
             begin(order.folder, needed_bytes)
         except OSError as error:
             raise refusal(error, Path(error.filename or order.folder), needed_bytes) from error
-        return [dataclasses.replace(plan, storage_data=order) for plan in plans]
+        return dataclasses.asdict(order) | {"folder": str(order.folder)}, chosen
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's chunks. Raises CheckpointError: the disk refuses, or rank 0's folder is not visible."""
-        order: SaveOrder = plan.storage_data
+    def _write(self, items: Sequence[WriteItem], planner: SavePlanner) -> dict[str, Any]:
+        """Write this rank's chunks. Returns its files, and the chunks with the tensors that they are of."""
+        order = self._order
         if not order.folder.is_dir():
             raise CheckpointError(
                 f"{order.folder}: rank {rank()} on {socket.gethostname()} does not see it: checkpoints need a file "
                 "system that all share"
             )
-        parts = _cut(plan.items)
+        parts = _cut(items)
         names = [f"rank_{rank():05d}_part_{number:03d}.safetensors" for number in range(len(parts))]
         with ThreadPoolExecutor(THREADS) as pool:
-            writes = pool.map(lambda name, part: _write_part(order, name, part, planner), names, parts)
-            results = [result for part in writes for result in part]
-        return _done(results)
+            files = list(pool.map(lambda name, part: _write_part(order, name, part, planner), names, parts))
+        return {
+            "files": {name: dataclasses.asdict(file) for name, (file, _) in zip(names, files)},
+            "chunks": [[*_described(item)[:3], dataclasses.asdict(chunk)] for _, of in files for item, chunk in of],
+        }
 
-    def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
+    def _finish(self, ranks: list[dict[str, Any]]) -> None:
         """Write the manifest and rename the folder: now it is complete. Raises CheckpointError: the disk refuses."""
-        files: dict[str, stored.StoredFile] = {}
-        chunks: dict[str, list[StoredChunk]] = defaultdict(list)
-        for result in (result for of_rank in results for result in of_rank):
-            chunk, file = result.storage_data
-            files[chunk.file] = file
-            chunks[result.index.fqn].append(chunk)
-        tensors = {}
-        for name, found in sorted(metadata.state_dict_metadata.items()):
-            assert isinstance(found, dcp.TensorStorageMetadata)
-            boxes = tuple(sorted(chunks[name], key=lambda chunk: chunk.offsets))
-            tensors[name] = stored.StoredTensor(DTYPE_CODES[found.properties.dtype], tuple(found.size), boxes)
+        files = {name: stored.StoredFile(**file) for one in ranks for name, file in one["files"].items()}
+        found: dict[str, tuple[str, tuple[int, ...], list[StoredChunk]]] = {}
+        for name, dtype, shape, chunk in (entry for one in ranks for entry in one["chunks"]):
+            of_name = found.setdefault(name, (dtype, tuple(shape), []))
+            of_name[2].append(
+                StoredChunk(**{**chunk, "offsets": tuple(chunk["offsets"]), "sizes": tuple(chunk["sizes"])})
+            )
+        tensors = {
+            name: stored.StoredTensor(dtype, shape, tuple(sorted(chunks, key=lambda chunk: chunk.offsets)))
+            for name, (dtype, shape, chunks) in sorted(found.items())
+        }
         try:
             self._commit(dict(sorted(files.items())), tensors)
         except OSError as error:
@@ -213,67 +187,73 @@ class CheckedWriter(_OneUse, StorageWriter):
         if replaced.exists():
             discard(replaced)
 
-    def abandon(self) -> None:
-        """Remove the hidden folder (rank 0), so that a full disk is not kept full."""
-        if rank() == 0 and self._order.folder.exists():
-            remove(self._order.folder)
+
+def balanced(ranks: Sequence[Sequence[Sequence[Any]]]) -> list[list[int]]:
+    """Which of its chunks each rank writes: one that several ranks hold goes to the one with the fewest bytes so far.
+
+    Args:
+        ranks: of each rank its chunks as `_described`.
+
+    Raises ValueError: the ranks hold the same chunk in different shapes or dtypes.
+    """
+    holders: dict[tuple[str, tuple[int, ...]], list[tuple[int, int]]] = defaultdict(list)
+    items_of: dict[tuple[str, tuple[int, ...]], Sequence[Any]] = {}
+    for holder, items in enumerate(ranks):
+        for number, item in enumerate(items):
+            key = (item[0], tuple(item[3]))
+            if items_of.setdefault(key, item) != item:
+                raise ValueError(f"{item[0]}: rank {holder} holds it in another shape or dtype")
+            holders[key].append((holder, number))
+    load_bytes = [0] * len(ranks)
+    chosen: list[list[int]] = [[] for _ in ranks]
+    chunk_bytes = {key: _stored_bytes(item) for key, item in items_of.items()}
+    for key in sorted(holders, key=lambda key: (-chunk_bytes[key], key[0])):  # largest first
+        writer, number = min(holders[key], key=lambda one: load_bytes[one[0]])
+        load_bytes[writer] += chunk_bytes[key]
+        chosen[writer].append(number)
+    return chosen
 
 
-class CheckedReader(_OneUse, StorageReader):
-    """DCP's storage reader over a manifest: bytes go straight into the tensors. The caller has verified them."""
+def _described(item: WriteItem) -> list[Any]:
+    """A chunk to write as JSON: its tensor's name, dtype and shape, its offsets and sizes.
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self._folder, self._manifest = folder, manifest
-        self._chunks = {
-            dcp.MetadataIndex(name, chunk.offsets): (tensor, chunk)
-            for name, tensor in manifest.tensors.items()
-            for chunk in tensor.chunks
-        }
+    Raises TypeError: a dtype that the files have no name for.
+    """
+    if item.tensor_data is None or _dtype(item) not in DTYPE_CODES:
+        raise TypeError(f"{item.index.fqn}: not a tensor of one of {', '.join(map(str, DTYPE_CODES))}")
+    data = item.tensor_data
+    return [item.index.fqn, DTYPE_CODES[_dtype(item)], *map(list, (data.size, data.chunk.offsets, data.chunk.sizes))]
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> dcp.Metadata:
-        """The manifest as DCP's metadata."""
-        found: dict[str, Any] = {}
-        for name, tensor in self._manifest.tensors.items():
-            places = ((torch.Size(chunk.offsets), torch.Size(chunk.sizes)) for chunk in tensor.chunks)
-            chunks = [dcp.ChunkStorageMetadata(*place) for place in places]
-            properties = dcp.TensorProperties(dtype=CODE_DTYPES[tensor.dtype])
-            found[name] = dcp.TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
-        return dcp.Metadata(found)
 
-    def set_up_storage_reader(self, metadata: dcp.Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up: the manifest was read before."""
+def _stored_bytes(described: Sequence[Any]) -> int:
+    """Bytes of a chunk as `_described`."""
+    return int(math.prod(described[4])) * int(CODE_DTYPES[described[1]].itemsize)
 
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Each rank reads what it needs."""
-        return plan
 
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Each rank reads what it needs."""
-        return plans
+def read_into(folder: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box]) -> None:
+    """Fill this rank's tensors from the files of a checkpoint, which the caller has verified. Not collective."""
+    chunks: dict[dcp.MetadataIndex, tuple[stored.StoredTensor, StoredChunk]] = {}
+    metadata: dict[str, Any] = {}
+    for name, tensor in manifest.tensors.items():
+        chunks |= {dcp.MetadataIndex(name, chunk.offsets): (tensor, chunk) for chunk in tensor.chunks}
+        boxes = [dcp.ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)) for one in tensor.chunks]
+        properties = dcp.TensorProperties(dtype=CODE_DTYPES[tensor.dtype])
+        metadata[name] = dcp.TensorStorageMetadata(properties, torch.Size(tensor.shape), boxes)
+    planner = LoadPlanner(tensors, dcp.Metadata(metadata))
+    by_file: dict[str, list[ReadItem]] = defaultdict(list)
+    for item in planner.create_local_plan().items:
+        by_file[chunks[item.storage_index][1].file].append(item)
 
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the boxes of the plan, file by file, several files at a time."""
-        by_file: dict[str, list[ReadItem]] = defaultdict(list)
-        for item in plan.items:
-            by_file[self._chunks[item.storage_index][1].file].append(item)
-        with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(lambda file: self._read_file(file, by_file[file], planner), by_file):
-                pass
-        return _done(None)
-
-    def _read_file(self, name: str, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
-        with (self._folder / name).open("rb", buffering=0) as file:
-            for item in items:
-                tensor, chunk = self._chunks[item.storage_index]
+    def read_file(name: str) -> None:
+        with (folder / name).open("rb", buffering=0) as file:
+            for item in by_file[name]:
+                tensor, chunk = chunks[item.storage_index]
                 target = planner.resolve_tensor(item).detach()
                 _read_box(file, chunk, CODE_DTYPES[tensor.dtype], item, target)
                 planner.commit_tensor(item, target)
 
-
-def _done(result: T) -> Future[T]:
-    future: Future[T] = Future()
-    future.set_result(result)
-    return future
+    with ThreadPoolExecutor(THREADS) as pool:  # several files at a time
+        list(pool.map(read_file, by_file))
 
 
 def _data(item: WriteItem) -> TensorWriteData:
@@ -291,10 +271,6 @@ def item_bytes(item: WriteItem) -> int:
     return _data(item).chunk.sizes.numel() * _dtype(item).itemsize
 
 
-def _shape_and_dtype(item: WriteItem) -> tuple[object, ...]:
-    return _data(item).size, _data(item).chunk.sizes, _dtype(item)
-
-
 def _cut(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
     """Parts of about PART_BYTES in the order of the names: a reader of the weights alone skips most of the rest."""
     parts: list[list[WriteItem]] = []
@@ -308,7 +284,9 @@ def _cut(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
     return parts
 
 
-def _write_part(order: SaveOrder, name: str, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
+def _write_part(
+    order: SaveOrder, name: str, items: list[WriteItem], planner: SavePlanner
+) -> tuple[stored.StoredFile, list[tuple[WriteItem, StoredChunk]]]:
     """One safetensors file: widest elements first, so that each chunk is aligned to its element."""
     items = sorted(items, key=lambda item: -_dtype(item).itemsize)
     header, starts = _header(order, items)
@@ -324,12 +302,12 @@ def _write_part(order: SaveOrder, name: str, items: list[WriteItem], planner: Sa
             whole = stored.StoredFile(file.tell(), hasher.hexdigest())
     except OSError as error:
         raise refusal(error, order.folder / name, order.needed_bytes) from error
-    results = []
+    chunks = []
     for item, start in zip(items, starts):
         box = _data(item).chunk
         chunk = StoredChunk(name, start, start + item_bytes(item), tuple(box.offsets), tuple(box.sizes))
-        results.append(WriteResult(item.index, item_bytes(item), (chunk, whole)))
-    return results
+        chunks.append((item, chunk))
+    return whole, chunks
 
 
 def _header(order: SaveOrder, items: Sequence[WriteItem]) -> tuple[bytes, list[int]]:

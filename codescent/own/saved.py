@@ -200,21 +200,23 @@ def _refuse_strangers(optimizer: torch.optim.Optimizer, names: Names) -> None:
 def _latest(path: Path) -> Saved:
     """The newest checkpoint, the same on every rank."""
 
-    def look() -> Saved:
+    seen: list[Saved] = []
+
+    def look() -> int:
         found = Checkpoints(path, keep_last=1, keep_best=False).latest()
         if found is None:
             raise UserError(f"codescent.load: {path}: there is no checkpoint of codescent.save")
         if set(found.state) != {"extra", "optimizer"}:
             raise UserError(f"codescent.load: {found.path}: is a run's checkpoint, not one of codescent.save")
-        return found
+        seen.append(found)
+        return found.step
 
-    everyone = together(UserError, look)
-    steps = sorted({found.step for found in everyone})
+    steps = sorted(set(together(UserError, look)))
     if len(steps) > 1:
         raise UserError(
             f"codescent.load: {path}: the ranks see different saves ({steps}): it has to be a shared folder"
         )
-    return everyone[0]
+    return seen[0]
 
 
 def _refuse_optimizer(path: Path, kept: dict[str, Any], optimizer: torch.optim.Optimizer, names: Names) -> None:

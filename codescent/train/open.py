@@ -167,7 +167,9 @@ def _machine(config: Config, plan: Plan, dataset: AnyDataset, world: World, befo
     device, precision, wanted = world.device, plan.work.precision, config.train.matmul
     here = machine.describe(device, world.num_threads, world.place.world_size)
     kept = world.from_first(lambda: machine.recorded_matmul(before, here) if wanted == "auto" else None)
-    chosen = {"choice": kept, "trial": "as at the beginning"} if kept else machine.try_matmul(wanted, device)
+    chosen: dict[str, Any] = (
+        {"choice": kept, "trial": "as at the beginning"} if kept else machine.try_matmul(wanted, device)
+    )
     if not world.all_agree(chosen["choice"] == "fast"):
         chosen["choice"] = "exact"
     machine.use_matmul(chosen["choice"])

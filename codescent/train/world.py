@@ -9,11 +9,12 @@ import os
 import socket
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
+from codescent.base.agreement import from_first
 from codescent.base.cores import available_cores, threads_per_rank
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
@@ -21,6 +22,8 @@ from codescent.plan import AXES, Mesh, Plan
 from codescent.train.devices import choose_device, name_of
 from codescent.train.messages import Messages
 from codescent.train.rendezvous import compare, meet
+
+T = TypeVar("T")
 
 DATASET_WAIT = timedelta(days=2)
 """Preparing a large corpus takes hours; ranks wait for it at the store, where no collective can time out."""
@@ -87,28 +90,9 @@ class World:
         group: dist.ProcessGroup = dist.new_group(list(ranks), self.timeout, use_local_synchronization=True)
         return group
 
-    def from_first(self, make: Callable[[], Any]) -> Any:
-        """What `make` returns on rank 0 (JSON data), on every rank; a UserError on rank 0 is raised on every rank."""
-        answer: dict[str, Any] = {}
-        if self.is_first:
-            try:
-                answer = {"value": make()}
-            except UserError as error:
-                answer = {"problems": error.problems}
-        answer = json.loads(self.broadcast(json.dumps(answer).encode()))
-        if "problems" in answer:
-            raise UserError(*answer["problems"])
-        return answer["value"]
-
-    def broadcast(self, data: bytes) -> bytes:
-        """The bytes that rank 0 hands in, on every rank."""
-        size = torch.tensor([len(data)])
-        dist.broadcast(size, 0)
-        buffer = torch.empty(int(size), dtype=torch.uint8)
-        if self.is_first:
-            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        dist.broadcast(buffer, 0)
-        return buffer.numpy().tobytes()
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What `make` returns on rank 0 (JSON data), on every rank; what it raises there is raised on every rank."""
+        return from_first(UserError, make)
 
     def all_agree(self, mine: bool) -> bool:
         """Whether `mine` is True on every rank."""
