@@ -3,9 +3,11 @@ Does not need CUDA: how many devices there are is pretended, and their names are
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
@@ -14,9 +16,10 @@ from torch.distributed import HashStore
 
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
+from codescent.train import addresses
+from codescent.train.addresses import listening_address, name_interface
 from codescent.train.devices import choose_device, name_of, refusal
 from codescent.train.rendezvous import Neighbours, _compared, compare, meet
-from codescent.train.world import _name_interface
 
 SECOND = timedelta(seconds=1)
 
@@ -72,7 +75,7 @@ def test_ranks_are_compared_by_the_first_and_told_to_all() -> None:
         store = HashStore()
         with ThreadPoolExecutor(4) as pool:
             places = [Rank(rank, rank // 2, 4, 2) for rank in range(4)]
-            tasks = [pool.submit(compare, store, place, "auto", name) for place, name in zip(places, names)]
+            tasks = [pool.submit(compare, store, place, "auto", name, {}) for place, name in zip(places, names)]
         errors = [task.exception() for task in tasks]
         if refused:
             assert all("see one and the same CUDA device" in str(error) for error in errors)
@@ -81,10 +84,11 @@ def test_ranks_are_compared_by_the_first_and_told_to_all() -> None:
 
 
 def test_bound_ranks_share_their_cores_with_nobody() -> None:
-    ranks = [{"device": "cpu", "local_rank": rank % 2, "cores": f"host {rank // 2}"} for rank in range(4)]
+    about = {"device": "cpu", "host": "h", "facts": {}}
+    ranks = [{**about, "local_rank": rank % 2, "cores": f"host {rank // 2}"} for rank in range(4)]
     assert _compared(ranks, "auto")["sharing"] == [2, 2, 2, 2]
     assert _compared([{**rank, "cores": f"host {number}"} for number, rank in enumerate(ranks)], "auto") == {
-        "refusal": "",
+        "problems": [],
         "leaders": [0, 2],
         "sharing": [1, 1, 1, 1],
     }
@@ -92,11 +96,27 @@ def test_bound_ranks_share_their_cores_with_nobody() -> None:
 
 def test_a_host_that_calls_itself_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
-    with pytest.raises(UserError, match=r"stands for 127.0.1.1, where no other reaches it; set GLOO_SOCKET_IFNAME"):
-        _name_interface(Rank(1, 0, 2, 1))
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
-    _name_interface(Rank(1, 0, 2, 1))
+    monkeypatch.setattr(addresses, "route_to", lambda host: "127.0.1.1")
+    monkeypatch.setattr(addresses, "interfaces", lambda: {"lo": LOOPBACK, "eth0": "10.0.0.1", "eth1": "10.0.1.1"})
+    several = Rank(1, 0, 2, 1, "node0", 1)
+    with pytest.raises(UserError, match=r"node0 stands for 127.0.1.1 here.*_IFNAME.*eth0 \(10.0.0.1\), eth1"):
+        listening_address(several)
+    with pytest.raises(UserError, match=r"the name of this one, .* stands for loopback"):
+        name_interface(several, "10.0.9.9")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")
+    name_interface(several, "10.0.9.9")
+    assert listening_address(several) == "10.0.1.1"
+
+
+def test_rank_0_listens_where_the_others_come_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "route_to", lambda host: "10.0.0.1")
+    assert listening_address(Rank(0, 0, 4, 2, "node0", 1)) == "10.0.0.1"
+    for local in (Rank(0, 0, 4, 4, "node0", 1), Rank(0, 0, 4, 2, "localhost", 1), Rank(0, 0, 4, 2, "127.0.0.1", 1)):
+        assert listening_address(local) == LOOPBACK
+    monkeypatch.setattr(addresses, "interfaces", lambda: {"lo": LOOPBACK, "eth0": "10.0.0.1"})
+    monkeypatch.setattr(os, "environ", {})
+    name_interface(Rank(0, 0, 4, 2, "node0", 1), "10.0.0.1")
+    assert os.environ == {"GLOO_SOCKET_IFNAME": "eth0"}
 
 
 def test_a_cpu_has_a_name() -> None:
@@ -107,8 +127,12 @@ def test_a_cpu_has_a_name() -> None:
 
 
 def said(place: Rank) -> str:
+    def join() -> None:
+        with closing(meet(place, SECOND)) as meeting:
+            compare(meeting.store, place, "cpu", "cpu", {})
+
     with pytest.raises(UserError) as caught:
-        meet(place, SECOND)
+        join()
     (problem,) = caught.value.problems
     return problem
 
@@ -127,8 +151,7 @@ def test_who_finds_nobody_says_where_it_looked_and_who_numbered_it() -> None:
 def test_rank_0_says_that_others_have_not_come(address: str) -> None:
     problem = said(Rank(0, 0, 2, 1, address, free_port(), launcher="srun"))
     assert problem.startswith("rank 0 of 2, numbered by srun, on ")
-    assert f"not every rank has come to {address}:" in problem
-    assert "1/2 clients joined" in problem
+    assert "not every rank has come: missing 1 of 2 (not there after 1 s: rank1)" in problem
 
 
 def test_rank_0_says_that_the_address_is_not_its_own() -> None:
@@ -146,4 +169,4 @@ def test_a_port_that_is_taken(address: str) -> None:
 
 
 def test_one_rank_alone_needs_no_port() -> None:
-    meet(Rank(), SECOND).set("key", "value")
+    meet(Rank(), SECOND).store.set("key", "value")

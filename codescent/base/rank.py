@@ -23,4 +23,5 @@ class Rank:
     agent_store: bool = False  # torchrun itself serves the store: rank 0 must not
     store_fd: int | None = None  # rank 0 of our own launcher: serve the store on this listening socket
     launcher: str = ""  # who numbered it, as messages say it
+    child: bool = False  # its parent process is the launcher, and it ends with it
     job: str = ""  # the launcher's name for this start of this job, if it has one: keeps keys of other jobs apart

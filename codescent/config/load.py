@@ -109,6 +109,12 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
+def flat(config: Config) -> dict[str, Any]:
+    """Every value as JSON, by "section.key"."""
+    sections = config.model_dump(mode="json").items()
+    return {f"{section}.{key}": value for section, keys in sections for key, value in keys.items()}
+
+
 def describe(resolved: LoadedConfig) -> list[DescribedKey]:
     """Every key with its value and the value's origin, in order."""
     return [

@@ -8,12 +8,14 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from codescent.base.beats import BEATS_FD
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
 from codescent.launch.launchers import TORCHRUN, TORCHRUN_SET, Launcher, is_set, started_by
 from codescent.launch.slurm_lists import counts, hosts
 
 STORE_FD = "CODESCENT_STORE_FD"  # descriptor of the listening socket that local.py hands to rank 0
+AGENT_RUN = "TORCHELASTIC_RUN_ID"  # torchrun's agent sets it; who exports RANK and WORLD_SIZE by hand does not
 PORTS = range(20_000, 30_000)  # of jobs, by their names: above the ports of services, below ephemeral ones
 
 MEANINGS: Mapping[str, str] = {
@@ -83,6 +85,7 @@ class _Reader:
             agent_store=launcher is TORCHRUN and self._text("TORCHELASTIC_USE_AGENT_STORE").lower() == "true",
             store_fd=store_fd,
             launcher=launcher.name,
+            child=launcher is not TORCHRUN or any(is_set(self._env, name) for name in (AGENT_RUN, BEATS_FD)),
             job=job,
         )
 

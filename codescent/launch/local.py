@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import select
 import shutil
@@ -19,17 +20,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from codescent.base.beats import BEATS_FD, Beats, shared_memory
 from codescent.base.cores import available_cores, threads_per_rank
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK
+from codescent.base.token import TOKEN, fresh
 from codescent.launch.environment import STORE_FD
 from codescent.launch.launchers import TORCHRUN_SET
+from codescent.launch.memory_kills import evidence, memory_kills
+from codescent.launch.watch import Watch
 
+LOOK_EVERY_S = 1.0
+ANSWER_S = 3.0  # after a request to stop: who still cannot run then does not answer, and the others wait in vain
 SETTLE_S = 1.0  # time after a failure in which other ranks may fail by themselves: the order shows the cause
 STOP_S = 10.0  # time between SIGTERM and SIGKILL
 REPEAT_S = 0.5  # a second SIGINT within this time is the first one, repeated by a wrapper (make, uv)
 SHOWN_BYTES = 20_000  # printed from the log of a crashed rank
-USER_ERROR = 2
+FAILED, USER_ERROR = 1, 2
 ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLEAN_STOPS = {0, *(128 + number for number in ASKED_TO_STOP), *(-number for number in ASKED_TO_STOP)}
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -39,11 +46,13 @@ def run_ranks(command: Sequence[str], ranks: int, env: Mapping[str, str]) -> int
     """Run `command` in `ranks` processes of this machine and wait for all of them.
 
     Every rank has torchrun's variables in its environment, and rank 0 also CODESCENT_STORE_FD: a socket that listens at
-    MASTER_PORT, for the store. Rank 0 shares this process's stdout. The other output goes to log files; the part that
-    explains a failure is printed.
+    MASTER_PORT, for the store. All have the token of the run, and memory in which they say how far they are
+    (`base/beats`). Rank 0 shares this process's stdout. The other output goes to log files; the part that explains a
+    failure is printed.
 
     SIGINT, SIGTERM and SIGHUP are forwarded to the ranks once; a second SIGINT kills them. When a rank fails, the
-    others are stopped. No process is left when this returns; on Linux, not even if this process is killed.
+    others are stopped. A rank that is stopped, frozen or far behind is named while the others wait for it. No process
+    is left when this returns; on Linux, not even if this process is killed.
 
     Args:
         command: the program and its arguments, the same for every rank.
@@ -76,7 +85,8 @@ def rank_environment(rank: int, ranks: int, port: int, env: Mapping[str, str]) -
         "NCCL_SOCKET_IFNAME": loopback_interface,
         "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves the Python stack in the rank's log
     }
-    inherited = {name: text for name, text in env.items() if not name.startswith("TORCHELASTIC_") and name != STORE_FD}
+    ours = (STORE_FD, BEATS_FD, TOKEN)
+    inherited = {name: text for name, text in env.items() if not name.startswith("TORCHELASTIC_") and name not in ours}
     values = map(str, (rank, rank, ranks, ranks, LOOPBACK, port))
     return own | inherited | dict(zip(TORCHRUN_SET, values, strict=True))
 
@@ -117,7 +127,12 @@ class _Ranks:
     """The processes of one launch, their logs and their exit codes."""
 
     def __init__(self, command: Sequence[str], ranks: int, env: Mapping[str, str]) -> None:
-        self._command, self._num_ranks, self._env = list(command), ranks, env
+        self._command, self._num_ranks = list(command), ranks
+        self._env = {**env}
+        self._token = fresh()
+        self._beats = shared_memory(ranks)
+        self._watch = Watch(Beats(self._beats, ranks), ranks)
+        self._kills = memory_kills()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ended: set[int] = set()
         self._failed: dict[int, int] = {}  # rank to return code, in the order noticed, before others were stopped
@@ -125,6 +140,10 @@ class _Ranks:
         self._interrupted_s: float | None = None  # when the first SIGINT came
         self._killed = False
         self._stopping = False  # from here on, exit codes of ranks are not failures
+        self._stopped = 0  # the exit code with which ranks that were asked to stop have ended
+        self._halted: dict[int, str] = {}  # who could not run when a rank failed, and why
+        self._answer_s = math.inf  # by then who was asked to stop has to run
+        self._look_s = 0.0
         self._escalation: list[tuple[float, signal.Signals]] = []  # time and signal to send, earliest first
 
     def __enter__(self) -> _Ranks:
@@ -144,14 +163,16 @@ class _Ranks:
             if rank not in self._ended:
                 _kill_group(process)
                 process.wait()
+        os.close(self._beats)
         if not self._crashed():
             shutil.rmtree(self._logs, ignore_errors=True)
 
     def _start(self, rank: int, listener: socket.socket) -> None:
         env = rank_environment(rank, self._num_ranks, listener.getsockname()[1], self._env)
-        passed: tuple[int, ...] = ()
+        passed = [self._beats]
+        env |= {TOKEN: self._token, BEATS_FD: str(self._beats)}
         if rank == 0:
-            passed = (listener.fileno(),)
+            passed.append(listener.fileno())
             env[STORE_FD] = str(listener.fileno())
         with self._log(rank).open("wb") as log:
             try:
@@ -173,10 +194,11 @@ class _Ranks:
     def watch(self, queue: _SignalQueue) -> int:
         """Wait until every rank has ended. Forward signals; stop the others when one fails."""
         while len(self._ended) < self._num_ranks:
-            next_s = self._escalation[0][0] if self._escalation else time.monotonic() + 1.0
-            for number in queue.wait(next_s - time.monotonic()):
+            next_s = self._escalation[0][0] if self._escalation else math.inf
+            for number in queue.wait(min(next_s - time.monotonic(), LOOK_EVERY_S)):
                 self._on_signal(number)
             self._collect()
+            self._look()
             while self._escalation and self._escalation[0][0] <= time.monotonic():
                 self._stopping = True
                 self._send(self._escalation.pop(0)[1])
@@ -184,8 +206,23 @@ class _Ranks:
             return 128 + signal.SIGINT
         if self._failed:
             code = self._failed[self._culprit()]
-            return code if code >= 0 else 128 - code
-        return 0 if self._asked is None else 128 + self._asked
+            return (code or FAILED) if code >= 0 else 128 - code
+        return self._stopped if self._asked is None else 128 + self._asked
+
+    def _look(self) -> None:
+        """Name ranks that do not move. After a request to stop, wake them, or end what can never end by itself."""
+        now_s = time.monotonic()
+        if now_s < self._look_s:
+            return
+        self._look_s = now_s + LOOK_EVERY_S
+        running = {rank: process.pid for rank, process in enumerate(self._processes) if rank not in self._ended}
+        for words in self._watch.look(running):
+            _say(f"codescent: {words}")
+        if self._watch.stuck and now_s >= self._answer_s:
+            ranks = ", ".join(f"rank {rank} {how}" for rank, how in self._watch.stuck.items())
+            _say(f"codescent: {ranks}, and does not answer: all are killed; resume from the last checkpoint")
+            self._stopping = True
+            self._send(signal.SIGKILL)
 
     def _on_signal(self, number: int) -> None:
         now_s = time.monotonic()
@@ -200,10 +237,13 @@ class _Ranks:
         elif number in ASKED_TO_STOP:
             if number == signal.SIGINT:
                 self._interrupted_s = now_s
-                _say("codescent: waiting for the ranks to save and stop; Ctrl-C once more kills them")
             if self._asked is None:  # a scheduler may send SIGTERM twice; a rank that is saving needs it once
                 self._asked = number
+                more = "; Ctrl-C once more kills them" if number == signal.SIGINT else ""
+                _say(f"codescent: {signal.Signals(number).name}: waiting for the ranks to save and stop{more}")
                 self._send(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+                self._send(signal.SIGCONT)  # a rank that somebody has stopped would keep the others from stopping
+                self._answer_s = now_s + ANSWER_S
 
     def _collect(self) -> None:
         """Collect the ranks that have ended; schedule the stop of the others on the first failure."""
@@ -212,9 +252,15 @@ class _Ranks:
                 continue
             self._ended.add(rank)
             _kill_group(process)  # processes that the rank started
-            if code == 0 or self._stopping or (self._asked is not None and code in CLEAN_STOPS):
+            if self._stopping or (self._asked is not None and code in CLEAN_STOPS):
+                continue
+            if code == 0 and not self._watch.ended_early(rank):
+                continue
+            if code > 0 and code in CLEAN_STOPS:  # a rank was asked by somebody else, and all have stopped
+                self._stopped = code
                 continue
             if not self._failed:
+                self._halted = self._watch.stuck
                 stop_s = time.monotonic() + SETTLE_S
                 self._escalation = [(stop_s, signal.SIGTERM), (stop_s + STOP_S, signal.SIGKILL)]
             self._failed[rank] = code
@@ -228,7 +274,10 @@ class _Ranks:
                     process.send_signal(number)
 
     def _culprit(self) -> int:
-        """The rank that failed first. Among almost simultaneous ones, prefer an exit that cannot be a consequence."""
+        """The rank that failed first. Among almost simultaneous ones, prefer an exit that cannot be a consequence.
+
+        A rank that could not run, for which the others waited until a timeout, is none of those that failed.
+        """
 
         def order(rank: int) -> int:
             code = self._failed[rank]
@@ -251,11 +300,25 @@ class _Ranks:
             _say(_tail(self._log(culprit)))
             if not self._crashed():
                 return
-            pid = self._processes[culprit].pid
-            _say(f"codescent: rank {culprit} of {self._num_ranks} (pid {pid}) {_ending(self._failed[culprit])}")
-            if after := [f"rank {rank} {_ending(code)}" for rank, code in self._failed.items() if rank != culprit]:
+            for rank, how in self._halted.items():
+                _say(f"codescent: the cause: rank {rank} (pid {self._processes[rank].pid}) {how}")
+            pid, ending = self._processes[culprit].pid, self._ending(culprit)
+            _say(f"codescent: rank {culprit} of {self._num_ranks} (pid {pid}) {ending}")
+            if after := [f"rank {rank} {self._ending(rank)}" for rank in self._failed if rank != culprit]:
                 _say(f"codescent: probably as a consequence: {'; '.join(after)}")
             _say(f"codescent: what each rank printed is kept in {self._logs}")
+
+    def _ending(self, rank: int) -> str:
+        """How a rank that failed has ended, in words."""
+        code = self._failed[rank]
+        if code >= 0:
+            early = " in the middle of its steps" if self._watch.ended_early(rank) and code == 0 else ""
+            return f"ended with exit code {code}{early}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:  # a real-time signal
+            name = "signal"
+        return f"was killed by {name} ({-code}){evidence(self._kills) if code == -signal.SIGKILL else ''}"
 
     def _log(self, rank: int) -> Path:
         return self._logs / f"rank-{rank}.log"
@@ -282,17 +345,6 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a rank and every process that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:  # a real-time signal
-        name = "signal"
-    hint = "; if nobody sent it, the machine ran out of memory" if code == -signal.SIGKILL else ""
-    return f"was killed by {name} ({-code}){hint}"
 
 
 def _tail(log: Path) -> str:

@@ -150,7 +150,8 @@ class Executor:
         self.watch.lap(COLUMN[Verb.LOAD])
         if self.pipelined:
             self.messages.begin(self.program, self.plan.work.microbatch_size)
-        for instruction in self.program:
+        for done, instruction in enumerate(self.program, start=1):
+            self.world.at(number + done / (len(self.program) + 1))
             if self._wait(instruction):
                 self.watch.lap(WAIT_COLUMN)
             self.arms[instruction.verb](instruction)

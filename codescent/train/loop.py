@@ -9,8 +9,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from codescent.base.agreement import together
+from codescent.base.beats import ENDED
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
+from codescent.config.load import flat
 from codescent.config.sections import Config
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.execute import StepResult
@@ -47,7 +50,7 @@ def train(config: Config, place: Rank, *, resume: bool) -> Outcome:
             is not finite any more.
     """
     train = config.train
-    with closing(World(place, train.device, train.num_threads, config.parallel.timeout_s)) as world:
+    with closing(World(place, train.device, train.num_threads, config.parallel.timeout_s, flat(config))) as world:
         plan, dataset = open_data(config, world, resume=resume)
         with (
             StopRequest(alone=place.world_size == 1) as stop,
@@ -55,7 +58,9 @@ def train(config: Config, place: Rank, *, resume: bool) -> Outcome:
             closing(assemble(config, plan, world, dataset, run.first_step, stop)) as trainer,
             Report(run) as report,
         ):
-            return _Steps(run, trainer, report, stop).walk()
+            outcome = _Steps(run, trainer, report, stop).walk()
+            world.at(ENDED)
+            return outcome
 
 
 class _Steps:
@@ -75,8 +80,9 @@ class _Steps:
         for step in range(self.run.first_step + 1, last + 1):
             stops = self._step(step, last)
             if stops and step < last:
-                self.report.stopped(step, self.stop.exit_code)
-                return Outcome(self.run.path, step, self.stop.exit_code)
+                asked = together(UserError, self.stop.asked)
+                self.report.stopped(step, asked)
+                return Outcome(self.run.path, step, next(filter(None, asked))["exit_code"])
         self.report.ended(max(last, self.run.first_step))
         return Outcome(self.run.path, max(last, self.run.first_step), 0)
 

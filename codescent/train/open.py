@@ -4,6 +4,8 @@ Does not take a step. What can be refused is refused here, on every rank alike, 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,7 @@ def open_data(config: Config, world: World, *, resume: bool) -> tuple[Plan, AnyD
     dataset = tasks.prepare_and_open(request, progress=False)
     check_alike(dataset, world)
     plan = plan_with(config, dataset, world.place.world_size)
+    world.refuse_differences(_plan_facts(plan))
     check_weights(plan, dataset, resume=resume)
     world.from_first(lambda: machine.refuse_device(plan, world.device))
     world.divide(plan)
@@ -138,6 +141,12 @@ def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, r
     )
     _check_saved(run)
     return run
+
+
+def _plan_facts(plan: Plan) -> dict[str, str]:
+    """A hash of each field of the plan: what ranks read from their own disks may differ though the config does not."""
+    fields = plan.to_json().items()
+    return {f"plan.{name}": hashlib.sha256(json.dumps(field).encode()).hexdigest()[:16] for name, field in fields}
 
 
 def check_alike(dataset: AnyDataset, world: World) -> None:

@@ -3,26 +3,60 @@ Does not make process groups (world does) and chooses no device (devices does)."
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import socket
 import sys
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import AuthenticationError
+from typing import Any
 
 from torch.distributed import (  # type: ignore[attr-defined]
-    DistNetworkError,
-    DistStoreError,
+    DistError,
     HashStore,
     PrefixStore,
     Store,
     TCPStore,
 )
 
+from codescent.base import token
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK, Rank
+from codescent.train.addresses import is_local, listening_address
 from codescent.train.devices import refusal
+from codescent.train.store import StoreServer, TokenStore
+
+AGAIN_S = 0.1
+"""Time between two attempts to reach rank 0."""
+STRANGER_S = 3.0
+"""How long another job may still be leaving the port at which rank 0 is looked for."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the ranks meet.
+
+    Attributes:
+        store: of small values.
+        server: that serves it; None but on rank 0 of several.
+        address: of this machine, from which rank 0 is reached.
+    """
+
+    store: Store
+    server: StoreServer | None = None
+    address: str = LOOPBACK
+
+    def close(self) -> None:
+        """Leave. Rank 0's port is closed: a program that comes after this one may meet there."""
+        if isinstance(self.store, TokenStore):
+            self.store.close()
+        if self.server is not None:
+            self.server.close()
 
 
 @dataclass(frozen=True)
@@ -33,85 +67,161 @@ class Neighbours:
     sharing: int
 
 
-def meet(place: Rank, timeout: timedelta) -> Store:
-    """The store of all ranks, once all are connected to it. Rank 0 serves it, unless torchrun does.
+def meet(place: Rank, timeout: timedelta) -> Meeting:
+    """The store of all ranks, which rank 0 serves. Who does not show the run's token is not let in.
 
     Raises:
-        UserError: the ranks do not find each other in time, or the port is taken.
+        UserError: this rank does not reach rank 0 in time, or not with its token; the port is taken.
     """
     if place.world_size == 1:
-        return HashStore()
-    serves = place.rank == 0 and not place.agent_store
-    listening = _listening(place) if serves else None
+        return Meeting(HashStore())
+    # Each start of each job has its own key: ranks of another one, at the same port, are strangers.
+    key = token.key_of(os.environ, f"{place.job} attempt {place.attempt} of {place.world_size}")
+    listener = _listening(place) if place.rank == 0 else None
+    host, port = (LOOPBACK if is_local(place) else place.master_addr), place.master_port
+    if place.agent_store:
+        host, port = _through_agent(place, timeout, listener)
+    server = None if listener is None else StoreServer(listener, key)
+    store = _join(place, host, port, key, timeout)
+    return Meeting(store, server, store.address())
+
+
+def _listening(place: Rank) -> socket.socket:
+    """A socket for rank 0 to serve the store on: on loopback, or on the interface by which the others come."""
+    if place.store_fd is not None:
+        return socket.socket(fileno=place.store_fd)
+    address = listening_address(place)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    port = 0 if place.agent_store else place.master_port
     try:
-        store = TCPStore(
-            place.master_addr, place.master_port, place.world_size, serves, timeout, master_listen_fd=listening
-        )
-    except DistNetworkError as error:
-        if "EADDRINUSE" in str(error):
-            raise _taken(place, error) from error
-        if "timed out" not in str(error):
-            raise  # a connection that broke: another rank has ended, and says why
-        raise _unreached(place, timeout, serves, error) from error
-    except DistStoreError as error:
-        raise UserError(
-            f"{_who(place)}: not every rank has come to {place.master_addr}:{place.master_port} within "
-            f"{timeout.total_seconds():g} s ({error}); either one has ended, and says why, or cannot reach this "
-            "machine by that address: set MASTER_ADDR, for every rank"
-        ) from error
-    # After a restart torchrun's store still holds the addresses of the dead ranks: each attempt has its own keys. So
-    # has each job: two may have come by the same port.
-    return PrefixStore(f"{place.job} attempt{place.attempt}".lstrip(), store)
-
-
-def _listening(place: Rank) -> int | None:
-    """A socket for rank 0 to serve the store on; None: torch opens one, on which any machine can connect.
-
-    The store asks for no password: where every rank is on this machine, no other may reach it.
-    """
-    if place.store_fd is not None or place.master_addr != LOOPBACK:
-        return place.store_fd
-    try:
-        return socket.create_server((LOOPBACK, place.master_port), backlog=max(128, place.world_size)).detach()
+        return socket.create_server((address, port), family=family, backlog=max(128, place.world_size))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise _taken(place, error) from error
-        raise
+            raise UserError(
+                f"{_who(place)}: cannot listen at port {port}, which is taken; set MASTER_PORT to a free one, for "
+                f"every rank ({error})"
+            ) from error
+        raise UserError(f"{_who(place)}: cannot listen at {address}:{port} ({error}); set MASTER_ADDR") from error
 
 
-def compare(store: Store, place: Rank, wanted: str, device: str) -> Neighbours:
-    """Rank 0 compares the devices and cores of all ranks. Collective, through a fresh store.
+def _through_agent(place: Rank, timeout: timedelta, listener: socket.socket | None) -> tuple[str, int]:
+    """Where rank 0 listens, as it says at the store of torchrun's agent.
 
-    `wanted` is train.device; `device` is this rank's, by `devices.name_of`.
+    That store asks for no token. All that it is believed is where to show ours: who writes another address there can
+    keep the ranks apart, and no more.
+    """
+    try:
+        agent = TCPStore(place.master_addr, place.master_port, place.world_size, False, timeout)
+        # After a restart torchrun's store still holds what the dead ranks have said: each attempt has its own keys.
+        store = PrefixStore(f"codescent {place.job} attempt{place.attempt}", agent)
+        if listener is not None:
+            store.set("rank 0", json.dumps(listener.getsockname()[:2]))
+        host, port = json.loads(store.get("rank 0"))
+    except DistError as error:
+        raise UserError(
+            f"{_who(place)}: torchrun's store at {place.master_addr}:{place.master_port} does not say where rank 0 is "
+            f"within {timeout.total_seconds():g} s ({error}); either rank 0 has ended, and says why, or torchrun has"
+        ) from error
+    return str(host), int(port)
+
+
+def _join(place: Rank, host: str, port: int, key: bytes, timeout: timedelta) -> TokenStore:
+    """Connect to rank 0, which may come later. Raises UserError: it does not come in time, or does not know the key."""
+    begin = time.monotonic()
+    seconds = timeout.total_seconds()
+
+    def connect() -> socket.socket:
+        return socket.create_connection((host, port), timeout=max(1.0, min(seconds, 10.0)))
+
+    while True:
+        spent_s = time.monotonic() - begin
+        try:
+            return TokenStore(connect, key, timeout)
+        except AuthenticationError as error:
+            if spent_s > min(STRANGER_S, seconds):
+                raise UserError(
+                    f"{_who(place)}: who listens at {host}:{port} has another token than this rank; either another "
+                    f"job is at this port: set MASTER_PORT to a free one, for every rank; or the ranks' machines have "
+                    f"no common {token.FILE}: copy it, or export {token.TOKEN}, any text that is hard to guess, for "
+                    "every rank"
+                ) from error
+        except OSError as error:
+            if spent_s > seconds:
+                raise _unreached(place, f"{host}:{port}", seconds, error) from error
+        time.sleep(AGAIN_S)
+
+
+def compare(store: Store, place: Rank, wanted: str, device: str, facts: Mapping[str, Any]) -> Neighbours:
+    """Rank 0 compares what all ranks say of themselves. Collective, through a fresh store.
+
+    Args:
+        store, place: of this rank.
+        wanted: train.device.
+        device: this rank's, by `devices.name_of`.
+        facts: JSON by name, which must be equal on all ranks.
 
     Raises:
-        UserError: on every rank: two have the same device, some have none, or a rank does not come.
+        UserError: on every rank: two have the same device, some have none, a fact differs, or a rank does not come.
     """
-    mine = {"device": device, "local_rank": place.local_rank, "cores": _cores()}
-    store.set(f"rank{place.rank}", json.dumps(mine))
+    mine = {"device": device, "local_rank": place.local_rank, "host": socket.gethostname(), "cores": _cores()}
     try:
+        store.set(f"rank{place.rank}", json.dumps({**mine, "facts": dict(facts)}))
         if place.rank == 0:
             found = store.multi_get([f"rank{rank}" for rank in range(place.world_size)])
             store.set("ranks", json.dumps(_compared([json.loads(one) for one in found], wanted)))
         compared = json.loads(store.get("ranks"))
-    except (DistStoreError, DistNetworkError) as error:
+        if place.rank == 0:  # it serves the store: the others have read it before this process may end
+            store.multi_get([f"read{rank}" for rank in range(1, place.world_size)])
+        else:
+            store.set(f"read{place.rank}", "")
+    except DistError as error:
         raise UserError(
-            f"rank {place.rank} of {place.world_size} on {socket.gethostname()}: not every rank that came to "
-            f"{place.master_addr}:{place.master_port} said who it is ({error}); one has ended, and says why, or "
-            "another job is at this port: set MASTER_PORT to a free one, for every rank"
+            f"{_who(place)}: {_absent(store, place)} ({error}); either one has ended, and says why, or cannot reach "
+            "rank 0: set MASTER_ADDR, for every rank; or another job is at this port: set MASTER_PORT to a free one"
         ) from error
-    if compared["refusal"]:
-        raise UserError(compared["refusal"])
+    if compared["problems"]:
+        raise UserError(*compared["problems"])
     return Neighbours(compared["leaders"], compared["sharing"][place.rank])
 
 
-def _compared(ranks: list[dict[str, object]], wanted: str) -> dict[str, object]:
+def _absent(store: Store, place: Rank) -> str:
+    """Which ranks have not come, as far as the store can still be asked."""
+    with contextlib.suppress(DistError):
+        if isinstance(store, TokenStore):
+            there = store.there([f"rank{rank}" for rank in range(place.world_size)])
+            absent = [str(rank) for rank, came in enumerate(there) if not came]
+            if absent:
+                return f"not every rank has come: missing {', '.join(absent)} of {place.world_size}"
+    return "not every rank has come"
+
+
+def _compared(ranks: list[dict[str, Any]], wanted: str) -> dict[str, object]:
     cores = [rank["cores"] for rank in ranks]
+    devices = refusal([str(rank["device"]) for rank in ranks], wanted)
     return {
-        "refusal": refusal([str(rank["device"]) for rank in ranks], wanted),
+        "problems": [*([devices] if devices else []), *differences(ranks)],
         "leaders": [number for number, rank in enumerate(ranks) if rank["local_rank"] == 0],
         "sharing": [cores.count(mine) for mine in cores],
     }
+
+
+def differences(ranks: list[dict[str, Any]]) -> list[str]:
+    """A sentence for each fact that is not the same on all ranks. Each of `ranks` has a "host" and its "facts"."""
+    problems = []
+    for name in dict.fromkeys(name for rank in ranks for name in rank["facts"]):
+        who: dict[str, list[str]] = {}
+        for number, rank in enumerate(ranks):
+            value = json.dumps(rank["facts"][name]) if name in rank["facts"] else "absent"
+            who.setdefault(value, []).append(f"{number} ({rank['host']})")
+        if len(who) > 1:
+            said = "; ".join(f"{value} on {_ranks(numbers)}" for value, numbers in who.items())
+            problems.append(f"the ranks do not do the same run: {name} is {said}: start every rank with the same")
+    return problems
+
+
+def _ranks(numbers: list[str]) -> str:
+    shown = ", ".join(numbers[:4]) + (f" and {len(numbers) - 4} more" if len(numbers) > 4 else "")
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
 
 
 def _cores() -> str:
@@ -125,22 +235,14 @@ def _who(place: Rank) -> str:
     return f"rank {place.rank} of {place.world_size}{by} on {socket.gethostname()}"
 
 
-def _taken(place: Rank, error: Exception) -> UserError:
-    return UserError(
-        f"{_who(place)}: cannot listen at port {place.master_port}, which is taken; set MASTER_PORT to a free one, for "
-        f"every rank ({error})"
-    )
-
-
-def _unreached(place: Rank, timeout: timedelta, serves: bool, error: Exception) -> UserError:
-    where = f"{place.master_addr}:{place.master_port}"
-    if serves:
+def _unreached(place: Rank, where: str, seconds: float, error: Exception) -> UserError:
+    if place.rank == 0:
         return UserError(
             f"{_who(place)}: listens at port {place.master_port}, but is not reached at {where}, where the others look "
             f"for it: that is not this machine; set MASTER_ADDR={socket.gethostname()}, for every rank ({error})"
         )
     return UserError(
-        f"{_who(place)}: nobody answered at {where} within {timeout.total_seconds():g} s, where rank 0 should be; "
+        f"{_who(place)}: nobody answered at {where} within {seconds:g} s, where rank 0 should be; "
         f"either rank 0 has ended, and says why, or it is on another machine: set MASTER_ADDR to that one, for every "
         f"rank ({error})"
     )

@@ -127,10 +127,15 @@ class Report:
         """A checkpoint is complete."""
         self._event("checkpoint", step=step, path=str(path), seconds=seconds)
 
-    def stopped(self, step: int, exit_code: int) -> None:
-        """The run was asked to stop, and has."""
-        self._event("stop", step=step, exit_code=exit_code)
-        self.display.say(f"stopped at step {step}; saved in {self.run.checkpoints.folder}; continue with --resume")
+    def stopped(self, step: int, asked: list[dict[str, Any] | None]) -> None:
+        """The run was asked to stop, and has. `asked`: of each rank `StopRequest.asked`; not all need have been."""
+        rank, first = next((rank, one) for rank, one in enumerate(asked) if one is not None)
+        self._event("stop", step=step, rank=rank, **first)
+        whom = "" if all(asked) else f" to rank {rank} (process {first['process']} on {first['host']})"
+        self.display.say(
+            f"stopped at step {step} by {first['signal']}{whom}; saved in {self.run.checkpoints.folder}; continue with "
+            "--resume"
+        )
 
     def ended(self, step: int) -> None:
         """All the steps are done."""

@@ -3,7 +3,9 @@ Does not save or exit: the loop does, after the step in which every rank has rec
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import time
 from types import FrameType
 from typing import Any
@@ -48,7 +50,9 @@ class StopRequest:
         """Whether this rank was asked to stop."""
         return self.signal is not None
 
-    @property
-    def exit_code(self) -> int:
-        """128 + the signal, as a shell reports it; SIGINT if another rank received the signal."""
-        return 128 + (self.signal or signal.SIGINT)
+    def asked(self) -> dict[str, Any] | None:
+        """How this process was asked to stop, with the exit code that a shell gives it; None: it was not."""
+        if self.signal is None:
+            return None
+        name = signal.Signals(self.signal).name
+        return {"signal": name, "exit_code": 128 + self.signal, "process": os.getpid(), "host": socket.gethostname()}

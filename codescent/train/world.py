@@ -4,24 +4,30 @@ Does not start processes (launch does) and moves no gradient or activation (stra
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TypeVar
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from codescent.base.agreement import from_first
+from codescent.base.agreement import from_first, together
+from codescent.base.beats import Beats
 from codescent.base.cores import available_cores, threads_per_rank
 from codescent.base.errors import UserError
+from codescent.base.parent import end_with_parent
 from codescent.base.rank import Rank
 from codescent.plan import AXES, Mesh, Plan
+from codescent.train.addresses import is_local, name_interface
 from codescent.train.devices import choose_device, name_of
 from codescent.train.messages import Messages
-from codescent.train.rendezvous import compare, meet
+from codescent.train.rendezvous import compare, differences, meet
 
 T = TypeVar("T")
 
@@ -32,21 +38,38 @@ DATASET_WAIT = timedelta(days=2)
 class World:
     """The ranks of a run as one of them sees them: device, store, and a process group for each axis of the mesh.
 
+    Args:
+        place: this process among the ranks.
+        device, num_threads, timeout_s: as in [train] and [parallel] of a config.
+        facts: JSON by name, which must be equal on all ranks.
+
     Raises:
-        UserError: the device is not there, or the ranks do not find each other.
+        UserError: the device is not there, the ranks do not find each other, or they differ in a fact, in torch or in
+            the code of this package.
     """
 
-    def __init__(self, place: Rank, device: str, num_threads: int | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        place: Rank,
+        device: str,
+        num_threads: int | None,
+        timeout_s: float,
+        facts: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        if place.child:
+            end_with_parent(f"rank {place.rank} of {place.world_size}")
         self.place = place
         self.is_first = place.rank == 0  # prints and writes the run folder
         self.device = choose_device(device, place)
         self.timeout = timedelta(seconds=timeout_s)
-        self.store = meet(place, self.timeout)
-        neighbours = compare(self.store, place, device, name_of(self.device))
+        self.meeting = meet(place, self.timeout)
+        self.store = self.meeting.store
+        own = {"codescent": code_digest(), "torch": torch.__version__}
+        neighbours = compare(self.store, place, device, name_of(self.device), {**own, **facts})
         self.leaders = neighbours.leaders
         self.num_threads = num_threads or _threads(neighbours.sharing)
         torch.set_num_threads(self.num_threads)
-        _name_interface(place)
+        name_interface(place, self.meeting.address)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
             store=self.store,
@@ -55,6 +78,7 @@ class World:
             timeout=self.timeout,
             device_id=self.device if self.device.type == "cuda" else None,
         )
+        self.beats = Beats.of(os.environ, place.world_size) if is_local(place) else None
         self.mesh = Mesh(dp_replicate=place.world_size)
         self.groups: dict[str, dist.ProcessGroup] = {}
 
@@ -94,6 +118,12 @@ class World:
         """What `make` returns on rank 0 (JSON data), on every rank; what it raises there is raised on every rank."""
         return from_first(UserError, make)
 
+    def refuse_differences(self, facts: Mapping[str, Any]) -> None:
+        """Raise UserError on every rank where these, JSON by name, are not the same on all ranks. Collective."""
+        everyone = together(UserError, lambda: {"host": socket.gethostname(), "facts": dict(facts)})
+        if problems := differences(everyone):
+            raise UserError(*problems)
+
     def all_agree(self, mine: bool) -> bool:
         """Whether `mine` is True on every rank."""
         votes = torch.tensor([int(mine)])
@@ -126,12 +156,17 @@ class World:
                 raise UserError(*dict.fromkeys(problems))
         work()
 
+    def at(self, position: float) -> None:
+        """Say how far this rank is, to whoever started it: see `base/beats`."""
+        if self.beats is not None:
+            self.beats.put(self.place.rank, position)
+
     def close(self) -> None:
         """Destroy the process groups."""
         self.groups.clear()
         gc.collect()  # what still holds a group in a cycle, so that its threads end with it
         dist.destroy_process_group()
-        del self.store  # rank 0's port is closed: a program that comes after this one may meet there
+        self.meeting.close()
 
 
 def _problems_of(work: Callable[[], object]) -> tuple[str, ...]:
@@ -142,28 +177,13 @@ def _problems_of(work: Callable[[], object]) -> tuple[str, ...]:
     return ()
 
 
-def _name_interface(place: Rank) -> None:
-    """Have gloo use loopback where all ranks are on this machine; else it goes by the address of the host's name.
-
-    Raises:
-        UserError: ranks are on several machines, and the name is one of loopback.
-    """
-    if "GLOO_SOCKET_IFNAME" in os.environ:
-        return
-    if place.local_world_size == place.world_size:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if os.uname().sysname == "Darwin" else "lo"
-        return
-    name = socket.gethostname()
-    try:
-        address = socket.gethostbyname(name)
-    except OSError as error:
-        address = f"nothing ({error})"
-    if address.startswith(("127.", "nothing")):
-        raise UserError(
-            f"rank {place.rank} of {place.world_size}: the ranks are on several machines, and the name of this one, "
-            f"{name}, stands for {address}, where no other reaches it; set GLOO_SOCKET_IFNAME (with CUDA "
-            "NCCL_SOCKET_IFNAME, too) to the network interface between them, such as eth0, for every rank"
-        )
+def code_digest() -> str:
+    """A hash of the sources of this package: equal where all ranks run the same code."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _threads(sharing: int) -> int:

@@ -1,0 +1,77 @@
+"""In: this process's cgroup and machine. Out: how many processes the kernel has killed there for lack of memory.
+Does not say which ones: the kernel counts them only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Kills:
+    """A count of the kernel's, and where it counts: in words."""
+
+    count: int
+    where: str
+
+
+def memory_kills() -> dict[Path, Kills]:
+    """The counts that can be read here, the narrowest first: of the cgroup (v2 or v1), of the machine."""
+    found: dict[Path, Kills] = {}
+    for path, limit in _of_cgroup():
+        if (count := _count(path)) is not None:
+            found[path] = Kills(count, f"in this job's cgroup{_limit(limit)}")
+    machine = Path("/proc/vmstat")
+    if (count := _count(machine)) is not None:
+        found[machine] = Kills(count, "on this machine")
+    return found
+
+
+def evidence(before: dict[Path, Kills]) -> str:
+    """Whether a SIGKILL was the kernel's, which had no memory left: what the counts since `before` say."""
+    if not before:
+        return "; if nobody sent it, the machine ran out of memory"
+    now = memory_kills()
+    for path, was in before.items():
+        if path in now and (more := now[path].count - was.count) > 0:
+            killed = "process" if more == 1 else "processes"
+            return f": out of memory: meanwhile the kernel has killed {more} {killed} {now[path].where}"
+    return "; somebody sent it: the kernel has killed no process for lack of memory"
+
+
+def _of_cgroup() -> Iterator[tuple[Path, Path]]:
+    """Files of this process's cgroup: its count of kills and its limit. In a container the root is its own."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            root, counts, limit = CGROUPS, "memory.events", "memory.max"
+        elif "memory" in controllers.split(","):
+            root, counts, limit = CGROUPS / "memory", "memory.oom_control", "memory.limit_in_bytes"
+        else:
+            continue
+        for folder in (root / path.lstrip("/"), root):
+            yield folder / counts, folder / limit
+
+
+def _count(path: Path) -> int | None:
+    try:
+        fields = dict(line.split()[:2] for line in path.read_text().splitlines())
+        return int(fields["oom_kill"])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _limit(path: Path) -> str:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return ""
+    limit = int(text) if text.isdigit() else 1 << 62
+    return f" (limit {limit / 2**20:,.0f} MiB)" if limit < 1 << 60 else ""

@@ -1,0 +1,347 @@
+"""In: a key that the ranks of a run share. Out: a store of small values that they and torch's process groups meet at.
+Does not carry tensors and reads nothing from a peer that has not shown the key; what it reads is JSON and bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any
+
+from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
+
+HANDSHAKE_S = 5.0
+"""A peer that has not shown the key by then is let go."""
+MOST_HANDSHAKES = 512
+"""Peers that may be showing the key at the same time; more are let go, and come again."""
+MOST_BYTES = 8 << 20
+"""Of a message, as in torch's TCPStore."""
+SILENT_S = 10.0
+"""How long after its deadline an answer may come: the server is stopped, or the network is cut."""
+SAID = 3
+"""Strangers that are named on the standard error."""
+
+_Message = tuple[dict[str, Any], list[bytes]]
+_REFUSED = (AuthenticationError, AssertionError, EOFError, OSError, ValueError)
+
+
+class StoreServer:
+    """The values, served by a thread of rank 0 on a listening socket, to those who know the key.
+
+    Each side proves that it knows the key by an HMAC of a random challenge, as `multiprocessing` does it.
+    """
+
+    def __init__(self, listener: socket.socket, key: bytes) -> None:
+        self._listener, self._key = listener, key
+        self._values: dict[str, bytes] = {}
+        self._waiting: defaultdict[str, list[_Waiter]] = defaultdict(list)
+        self._deadlines: list[_Waiter] = []
+        self._selector = selectors.DefaultSelector()
+        self._known: list[Connection[Any, Any]] = []  # have shown the key, and are not served yet
+        self._handshakes = threading.Semaphore(MOST_HANDSHAKES)
+        self._strangers = 0
+        acts = (self._set, self._add, self._compare_set, self._check, self._delete, self._wait)
+        self._acts = {act.__name__[1:]: act for act in acts}
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._closed = False
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="codescent store", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let every peer go."""
+        self._closed = True
+        os.write(self._wake_writer, b"x")
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while not self._closed:
+            for ready, _ in self._selector.select(self._patience_s()):
+                if ready.fileobj is self._listener:
+                    self._accept()
+                elif ready.fileobj == self._wake_reader:
+                    os.read(self._wake_reader, 4096)
+                    while self._known:
+                        self._selector.register(self._known.pop(), selectors.EVENT_READ)
+                else:
+                    self._answer(ready.fileobj)  # type: ignore[arg-type]
+            self._give_up()
+        for registered in list(self._selector.get_map().values()):
+            if not isinstance(registered.fileobj, int):
+                registered.fileobj.close()  # type: ignore[attr-defined]
+        self._selector.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            peer, address = self._listener.accept()
+            if self._handshakes.acquire(blocking=False):
+                threading.Thread(target=self._meet, args=(peer, address[0]), daemon=True).start()
+            else:
+                peer.close()
+
+    def _meet(self, peer: socket.socket, address: str) -> None:
+        connection = _connection(peer)
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+        except _REFUSED:
+            connection.close()
+            self._strangers += 1
+            if self._strangers <= SAID:
+                print(f"codescent: {address} did not show this run's token: let go", file=sys.stderr, flush=True)
+        else:
+            _without_timeout(connection)
+            self._known.append(connection)
+            os.write(self._wake_writer, b"x")
+        finally:
+            self._handshakes.release()
+
+    def _answer(self, peer: Connection[Any, Any]) -> None:
+        try:
+            head, data = _parsed(peer.recv_bytes(MOST_BYTES))
+            self._acts[head["do"]](peer, head, data)
+        except (EOFError, OSError, ValueError, LookupError, TypeError):  # it has gone, or is no rank of ours
+            self._selector.unregister(peer)
+            peer.close()
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+        for waiter in self._waiting.pop(key, []):
+            waiter.missing.discard(key)
+            if not waiter.missing:
+                self._reply(waiter)
+
+    def _reply(self, waiter: _Waiter) -> None:
+        if not waiter.done:
+            waiter.done = True
+            with contextlib.suppress(OSError):  # it has gone
+                _send(waiter.peer, {}, [self._values.get(key, b"") for key in waiter.keys])
+
+    def _set(self, peer: Connection[Any, Any], head: dict[str, Any], data: list[bytes]) -> None:
+        self._put(head["key"], data[0])
+        _send(peer, {}, [])
+
+    def _add(self, peer: Connection[Any, Any], head: dict[str, Any], data: list[bytes]) -> None:
+        total = int(self._values.get(head["key"], b"0")) + int(head["amount"])
+        self._put(head["key"], str(total).encode())
+        _send(peer, {"total": total}, [])
+
+    def _compare_set(self, peer: Connection[Any, Any], head: dict[str, Any], data: list[bytes]) -> None:
+        expected, wanted = data
+        current = self._values.get(head["key"])
+        if current == expected or (current is None and not expected):
+            self._put(head["key"], wanted)
+            current = wanted
+        _send(peer, {}, [expected if current is None else current])
+
+    def _check(self, peer: Connection[Any, Any], head: dict[str, Any], data: list[bytes]) -> None:
+        _send(peer, {"there": [key in self._values for key in head["keys"]]}, [])
+
+    def _delete(self, peer: Connection[Any, Any], head: dict[str, Any], data: list[bytes]) -> None:
+        _send(peer, {"there": self._values.pop(head["key"], None) is not None}, [])
+
+    def _wait(self, peer: Connection[Any, Any], head: dict[str, Any], data: list[bytes]) -> None:
+        waiter = _Waiter(peer, head["keys"], time.monotonic() + float(head["timeout_s"]))
+        waiter.missing = {key for key in waiter.keys if key not in self._values}
+        for key in waiter.missing:
+            self._waiting[key].append(waiter)
+        if waiter.missing:
+            self._deadlines.append(waiter)
+        else:
+            self._reply(waiter)
+
+    def _patience_s(self) -> float:
+        self._deadlines = [waiter for waiter in self._deadlines if not waiter.done]
+        soonest = min((waiter.deadline for waiter in self._deadlines), default=time.monotonic() + 60.0)
+        return max(0.0, soonest - time.monotonic())
+
+    def _give_up(self) -> None:
+        now = time.monotonic()
+        for waiter in self._deadlines:
+            if not waiter.done and waiter.deadline <= now:
+                waiter.done = True
+                with contextlib.suppress(OSError):
+                    _send(waiter.peer, {"missing": sorted(waiter.missing)}, [])
+
+
+class _Waiter:
+    """A peer that waits for keys."""
+
+    def __init__(self, peer: Connection[Any, Any], keys: list[str], deadline: float) -> None:
+        self.peer, self.keys, self.deadline = peer, keys, deadline
+        self.missing: set[str] = set()
+        self.done = False
+
+
+class TokenStore(Store):
+    """A rank's way to the values: one of torch's stores, for its process groups and for us.
+
+    A thread that waits for a key has a connection of its own.
+
+    Args:
+        connect: opens a connection to the server, whose peer is not known yet.
+        key: of the run.
+        timeout: how long `get` and `wait` wait.
+    """
+
+    def __init__(self, connect: Callable[[], socket.socket], key: bytes, timeout: timedelta) -> None:
+        super().__init__()
+        self._connect, self._key, self._timeout = connect, key, timeout
+        self._idle: list[Connection[Any, Any]] = []
+        self._clones: list[TokenStore] = []  # torch keeps the half of a clone that is not Python's
+        self._idle.append(self._connected())
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long `get` and `wait` wait."""
+        return self._timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change it."""
+        self._timeout = timeout
+
+    def clone(self) -> TokenStore:
+        """Another way to the same values."""
+        self._clones.append(TokenStore(self._connect, self._key, self._timeout))
+        return self._clones[-1]
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set a value."""
+        self._ask({"do": "set", "key": key}, [_bytes(value)])
+
+    def get(self, key: str) -> bytes:
+        """A value, once it is there. Raises DistStoreError: not within the timeout."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Values, once all are there. Raises DistStoreError: not within the timeout."""
+        return self._waited(keys, self._timeout)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all are there. Raises DistStoreError: not within the timeout."""
+        self._waited(keys, timeout or self._timeout)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number that begins at 0; the sum."""
+        return int(self._ask({"do": "add", "key": key, "amount": amount}, [])[0]["total"])
+
+    def compare_set(self, key: str, expected: str | bytes, wanted: str | bytes) -> bytes:
+        """Set a value that is as expected (b"": absent). Returns what is there afterwards."""
+        return self._ask({"do": "compare_set", "key": key}, [_bytes(expected), _bytes(wanted)])[1][0]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all are there."""
+        return all(self.there(keys))
+
+    def there(self, keys: Sequence[str]) -> list[bool]:
+        """Which are there."""
+        return list(self._ask({"do": "check", "keys": list(keys)}, [])[0]["there"])
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a value; whether it was there."""
+        return bool(self._ask({"do": "delete", "key": key}, [])[0]["there"])
+
+    def address(self) -> str:
+        """The address of this machine that the server is reached from."""
+        connection = self._idle[-1]
+        with socket.socket(fileno=os.dup(connection.fileno())) as again:
+            return str(again.getsockname()[0])
+
+    def close(self) -> None:
+        """Leave the server."""
+        for store in (self, *self._clones):
+            while store._idle:
+                store._idle.pop().close()
+
+    def _waited(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
+        seconds = timeout.total_seconds()
+        head, values = self._ask({"do": "wait", "keys": list(keys), "timeout_s": seconds}, [], seconds)
+        if missing := head.get("missing"):
+            raise DistStoreError(f"not there after {seconds:g} s: {', '.join(missing)}")
+        return values
+
+    def _ask(
+        self, head: dict[str, Any], data: list[bytes], patience_s: float = 0.0
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Raises DistStoreError: the server has gone, or is silent."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connected()
+        try:
+            _send(connection, head, data)
+            if not connection.poll(patience_s + SILENT_S):
+                raise DistStoreError(f"rank 0, at whose store the ranks meet, does not answer for {SILENT_S:g} s")
+            answer = _parsed(connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            connection.close()
+            raise DistStoreError(f"rank 0, at whose store the ranks meet, has gone ({error})") from error
+        except DistStoreError:
+            connection.close()
+            raise
+        self._idle.append(connection)
+        return answer
+
+    def _connected(self) -> Connection[Any, Any]:
+        """Raises AuthenticationError: the other side does not know the key; OSError: nobody is there."""
+        connection = _connection(self._connect())
+        try:
+            answer_challenge(connection, self._key)
+            deliver_challenge(connection, self._key)
+        except EOFError as error:  # too many at once, or it has just ended
+            connection.close()
+            raise ConnectionResetError(str(error)) from error
+        except (AssertionError, ValueError) as error:
+            connection.close()
+            raise AuthenticationError(str(error)) from error
+        except BaseException:
+            connection.close()
+            raise
+        _without_timeout(connection)
+        return connection
+
+
+def _connection(peer: socket.socket) -> Connection[Any, Any]:
+    """A socket as a connection whose reads end after HANDSHAKE_S."""
+    peer.setblocking(True)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(HANDSHAKE_S), 0))
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Connection(peer.detach())
+
+
+def _without_timeout(connection: Connection[Any, Any]) -> None:
+    with socket.socket(fileno=os.dup(connection.fileno())) as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _send(connection: Connection[Any, Any], head: dict[str, Any], data: Sequence[bytes]) -> None:
+    """One line of JSON, then the bytes whose sizes it names."""
+    line = json.dumps(head | {"sizes": [len(one) for one in data]}).encode()
+    connection.send_bytes(b"".join((line, b"\n", *data)))
+
+
+def _parsed(message: bytes) -> _Message:
+    line, _, rest = message.partition(b"\n")
+    head: dict[str, Any] = json.loads(line)
+    data, start = [], 0
+    for size in head["sizes"]:
+        data.append(rest[start : start + size])
+        start += size
+    return head, data

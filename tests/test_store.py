@@ -1,0 +1,257 @@
+"""In: peers that know the run's token, and strangers. Out: what the store answers the first, and that it stays shut.
+Does not train; the process groups over it are real ones."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import DistStoreError
+
+from codescent.base import token
+from codescent.base.errors import UserError
+from codescent.base.rank import LOOPBACK, Rank
+from codescent.train import rendezvous, store
+from codescent.train.store import StoreServer, TokenStore
+
+KEY = b"the key of this run"
+SECOND = timedelta(seconds=1)
+
+
+class Served:
+    """A server, and ways to it."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server((LOOPBACK, 0))
+        self.address = self.listener.getsockname()
+        self.server = StoreServer(self.listener, KEY)
+        self.stores: list[TokenStore] = []
+
+    def join(self, key: bytes = KEY, timeout: timedelta = SECOND) -> TokenStore:
+        self.stores.append(TokenStore(lambda: socket.create_connection(self.address), key, timeout))
+        return self.stores[-1]
+
+    def close(self) -> None:
+        for one in self.stores:
+            one.close()
+        self.server.close()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    made = Served()
+    yield made
+    made.close()
+
+
+def test_what_one_sets_the_others_get(served: Served) -> None:
+    mine, other = served.join(), served.join()
+    mine.set("a", "text")
+    mine.set("b", b"\x00\n\xff")
+    assert other.get("a") == b"text"
+    assert other.multi_get(["b", "a"]) == [b"\x00\n\xff", b"text"]
+    assert [other.add("n", 2), mine.add("n", -5)] == [2, -3]
+    assert other.check(["a", "b"])
+    assert not other.check(["a", "c"])
+    assert other.there(["c", "a"]) == [False, True]
+    assert mine.compare_set("c", "", "first") == b"first"
+    assert other.compare_set("c", "", "second") == b"first"
+    assert other.compare_set("c", "first", "second") == b"second"
+    assert other.compare_set("d", "first", "second") == b"first"
+    assert mine.delete_key("a")
+    assert not other.delete_key("a")
+    assert mine.clone().get("b") == b"\x00\n\xff"
+
+
+def test_who_waits_is_answered_when_the_last_value_comes(served: Served) -> None:
+    mine, other = served.join(timeout=timedelta(seconds=60)), served.join()
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(mine.multi_get, ["x", "y"]) for _ in range(2)]  # two threads of one rank
+        other.set("x", "1")
+        time.sleep(0.05)
+        assert not any(one.done() for one in both)
+        other.set("y", "2")
+        assert [one.result(timeout=30) for one in both] == [[b"1", b"2"]] * 2
+
+
+def test_what_does_not_come_is_named_after_the_timeout(served: Served) -> None:
+    mine = served.join()
+    mine.set("there", "1")
+    with pytest.raises(DistStoreError, match=r"not there after 0\.2 s: gone, missing"):
+        mine.wait(["there", "missing", "gone"], timedelta(seconds=0.2))
+    assert mine.get("there") == b"1"  # the connection is as good as before
+
+
+def test_a_server_that_has_gone_or_is_silent(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = served.join()
+    monkeypatch.setattr(store, "SILENT_S", 0.2)
+    monkeypatch.setitem(served.server._acts, "check", lambda *_: time.sleep(1))
+    with pytest.raises(DistStoreError, match=r"does not answer for 0\.2 s"):
+        mine.check(["a"])
+    served.server.close()
+    with pytest.raises((DistStoreError, OSError)):
+        mine.set("a", "1")
+
+
+# strangers
+
+
+class Trap:
+    """Makes a folder when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self.path),))
+
+
+def test_a_stranger_is_let_go_and_nothing_of_its_is_read(
+    served: Served, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    served.join().set("secret", "1")
+    request = b'{"do": "wait", "keys": ["secret"], "timeout_s": 1, "sizes": []}\n'
+    frame = len(request).to_bytes(4, "big") + request
+    trap = pickle.dumps(Trap(tmp_path / "trapped"))
+    for sent in (b"", frame, b"\xff" * 64, b"GET / HTTP/1.0\r\n\r\n", (1 << 30).to_bytes(4, "big"), trap):
+        with socket.create_connection(served.address) as stranger:
+            stranger.settimeout(30)
+            stranger.recv(4096)  # the challenge
+            stranger.sendall(sent)
+            stranger.shutdown(socket.SHUT_WR)
+            rest = b""
+            while data := _received(stranger):
+                rest += data
+            assert b"1" not in rest.replace(b"#FAILURE#", b"")
+    with pytest.raises(AuthenticationError):
+        served.join(b"another key")
+    with pytest.raises((AuthenticationError, OSError)), Client(served.address, authkey=b"another") as client:
+        client.send(Trap(tmp_path / "trapped"))
+    assert list(tmp_path.iterdir()) == []
+    said = capfd.readouterr().err
+    assert said.count("127.0.0.1 did not show this run's token") == store.SAID
+    assert served.join().get("secret") == b"1"
+
+
+def _received(stranger: socket.socket) -> bytes:
+    try:
+        return stranger.recv(4096)
+    except ConnectionResetError:
+        return b""
+
+
+def test_strangers_that_say_nothing_keep_nobody_out(served: Served) -> None:
+    silent = [socket.create_connection(served.address) for _ in range(100)]
+    try:
+        served.join().set("a", "1")
+        assert served.join().get("a") == b"1"
+    finally:
+        for one in silent:
+            one.close()
+
+
+def test_a_peer_that_breaks_the_protocol_is_let_go(served: Served) -> None:
+    good, bad = served.join(), served.join()
+    (connection,) = bad._idle
+    connection.send_bytes(b'{"do": "launch", "sizes": []}\n')
+    with pytest.raises((EOFError, OSError)):
+        connection.recv_bytes()
+    good.set("a", "1")
+    assert good.get("a") == b"1"
+
+
+def test_a_server_that_does_not_know_the_key_is_told_nothing() -> None:
+    """Who sits at the port in rank 0's place is shown no token, and believed nothing."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+
+        def pretend() -> None:
+            peer, _ = listener.accept()
+            with Connection(peer.detach()) as connection:
+                connection.send_bytes(b"#CHALLENGE#" + b"x" * 20)
+                heard.append(connection.recv_bytes())
+                connection.send_bytes(b"#WELCOME#")
+                heard.append(connection.recv_bytes())  # its challenge
+                connection.send_bytes(b"wrong")
+
+        heard: list[bytes] = []
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(AuthenticationError):
+            TokenStore(lambda: socket.create_connection(listener.getsockname()), KEY, SECOND)
+        thread.join()
+    assert all(KEY not in one for one in heard)
+
+
+# the token
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv(token.TOKEN, raising=False)
+    return tmp_path
+
+
+def test_ranks_of_one_user_find_one_token_which_nobody_else_can_read(home: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        keys = set(pool.map(lambda _: token.key_of({}, "job 1"), range(32)))
+    assert len(keys) == 1
+    assert token.key_of({}, "job 2") not in keys
+    path = home / ".codescent" / "token"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in path.parent.iterdir()] == ["token"]
+    assert token.key_of({token.TOKEN: path.read_text()}, "job 1") in keys
+    assert token.key_of({token.TOKEN: "other"}, "job 1") not in keys
+
+
+def test_a_token_that_others_can_read_or_that_cannot_be_kept_is_refused(home: Path) -> None:
+    token.key_of({}, "")
+    path = home / ".codescent" / "token"
+    path.chmod(0o644)
+    with pytest.raises(UserError, match=r"token: others may read this secret: chmod 600"):
+        token.key_of({}, "")
+    path.unlink()
+    path.touch(0o600)
+    with pytest.raises(UserError, match="is empty: delete it"):
+        token.key_of({}, "")
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.write_text("a file")
+    with pytest.raises(UserError, match=r"cannot be kept there .* export CODESCENT_TOKEN"):
+        token.key_of({}, "")
+
+
+def test_ranks_of_another_job_are_refused_in_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "STRANGER_S", 0.3)
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        port = probe.getsockname()[1]
+    meeting = rendezvous.meet(Rank(0, 0, 2, 2, LOOPBACK, port, job="srun 1.0"), SECOND)
+    try:
+        with pytest.raises(UserError, match=r"another token.*MASTER_PORT.*~/\.codescent/token.*export CODESCENT_TOKEN"):
+            rendezvous.meet(Rank(1, 1, 2, 2, LOOPBACK, port, job="srun 2.0"), SECOND)
+        rendezvous.meet(Rank(1, 1, 2, 2, LOOPBACK, port, job="srun 1.0"), SECOND).close()
+    finally:
+        meeting.close()
+
+
+def test_facts_that_differ_are_named_with_their_ranks() -> None:
+    ranks = [{"host": "a", "facts": {"seed": 1, "lr": 0.1}}, {"host": "b", "facts": {"seed": 1, "lr": 0.2}}]
+    assert rendezvous.differences([ranks[0]] * 3) == []
+    (problem,) = rendezvous.differences([ranks[0]] * 5 + [ranks[1]])
+    assert problem == (
+        "the ranks do not do the same run: lr is 0.1 on ranks 0 (a), 1 (a), 2 (a), 3 (a) and 1 more; 0.2 on rank 5 "
+        "(b): start every rank with the same"
+    )
+    assert rendezvous.differences([ranks[0], {"host": "b", "facts": {"seed": 1}}])[0].count("absent on rank 1 (b)") == 1
