@@ -14,6 +14,8 @@ from hypothesis import settings
 settings.register_profile("no deadline", deadline=None)  # tests never assert wall-clock times
 settings.load_profile("no deadline")
 
+os.environ.setdefault("CODESCENT_TOKEN", "of the tests")  # no test makes a file in the user's home
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -399,6 +400,35 @@ local.run_ranks(["sleep", "50"], 9, os.environ)
     code, _, err = launch(9, "", setup=setup).end()
     assert code == 1
     assert "UserError: cannot start rank 2 of 9: Resource temporarily unavailable" in err
+
+
+# Being late
+
+BEAT = """
+from codescent.base.beats import Beats
+Beats.of(os.environ, 2).put(rank, 3.5 - rank)
+"""
+QUICK = "from codescent.launch import watch; watch.BEHIND_S = 0.3; local.LOOK_EVERY_S = 0.1"
+
+
+def test_a_rank_that_is_far_behind_is_named_once(launch: Start) -> None:
+    run = launch(2, BEAT + "ready(); wait_for('go'); Beats.of(os.environ, 2).put(rank, float('inf'))", setup=QUICK)
+    pids = run.pids()
+    assert run.process.stderr is not None
+    line = run.process.stderr.readline()
+    assert line.startswith(f"codescent: rank 1 of 2 (pid {pids[1]}) is behind: in step 3 for ")
+    time.sleep(0.5)
+    run.let("go")
+    assert run.end() == (0, "", "")
+
+
+def test_a_rank_that_ends_in_the_middle_of_its_steps_is_named(launch: Start) -> None:
+    run = launch(2, BEAT + "ready(); wait_for('never') if rank == 0 else wait_for('go')")
+    run.pids()
+    run.let("go")
+    code, _, err = run.end()
+    assert code == 1
+    assert re.search(r"rank 1 of 2 \(pid \d+\) ended with exit code 0 in the middle of its steps", err)
 
 
 # Being stopped

@@ -1,0 +1,299 @@
+"""In: runs that train on several ranks, and what befalls them: stopped, frozen, killed, told to do different things.
+Out: who is named, in what time (a deadline is no measurement), and that nothing is lost. Real processes and signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from runs import codescent, environment, make_project, start
+
+from codescent.record import RunFolder
+
+ENDLESS = ("train.num_steps=100000000", "optimizer.decay_steps=1000", "train.eval_every=0", "run.name=endless")
+TIMEOUT_S = 100
+
+
+class Run:
+    """`codescent train` on local ranks that takes steps until somebody ends it."""
+
+    def __init__(self, folder: Path, ranks: int, command: Sequence[str] = (), **env: str) -> None:
+        self.folder = folder
+        words = ["train", "run.toml", *ENDLESS, "--ranks", str(ranks)]
+        popen: dict[str, Any] = {"cwd": folder, "env": environment(**env), "text": True, "stdout": -1, "stderr": -1}
+        self.process = subprocess.Popen(command, **popen) if command else start(folder, *words)
+        self.err = ""
+        self.ranks: list[psutil.Process] = []
+
+    def until(self, what: str, pattern: str) -> str:
+        """Read the standard error until a line fits."""
+        assert self.process.stderr is not None
+        end = time.monotonic() + TIMEOUT_S
+        while (found := re.search(pattern, self.err)) is None:
+            assert time.monotonic() < end, f"{what}: {self.err}"
+            if select.select([self.process.stderr], [], [], 0.1)[0]:
+                self.err += os.read(self.process.stderr.fileno(), 4096).decode()
+        return found[0]
+
+    def steps(self, more: int = 3) -> None:
+        """Wait until some more steps are done."""
+        csv, end = self.folder / "runs" / "endless" / "metrics.csv", time.monotonic() + TIMEOUT_S
+
+        def rows() -> int:
+            return len(csv.read_text().splitlines()) if csv.exists() else 0
+
+        before = rows()
+        while rows() < max(before, 1) + more:
+            assert time.monotonic() < end, self.err
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.05)
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        self.ranks = sorted((one for one in children if "-m" in one.cmdline()), key=lambda one: one.pid)
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, standard output, standard error; no rank is left."""
+        out, err = self.process.communicate(timeout=TIMEOUT_S)
+        psutil.wait_procs(self.ranks, timeout=10)
+        assert not [one for one in self.ranks if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        return self.process.returncode, out, self.err + err
+
+    def close(self) -> None:
+        for one in [*self.ranks, self.process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.send_signal(signal.SIGCONT)
+                one.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    make_project(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def runs(project: Path) -> Iterator[list[Run]]:
+    made: list[Run] = []
+    yield made
+    for run in made:
+        run.close()
+
+
+def resumed_steps(project: Path) -> int:
+    """The run goes on from its last checkpoint for two steps; where it then is."""
+    (checkpoint,) = (project / "runs" / "endless" / "checkpoints").iterdir()
+    last = int(checkpoint.name.removeprefix("step_")) + 2
+    done = codescent(project, "train", "run.toml", *ENDLESS, f"train.num_steps={last}", "--resume")
+    assert done.returncode == 0, done.stderr
+    return int(RunFolder.open(project / "runs" / "endless").read_metrics()[-1]["step"]) - last
+
+
+def test_a_rank_that_is_stopped_is_named_and_wakes_to_save(project: Path, runs: list[Run]) -> None:
+    runs.append(run := Run(project, 2))
+    run.steps()
+    victim = run.ranks[1]
+    victim.send_signal(signal.SIGSTOP)
+    run.until("named", rf"codescent: rank 1 of 2 \(pid {victim.pid}\) is stopped .*: the others wait for it")
+    run.process.send_signal(signal.SIGTERM)
+    code, out, err = run.end()
+    assert code == 143
+    assert re.search(r"stopped at step \d+ by SIGTERM; saved in", out)
+    assert "SIGTERM: waiting for the ranks to save and stop" in err
+    assert "rank 1 of 2 goes on" in err
+    assert resumed_steps(project) == 0
+
+
+def test_a_rank_for_which_the_others_waited_in_vain_is_the_cause(project: Path, runs: list[Run]) -> None:
+    words = [sys.executable, "-m", "codescent", "train", "run.toml", "--ranks", "2", "parallel.timeout_s=4", *ENDLESS]
+    runs.append(run := Run(project, 2, words))
+    run.steps()
+    victim = run.ranks[1]
+    victim.send_signal(signal.SIGSTOP)
+    code, _, err = run.end()
+    assert code == 1
+    assert re.search(rf"codescent: the cause: rank 1 \(pid {victim.pid}\) is stopped", err)
+    assert err.index("the cause: rank 1") < err.index("rank 0 of 2")
+
+
+@pytest.mark.parametrize("address", ["", "localhost", socket.gethostname()])
+def test_ranks_of_one_machine_listen_on_loopback_alone(project: Path, runs: list[Run], address: str) -> None:
+    """Under our launcher and, with a MASTER_ADDR, under another."""
+    env = {"PMIX_NAMESPACE": f"prterun-{os.getpid()}@{address}", "MASTER_ADDR": address}
+    mpirun = [sys.executable, "-c", MPIRUN, "codescent", "train", "run.toml", *ENDLESS]
+    runs.append(run := Run(project, 2, mpirun, **env) if address else Run(project, 2))
+    run.steps()
+    listening = [one for rank in run.ranks for one in rank.net_connections("inet") if one.status == "LISTEN"]
+    assert len(listening) >= 3, "gloo's and the store's"
+    assert {one.laddr.ip for one in listening} == {"127.0.0.1"}
+
+
+def test_a_rank_that_nobody_can_wake_does_not_keep_the_others_from_ending(project: Path, runs: list[Run]) -> None:
+    freezer = Path("/sys/fs/cgroup/freezer") / f"codescent-{os.getpid()}"
+    try:
+        freezer.mkdir()
+    except OSError as error:
+        pytest.skip(f"no freezer cgroup can be made here: {error}")
+    try:
+        runs.append(run := Run(project, 2))
+        run.steps()
+        (freezer / "cgroup.procs").write_text(str(run.ranks[0].pid))
+        (freezer / "freezer.state").write_text("FROZEN")
+        run.until("named", r"rank 0 of 2 \(pid \d+\) is frozen \(its cgroup is\): the others wait for it")
+        run.process.send_signal(signal.SIGTERM)
+        run.until("answered", r"rank 0 is frozen \(its cgroup is\), and does not answer: all are killed")
+        (freezer / "freezer.state").write_text("THAWED")  # only now can it be killed
+        assert run.end()[0] == 143
+    finally:
+        (freezer / "freezer.state").write_text("THAWED")
+        for run in runs:
+            run.close()
+        freezer.rmdir()
+
+
+def test_a_request_to_one_rank_of_four_is_everybodys_and_names_it(project: Path, runs: list[Run]) -> None:
+    runs.append(run := Run(project, 4))
+    run.steps()
+    victim = run.ranks[1]
+    victim.terminate()
+    code, out, err = run.end()
+    assert (code, err) == (143, "")
+    assert re.search(rf"stopped at step \d+ by SIGTERM to rank 1 \(process {victim.pid} on .*\); saved in", out)
+    (event,) = [one for one in RunFolder.open(project / "runs" / "endless").read_events() if one["kind"] == "stop"]
+    assert (event["rank"], event["signal"], event["process"]) == (1, "SIGTERM", victim.pid)
+    assert resumed_steps(project) == 0
+
+
+def test_out_of_memory_is_told_by_the_kernels_count(project: Path, runs: list[Run]) -> None:
+    group = Path("/sys/fs/cgroup/memory") / f"codescent-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup of version 1 can be made here: {error}")
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(300 << 20))
+        command = shlex.join([sys.executable, "-m", "codescent", "train", "run.toml", "--ranks", "2", *ENDLESS])
+        runs.append(run := Run(project, 2, ["sh", "-c", f"echo $$ > {group}/cgroup.procs; exec {command}"]))
+        code, _, err = run.end()
+        assert code == 137, err
+        assert re.search(
+            r"rank \d of 2 \(pid \d+\) was killed by SIGKILL \(9\): out of memory: meanwhile the kernel has killed \d+ "
+            r"process(es)? in this job's cgroup \(limit 300 MiB\)",
+            err,
+        )
+    finally:
+        for run in runs:
+            run.close()
+        group.rmdir()
+
+
+# who started the ranks
+
+MPIRUN = """
+import os, subprocess, sys, time
+ranks = [
+    subprocess.Popen([sys.executable, "-m", *sys.argv[1:]], env={**os.environ, **{
+        f"OMPI_COMM_WORLD_{name}": str(number)
+        for name, number in dict(RANK=rank, LOCAL_RANK=rank, SIZE=2, LOCAL_SIZE=2).items()
+    }})
+    for rank in range(2)
+]
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
+def test_ranks_end_with_who_started_them(project: Path, runs: list[Run], launcher: str) -> None:
+    words = ["codescent", "train", "run.toml", *ENDLESS]
+    commands = {
+        "mpirun": [sys.executable, "-c", MPIRUN, *words],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", *words],
+    }
+    runs.append(run := Run(project, 2, commands[launcher], PMIX_NAMESPACE=f"prterun-{os.getpid()}@1"))
+    run.steps()
+    assert len(run.ranks) == 2
+    run.process.kill()
+    gone, left = psutil.wait_procs(run.ranks, timeout=30)
+    assert (len(gone), left) == (2, [])
+    assert "which started it, has gone: it ends, too" in run.end()[2]
+
+
+# ranks that were told different things
+
+
+def ranks_of(project: Path, words: list[list[str]], job: str, **env: str) -> list[subprocess.CompletedProcess[str]]:
+    """`codescent train` as ranks of one srun, each with words of its own, all to their end."""
+    size = str(len(words))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "codescent", "train", "run.toml", "run.name=apart", *own],
+            cwd=project,
+            env=environment(
+                SLURM_JOB_ID=f"{os.getpid()}{job}",
+                SLURM_STEP_ID="0",
+                SLURM_STEP_NODELIST="n1",
+                SLURM_NODEID="0",
+                SLURM_STEP_NUM_TASKS=size,
+                SLURM_STEP_TASKS_PER_NODE=size,
+                SLURM_PROCID=str(rank),
+                SLURM_LOCALID=str(rank),
+                **env,
+            ),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank, own in enumerate(words)
+    ]
+    done = []
+    for process in processes:
+        out, err = process.communicate(timeout=TIMEOUT_S)
+        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    return done
+
+
+@pytest.mark.parametrize(
+    ("key", "mine", "other"),
+    [
+        ("run.seed", "1", "2"),
+        ("optimizer.learning_rate", "0.01", "0.02"),
+        ("train.global_batch_size", "8", "16"),
+        ("model.hidden_dim", "16", "32"),
+    ],
+)
+def test_ranks_with_different_configs_train_nothing(project: Path, key: str, mine: str, other: str) -> None:
+    done = ranks_of(project, [[f"{key}={mine}"], [f"{key}={mine}"], [f"{key}={other}"]], key)
+    for rank in done:
+        assert rank.returncode == 2, rank.stderr
+        assert re.search(
+            rf"{key} is {mine} on ranks 0 \(.*\), 1 \(.*\); {other} on rank 2 \(.*\): start every rank with the same",
+            rank.stderr,
+        )
+        assert "Traceback" not in rank.stderr
+    assert not (project / "runs" / "apart").exists()
+
+
+def test_ranks_with_different_code_train_nothing(project: Path) -> None:
+    """The package of the second rank is pretended to be another."""
+    (project / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('SLURM_PROCID') == '1':\n"
+        "    import codescent.train.world as world\n"
+        "    world.code_digest = lambda: 'other'\n"
+    )
+    package = Path(__file__).resolve().parent.parent
+    for rank in ranks_of(project, [[], []], "code", PYTHONPATH=os.pathsep.join([str(project), str(package)])):
+        assert rank.returncode == 2, rank.stderr
+        assert re.search(r'codescent is "[0-9a-f]{16}" on rank 0 .*; "other" on rank 1 ', rank.stderr)
