@@ -112,6 +112,7 @@ def trainer_of(case: dict[str, Any], plan: Plan, rank: int, loader: Any = None) 
     world: Any = World.__new__(World)
     world.place = SimpleNamespace(rank=rank, world_size=plan.mesh.world_size)
     world.device, world.timeout, world.groups = torch.device("cpu"), timedelta(seconds=60), {}
+    world.beats = None
     world.divide(plan)
     dataset: Any = SimpleNamespace(vocab_size=VOCAB)
     stop: Any = SimpleNamespace(is_requested=lambda: False)

@@ -116,6 +116,16 @@ def test_a_rank_that_is_stopped_is_named_and_wakes_to_save(project: Path, runs: 
     assert resumed_steps(project) == 0
 
 
+def test_one_process_answers_at_once(project: Path, runs: list[Run]) -> None:
+    runs.append(run := Run(project, 1))
+    run.steps()
+    run.process.terminate()
+    code, out, err = run.end()
+    assert (code, err) == (143, "codescent: SIGTERM: saves and stops after this step\n")
+    assert re.search(r"stopped at step \d+ by SIGTERM; saved in", out)
+    assert resumed_steps(project) == 0
+
+
 def test_a_rank_for_which_the_others_waited_in_vain_is_the_cause(project: Path, runs: list[Run]) -> None:
     words = [sys.executable, "-m", "codescent", "train", "run.toml", "--ranks", "2", "parallel.timeout_s=4", *ENDLESS]
     runs.append(run := Run(project, 2, words))

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -43,6 +44,9 @@ class StopRequest:
     def _asked(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
             self.signal, self._first = number, time.monotonic()
+            if self.alone:  # of several ranks the launcher says it; `print` may be what was interrupted
+                with suppress(OSError):
+                    os.write(2, f"codescent: {signal.Signals(number).name}: saves and stops after this step\n".encode())
         elif self.alone and number == signal.SIGINT and time.monotonic() - self._first > AGAIN_S:
             raise KeyboardInterrupt
 
