@@ -154,6 +154,22 @@ def test_descriptions_with_a_wrong_field(
     assert problem.endswith("delete this folder and prepare it again")
 
 
+def test_a_description_has_its_own_hash_where_this_version_wrote_it(ours: Path, tmp_path: Path) -> None:
+    path = ours / "description.json"
+    whole = path.read_text()
+    path.write_text(whole.replace('"vocab_size": 8', '"vocab_size": 9'))
+    assert refusal(ours) == (f"{path}: changed since it was written: delete this folder and prepare it again",)
+    fields = json.loads(whole)
+    del fields["digest"]
+    path.write_text(json.dumps(fields))  # as an earlier version wrote it
+    assert open_dataset(ours).vocab_size == 8
+    (tmp_path / "text.txt").touch()  # another stamp is noted, and sealed
+    assert prepare(str(tmp_path / "text.txt"), "char", tmp_path / "datasets") == ours
+    assert json.loads(path.read_text())["stamp"] != fields["stamp"]
+    assert "digest" in json.loads(path.read_text())
+    open_dataset(ours).verify()
+
+
 def test_a_tokenizer_that_was_changed_or_lost(ours: Path) -> None:
     path = ours / "tokenizer.json"
     path.write_text(path.read_text().replace("{", "{ ", 1))

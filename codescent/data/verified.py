@@ -64,11 +64,13 @@ def hashes(
         again: read every file, whatever is noted.
     """
     place, known = _noted(folder)
-    found = {name: known[name]["sha256"] for name in files if name in known and not again}
-    found = {
-        name: sha256
-        for name, sha256 in found.items()
-        if files[name] in (None, sha256) and known[name]["stamp"] == _stamp(folder / name)
+    found: dict[str, str] = {
+        name: entry["sha256"]
+        for name, expected in files.items()
+        if not again
+        and (entry := known.get(name))
+        and expected in (None, entry["sha256"])
+        and entry["stamp"] == _stamp(folder / name)
     }
     paths = [folder / name for name in files if name not in found]
     size_bytes = sum((_stamp(path) or [0])[0] for path in paths)
