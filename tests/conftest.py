@@ -28,6 +28,14 @@ def data_dir() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache folder of the tests' own: notes of datasets that are gone are nobody's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def forker() -> Iterator[Forker]:
     """One process that has imported torch, and forks ranks."""

@@ -3,6 +3,7 @@ Does not assert anything: the tests do. Tests ask through `forker`; a rank does 
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import json
@@ -24,6 +25,8 @@ from torch.distributed import distributed_c10d
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.config.load import load
+from codescent.data import verified
+from codescent.data.text import dataset
 from codescent.operators.linear import Linear
 from codescent.train import machine
 from codescent.train.execute import Executor
@@ -160,7 +163,32 @@ def infinite_gradient() -> None:
     Linear._product = product  # type: ignore[method-assign]
 
 
-FAULTS: dict[str, Callable[[], None]] = {"infinite_gradient": infinite_gradient}
+def earlier_fingerprint() -> None:
+    """Shards of others have the fingerprint that earlier versions gave them."""
+    whole = dataset._open_foreign
+
+    def opened(found: Any) -> dataset.Dataset:
+        made = whole(found)
+        assert made.earlier is not None
+        return dataclasses.replace(made, fingerprint=made.earlier)
+
+    dataset._open_foreign = opened
+
+
+def reads_no_file_whole() -> None:
+    """The last rank fails where it hashes a file of the dataset by itself."""
+
+    def read(path: Path, advance: Any) -> Any:
+        raise AssertionError(f"{path} was read")
+
+    verified._read = read
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "infinite_gradient": infinite_gradient,
+    "earlier_fingerprint": earlier_fingerprint,
+    "reads_no_file_whole": reads_no_file_whole,
+}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from codescent import tasks
-from codescent.data.prepared import digest
+from codescent.base.sealed import digest
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.dataset import open_dataset
 from codescent.tasks.task import TaskRequest

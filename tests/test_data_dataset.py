@@ -99,23 +99,20 @@ def test_our_shards_that_are_truncated_or_missing(ours: Path, tmp_path: Path) ->
 def test_our_shards_with_other_tokens(ours: Path) -> None:
     path = ours / "train_000001.bin"
     tokens = np.fromfile(path, "<u2")
-    fingerprint = open_dataset(ours).fingerprint
-    tokens[7] = 0 if tokens[7] else 1
-    path.write_bytes(tokens.tobytes())
-    opened = open_dataset(ours)  # inside the vocabulary: only the whole check finds it
-    assert opened.fingerprint == fingerprint
-    with pytest.raises(UserError, match=f"{path.name}: changed: sha256"):
-        opened.verify()
-    tokens[7] = 500
-    path.write_bytes(tokens.tobytes())
-    assert f"{path}: token 500 at byte 14 is outside" in refusal(ours)[0]
-
-
-def test_large_datasets_are_checked_as_they_are_read(ours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = ours / "train_000000.bin"
-    path.write_bytes(b"\xff\xff" * 400)
-    monkeypatch.setattr(dataset, "CHECKED_BYTES", 10)
     opened = open_dataset(ours)
+    opened.verify()
+    tokens[7] = 0 if tokens[7] else 1
+    path.write_bytes(tokens.tobytes())  # inside the vocabulary: the sha256 alone tells
+    assert f"{path}: changed: sha256" in refusal(ours)[0]
+    with pytest.raises(UserError, match=f"{path.name}: changed"):
+        opened.verify()
+
+
+def test_large_datasets_of_others_are_checked_as_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("train.bin", "val.bin"):
+        np.full(400, 65535, "<u2").tofile(tmp_path / name)
+    monkeypatch.setattr(dataset, "CHECKED_BYTES", 10)
+    opened = open_dataset(tmp_path)
     with pytest.raises(UserError, match="token 65535 at byte 0"):
         opened.train.read(np.array([0]), 8)
 
@@ -155,6 +152,22 @@ def test_descriptions_with_a_wrong_field(
     problem = refusal(ours)[0]
     assert expected in problem
     assert problem.endswith("delete this folder and prepare it again")
+
+
+def test_a_description_has_its_own_hash_where_this_version_wrote_it(ours: Path, tmp_path: Path) -> None:
+    path = ours / "description.json"
+    whole = path.read_text()
+    path.write_text(whole.replace('"vocab_size": 8', '"vocab_size": 9'))
+    assert refusal(ours) == (f"{path}: changed since it was written: delete this folder and prepare it again",)
+    fields = json.loads(whole)
+    del fields["digest"]
+    path.write_text(json.dumps(fields))  # as an earlier version wrote it
+    assert open_dataset(ours).vocab_size == 8
+    (tmp_path / "text.txt").touch()  # another stamp is noted, and sealed
+    assert prepare(str(tmp_path / "text.txt"), "char", tmp_path / "datasets") == ours
+    assert json.loads(path.read_text())["stamp"] != fields["stamp"]
+    assert "digest" in json.loads(path.read_text())
+    open_dataset(ours).verify()
 
 
 def test_a_tokenizer_that_was_changed_or_lost(ours: Path) -> None:

@@ -134,7 +134,7 @@ def test_what_a_killed_preparation_leaves_is_made_anew(
 ) -> None:
     root = tmp_path / "datasets"
     with monkeypatch.context() as patch:
-        patch.setattr("codescent.data.prepared.write_json", lambda *_: os._exit(9))
+        patch.setattr("codescent.data.prepared.write_sealed", lambda *_: os._exit(9))
         child = os.fork()
         if child == 0:
             request_.prepare(root)
@@ -153,7 +153,7 @@ def test_damage_is_found_when_it_is_opened(tmp_path: Path, request_: Asked) -> N
     with pytest.raises(UserError) as caught:
         request_.prepare(tmp_path / "datasets")
     assert [problem.split(": ")[1] for problem in caught.value.problems] == [
-        "changed or cut short",
+        "changed",
         "cannot be read",
         "damaged",
     ]

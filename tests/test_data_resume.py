@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,53 @@ def test_what_a_kill_left_half_written_does_not_stay(tmp_path: Path, text: Path)
     for name in (".progress.json.partial", ".scan.json.partial", "tokenizer.new"):
         (only(root) / name).write_text("{")
     assert files_of(prepare(str(text), "char", root)) == files_of(prepare(str(text), "char", tmp_path / "whole"))
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "a shard that was closed": ("train_000001.bin", flipped, "changed: sha256"),
+    "one that is gone": ("train_000001.bin", Path.unlink, "cannot be read: No such file"),
+    "the open shard": ("the last shard", flipped, "changed: sha256"),
+    "the open shard, cut": ("the last shard", cut, "changed: sha256"),
+    "the open shard, gone": ("the last shard", Path.unlink, "missing"),
+    "the journal": (shards.JOURNAL, flipped, "damaged, or of an earlier version"),
+    "the first reading": ("scan.json", flipped, "damaged, or of an earlier version"),
+    "the first reading, cut": ("scan.json", cut, "damaged, or of an earlier version"),
+    "the tokenizer": ("tokenizer.json", flipped, "changed since it was written: made again"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_what_a_kill_left_and_damage_changed_is_made_again(
+    tmp_path: Path, text: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tokenizer is given by its name: the damaged file of it was taken over, and hashed as right."""
+    root, (name, damage, told) = tmp_path / "datasets", DAMAGES[what]
+    tokenizer = "bpe:300" if what == "the tokenizer" else "byte"
+    subprocess.run(command(text, tokenizer, root, before=KILL_AT_FSYNC.format(number=45)), timeout=60)
+    partial = only(root)
+    journal = json.loads((partial / shards.JOURNAL).read_text())
+    closed = len(journal["train"]["shards"])
+    assert closed > 5
+    assert 0 < journal["train"]["open_tokens"] < shards.SHARD_TOKENS
+    name = f"train_{closed:06d}.bin" if name == "the last shard" else name
+    damage(partial / name)
+    made = prepare(str(text), tokenizer, root)
+    said = capsys.readouterr().err
+    assert said.startswith(f"{partial / name}: ")
+    assert told in said
+    assert said.count("\n") == 1
+    assert files_of(made) == files_of(prepare(str(text), tokenizer, tmp_path / "whole"))
+    open_dataset(made).verify()
 
 
 def test_killed_again_and_again_with_workers_and_none_of_them_stays(tmp_path: Path, text: Path) -> None:

@@ -170,9 +170,9 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     folder = responses(corpus, "byte").prepare(tmp_path / "datasets")
     with (folder / "train_tokens.npy").open("ab") as stream:
         stream.write(b"x")
-    with pytest.raises(UserError, match="changed or cut short"):
+    with pytest.raises(UserError, match="changed"):
         ResponseDataset.open(folder)
-    with pytest.raises(UserError, match="changed or cut short"):
+    with pytest.raises(UserError, match="changed"):
         responses(str(folder), "byte").locate(tmp_path)
     (folder / "description.json").write_text("{}")
     with pytest.raises(UserError, match="damaged"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import io
 import json
 import os
@@ -20,9 +19,11 @@ from typing import Annotated, Any, Generic, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from codescent.base.durable import sha256_of, write_json, write_synced
+from codescent.base.durable import sha256_of, write_synced
 from codescent.base.errors import UserError
 from codescent.base.published import NO_SPACE, commit, is_full
+from codescent.base.sealed import SEAL, digest, is_sealed, write_sealed
+from codescent.data.verified import hashes
 
 DESCRIPTION = "description.json"
 TOKENIZER = "tokenizer.json"
@@ -62,11 +63,6 @@ class Description(Fields):
     request: dict[str, Any]
     tokenizer: TokenizerFields
     files: dict[str, str]  # name -> sha256
-
-
-def digest(value: Any) -> str:
-    """sha256 of a JSON value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def folder_of(root: Path, key: Any, corpus: str, tokenizer: str) -> Path:
@@ -126,7 +122,7 @@ def claimed(partial: Path) -> Iterator[None]:
 
 def describe(folder: Path, fields: Mapping[str, Any], files: Iterable[str]) -> None:
     """Write description.json, the last file: the fields, then the sha256 of each of `files`."""
-    write_json(folder / DESCRIPTION, {**fields, "files": {name: sha256_of(folder / name) for name in files}})
+    write_sealed(folder / DESCRIPTION, {**fields, "files": {name: sha256_of(folder / name) for name in files}})
 
 
 def write_array(path: Path, array: np.ndarray[Any, Any]) -> None:
@@ -158,25 +154,19 @@ def described(folder: Path, model: type[BaseModel], what: str) -> dict[str, Any]
         raise UserError(f"{path}: not JSON: {error}: {AGAIN}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}: {AGAIN}") from error
+    if SEAL in description and not is_sealed(description):  # earlier versions did not seal it
+        raise UserError(f"{path}: changed since it was written: {AGAIN}")
     return description
 
 
-def fingerprint_of(folder: Path, files: Mapping[str, str]) -> str:
-    """A hash of all files, each compared with its sha256. Raises UserError: all that are damaged."""
-    refuse_damaged(folder, changed(folder, files, "changed or cut short"))
-    return digest(dict(files))
-
-
-def changed(folder: Path, files: Mapping[str, str], what: str = "changed") -> list[str]:
-    """A sentence for each file that is missing or has another sha256."""
-    problems = []
-    for name, expected in files.items():
-        try:
-            if (found := sha256_of(folder / name)) != expected:
-                problems.append(f"{folder / name}: {what}: sha256 {found}, expected {expected}")
-        except OSError as error:
-            problems.append(f"{folder / name}: cannot be read: {error.strerror}")
-    return problems
+def changed(folder: Path, files: Mapping[str, str], *, again: bool = False) -> list[str]:
+    """A sentence for each file that is missing or has another sha256; see `hashes`."""
+    found, problems = hashes(folder, files, again=again)
+    return [
+        problems.get(name) or f"{folder / name}: changed: sha256 {found[name]}, expected {expected}"
+        for name, expected in files.items()
+        if found.get(name) != expected
+    ]
 
 
 def resized(folder: Path, sizes_bytes: Mapping[str, int]) -> list[str]:

@@ -73,7 +73,11 @@ class AnyDataset(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the samples. A checkpoint is only resumed on the same fingerprint."""
+        """A hash of the samples. A checkpoint is only resumed on the same fingerprint, or on the `earlier` one."""
+
+    @property
+    def earlier(self) -> str | None:
+        """The fingerprint that earlier versions gave the samples, where it was another."""
 
     @property
     def tokenizer_text(self) -> str | None:

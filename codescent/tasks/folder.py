@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
-import numpy.typing as npt
-
 from codescent.base.errors import UserError
+from codescent.base.sealed import digest
 from codescent.data import prepared as folders
+from codescent.data.file_array import FileArray, open_npy
 from codescent.data.samples import Source
 from codescent.data.text.request import KINDS
 from codescent.data.tokenizers import wordpiece
@@ -28,7 +27,7 @@ class FolderDataset:
 
     Attributes:
         form: the model of description.json, with its `format`; `what` says in words what the folder holds.
-        arrays: the .npy files, mapped, by name without suffix.
+        arrays: the .npy files, by name without suffix.
         fingerprint: changes with any byte of the files.
     """
 
@@ -38,18 +37,24 @@ class FolderDataset:
 
     path: Path
     description: dict[str, Any]
-    arrays: dict[str, npt.NDArray[Any]]
+    arrays: dict[str, FileArray]
     fingerprint: str
+    earlier: None = None
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a folder; every file is compared with its sha256.
+        """Open a folder; every file that changed since it was verified is compared with its sha256.
         Raises UserError: there is none, or every file that is damaged.
         """
         description = cls.described(path)
-        fingerprint = folders.fingerprint_of(path, description["files"])
-        files = [path / name for name in description["files"] if name.endswith(".npy")]
-        return cls(path, description, {file.stem: np.load(file, mmap_mode="r") for file in files}, fingerprint)
+        files: dict[str, str] = description["files"]
+        folders.refuse_damaged(path, folders.changed(path, files))
+        arrays = {
+            name.removesuffix(".npy"): open_npy(path / name, sha256)
+            for name, sha256 in files.items()
+            if name.endswith(".npy")
+        }
+        return cls(path, description, arrays, digest(files))
 
     @classmethod
     def described(cls, path: Path) -> dict[str, Any]:
@@ -72,7 +77,8 @@ class FolderDataset:
         return (self.path / folders.TOKENIZER).read_text(encoding="utf-8")
 
     def verify(self) -> None:
-        """Nothing: every byte was compared when it was opened."""
+        """Compare all files with their sha256 again. Raises UserError: all that are damaged."""
+        folders.refuse_damaged(self.path, folders.changed(self.path, self.description["files"], again=True))
 
     def source(self, split: str, seq_len: int, num_targets: int) -> Source:
         """See `AnyDataset`."""

@@ -3,12 +3,12 @@ Does not make samples: the source of each task does."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from codescent.data.samples import AnyDataset
-from codescent.data.text.dataset import Dataset, locate, open_dataset
+from codescent.data.text.dataset import Dataset, locate, open_dataset, vocab_size_of
 from codescent.data.text.prepare import prepare
 from codescent.tasks.task import VOCAB_SIZES, Task, TaskRequest
 
@@ -35,6 +35,18 @@ class TextDataset:
         return self.text.description
 
     @property
+    def earlier(self) -> str | None:
+        """See `AnyDataset`."""
+        if self.text.earlier is None:
+            return None
+        return replace(self, text=replace(self.text, fingerprint=self.text.earlier, earlier=None)).fingerprint
+
+    @property
+    def fingerprint(self) -> str:
+        """See `AnyDataset`."""
+        raise NotImplementedError
+
+    @property
     def tokenizer_text(self) -> str | None:
         """See `AnyDataset`."""
         return self.text.tokenizer_text
@@ -51,7 +63,7 @@ class TextTask(Task):
         cut, key = data.validation_fraction, data.text_key
         found = locate(data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key)
         if found is not None:
-            return open_dataset(found).vocab_size + self.marks
+            return vocab_size_of(found) + self.marks
         kind, _, size = data.tokenizer.partition(":")
         known = int(size) if kind == "bpe" else VOCAB_SIZES.get(data.tokenizer)
         return None if known is None else known + self.marks

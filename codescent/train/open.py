@@ -94,7 +94,7 @@ class OpenRun:
 
 
 def open_data(config: Config, world: World, *, resume: bool) -> tuple[Plan, AnyDataset]:
-    """Prepare the dataset on one rank of each machine, open it, make the plan, and create its process groups.
+    """Prepare and verify the dataset on one rank of each machine, open it, make the plan, create its process groups.
 
     Raises:
         UserError: whatever stands in the way, on every rank.
@@ -103,7 +103,7 @@ def open_data(config: Config, world: World, *, resume: bool) -> tuple[Plan, AnyD
     # Rank 0 reads files outside of the corpus (a chat template) and the date, and every rank takes them from it.
     pinned = world.from_first(lambda: pin(request, RunFolder.open(run_folder(config)) if resume else None))
     request = dataclasses.replace(request, pinned=pinned)
-    world.in_turn(lambda: tasks.prepare(request, progress=world.is_first))
+    world.in_turn(lambda: tasks.prepare_and_open(request, progress=world.is_first))
     dataset = tasks.prepare_and_open(request, progress=False)
     check_alike(dataset, world)
     plan = plan_with(config, dataset, world.place.world_size)
@@ -236,7 +236,7 @@ def _check_saved(run: OpenRun) -> None:
             f"model.weights = {run.plan.model.weights}: not the weights beside which the adapters of {run.path} were "
             "trained"
         )
-    if state["dataset"] != run.dataset.fingerprint:
+    if state["dataset"] not in (run.dataset.fingerprint, run.dataset.earlier):
         raise UserError(
             f"{run.dataset.path}: not the tokens that the run in {run.path} was trained on ({state['dataset']}, here "
             f"{run.dataset.fingerprint}); the order of samples would be another"

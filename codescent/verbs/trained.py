@@ -178,7 +178,7 @@ def dataset_of(trained: Trained) -> AnyDataset:
     """
     dataset = tasks.prepare_and_open(trained.request, progress=True)
     before = trained.saved.state.get("dataset")
-    if before not in (None, dataset.fingerprint):
+    if before not in (None, dataset.fingerprint, dataset.earlier):
         raise UserError(f"{dataset.path}: not what the run in {trained.folder.path} was trained on ({before})")
     return dataset
 

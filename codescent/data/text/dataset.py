@@ -4,7 +4,8 @@ Does not read samples (split.py does), does not write, does not import torch."""
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ from pydantic import Field, field_validator
 
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
+from codescent.base.sealed import digest
 from codescent.data import prepared
 from codescent.data.prepared import AGAIN, DESCRIPTION, SPLITS, TOKENIZER, Fields
 from codescent.data.text import corpora, download
@@ -22,8 +24,9 @@ from codescent.data.text.request import FORMAT, Request, make_request
 from codescent.data.text.split import Split, TextSource
 from codescent.data.tokenizers import bpe
 from codescent.data.tokenizers.tokenizer import Tokenizer, load
+from codescent.data.verified import hashes
 
-CHECKED_BYTES = 1 << 28  # up to so many bytes of tokens are checked when a dataset is opened; more, as they are read
+CHECKED_BYTES = 1 << 28  # of others up to so many bytes of tokens are checked at once; more, as they are read
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -70,7 +73,8 @@ class Dataset:
 
     Attributes:
         description: what is known of their making: of ours all of description.json, of others `format` and counts.
-        fingerprint: changes with the tokens: of our shards the sha256, of others their sizes, first and last bytes.
+        fingerprint: changes with the tokens.
+        earlier: of shards of others, the fingerprint of earlier versions: of sizes, first and last bytes.
     """
 
     path: Path
@@ -79,6 +83,7 @@ class Dataset:
     validation: Split
     description: dict[str, Any]
     fingerprint: str
+    earlier: str | None = None
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
@@ -112,10 +117,9 @@ class Dataset:
         return path.read_text(encoding="utf-8") if path.exists() else None
 
     def verify(self) -> None:
-        """Check every token, and our shards' sha256. Raises UserError: all shards that are not as they were made."""
+        """Read all of it again. Raises UserError: tokens outside the vocabulary, shards whose sha256 changed."""
         problems = [split.problem() for split in (self.train, self.validation)]
-        shards = [shard for split in self.description.get("splits", {}).values() for shard in split.get("shards", ())]
-        problems += prepared.changed(self.path, {shard["file"]: shard["sha256"] for shard in shards})
+        problems += prepared.changed(self.path, _hashes_of(self.train, self.validation), again=True)
         if wrong := [problem for problem in problems if problem]:
             ours = "request" in self.description
             raise UserError(*wrong, *([f"{self.path}: damaged: {AGAIN}"] if ours else []))
@@ -131,21 +135,24 @@ def token_shards(corpus: str) -> Path | None:
 def open_dataset(path: Path) -> Dataset:
     """Open the token shards of a folder: ours, nanoGPT's (train.bin, val.bin) or llm.c's (*_train*.bin, *_val*.bin).
 
+    Each shard that has changed since it was verified is read for its sha256.
+
     Raises:
-        UserError: no shards there; a shard truncated; a token outside the vocabulary (datasets of up to 256 MiB are
-            read whole for that, larger ones are checked as they are read).
+        UserError: no shards there; all shards that are not as they were made; a token of others outside the vocabulary
+            (up to 256 MiB are read whole for that, more are checked as they are read).
     """
     if (path / DESCRIPTION).is_file():
-        dataset = _open_ours(path)
-    elif is_foreign(path):
-        dataset = _open_foreign(read_foreign(path))
-    else:
-        raise UserError(f"{path}: no token shards here: neither {DESCRIPTION} nor train.bin: run codescent data")
-    splits = (dataset.train, dataset.validation)
-    size_bytes = sum(file.num_tokens * file.dtype.itemsize for split in splits for file in split.files)
-    if size_bytes <= CHECKED_BYTES and (problems := [problem for split in splits if (problem := split.problem())]):
-        raise UserError(*problems)
-    return dataset
+        return _open_ours(path)
+    if is_foreign(path):
+        return _open_foreign(read_foreign(path))
+    raise UserError(f"{path}: no token shards here: neither {DESCRIPTION} nor train.bin: run codescent data")
+
+
+def vocab_size_of(path: Path) -> int:
+    """The vocabulary of the token shards of a folder; ours are not read for it. Raises UserError as `open_dataset`."""
+    if (path / DESCRIPTION).is_file():
+        return int(read_description(path)["tokenizer"]["vocab_size"])
+    return open_dataset(path).vocab_size
 
 
 def locate(
@@ -201,7 +208,7 @@ def check_shards(folder: Path, description: dict[str, Any]) -> dict[str, tuple[S
     dtype = np.dtype(description["dtype"]).newbyteorder("<")
     shards = {
         split: tuple(
-            ShardFile(folder / shard["file"], 0, shard["tokens"], dtype)
+            ShardFile(folder / shard["file"], 0, shard["tokens"], dtype, shard["sha256"])
             for shard in description["splits"][split]["shards"]
         )
         for split in SPLITS
@@ -215,29 +222,52 @@ def check_shards(folder: Path, description: dict[str, Any]) -> dict[str, tuple[S
 
 def _open_ours(path: Path) -> Dataset:
     description = read_description(path)
-    hashes = [shard["sha256"] for split in description["splits"].values() for shard in split["shards"]]
-    fingerprint = hashlib.sha256(" ".join(hashes).encode()).hexdigest()
+    shards = check_shards(path, description)
     vocab_size = description["tokenizer"]["vocab_size"]
-    train, validation = (Split(name, files, vocab_size) for name, files in check_shards(path, description).items())
+    train, validation = (Split(name, files, vocab_size) for name, files in shards.items())
+    prepared.refuse_damaged(path, prepared.changed(path, _hashes_of(train, validation)))
+    known = " ".join(file.sha256 for files in shards.values() for file in files)
+    fingerprint = hashlib.sha256(known.encode()).hexdigest()
     return Dataset(path, vocab_size, train, validation, description, fingerprint)
 
 
+def _hashes_of(*splits: Split) -> dict[str, str]:
+    return {file.path.name: file.sha256 for split in splits for file in split.files}
+
+
 def _open_foreign(shards: Foreign) -> Dataset:
+    """Nobody knows what the sha256 of these should be: a run notes those that it began with, by the fingerprint."""
+    names = [file.path.name for file in (*shards.train, *shards.validation)]
+    found, problems = hashes(shards.folder, dict.fromkeys(names))
+    if problems:
+        raise UserError(*problems.values())
+    of_train, of_validation = (
+        tuple(replace(file, sha256=found[file.path.name]) for file in files)
+        for files in (shards.train, shards.validation)
+    )
+    files = (*of_train, *of_validation)
     vocab_size = shards.vocab_size
     if (shards.folder / TOKENIZER).exists():
         vocab_size = load(shards.folder / TOKENIZER).vocab_size
     if vocab_size is None:
         widest = max(np.iinfo(file.dtype).max for file in shards.train) + 1
-        vocab_size = 1 + max(Split("", files, widest).largest() for files in (shards.train, shards.validation))
-    digest = hashlib.sha256()
-    for file in (*shards.train, *shards.validation):
-        digest.update(f"{file.path.name} {file.num_tokens}\n".encode())
-        digest.update(prepared.edges_of(file.path))
-    train = Split("train", shards.train, vocab_size)
-    validation = Split("validation", shards.validation, vocab_size)
+        vocab_size = 1 + max(Split("", of_split, widest).largest() for of_split in (of_train, of_validation))
+    train, validation = Split("train", of_train, vocab_size), Split("validation", of_validation, vocab_size)
+    size_bytes = sum(file.num_tokens * file.dtype.itemsize for file in files)
+    if size_bytes <= CHECKED_BYTES and (outside := list(filter(None, (train.problem(), validation.problem())))):
+        raise UserError(*outside)
     description = {
         "format": shards.format,
         "tokenizer": {"vocab_size": vocab_size},
         "splits": {split.name: {"tokens": split.num_tokens} for split in (train, validation)},
     }
-    return Dataset(shards.folder, vocab_size, train, validation, description, digest.hexdigest())
+    fingerprint = digest([[file.path.name, file.num_tokens, file.sha256] for file in files])
+    return Dataset(shards.folder, vocab_size, train, validation, description, fingerprint, _earlier_fingerprint(files))
+
+
+def _earlier_fingerprint(files: Iterable[ShardFile]) -> str:
+    found = hashlib.sha256()
+    for file in files:
+        found.update(f"{file.path.name} {file.num_tokens}\n".encode())
+        found.update(prepared.edges_of(file.path))
+    return found.hexdigest()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
+from codescent.base.cache import cache_folder
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 
@@ -82,12 +83,6 @@ def data_folder() -> Path | None:
     """CODESCENT_DATA_DIR, the user's folder of corpora; None if it is not set."""
     value = os.environ.get("CODESCENT_DATA_DIR")
     return Path(value).expanduser() if value else None
-
-
-def cache_folder() -> Path:
-    """The folder of downloads: `$XDG_CACHE_HOME/codescent`, by default `~/.cache/codescent`."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "codescent"
 
 
 def found(published: Published) -> Path | None:

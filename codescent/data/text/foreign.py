@@ -22,12 +22,13 @@ GPT2_VOCAB_SIZE = 50257
 
 @dataclass(frozen=True)
 class ShardFile:
-    """A file of tokens: `num_tokens` of `dtype` after `offset_bytes`."""
+    """A file of tokens: `num_tokens` of `dtype` after `offset_bytes`. `sha256` is of all of it; "": not known."""
 
     path: Path
     offset_bytes: int
     num_tokens: int
     dtype: np.dtype[Any]
+    sha256: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ Does not hold more than two chunks per worker at a time. A worker (this file, ru
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -13,10 +14,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import accumulate, pairwise
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
@@ -98,15 +101,19 @@ class WorkerPool:
     def _ask(self, chunk: Chunk) -> npt.NDArray[Any]:
         process, connection = worker = self._idle.get()
         try:
-            connection.send(chunk.segments)
-            answer: npt.NDArray[Any] | Exception = connection.recv()
+            texts = [text.encode() for text, _ in chunk.segments]
+            ends = [ends_document for _, ends_document in chunk.segments]
+            _send(connection, {"bytes": list(map(len, texts)), "ends": ends}, b"".join(texts))
+            answer, tokens = _receive(connection)
         except (EOFError, OSError) as error:
             raise UserError(_cause_of_death(process)) from error
         finally:
             self._idle.put(worker)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        if "refused" in answer:
+            raise UserError(*answer["refused"])
+        if "failed" in answer:
+            raise RuntimeError(f"a tokenizer process failed:\n{answer['failed']}")
+        return np.frombuffer(tokens, answer["dtype"])
 
 
 def _cause_of_death(process: subprocess.Popen[bytes]) -> str:
@@ -118,13 +125,28 @@ def _cause_of_death(process: subprocess.Popen[bytes]) -> str:
     )
 
 
-def _answer(tokenizer: Tokenizer, segments: list[tuple[str, bool]], separate: bool) -> npt.NDArray[Any] | Exception:
+def _send(connection: Connection, header: dict[str, Any], data: bytes) -> None:
+    """A message: what there is to know of some bytes, as JSON, and the bytes."""
+    connection.send_bytes(json.dumps(header).encode())
+    connection.send_bytes(data)
+
+
+def _receive(connection: Connection) -> tuple[dict[str, Any], bytes]:
+    """What `_send` sent."""
+    return json.loads(connection.recv_bytes()), connection.recv_bytes()
+
+
+def _answer(tokenizer: Tokenizer, header: dict[str, Any], data: bytes, separate: bool) -> tuple[dict[str, Any], bytes]:
+    """The message with the tokens, or with what went wrong: the parent raises it."""
+    stops = list(accumulate(header["bytes"], initial=0))
+    texts = (data[begin:stop].decode() for begin, stop in pairwise(stops))
     try:
-        return encode_segments(tokenizer, segments, separate)
+        tokens = encode_segments(tokenizer, zip(texts, header["ends"], strict=True), separate)
+        return {"dtype": tokens.dtype.str}, tokens.tobytes()
     except UserError as error:
-        return error
-    except Exception:  # the parent raises it
-        return RuntimeError(f"a tokenizer process failed:\n{traceback.format_exc()}")
+        return {"refused": error.problems}, b""
+    except Exception:
+        return {"failed": traceback.format_exc()}, b""
 
 
 def _serve(tokenizer_path: str, mode: str, handle: str) -> None:
@@ -133,7 +155,7 @@ def _serve(tokenizer_path: str, mode: str, handle: str) -> None:
     tokenizer, connection = load(Path(tokenizer_path)), Connection(int(handle))
     with suppress(EOFError, OSError):  # the parent is gone
         while True:
-            connection.send(_answer(tokenizer, connection.recv(), mode == "separate"))
+            _send(connection, *_answer(tokenizer, *_receive(connection), mode == "separate"))
 
 
 if __name__ == "__main__":

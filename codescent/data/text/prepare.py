@@ -4,8 +4,8 @@ Does not leave a half-made dataset under its name: it is made in a hidden folder
 from __future__ import annotations
 
 import errno
-import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.cores import available_cores
-from codescent.base.durable import sha256_of, write_json
+from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.published import commit
+from codescent.base.sealed import read_sealed, write_sealed
 from codescent.data.prepared import DESCRIPTION, JOURNAL, TOKENIZER, claimed
 from codescent.data.progress import stage
 from codescent.data.text import corpora
@@ -32,6 +33,7 @@ from codescent.data.tokenizers import bpe
 from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer, load, token_dtype
 
 SCAN = "scan.json"
+"""In a hidden folder: the result of the first reading, and the sha256 of the tokenizer that was made after it."""
 JOURNAL_EVERY_CHUNKS = 16
 WORTH_WORKERS_S = 1.0  # smaller work is finished before workers have started
 BPE_TRAINING_CHARS = 1 << 27  # a BPE is trained on every n-th chunk, so many characters in all at most
@@ -94,10 +96,10 @@ class _Preparation:
         if (target / DESCRIPTION).exists():  # of the very same text: note the stamp of its files as they are now
             description = read_description(target)
             check_shards(target, description)
-            write_json(target / DESCRIPTION, {**description, "stamp": corpus.stamp})
+            write_sealed(target / DESCRIPTION, {**description, "stamp": corpus.stamp})
             return target
-        tokenizer = self._tokenizer(corpus, counted, given)
-        splits, forced_cuts = self._shards(corpus, counted, tokenizer)
+        tokenizer, tokenizer_sha256 = self._tokenizer(corpus, counted, given)
+        splits, forced_cuts = self._shards(corpus, counted, tokenizer, tokenizer_sha256)
         description = {
             "format": FORMAT,
             "request": self.request.key,
@@ -115,13 +117,13 @@ class _Preparation:
                 "kind": self.request.kind,
                 "vocab_size": tokenizer.vocab_size,
                 "separator": tokenizer.separator if counted.documents > 1 else None,
-                "sha256": sha256_of(self.partial / TOKENIZER),
+                "sha256": tokenizer_sha256,
             },
             "dtype": token_dtype(tokenizer.vocab_size).name,
             "forced_cuts": forced_cuts,
             "splits": splits,
         }
-        write_json(self.partial / DESCRIPTION, description)  # the last file of a dataset
+        write_sealed(self.partial / DESCRIPTION, description)  # the last file of a dataset
         for name in (SCAN, JOURNAL, "*.new", ".*.partial"):
             for leftover in self.partial.glob(name):
                 leftover.unlink()
@@ -131,10 +133,11 @@ class _Preparation:
     def _scanned(self, corpus: Corpus) -> Scan:
         """The first reading, or its result from before a kill if no file has changed since."""
         path = self.partial / SCAN
-        if path.exists():
-            noted = json.loads(path.read_text(encoding="utf-8"))
-            if noted["stamp"] == corpus.stamp:
-                return Scan(**{**noted["scan"], "empty": tuple(noted["scan"]["empty"])})
+        noted = read_sealed(path)
+        if noted and noted.get("stamp") == corpus.stamp:
+            return Scan(**{**noted["scan"], "empty": tuple(noted["scan"]["empty"])})
+        if path.exists() and noted is None:
+            _tell(f"{path}: damaged, or of an earlier version: this preparation begins again")
         for leftover in self.partial.iterdir():
             leftover.unlink()
         size_bytes = sum(source.path.stat().st_size for source in corpus.sources)
@@ -145,21 +148,25 @@ class _Preparation:
             raise UserError(
                 f"{self.request.corpus}: {counted.characters} characters are too few to split into train and validation"
             )
-        write_json(path, {"stamp": corpus.stamp, "scan": asdict(counted)})
+        write_sealed(path, {"stamp": corpus.stamp, "scan": asdict(counted)})
         return counted
 
-    def _tokenizer(self, corpus: Corpus, counted: Scan, given: Tokenizer | None) -> Tokenizer:
-        """The tokenizer, also written for the workers and for readers of the shards."""
-        path = self.partial / TOKENIZER
-        if path.exists():
-            return given or load(path)
+    def _tokenizer(self, corpus: Corpus, counted: Scan, given: Tokenizer | None) -> tuple[Tokenizer, str]:
+        """The tokenizer, also written for the workers and for readers of the shards, and the sha256 of its file."""
+        path, scanned = self.partial / TOKENIZER, read_sealed(self.partial / SCAN) or {}
+        if path.exists() and "tokenizer" in scanned:  # else killed while it was made
+            if sha256_of(path) == scanned["tokenizer"]:
+                return given or load(path), scanned["tokenizer"]
+            _tell(f"{path}: changed since it was written: made again")
         if self.request.kind == "char":
             given = CharTokenizer(counted.alphabet, with_separator=counted.documents > 1)
         tokenizer = given or self._trained(corpus, self._train_characters(counted))
         part = path.with_suffix(".new")
         tokenizer.save(part)
+        sha256 = sha256_of(part)
         part.replace(path)
-        return tokenizer
+        write_sealed(self.partial / SCAN, {**scanned, "tokenizer": sha256})
+        return tokenizer, sha256
 
     def _trained(self, corpus: Corpus, train_characters: int) -> Tokenizer:
         every = -(-train_characters // BPE_TRAINING_CHARS)
@@ -176,10 +183,12 @@ class _Preparation:
         with stage(f"training a BPE of {self.request.bpe_vocab_size}", train_characters, self.progress) as advance:
             return bpe.train(texts(advance), self.request.bpe_vocab_size)
 
-    def _shards(self, corpus: Corpus, counted: Scan, tokenizer: Tokenizer) -> tuple[dict[str, Any], int]:
+    def _shards(
+        self, corpus: Corpus, counted: Scan, tokenizer: Tokenizer, tokenizer_sha256: str
+    ) -> tuple[dict[str, Any], int]:
         """The second reading: encode and write what the journal does not have yet."""
         separate, dtype = counted.documents > 1, token_dtype(tokenizer.vocab_size)
-        writer = ShardWriter(self.partial, dtype)
+        writer = ShardWriter(self.partial, dtype, tokenizer_sha256)
         written = writer.splits.values()
         left = counted.characters - sum(split.num_tokens for split in written)  # of these, a token each
         free_bytes = shutil.disk_usage(self.partial).free
@@ -218,6 +227,10 @@ class _Preparation:
     def _blocks(self, corpus: Corpus) -> Iterator[Block]:
         for source in corpus.sources:
             yield from read_blocks(source.path, self.request.text_key)
+
+
+def _tell(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
 
 
 def _write(encoded: Iterator[Encoded], writer: ShardWriter, advance: Callable[[int], None]) -> None:

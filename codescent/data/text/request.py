@@ -10,7 +10,7 @@ from typing import Any
 
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
-from codescent.data.prepared import digest
+from codescent.base.sealed import digest
 from codescent.data.text import corpora
 from codescent.data.tokenizers import bpe, wordpiece
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, load

@@ -1,39 +1,47 @@
 """In: the tokens of each split, in order. Out: shard files, and a journal by which a killed preparation continues.
-Does not encode; knows nothing of text."""
+Does not encode; knows nothing of text. What the journal does not describe to the last bit is made again."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from codescent.base.durable import sync_folder, write_json
-from codescent.data.prepared import JOURNAL, SPLITS
+from codescent.base.durable import sync_folder
+from codescent.base.sealed import read_sealed, write_sealed
+from codescent.data.prepared import JOURNAL, SPLITS, changed
 
 SHARD_TOKENS = 1 << 26
+
+
+class Misfit(Exception):
+    """Which file of an interrupted preparation is not as the journal says."""
 
 
 class SplitWriter:
     """The shards of one split: raw little-endian tokens, `train_000000.bin` and so on, of SHARD_TOKENS each.
 
-    `state` is what `sync` returned before a kill; the file that was open is cut back to it.
+    `state` is what `sync` returned before a kill; the file that was open is cut back to it. Raises Misfit: the files
+    have other bytes.
     """
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], state: dict[str, Any] | None = None) -> None:
         state = state or {"shards": [], "characters": 0, "documents": 0, "open_tokens": 0}
+        if problems := changed(folder, {shard["file"]: shard["sha256"] for shard in state["shards"]}):
+            raise Misfit(problems[0])
         self._folder, self._split, self._dtype = folder, split, dtype
         self.shards: list[dict[str, Any]] = state["shards"]
         self.characters: int = state["characters"]
         self.documents: int = state["documents"]
         self._open_tokens: int = state["open_tokens"]
         self._digest = hashlib.sha256()
-        self._stream: io.FileIO | None = self._reopen() if self._open_tokens else None
+        self._stream: io.FileIO | None = self._reopen(state["open_sha256"]) if self._open_tokens else None
 
     @property
     def num_tokens(self) -> int:
@@ -61,7 +69,8 @@ class SplitWriter:
         """Bring what was written to the disk. Returns the state from which the constructor continues."""
         if self._stream is not None:
             os.fsync(self._stream.fileno())
-        return {"shards": self.shards, "open_tokens": self._open_tokens, **self._counts()}
+        opened = {"open_tokens": self._open_tokens, "open_sha256": self._digest.hexdigest()}
+        return {"shards": self.shards, **opened, **self._counts()}
 
     def finish(self) -> dict[str, Any]:
         """Close the last shard. Returns the split's part of the dataset's description."""
@@ -80,11 +89,20 @@ class SplitWriter:
     def _path(self) -> Path:
         return self._folder / f"{self._split}_{len(self.shards):06d}.bin"
 
-    def _reopen(self) -> io.FileIO:
-        stream = self._path().open("r+b", buffering=0)
-        stream.truncate(self._open_tokens * self._dtype.itemsize)
-        while data := stream.read(1 << 20):
+    def _reopen(self, sha256: str) -> io.FileIO:
+        """The open shard, cut back to its tokens, whose sha256 is given. Raises Misfit: it has others."""
+        path, left_bytes = self._path(), self._open_tokens * self._dtype.itemsize
+        try:
+            stream = path.open("r+b", buffering=0)
+        except FileNotFoundError as error:
+            raise Misfit(f"{path}: missing") from error
+        while data := stream.read(min(left_bytes, 1 << 20)):
             self._digest.update(data)
+            left_bytes -= len(data)
+        if self._digest.hexdigest() != sha256:
+            stream.close()
+            raise Misfit(f"{path}: changed: sha256 {self._digest.hexdigest()}, expected {sha256}")
+        stream.truncate()
         return stream
 
     def _close_shard(self) -> None:
@@ -98,25 +116,45 @@ class SplitWriter:
 
 
 class ShardWriter:
-    """Both splits and the journal of a preparation.
+    """Both splits and the journal of a preparation with one tokenizer.
 
     The journal is written after the data that it describes is on the disk: a kill at any moment leaves a valid
-    journal, and at worst some bytes past it that `SplitWriter` cuts off.
+    journal, and at worst some bytes past it that `SplitWriter` cuts off. Where journal, shards and tokenizer do not fit
+    each other, all shards are made again, which is said on the standard error.
     """
 
-    def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
-        journal = folder / JOURNAL
-        state = json.loads(journal.read_text(encoding="utf-8")) if journal.exists() else {}
-        self._folder = folder
+    def __init__(self, folder: Path, dtype: np.dtype[Any], tokenizer_sha256: str) -> None:
+        self._folder, self._dtype, self._tokenizer_sha256 = folder, dtype, tokenizer_sha256
+        try:
+            self._go_on(self._read_journal())
+        except Misfit as problem:
+            print(f"{problem}: the tokens of this preparation are made again", file=sys.stderr, flush=True)
+            for made in (folder / JOURNAL, *(path for split in SPLITS for path in folder.glob(f"{split}_*.bin"))):
+                made.unlink(missing_ok=True)
+            self._go_on({})
+
+    def _go_on(self, state: dict[str, Any]) -> None:
         self.chunks_done: int = state.get("chunks_done", 0)
         self.forced_cuts: int = state.get("forced_cuts", 0)
-        self.splits = {split: SplitWriter(folder, split, dtype, state.get(split)) for split in SPLITS}
+        self.splits = {split: SplitWriter(self._folder, split, self._dtype, state.get(split)) for split in SPLITS}
+
+    def _read_journal(self) -> dict[str, Any]:
+        path = self._folder / JOURNAL
+        if not path.exists():
+            return {}
+        state = read_sealed(path)
+        if state is None:
+            raise Misfit(f"{path}: damaged, or of an earlier version")
+        if state["tokenizer"] != self._tokenizer_sha256:
+            raise Misfit(f"{path}: of another tokenizer")
+        return state
 
     def journal(self) -> None:
         """Note what is done, so that a killed preparation continues after it."""
         state = {split: writer.sync() for split, writer in self.splits.items()}
         sync_folder(self._folder)
-        write_json(self._folder / JOURNAL, {"chunks_done": self.chunks_done, "forced_cuts": self.forced_cuts, **state})
+        counts = {"chunks_done": self.chunks_done, "forced_cuts": self.forced_cuts}
+        write_sealed(self._folder / JOURNAL, {"tokenizer": self._tokenizer_sha256, **counts, **state})
 
     def finish(self) -> dict[str, Any]:
         """Close all shards. Returns the part "splits" of the dataset's description."""

@@ -1,4 +1,4 @@
-"""In: the token shards of a split. Out: samples of its tokens, memory-mapped, by number, and the next token of each.
+"""In: the token shards of a split. Out: samples of its tokens by number, and the next token of each.
 Does not order the samples (loader.py does)."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
+from codescent.data.file_array import FileArray, Watched
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.foreign import ShardFile
 
@@ -25,8 +26,8 @@ class Split:
         self.vocab_size = vocab_size
         counts = [file.num_tokens for file in self.files]
         self._starts = np.array([0, *counts], np.int64).cumsum()
-        self._maps: list[npt.NDArray[Any]] = [
-            np.asarray(np.memmap(file.path, file.dtype, "r", file.offset_bytes, (file.num_tokens,)))
+        self._shards = [
+            FileArray(Watched(file.path, file.sha256), file.dtype, file.offset_bytes, file.num_tokens)
             for file in self.files
         ]
 
@@ -42,7 +43,9 @@ class Split:
     def read(self, samples: npt.NDArray[np.integer[Any]], seq_len: int) -> Numbers:
         """Tokens of samples, int64 [n, seq_len + 1]: sample j is tokens [j * seq_len, j * seq_len + seq_len].
 
-        Raises UserError: a token is outside the vocabulary (file and byte); IndexError: there is no such sample.
+        Raises:
+            UserError: a token is outside the vocabulary (file and byte), or a shard has changed.
+            IndexError: there is no such sample.
         """
         numbers = in_range(samples, self.num_samples(seq_len), self.name)
         firsts = numbers * seq_len
@@ -51,8 +54,7 @@ class Split:
         out = np.empty((len(numbers), seq_len + 1), np.int64)
         for shard in np.unique(shards[inside]).tolist():
             rows = inside & (shards == shard)
-            windows = np.lib.stride_tricks.sliding_window_view(self._maps[shard], seq_len + 1)
-            out[rows] = windows[firsts[rows] - self._starts[shard]]
+            out[rows] = self._shards[shard].windows(firsts[rows] - self._starts[shard], seq_len + 1)
         for row in np.flatnonzero(~inside).tolist():
             out[row] = self.span(int(firsts[row]), seq_len + 1)
         if out.max(initial=0) >= self.vocab_size:
@@ -76,7 +78,7 @@ class Split:
         while done < count:
             shard = int(np.searchsorted(self._starts, first + done, "right")) - 1
             begin = first + done - int(self._starts[shard])
-            part = self._maps[shard][begin : begin + count - done]
+            part = self._shards[shard][begin : begin + count - done]
             out[done : done + len(part)] = part
             done += len(part)
         return out
@@ -90,7 +92,7 @@ class Split:
         return max((int(tokens.max()) for _, tokens in self._pieces()), default=-1)
 
     def _pieces(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        for start, tokens in zip(self._starts.tolist(), self._maps):
+        for start, tokens in zip(self._starts.tolist(), self._shards):
             for first in range(0, len(tokens), SCAN_TOKENS):
                 yield start + first, tokens[first : first + SCAN_TOKENS]
 

@@ -1,4 +1,4 @@
-"""In: a folder of prepared question windows. Out: its samples by number, memory-mapped, and the questions themselves.
+"""In: a folder of prepared question windows. Out: its samples by number, and the questions themselves.
 Does not prepare them (__init__.py does) and does not order them (data/loader.py does)."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from codescent.base.errors import UserError
+from codescent.data.file_array import FileArray
 from codescent.data.prepared import SPLITS, Description, Fields, Splits
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.tasks.answers.squad import Questions, read_questions
@@ -38,12 +39,12 @@ class QuestionSource:
 
     losses_per_sample: int | None = 1
 
-    def __init__(self, name: str, rows: Rows) -> None:
+    def __init__(self, name: str, rows: Rows | FileArray) -> None:
         self.name, self.rows, self.num_samples = name, rows, len(rows)
 
     def read(self, numbers: Numbers) -> Samples:
         """inputs int64 [n, max_length], targets int64 [n, 2], extras `segments_BT` and `lengths_B`.
-        Raises IndexError: no such sample.
+        Raises IndexError: no such sample; UserError: the file has changed.
         """
         rows = self.rows[in_range(numbers, self.num_samples, self.name)]
         extras = {"segments_BT": segments_of(rows), "lengths_B": rows["length"].astype(np.int64)}

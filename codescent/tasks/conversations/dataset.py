@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
+from codescent.data.file_array import FileArray
 from codescent.data.prepared import DESCRIPTION, SPLITS, TOKENIZER, Description, Fields, Splits, write_array
 from codescent.data.progress import stage
 from codescent.data.samples import Numbers, Samples, in_range
@@ -160,7 +161,9 @@ class ResponseSource:
 
     losses_per_sample: int | None = None
 
-    def __init__(self, name: str, tokens: npt.NDArray[Any], begins: Numbers, wanted: Numbers, seq_len: int) -> None:
+    def __init__(
+        self, name: str, tokens: npt.NDArray[Any] | FileArray, begins: Numbers, wanted: Numbers, seq_len: int
+    ) -> None:
         self.name, self._tokens, self._wanted, self._seq_len = name, tokens, wanted, seq_len
         lengths = np.minimum(begins[1:] - begins[:-1], seq_len + 1)
         pieces = np.searchsorted(wanted[:, 0], begins)  # number of the first piece of each example
@@ -176,7 +179,7 @@ class ResponseSource:
 
     def read(self, numbers: Numbers) -> Samples:
         """inputs and targets int64 [n, seq_len], extras `lengths_B`: tokens of each that are not padding.
-        Raises IndexError: no such sample.
+        Raises IndexError: no such sample; UserError: the file has changed.
         """
         numbers = in_range(numbers, self.num_samples, self.name)
         inputs = np.zeros((len(numbers), self._seq_len), np.int64)
@@ -211,7 +214,7 @@ class ResponseDataset(FolderDataset):
     def source(self, split: str, seq_len: int, num_targets: int) -> ResponseSource:
         """The examples of a split: see `AnyDataset`. `num_targets` is not used."""
         tokens, begins, wanted = (self.arrays[f"{split}_{name}"] for name in ARRAYS)
-        return ResponseSource(split, tokens, begins, wanted, seq_len)
+        return ResponseSource(split, tokens, begins[:], wanted[:], seq_len)
 
     def summary(self) -> list[str]:
         """See `FolderDataset`."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
-from codescent.data.prepared import digest
+from codescent.base.sealed import digest
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.text.dataset import open_dataset
 from codescent.data.text.split import Split

@@ -13,8 +13,10 @@ import numpy as np
 from pydantic import Field
 
 from codescent.base.errors import UserError
+from codescent.base.sealed import digest
 from codescent.data.prepared import AGAIN, SPLITS, Fields, changed, described, edges_of, noted, refuse_damaged, resized
 from codescent.data.samples import Numbers, Samples, in_range
+from codescent.data.verified import hashes
 from codescent.tasks.tensors.files import SUFFIXES, InMemory, TensorFile
 from codescent.tasks.tensors.synthetic import NAMES, PREFIX, Sizes, Synthetic
 
@@ -50,8 +52,8 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class TensorDataset:
-    """Tensors, open. The fingerprint is that of a recipe, the same in every format; of a user's file that of its size,
-    its first and its last bytes.
+    """Tensors, open. The fingerprint is that of a recipe, the same in every format; of a user's file that of its bytes,
+    and in earlier versions that of its size, its first and its last bytes.
     """
 
     path: Path
@@ -60,6 +62,7 @@ class TensorDataset:
     validation: TensorSource
     description: dict[str, Any]
     fingerprint: str
+    earlier: str | None = None
     vocab_size: int | None = None
     tokenizer_text: str | None = None
 
@@ -77,9 +80,8 @@ class TensorDataset:
         return lines + [f"{split.name}: {split.num_samples:,} samples" for split in (self.train, self.validation)]
 
     def verify(self) -> None:
-        """Compare the files with the sha256 in the description; of a user's file there is none. Raises UserError."""
-        noted = {name: file["sha256"] for name, file in self.description.get("files", {}).items()}
-        refuse_damaged(self.path, changed(self.path, noted))
+        """Read the files again and compare with their sha256; of a user's file there is none. Raises UserError."""
+        refuse_damaged(self.path, changed(self.path, _hashes_of(self.description), again=True))
 
 
 class _Sizes(Fields):
@@ -131,15 +133,17 @@ def in_memory(recipe: Synthetic, corpus: str) -> TensorDataset:
 
 def open_prepared(path: Path, *, whole: bool = False) -> TensorDataset:
     """Open a folder that `prepare_synthetic` made; `whole` reads the files into memory, when they are first read.
-    Raises UserError: all that is damaged.
+    A file that has changed since it was verified is compared with its sha256. Raises UserError: all that is damaged.
     """
     description = read_description(path)
     made = description["recipe"]
     recipe = Synthetic(made["train"], made["validation"], Sizes(**made["sizes"]), made["seed"])
     refuse_damaged(path, resized(path, {name: file["bytes"] for name, file in description["files"].items()}))
+    known = _hashes_of(description)
+    refuse_damaged(path, changed(path, known))
     sources = []
-    for split, name in zip(SPLITS, sorted(description["files"]), strict=True):
-        file = TensorFile(path / name)
+    for split, name in zip(SPLITS, sorted(known), strict=True):
+        file = TensorFile(path / name, known[name])
         if (file.samples, file.sizes) != (recipe.samples(split), recipe.sizes):
             raise UserError(f"{path / name}: {file.samples} samples of {file.sizes}: damaged: {AGAIN}")
         sources.append(TensorSource(split, _rows(file, whole), file.sizes, 0, file.samples))
@@ -158,7 +162,10 @@ def open_file(path: Path, validation_fraction: float, *, whole: bool = False) ->
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    file = TensorFile(path)
+    found, problems = hashes(path.parent, {path.name: None})
+    if problems:
+        raise UserError(*problems.values())
+    file = TensorFile(path, found[path.name])
     border = int(file.samples * (1 - validation_fraction))
     if not 0 < border < file.samples:
         raise UserError(f"{path}: {file.samples} sample(s) are too few to split into train and validation")
@@ -167,13 +174,18 @@ def open_file(path: Path, validation_fraction: float, *, whole: bool = False) ->
     validation = TensorSource("validation", rows, file.sizes, border, file.samples)
     description = {"format": FORMAT, "storage": file.format, "synthetic": False, "file": str(path)}
     head = f"{path.stat().st_size} {border} {' '.join(NAMES)}\n".encode()
-    fingerprint = hashlib.sha256(head + edges_of(path)).hexdigest()
-    return TensorDataset(path, file.sizes, train, validation, description, fingerprint)
+    earlier = hashlib.sha256(head + edges_of(path)).hexdigest()
+    fingerprint = digest([found[path.name], border, *NAMES])
+    return TensorDataset(path, file.sizes, train, validation, description, fingerprint, earlier)
 
 
 def read_description(folder: Path) -> dict[str, Any]:
     """What a folder of ours says of itself. Raises UserError: it is damaged, with every field that is wrong."""
     return described(folder, _Description, "prepared tensors")
+
+
+def _hashes_of(description: dict[str, Any]) -> dict[str, str]:
+    return {name: file["sha256"] for name, file in description.get("files", {}).items()}
 
 
 def _rows(file: TensorFile, whole: bool) -> TensorFile | InMemory:

@@ -18,6 +18,7 @@ import numpy as np
 from codescent.base.dtypes import FLOATS, NUMBER_FORMATS
 from codescent.base.errors import UserError
 from codescent.base.safetensors_header import read_header
+from codescent.data.file_array import FileArray, Watched
 from codescent.data.samples import Numbers
 from codescent.tasks.tensors.synthetic import NAMES, Floats, Sizes
 
@@ -32,29 +33,37 @@ Arrays = Mapping[str, Any]
 
 
 class TensorFile:
-    """A file of tensors. Each thread of each process opens it anew when it first reads: nothing open crosses a fork."""
+    """A file of tensors with this sha256. Each thread of each process opens it anew when it first reads: no position in
+    the file, and no library's state, crosses a fork.
+    """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sha256: str) -> None:
         self.path, self.format = path, format_of(path)
+        self._watched = Watched(path, sha256)
         self._opened = threading.local()
         arrays = self._arrays()
         self.samples, self.sizes = _check(path, {name: arrays.get(name) for name in NAMES}, list(arrays))
         self._opened = threading.local()  # close what was opened for the check
 
     def read(self, name: str, numbers: Numbers, out: Floats) -> None:
-        """Rows of "source" or "target" into [n, length, width]. Raises UserError: the file cannot be read any more."""
+        """Rows of "source" or "target" into [n, length, width]. Raises UserError: the file has changed, or cannot be
+        read any more."""
         with self._readable():
             array = self._arrays()[name]
-            for row, number in zip(out, numbers.tolist(), strict=True):
+            if self.format != "hdf5":
+                out[:] = array[numbers]
+                return
+            for row, number in zip(out, numbers.tolist(), strict=True):  # h5py reads numbers in ascending order only
                 row[:] = array[number]
 
     def whole(self, name: str) -> Floats:
-        """All rows of "source" or "target". Raises UserError: the file cannot be read any more."""
+        """All rows of "source" or "target". Raises UserError: the file has changed, or cannot be read any more."""
         with self._readable():
             return np.array(self._arrays()[name][:], np.float32)
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
+        self._watched.check()
         try:
             yield
         except (OSError, RuntimeError) as error:
@@ -63,7 +72,7 @@ class TensorFile:
     def _arrays(self) -> Arrays:
         """The arrays, open in this thread of this process."""
         if getattr(self._opened, "process", None) != os.getpid():
-            self._opened.arrays = _OPEN[self.format](self.path)
+            self._opened.arrays = _OPEN[self.format](self._watched)
             self._opened.process = os.getpid()
         found: Arrays = self._opened.arrays
         return found
@@ -124,18 +133,19 @@ def _check(path: Path, arrays: Mapping[str, Any], there: list[object]) -> tuple[
     raise UserError(*problems)
 
 
-def _open_hdf5(path: Path) -> Arrays:
+def _open_hdf5(file: Watched) -> Arrays:
     library = h5py()
     try:
-        file = library.File(path, "r", locking=False)
+        opened = library.File(file.path, "r", locking=False)
     except OSError as error:
-        raise UserError(_unreadable(path, error, "HDF5")) from error
-    return {name: item for name, item in file.items() if isinstance(item, library.Dataset)}
+        raise UserError(_unreadable(file.path, error, "HDF5")) from error
+    return {name: item for name, item in opened.items() if isinstance(item, library.Dataset)}
 
 
-def _open_pt(path: Path) -> Arrays:
+def _open_pt(file: Watched) -> Arrays:
     import torch  # noqa: PLC0415 - planning reads no tensors
 
+    path = file.path
     try:
         # Nothing but tensors and plain values is unpickled, and the tensors' bytes stay in the file.
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -158,26 +168,25 @@ def _of_torch(path: Path, name: str, value: Any) -> Any:
         ) from error
 
 
-def _open_safetensors(path: Path) -> Arrays:
-    """The format is a header of JSON and rows as they are: these are mapped."""
+def _open_safetensors(file: Watched) -> Arrays:
+    """The format is a header of JSON and rows as they are."""
     try:
-        entries, first = read_header(path)
-        return {name: _mapped(path, name, entry, first) for name, entry in entries.items()}
+        entries, first = read_header(file.path)
+        return {name: _rows(file, name, entry, first) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(_unreadable(path, error, "safetensors")) from error
+        raise UserError(_unreadable(file.path, error, "safetensors")) from error
 
 
-def _mapped(path: Path, name: str, entry: dict[str, Any], first: int) -> Any:
-    """A map of one tensor; of a dtype that numpy has not, what says so."""
+def _rows(file: Watched, name: str, entry: dict[str, Any], first: int) -> Any:
+    """The rows of one tensor; of a dtype that numpy has not, what says so."""
     dtype, shape, (begin, end) = _DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
     if not 0 <= begin <= end:
         raise ValueError(f'"{name}" lies in bytes [{begin}, {end})')
-    if not dtype or 0 in shape:
+    if not dtype or not shape or 0 in shape:
         return SimpleNamespace(shape=shape, dtype=_OtherDtype(entry["dtype"]))
     if int(np.prod(shape)) * np.dtype(dtype).itemsize != end - begin:
         raise ValueError(f'"{name}" of {list(shape)} has {end - begin} bytes')
-    # As a plain array: np.memmap is slower to index.
-    return np.asarray(np.memmap(path, dtype, "r", first + begin, shape))
+    return FileArray(file, np.dtype((dtype, shape[1:])), first + begin, shape[0])
 
 
 class _OtherDtype(str):
@@ -191,4 +200,4 @@ def _unreadable(path: Path, error: Exception, what: str) -> str:
     return f"{path}: not {what}, or cut short: {said[:200]}"
 
 
-_OPEN: Mapping[str, Callable[[Path], Arrays]] = {"hdf5": _open_hdf5, "pt": _open_pt, "safetensors": _open_safetensors}
+_OPEN = {"hdf5": _open_hdf5, "pt": _open_pt, "safetensors": _open_safetensors}

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from codescent.base.durable import sha256_of, write_json
+from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.safetensors_header import encode_header
-from codescent.data.prepared import DESCRIPTION, SPLITS, digest, prepared
+from codescent.base.sealed import digest, write_sealed
+from codescent.data.prepared import DESCRIPTION, SPLITS, prepared
 from codescent.data.progress import stage
 from codescent.tasks.tensors.dataset import FORMAT, open_prepared
 from codescent.tasks.tensors.files import FORMATS, SUFFIX, h5py
@@ -84,7 +85,7 @@ def _write(recipe: Synthetic, storage: str, folder: Path, *, progress: bool) -> 
                 os.fsync(stream.fileno())
             files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
     description = {"format": FORMAT, "storage": storage, "synthetic": True, "recipe": asdict(recipe)}
-    write_json(folder / DESCRIPTION, {**description, "fingerprint": recipe.fingerprint, "files": files})
+    write_sealed(folder / DESCRIPTION, {**description, "fingerprint": recipe.fingerprint, "files": files})
 
 
 class _Unrefused(io.FileIO):

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
-from codescent.data.prepared import SPLITS, digest
+from codescent.base.sealed import digest
+from codescent.data.prepared import SPLITS
 
 Floats = npt.NDArray[np.float32]
 

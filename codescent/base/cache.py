@@ -1,0 +1,13 @@
+"""In: the environment. Out: the user's folder of what can be had again: downloads, notes.
+Does not make it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/codescent`, by default `~/.cache/codescent`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "codescent"

@@ -1,0 +1,151 @@
+"""In: files, and the sha256 that each should have. Out: the sha256 that each has, read or noted since it last changed.
+Does not refuse: callers compare."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from codescent.base.cache import cache_folder
+from codescent.base.cores import available_cores
+from codescent.base.sealed import digest, read_sealed, write_sealed
+from codescent.data.progress import stage
+
+NOTES = "verified"
+BLOCK_BYTES = 1 << 20
+LONG_BYTES = 1 << 29
+"""Of so many bytes or more the reading is shown."""
+SETTLED_NS = 2_000_000_000
+"""Only older files are noted: a change in the same tick of the file system's clock would leave ctime as it is."""
+
+Stamp = tuple[int, ...]
+Advance = Callable[[int], None]
+
+
+class _Read(NamedTuple):
+    sha256: str
+    stamp: Stamp
+    settled: bool
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """What changes with a file's content: size, mtime, ctime, inode. A program can set mtime back, but not ctime."""
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def hash_of(descriptor: int, advance: Advance = lambda _: None) -> str:
+    """sha256 of an open file; `advance` is called with the size of each piece."""
+    found, buffer, offset = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES)), 0
+    while count := os.preadv(descriptor, [buffer], offset):
+        found.update(buffer[:count])
+        offset += count
+        advance(count)
+    return found.hexdigest()
+
+
+def hashes(
+    folder: Path, files: Mapping[str, str | None], *, again: bool = False
+) -> tuple[dict[str, str], dict[str, str]]:
+    """sha256 of each file of a folder, by name, and a sentence for each that cannot be read, by name.
+
+    Files are read on all cores, and noted in the user's cache folder. A note counts while the file's stamp is the
+    same and its sha256 is the one that it should have.
+
+    Args:
+        files: the sha256 that each should have; None: not known.
+        again: read every file, whatever is noted.
+    """
+    place, known = _noted(folder)
+    found: dict[str, str] = {
+        name: entry["sha256"]
+        for name, expected in files.items()
+        if not again
+        and (entry := known.get(name))
+        and expected in (None, entry["sha256"])
+        and entry["stamp"] == _stamp(folder / name)
+    }
+    paths = [folder / name for name in files if name not in found]
+    size_bytes = sum((_stamp(path) or [0])[0] for path in paths)
+    problems: dict[str, str] = {}
+    settled: dict[str, Any] = {}
+    for path, outcome in zip(paths, _read_all(paths, f"verifying {folder.name}", size_bytes), strict=True):
+        if isinstance(outcome, str):
+            problems[path.name] = outcome
+            continue
+        found[path.name] = outcome.sha256
+        if outcome.settled:
+            settled[path.name] = {"sha256": outcome.sha256, "stamp": outcome.stamp}
+    if settled:
+        _note(place, folder, {**known, **settled}, size_bytes)
+    return found, problems
+
+
+def _read_all(paths: list[Path], title: str, size_bytes: int) -> list[_Read | str]:
+    """What `_read` returns, of each file; several are read at a time."""
+    stopped = threading.Event()
+    pool = ThreadPoolExecutor(available_cores())
+    try:
+        with stage(title, size_bytes, size_bytes >= LONG_BYTES) as advance:
+
+            def go_on(count: int) -> None:
+                if stopped.is_set():
+                    raise InterruptedError("stopped")
+                advance(count)
+
+            return list(pool.map(partial(_read, advance=go_on), paths))
+    finally:
+        stopped.set()  # on Ctrl-C, too: do not wait for files that are being read
+        pool.shutdown(cancel_futures=True)
+
+
+def _read(path: Path, advance: Advance) -> _Read | str:
+    """A file's sha256, or why there is none."""
+    began_ns = time.time_ns()
+    try:
+        with path.open("rb", buffering=0) as stream:
+            before = os.fstat(stream.fileno())
+            sha256 = hash_of(stream.fileno(), advance)
+            after = os.fstat(stream.fileno())
+    except OSError as error:
+        return f"{path}: cannot be read: {error.strerror}"
+    if stamp_of(before) != stamp_of(after):
+        return f"{path}: changed while it was being read"
+    return _Read(sha256, stamp_of(before), began_ns - before.st_ctime_ns > SETTLED_NS)
+
+
+def _stamp(path: Path) -> list[int] | None:
+    """The stamp as a note has it; None: there is no such file."""
+    try:
+        return list(stamp_of(path.stat()))
+    except OSError:
+        return None
+
+
+def _noted(folder: Path) -> tuple[Path | None, dict[str, Any]]:
+    """Where the note of a folder is, and its entries by file; None: the user has no cache folder."""
+    try:
+        place = cache_folder() / NOTES / f"{digest(os.path.realpath(folder))}.json"
+    except RuntimeError:  # nobody's home is known
+        return None, {}
+    return place, (read_sealed(place) or {}).get("files", {})
+
+
+def _note(place: Path | None, folder: Path, files: Mapping[str, Any], size_bytes: int) -> None:
+    """Write a note, where that can be done; where it cannot, and reading took long, say so."""
+    try:
+        if place is None:
+            raise OSError(0, "there is no home folder")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_sealed(place, {"folder": str(folder), "files": files})
+    except OSError as error:
+        if size_bytes >= LONG_BYTES:
+            said = f"{place}: cannot be written ({error.strerror}): {folder} is read again by every process"
+            print(said, file=sys.stderr, flush=True)

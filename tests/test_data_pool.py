@@ -1,0 +1,67 @@
+"""In: texts of many kinds. Out: worker processes give the tokens, and the errors, that this process would.
+Does not kill workers (test_data_resume.py does)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import tokenizers as library
+
+from codescent.base.errors import UserError
+from codescent.data.text.chunks import Chunk
+from codescent.data.text.pool import WorkerPool, encode_here
+from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer, load
+
+TEXTS = ["", "a", "\n\r\n\0", "é漢🎭", "many words " * 9000, "\u2028", "é" * 70_000]
+ALPHABET = "".join(sorted(set("".join(TEXTS))))
+
+
+def chunks() -> Iterator[Chunk]:
+    for number in range(12):
+        texts = [*TEXTS[number % 7 :], *TEXTS[: number % 7]]
+        yield Chunk("train", [(text, place % 3 > 0) for place, text in enumerate(texts)])
+    yield Chunk("validation", [])
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("kind", ["char", "byte"])
+def test_tokens_are_those_of_this_process(tmp_path: Path, kind: str, separate: bool) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"codescent_tokenizer": "byte"}))
+    tokenizer: Tokenizer = CharTokenizer(ALPHABET, with_separator=True) if kind == "char" else load(path)
+    tokenizer.save(path)
+    expected = list(encode_here(chunks(), tokenizer, separate))
+    with closing(WorkerPool(path, separate, 2)) as pool:
+        found = list(pool.encode(chunks()))
+    assert [chunk for chunk, _ in found] == [chunk for chunk, _ in expected]
+    for (_, tokens), (_, others) in zip(found, expected, strict=True):
+        assert (tokens.dtype, tokens.tolist()) == (others.dtype, others.tolist())
+
+
+def test_errors_are_those_of_this_process_and_a_worker_outlives_them(tmp_path: Path) -> None:
+    path, tokenizer = tmp_path / "tokenizer.json", CharTokenizer("ab", with_separator=False)
+    tokenizer.save(path)
+    bad, good = Chunk("train", [("abc\n", True)]), Chunk("train", [("ba", True)])
+    with pytest.raises(UserError) as expected:
+        list(encode_here([bad], tokenizer, False))
+    with closing(WorkerPool(path, False, 1)) as pool:
+        with pytest.raises(UserError) as caught:
+            list(pool.encode([bad]))
+        assert caught.value.problems == expected.value.problems
+        ((_, tokens),) = pool.encode([good])
+        assert tokens.tolist() == [1, 0]
+
+
+def test_a_fault_of_our_own_is_raised_with_its_traceback(tmp_path: Path) -> None:
+    inner = library.Tokenizer(library.models.WordLevel({"known": 0}))  # no token for what it does not know
+    inner.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
+    inner.save(str(tmp_path / "words.json"))
+    with closing(WorkerPool(tmp_path / "words.json", False, 1)) as pool:
+        with pytest.raises(RuntimeError, match=r"(?s)a tokenizer process failed:.*Traceback.*WordLevel error"):
+            list(pool.encode([Chunk("train", [("unheard of", True)])]))
+        ((_, tokens),) = pool.encode([Chunk("train", [("known known", True)])])
+        assert tokens.tolist() == [0, 0]
