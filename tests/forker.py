@@ -18,7 +18,7 @@ TESTS = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Done:
-    """How the ranks of a run ended (0, 2 for a UserError, 1 for anything else, None: it hung), and what they said."""
+    """How the ranks of a run ended (0, a UserError's code, 1 for anything else, None: it hung), and what they said."""
 
     codes: list[int | None]
     said: str
@@ -32,7 +32,7 @@ class Forker:
         self.number = 0
 
     def run(self, folder: Path, ranks: int, words: Sequence[str], *, resume: bool = False, fault: str = "") -> Done:
-        """`codescent train run.toml WORDS` in `folder`, as so many ranks. `fault` is one of layout_ranks.FAULTS."""
+        """`codescent train run.toml WORDS` in `folder`, as so many ranks. `fault`: of layout_ranks.FAULTS."""
         self.process = self.process or _start()
         self.number += 1
         request = {"folder": str(folder), "ranks": ranks, "words": list(words), "resume": resume, "fault": fault}
@@ -75,10 +75,15 @@ class Runs:
         self._alone: dict[tuple[str, ...], RunFolder] = {}
         self._number = 0
 
-    def start(self, ranks: int, *words: str) -> Done:
+    def start(self, ranks: int, *words: str, fault: str = "") -> Done:
         """A run under a new name, however it ends."""
         self._number += 1
-        return self.forker.run(self.project, ranks, [*self._sizes, *words, f"run.name=run{self._number}"])
+        words = (*self._sizes, *words, f"run.name=run{self._number}")
+        return self.forker.run(self.project, ranks, words, fault=fault)
+
+    def last(self) -> RunFolder:
+        """The run of the last `start` or `run`."""
+        return RunFolder.open(self.project / "runs" / f"run{self._number}")
 
     def run(self, ranks: int, *words: str, resume: bool = False, fault: str = "") -> RunFolder:
         """One that must end well; with `resume` the last one goes on."""

@@ -14,16 +14,18 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d
+from torch.distributed.tensor import DTensor
 
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
+from codescent.checkpoint.box import Box
 from codescent.config.load import load
 from codescent.data import verified
 from codescent.data.text import dataset
@@ -87,7 +89,8 @@ def work(rank: int, ranks: int, words: list[str], resume: bool, fault: str, list
     place = Rank(rank, rank, ranks, ranks, "127.0.0.1", listener.getsockname()[1], store_fd=store_fd)
     listener.close()
     if fault and rank == ranks - 1:
-        FAULTS[fault]()
+        name, *arguments = fault.split()
+        FAULTS[name](*arguments)
     config = load("run.toml", [*words, f"parallel.ranks={ranks}"]).config
     return train(config, place, resume=resume).exit_code
 
@@ -104,7 +107,7 @@ def fork(act: Callable[[], int], said: Path) -> int:
             os.dup2(file.fileno(), 2)
         code = act()
     except UserError as error:
-        code = 2
+        code = error.exit_code
         print(*(f"error: {problem}" for problem in error.problems), sep="\n")
     except BaseException:
         traceback.print_exc()
@@ -184,11 +187,50 @@ def reads_no_file_whole() -> None:
     verified._read = read
 
 
-FAULTS: dict[str, Callable[[], None]] = {
+def flip(*names: str) -> None:
+    """After step 3 one bit of each tensor is another: of a checkpoint's names, or "read.NAME", which forward reads."""
+    whole_step = Executor.step
+
+    def step(self: Executor, number: int, rate: float) -> Any:
+        result = whole_step(self, number, rate)
+        if number == 2:
+            flip_bits(self, names)
+        return result
+
+    Executor.step = step  # type: ignore[method-assign]
+
+
+def flip_at_start(*names: str) -> None:
+    """As `flip`, before the first step."""
+    whole_init = Executor.__init__
+
+    def init(self: Executor, *arguments: Any) -> None:
+        whole_init(self, *arguments)
+        flip_bits(self, names)
+
+    Executor.__init__ = init  # type: ignore[method-assign]
+
+
+def flip_bits(executor: Executor, names: Sequence[str]) -> None:
+    """Change the lowest bit of the byte in the middle of each tensor."""
+    tensors = dict(executor.optimizer.tensors())
+    for chunk in executor.chunks:
+        tensors |= {f"read.{of}": parameter.detach() for of, parameter in chunk.part.named_parameters()}
+    for name in names:
+        found = tensors[name]
+        found = found.local if isinstance(found, Box) else found
+        data = (found.to_local() if isinstance(found, DTensor) else found).view(-1).view(torch.uint8)
+        data[data.numel() // 2] ^= 1
+
+
+FAULTS: dict[str, Callable[..., None]] = {
     "infinite_gradient": infinite_gradient,
     "earlier_fingerprint": earlier_fingerprint,
     "reads_no_file_whole": reads_no_file_whole,
+    "flip": flip,
+    "flip_at_start": flip_at_start,
 }
+"""What is done to the last rank before it begins; words after the name are arguments."""
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -271,6 +271,27 @@ def go_on(folder: str, kind: str, strategy: str, optimizer: str, replicas: int =
     return {"extra": extra, "seen": walk(ranks, module, rule, loader, 1, "ours", 5)}
 
 
+def diverge(folder: str, strategy: str, what: str, replicas: int = 1) -> tuple[str, ...]:
+    """Two saves; why the second one was refused: before it rank 1 flips a bit of a parameter, its state or a buffer."""
+    ranks = codescent.init(device="cpu")
+    module = nn.Sequential(nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Linear(7, 6))
+    rule = torch.optim.Adam(module.parameters())
+    codescent.distribute(module, rule, strategy, replicas=replicas)
+    module(torch.ones(3, 6)).sum().backward()
+    rule.step()
+    codescent.save(Path(folder) / "kept", module, rule)
+    if ranks.rank == 1:
+        weight = module[2].weight
+        values = {"weight": weight, "exp_avg": rule.state[weight]["exp_avg"], "buffer": module[1].running_mean}
+        found: Any = values[what].detach()
+        (found.to_local() if isinstance(found, DTensor) else found).view(-1).view(torch.uint8)[0] ^= 1
+    try:
+        codescent.save(Path(folder) / "kept", module, rule)
+    except codescent.UserError as error:
+        return error.problems
+    return ()
+
+
 def evaluate(folder: str, strategy: str) -> list[float]:
     """Losses without gradients between steps, and after loading the module alone."""
     codescent.init(device="cpu")

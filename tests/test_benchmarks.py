@@ -22,7 +22,7 @@ import measure  # noqa: E402
 import systems  # noqa: E402
 import work  # noqa: E402
 
-SCRIPTS = ("peers", "small_job", "ranks", "bf16_parity", "startup", "pipeline", "data_formats", "lora")
+SCRIPTS = ("peers", "small_job", "ranks", "bf16_parity", "startup", "pipeline", "data_formats", "lora", "alike")
 
 TELLER = """
 import sys

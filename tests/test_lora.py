@@ -162,6 +162,7 @@ WORDS = (
     "train.global_batch_size=12",
     "train.microbatch_size=3",
     "train.eval_every=3",
+    "train.check_every=1",
     "train.num_steps=6",
     "optimizer.max_grad_norm=0.05",
 )

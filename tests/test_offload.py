@@ -220,7 +220,7 @@ LAYOUTS = {
 )
 def test_offload_walks_the_trajectory_without(project: Path, alone: RunFolder, layout: str) -> None:
     ranks, keys = LAYOUTS[layout]
-    words = ("train.precision=fp64", "model.dropout=0.1", "parallel.offload=optimizer", *keys)
+    words = ("train.precision=fp64", "model.dropout=0.1", "parallel.offload=optimizer", "train.check_every=1", *keys)
     found = train_on_cpus(project, layout, ranks, *words).read_metrics()
     for column in ("train_loss", "grad_norm", "val_loss"):
         wanted = [row[column] for row in alone.read_metrics() if row[column] is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -228,6 +229,33 @@ def test_a_save_replaces_the_one_before(run: Run, tmp_path: Path) -> None:
     run(2, "keep", kind="odd", strategy="zero3", optimizer="sgd")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step_00000002"]
     assert {path.suffix for path in (tmp_path / "kept" / "step_00000002").iterdir()} == {".json", ".safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "strategy", "replicas", "what", "said"),
+    [
+        (2, "ddp", 1, "weight", "rank 0 (HOST), rank 1 (HOST): different values, and no majority says"),
+        (3, "ddp", 1, "weight", "rank 1 (HOST): other values than on the ranks that hold the same (0, 2): "),
+        (3, "ddp", 1, "exp_avg", "rank 1 (HOST): other values than on the ranks that hold the same (0, 2): "),
+        (6, "zero3", 3, "exp_avg", "rank 1 (HOST): other values than on the ranks that hold the same (3, 5): "),
+        (4, "zero1", 2, "weight", "rank 1 (HOST), rank 3 (HOST): different values, and no majority says"),
+    ],
+)
+def test_ranks_that_have_diverged_save_nothing(
+    run: Run, tmp_path: Path, ranks: int, strategy: str, replicas: int, what: str, said: str
+) -> None:
+    name = {"weight": "model.2.weight", "exp_avg": "optimizer.exp_avg.2.weight"}[what]
+    for problems in run(ranks, "diverge", strategy=strategy, what=what, replicas=replicas):
+        first, second, _ = problems
+        assert first.startswith(f"codescent.save: {tmp_path / 'kept'}: copies of the same tensors have diverged")
+        assert second.startswith(said.replace("HOST", socket.gethostname()))
+        assert second.endswith(f": {name}")
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step_00000001"]
+
+
+def test_buffers_may_be_of_each_rank(run: Run, tmp_path: Path) -> None:
+    assert run(2, "diverge", strategy="ddp", what="buffer") == [[], []]
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step_00000002"]
 
 
 def test_forward_passes_without_backward_see_the_weights_of_now(run: Run) -> None:

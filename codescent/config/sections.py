@@ -231,6 +231,9 @@ class Train(Section):
     )
     eval_every: int = key(250, "steps between validation losses; 0: never", ge=0)
     eval_samples: int | None = auto("samples per validation loss; auto: the whole validation split", ge=1)
+    check_every: int = key(
+        100, "steps between comparisons of the ranks' copies; 0: only at the start and before checkpoints", ge=0
+    )
     matmul: Literal["auto", "exact", "fast"] = key(
         "auto",
         "kernels of fp32 matrix products on CPU: exact: torch's default; fast: those of torch's medium precision; "

@@ -4,6 +4,7 @@ Does not write or read a file (`checkpoint` does), and neither writes nor reads 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
@@ -21,6 +22,7 @@ from codescent.checkpoint.checkpoints import Checkpoints, Saved, read_tensors
 from codescent.checkpoint.manifest import StoredTensor, read_manifest
 from codescent.own.divide import state_like
 from codescent.strategies.fully_shard import free_gathered
+from codescent.train.alike import Held, compare
 
 Names = Mapping[torch.Tensor, str]
 States = dict[torch.Tensor, dict[str, torch.Tensor]]
@@ -43,7 +45,8 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
         The folder of this save.
 
     Raises:
-        UserError: the path is a file, the disk is full, or a value is nothing for JSON; on every rank.
+        UserError: the path is a file, the disk is full, or a value is nothing for JSON; parameters or optimizer state
+            that ranks hold alike differ (the ranks and the tensors are named); on every rank.
     """
     checkpoints = Checkpoints(Path(path), keep_last=1, keep_best=False)
     free_gathered(module)
@@ -66,6 +69,7 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
         return last.step + 1 if last else 1
 
     number = together(UserError, look)[0]
+    compare(_held_alike(module, tensors), f"codescent.save: {path}")
     if rank() == 0:
         checkpoints.clean()
     # Subclasses of dict and list, a tuple: as they will be read.
@@ -136,6 +140,21 @@ def _model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
             seen.add(id(value))
             found[f"model.{_plain(name)}"] = value.detach()
     return found
+
+
+def _held_alike(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Held:
+    """Parameters and optimizer state by the part that a rank has of them; buffers may be of each rank's own samples."""
+    parameters = {f"model.{_plain(name)}" for name, _ in module.named_parameters()}
+    held: Held = defaultdict(dict)
+    for name, tensor in tensors.items():
+        if name.startswith("optimizer.") or name in parameters:
+            if not isinstance(tensor, DTensor):
+                held["whole"][name] = tensor
+            elif any(not placement.is_shard() for placement in tensor.placements):
+                at = zip(tensor.device_mesh.get_coordinate() or (), tensor.placements)
+                shard = [index for index, placement in at if placement.is_shard()]
+                held[f"shard {shard} of {tensor.placements} on {tensor.device_mesh.mesh.tolist()}"][name] = tensor
+    return held
 
 
 def _refuse_file(path: Path) -> None:

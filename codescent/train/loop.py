@@ -15,6 +15,7 @@ from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.config.load import flat
 from codescent.config.sections import Config
+from codescent.train.alike import Diverged, compare, held_alike
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.execute import StepResult
 from codescent.train.open import OpenRun, open_data, open_run
@@ -48,6 +49,7 @@ def train(config: Config, place: Rank, *, resume: bool) -> Outcome:
     Raises:
         UserError: on every rank, before the first step: whatever stands in the way; later: a full disk, a loss that
             is not finite any more.
+        Diverged: on every rank: copies of the same tensors differ; nothing of that step is saved.
     """
     train = config.train
     with closing(World(place, train.device, train.num_threads, config.parallel.timeout_s, flat(config))) as world:
@@ -69,6 +71,7 @@ class _Steps:
     def __init__(self, run: OpenRun, trainer: Trainer, report: Report, stop: StopRequest) -> None:
         self.run, self.trainer, self.report, self.stop = run, trainer, report, stop
         self.config, self.plan = run.config, run.plan
+        self.held = held_alike(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
         self.skipped = 0
 
     def walk(self) -> Outcome:
@@ -76,6 +79,7 @@ class _Steps:
         self.report.begin()
         self.run.load(self.trainer.optimizer)
         self.report.start()
+        self._compare(self.run.first_step)
         last = self.config.train.num_steps
         for step in range(self.run.first_step + 1, last + 1):
             stops = self._step(step, last)
@@ -99,6 +103,8 @@ class _Steps:
         self.report.step(step, rate, result, seconds, val_loss)
         if not result.stop and (step == last or _is_due(step, self.config.checkpoint.every, last)):
             self._save(step, val_loss)
+        elif not result.stop and _is_due(step, self.config.train.check_every, last):
+            self._compare(step)
         return result.stop
 
     def _check_finite(self, step: int, result: StepResult) -> None:
@@ -117,7 +123,16 @@ class _Steps:
         source = self.run.source("validation")
         return validation_loss(self.trainer.executor, source, self.config.train.eval_samples)
 
+    def _compare(self, step: int) -> None:
+        """Refuse to go on where ranks do not hold the same values of what they should hold alike."""
+        try:
+            compare(self.held, f"{self.run.path}: step {step}")
+        except Diverged as error:
+            self.report.diverged(step, error)
+            raise
+
     def _save(self, step: int, val_loss: float | None) -> None:
+        self._compare(step)
         begin = time.perf_counter()
         path = self.run.save(step, self.trainer.optimizer, val_loss)
         self.report.saved(step, path, time.perf_counter() - begin)

@@ -216,15 +216,17 @@ class Optimizer:
         for master in masters:
             master.grad = None
 
-    def tensors(self) -> dict[str, torch.Tensor | Box]:
-        """Everything that a checkpoint holds, by name: "model.NAME" (the master weights), "optimizer.STATE.NAME"."""
-        named: dict[str, torch.Tensor | Box] = {}
+    def held(self) -> Iterator[tuple[Weight, str, torch.Tensor]]:
+        """Master weights and state: "model.NAME" and "optimizer.STATE.NAME", each with its weight."""
         for weight, master in zip(self.weights, self.masters, strict=True):
-            named[f"model.{weight.name}"] = weight.named(master.detach())
+            yield weight, f"model.{weight.name}", master.detach()
             for state, value in self.torch.state[master].items():
                 if isinstance(value, torch.Tensor):
-                    named[f"optimizer.{state}.{weight.name}"] = weight.named(value)
-        return named
+                    yield weight, f"optimizer.{state}.{weight.name}", value
+
+    def tensors(self) -> dict[str, torch.Tensor | Box]:
+        """Everything that a checkpoint holds, by name (see `held`)."""
+        return {name: weight.named(value) for weight, name, value in self.held()}
 
     @torch.no_grad()
     def loaded(self) -> None:

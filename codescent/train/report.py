@@ -3,6 +3,7 @@ Does not decide anything. Rank 0 alone writes; on the others every method does n
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from codescent.config.load import to_toml
 from codescent.huggingface.folder import open_folder
 from codescent.models.lora.declare import is_adapter
 from codescent.train import machine
+from codescent.train.alike import Diverged
 from codescent.train.board import Board
 from codescent.train.display import Display
 from codescent.train.execute import StepResult
@@ -122,6 +124,10 @@ class Report:
         self.display.say(
             f"step {step}: gradients are not finite (loss {result.train_loss}); weights are left as they were"
         )
+
+    def diverged(self, step: int, error: Diverged) -> None:
+        """Ranks hold different values of the same tensors."""
+        self._event("diverged", step=step, differences=[asdict(one) for one in error.differences])
 
     def saved(self, step: int, path: Path, seconds: float) -> None:
         """A checkpoint is complete."""

@@ -43,7 +43,7 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
     except UserError as error:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

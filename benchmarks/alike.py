@@ -1,0 +1,152 @@
+"""In: nothing. Out: what a comparison of the ranks' copies takes, beside training steps and beside reading the memory.
+Does not flip a bit (tests/test_alike does). It starts itself again as each rank, and writes a temporary folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import ROOT, finish, hardware, machine_line, must, must_lines, parser, positive, table, write_json
+from work import WORKS, environment, write_tokens
+
+sys.path.insert(0, str(ROOT))
+
+from codescent.build import build
+from codescent.config.sections import Config
+from codescent.data.text.dataset import open_dataset
+from codescent.launch.environment import read
+from codescent.launch.local import run_ranks
+from codescent.train.alike import compare, held_alike
+from codescent.train.assemble import assemble
+from codescent.train.stop import StopRequest
+from codescent.train.tensor_hash import tensor_hash
+from codescent.train.world import World
+
+CHECK_EVERY = 100
+"""The default of train.check_every."""
+
+JOB = "CODESCENT_BENCHMARK_JOB"
+"""Variable that names the job's file: this process is a rank of it."""
+
+
+def arguments_of() -> argparse.Namespace:
+    """The command line."""
+    parsed = parser("Time the comparison of what ranks hold alike, and training steps of replicated GPT-2.")
+    parsed.add_argument("--ranks", type=positive, default=2, help="replicas, each a process")
+    parsed.add_argument("--rounds", type=positive, default=5, help="steps and comparisons of each case, in turns")
+    return parsed.parse_args()
+
+
+def timed(act: Callable[[], object]) -> float:
+    """Wall-clock seconds."""
+    begun = time.perf_counter()
+    act()
+    return time.perf_counter() - begun
+
+
+def rank_main(path: Path) -> None:
+    """One rank: steps and comparisons of the job's case in turns, after one of each; rank 0 writes the seconds."""
+    job = json.loads(path.read_text(encoding="utf-8"))
+    place = read(os.environ)
+    assert place is not None
+    world, dataset = World(place, "auto", None, 600.0), open_dataset(Path(job["tokens"]))
+    config = Config(**job["sections"])
+    plan = build(config, dataset.vocab_size, place.world_size)
+    world.divide(plan)
+    with StopRequest(alone=False) as stop:
+        trainer = assemble(config, plan, world, dataset, 0, stop)
+        held = held_alike(plan, place.rank, trainer.parts, trainer.optimizer)
+        tensors = [tensor.detach() for part in held.values() for tensor in part.values()]
+        sizes = [tensor.nbytes // 8 * 8 for tensor in tensors]
+        words = [t.view(-1).view(torch.uint8)[:size].view(torch.int64) for t, size in zip(tensors, sizes) if size]
+        acts: dict[str, Callable[[], object]] = {
+            "step_s": lambda: trainer.executor.step(0, 1e-4),
+            "check_s": lambda: compare(held, "benchmark"),
+            "hash_s": lambda: int(tensor_hash(tensors)),
+            "sum_s": lambda: [int(one.sum()) for one in words],
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in acts}
+        for number in range(job["rounds"] + 1):
+            for name, act in acts.items():
+                world.all_agree(True)  # all begin together
+                taken_s = timed(act)
+                if number:
+                    seconds[name].append(taken_s)
+        trainer.close()
+    if world.is_first:
+        path.with_name("told.json").write_text(json.dumps({"bytes": sum(sizes), "seconds": seconds}), encoding="utf-8")
+    world.close()
+
+
+def entry_of(name: str, precision: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run one case on ranks of its own: medians. Raises SystemExit where a rank fails, which has told why."""
+    work = WORKS[name]
+    sizes = {"num_layers": work.num_layers, "num_heads": work.num_heads, "hidden_dim": work.hidden_dim}
+    sections = {
+        "model": {**sizes, "vocab_size": work.vocab_size, "seq_len": work.max_seq_len},
+        "data": {"corpus": str(write_tokens(folder, work.vocab_size).parent), "seq_len": work.seq_len},
+        "train": {"global_batch_size": work.batch_size, "precision": precision},
+    }
+    job = {"sections": sections, "tokens": sections["data"]["corpus"], "rounds": arguments.rounds}
+    path = folder / "job.json"
+    path.write_text(json.dumps(job), encoding="utf-8")
+    if run_ranks([sys.executable, __file__], arguments.ranks, {**environment(), JOB: str(path)}) != 0:
+        sys.exit(1)
+    told = json.loads((folder / "told.json").read_text(encoding="utf-8"))
+    medians = {what: statistics.median(taken) for what, taken in told["seconds"].items()}
+    return {
+        "work": name,
+        "precision": precision,
+        **medians,
+        "bytes": told["bytes"],
+        "hash_bytes_per_s": told["bytes"] / medians["hash_s"],
+        "sum_bytes_per_s": told["bytes"] / medians["sum_s"],
+        "share": medians["check_s"] / (CHECK_EVERY * medians["step_s"]),
+        "seconds": told["seconds"],
+    }
+
+
+def main() -> int:
+    """Measure and print."""
+    arguments, record = arguments_of(), hardware()
+    entries = []
+    for name in WORKS:
+        for precision in ("fp32", "bf16"):
+            with tempfile.TemporaryDirectory(prefix="codescent-alike-") as folder:
+                entries.append(entry_of(name, precision, arguments, Path(folder)))
+    rows = [
+        [
+            f"{entry['work']} {entry['precision']}",
+            f"{entry['step_s'] * 1e3:.1f}",
+            f"{entry['check_s'] * 1e3:.1f}",
+            f"{entry['bytes'] / 1e6:.0f}",
+            f"{entry['hash_bytes_per_s'] / 1e9:.1f}",
+            f"{entry['sum_bytes_per_s'] / 1e9:.1f}",
+            f"{entry['share']:.3%}",
+        ]
+        for entry in entries
+    ]
+    columns = ["replicas", "ms step", "ms check", "MB compared", "GB/s hash", "GB/s int64 sum", "share of the time"]
+    print(machine_line(record), "", table(columns, rows), "", sep="\n")
+    most = max(entry["share"] for entry in entries)
+    claims = [must(f"a check every {CHECK_EVERY} steps, share of the time", most, 0.01, at_least=False)]
+    print("\n".join(must_lines(claims)))
+    result = {"benchmark": "alike", "hardware": record, "ranks": arguments.ranks, "cases": entries, "musts": claims}
+    write_json(arguments.json, result)
+    return 0
+
+
+if __name__ == "__main__":
+    if job_file := os.environ.get(JOB):
+        rank_main(Path(job_file))
+    else:
+        finish(main)

@@ -1,0 +1,160 @@
+"""In: runs in which one bit of a rank's copy is another. Out: rank and tensor named, nothing saved, exit code 1.
+Does not test the hash (test_tensor_hash does), nor that sound copies are equal in all layouts (test_hybrids does)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forker import Forker, Runs
+from runs import environment, losses, make_project
+
+SIZES = (
+    "model.hidden_dim=20",
+    "model.vocab_size=97",
+    "data.tokenizer=char",
+    "train.global_batch_size=12",
+    "train.num_steps=6",
+    "train.eval_every=0",
+    "checkpoint.every=2",
+)
+LORA = ("lora.rank=2",)
+
+CASES: list[tuple[str, int, tuple[str, ...], str, list[int], list[int]]] = [
+    # layout, ranks, words, the tensor whose bit is flipped on the last rank, the ranks named, those in the majority
+    ("", 3, (), "model.blocks.0.mlp.up.weight", [2], [0, 1]),
+    ("", 2, (), "optimizer.exp_avg.tok.weight", [0, 1], []),
+    ("", 2, ("train.precision=bf16",), "read.blocks.0.norm_1.weight", [0, 1], []),
+    ("", 2, ("train.precision=bf16",), "model.pos.weight", [0, 1], []),
+    ("", 2, LORA, "read.blocks.1.mlp.down.weight", [0, 1], []),
+    ("tp=2", 2, (), "model.norm.weight", [0, 1], []),
+    ("tp=2", 2, (), "optimizer.step.tok.weight", [0, 1], []),
+    ("tp=2 sequence_parallel=false", 2, (), "optimizer.exp_avg_sq.pos.weight", [0, 1], []),
+    ("cp=2", 2, (), "model.tok.weight", [0, 1], []),
+    ("pp=2", 2, (), "model.tok.weight", [0, 1], []),
+    ("pp=2", 4, (), "model.tok.weight", [3], [0, 1, 2]),
+    ("pp=2", 4, (), "optimizer.exp_avg.norm.bias", [2, 3], []),
+    ("dp_shard=2", 2, (), "optimizer.step.norm.bias", [0, 1], []),
+    ("dp_shard=2 dp_replicate=2", 4, (), "optimizer.exp_avg.tok.weight", [1, 3], []),
+    ("dp_shard=2 dp_replicate=3 zero_stage=1", 6, ("train.precision=bf16",), "model.tok.weight", [5], [1, 3]),
+    ("dp_shard=2 tp=2", 4, (), "model.norm.weight", [2, 3], []),
+    ("dp_shard=2 zero_stage=2", 2, LORA, "read.tok.weight", [0, 1], []),
+    ("dp_shard=2 cp=2", 4, LORA, "read.tok.weight", [2, 3], []),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
+    project = tmp_path_factory.mktemp("alike")
+    make_project(project)
+    return Runs(project, forker, SIZES, ())
+
+
+def event_of(runs: Runs) -> dict[str, Any]:
+    """The last event of the last run, which is that it has diverged."""
+    event = runs.last().read_events()[-1]
+    assert event["kind"] == "diverged"
+    return event
+
+
+def saved(runs: Runs) -> list[str]:
+    return sorted(path.name for path in (runs.last().path / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "words", "tensor", "odd", "majority"),
+    [pytest.param(*case, id=f"{case[0] or 'copies'} {case[3]}") for case in CASES],
+)
+def test_a_flipped_bit_is_named_and_nothing_is_saved(
+    runs: Runs, layout: str, ranks: int, words: tuple[str, ...], tensor: str, odd: list[int], majority: list[int]
+) -> None:
+    keys = [f"parallel.{key}" for key in layout.split()]
+    done = runs.start(ranks, *keys, *words, "train.microbatch_size=1", "train.check_every=3", fault=f"flip {tensor}")
+    assert done.codes == [1] * ranks, done.said
+    assert "Traceback" not in done.said
+    assert done.said.count("step 3: copies of the same tensors have diverged, and nothing is saved") == ranks
+    event = event_of(runs)
+    (difference,) = event["differences"]
+    assert event["step"] == 3
+    assert (difference["ranks"], difference["majority"]) == (odd, majority)
+    assert difference["hosts"] == [socket.gethostname()] * len(odd)
+    (named,) = difference["tensors"]
+    assert named.partition(" ")[0] == tensor.replace("read.", "model.")
+    who = ", ".join(f"rank {rank} ({socket.gethostname()})" for rank in odd)
+    certain = f"{who}: other values than on the ranks that hold the same ({', '.join(map(str, majority))}): {named}"
+    uncertain = f"{who}: different values, and no majority says which ones are right: {named}"
+    assert done.said.count(certain if majority else uncertain) == ranks
+    assert saved(runs) == ["step_00000002"]
+
+
+def test_before_every_save_and_the_run_goes_on_from_the_last(runs: Runs) -> None:
+    expected = runs.run(2)
+    done = runs.start(2, "train.check_every=0", fault="flip model.tok.weight")
+    assert done.codes == [1, 1], done.said
+    assert event_of(runs)["step"] == 4
+    assert saved(runs) == ["step_00000002"]
+    assert losses(runs.run(2, "train.check_every=0", resume=True)) == losses(expected)
+
+
+def test_before_the_first_step(runs: Runs) -> None:
+    """As where a machine has another folder of initial weights under the same name."""
+    done = runs.start(3, fault="flip_at_start model.pos.weight")
+    assert done.codes == [1, 1, 1], done.said
+    event = event_of(runs)
+    assert (event["step"], event["differences"][0]["ranks"]) == (0, [2])
+    assert not runs.last().read_metrics()
+
+
+def test_several_tensors_of_several_parts(runs: Runs) -> None:
+    """A weight that tp divides and one that it does not are of different parts, held by different ranks."""
+    done = runs.start(4, "parallel.tp=2", "parallel.dp_replicate=2", fault="flip model.tok.weight model.norm.bias")
+    assert done.codes == [1] * 4, done.said
+    found = {tuple(one["tensors"]): one["ranks"] for one in event_of(runs)["differences"]}
+    # A flipped weight is another one from then on; the sum of the gradients is still the same for all.
+    assert found == {("model.tok.weight",): [1, 3], ("model.norm.bias",): [3]}
+
+
+FLIPPED = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from layout_ranks import FAULTS
+if os.environ["RANK"] == "1":
+    FAULTS["flip"]("model.tok.weight")
+from codescent.verbs.cli import run
+sys.exit(run(sys.argv[2:]))
+"""
+
+
+def test_the_command_line_says_why_on_every_rank(runs: Runs) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    common = environment(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    words = ["train", "run.toml", "run.name=by-hand", *SIZES]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", FLIPPED, str(Path(__file__).parent), *words],
+            cwd=runs.project,
+            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            text=True,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=150)[1] for process in processes]
+    assert [process.returncode for process in processes] == [1, 1], said
+    for words_of_rank in said:
+        lines = [line for line in words_of_rank.splitlines() if line.startswith("error: ")]
+        assert lines[0].startswith(f"error: runs{os.sep}by-hand: step 4: copies of the same tensors have diverged")
+        assert "model.tok.weight" in lines[1]
+        assert "Traceback" not in words_of_rank
+
+
+def test_of_one_rank_there_is_nothing_to_compare(runs: Runs) -> None:
+    assert len(losses(runs.run(1, "train.check_every=1", fault="flip model.tok.weight"))) == 6
