@@ -1,4 +1,4 @@
-"""In: the words of a command line. Out: a verb done, its exit code: 0 done, 2 what the user gave cannot be used.
+"""In: the words of a command line. Out: a verb done, its exit code: 0 done, 1 a run failed, 2 the input is of no use.
 Does not know what a verb does: its module is imported when it is called, and torch only where a verb needs it."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
     except UserError as error:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
