@@ -24,7 +24,7 @@ from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.config.load import load
 from codescent.operators.linear import Linear
-from codescent.train import machine
+from codescent.train import loop, machine
 from codescent.train.execute import Executor
 from codescent.train.loop import train
 
@@ -90,7 +90,7 @@ def fork(act: Callable[[], int], said: Path) -> int:
             os.dup2(file.fileno(), 2)
         code = act()
     except UserError as error:
-        code = 2
+        code = error.exit_code
         print(*(f"error: {problem}" for problem in error.problems), sep="\n")
     except BaseException:
         traceback.print_exc()
@@ -149,7 +149,42 @@ def infinite_gradient() -> None:
     Linear._product = product  # type: ignore[method-assign]
 
 
-FAULTS: dict[str, Callable[[], None]] = {"infinite_gradient": infinite_gradient}
+def at_step(number: int, method: str, act: Callable[[Executor], None]) -> None:
+    """Act before a method of the executor, in one step."""
+    whole = getattr(Executor, method)
+
+    def patched(self: Executor, *arguments: Any) -> Any:
+        if self.number == number - 1:
+            act(self)
+        return whole(self, *arguments)
+
+    setattr(Executor, method, patched)
+
+
+def infinite_loss() -> None:
+    """In step 3 the loss is infinite, its gradients are not."""
+    at_step(3, "_reduce", lambda executor: executor.loss_sum.fill_(torch.inf) and None)
+
+
+def asked_to_stop() -> None:
+    """SIGTERM in step 10."""
+    at_step(10, "_reduce", lambda executor: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def validation_without_a_number() -> None:
+    """The first validation loss is NaN."""
+    whole, seen = loop.validation_loss, []
+
+    def patched(*arguments: Any) -> float:
+        seen.append(whole(*arguments))
+        return seen[-1] if len(seen) > 1 else torch.nan
+
+    loop.validation_loss = patched
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    fault.__name__: fault for fault in (infinite_gradient, infinite_loss, asked_to_stop, validation_without_a_number)
+}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -207,6 +207,7 @@ def _base(plan: Plan, saved: Saved | None, world: World) -> dict[str, Any] | Non
     source, before = plan.model.weights, saved.state.get("base") if saved else None
     if plan.model.lora is None or source is None:
         return None
+    before = before if isinstance(before, dict) else None  # anything else is refused by `_check_saved`
 
     def look() -> dict[str, Any]:
         folder = open_folder(Path(source))
@@ -226,6 +227,8 @@ def _check_saved(run: OpenRun) -> None:
             f"{run.path}: was imported, and no step has been made in it: there is nothing to resume; begin a run "
             f"with its weights: codescent train {run.path}/config.toml run.folder=NEW"
         )
+    if "dataset" not in state:
+        raise UserError(f"{run.saved.path}: not the checkpoint of a training: its state names no dataset")
     if state.get("base") != run.base:
         raise UserError(
             f"model.weights = {run.plan.model.weights}: not the weights beside which the adapters of {run.path} were "
