@@ -35,7 +35,10 @@ def hold(folder: Path) -> FileIO | None:
 @contextmanager
 def unheld(folder: Path) -> Iterator[bool]:
     """Whether nobody holds a checkpoint; if so, nobody can until the block ends."""
-    descriptor = os.open(folder / MANIFEST, os.O_RDWR)  # NFS gives an exclusive lock only to those who may write
+    try:
+        descriptor = os.open(folder / MANIFEST, os.O_RDWR)  # NFS locks for one alone only what is open for writing
+    except PermissionError:
+        descriptor = os.open(folder / MANIFEST, os.O_RDONLY)
     try:
         _lock(descriptor, fcntl.LOCK_EX)
         yield True

@@ -68,7 +68,7 @@ class Report:
             removed += map(str, run.checkpoints.forget_after(step))
             run.folder.rewind(step)
             run.folder.write_config(to_toml(run.config), run.plan.to_json())
-        self._event("resume", step=step, changes=run.changes, removed=removed)
+        self._event("resume", step=step, **({"changes": run.changes, "removed": removed} if run.changes else {}))
         where = f"{run.saved.path} at" if run.saved is not None else "the beginning, there being no good checkpoint:"
         self.display.say(f"resumed from {where} step {step}")
         for key, (before, now) in run.changes.items():
