@@ -17,7 +17,7 @@ from codescent.build import build, needs_vocab_size, task_request
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset
 from codescent.huggingface.folder import fitting
-from codescent.plan import Mesh, OlderPlan, Plan
+from codescent.plan import Mesh, OlderPlan, Plan, Scalar
 from codescent.record import RunFolder
 
 
@@ -136,26 +136,43 @@ def check_weights(plan: Plan, dataset: AnyDataset, *, resume: bool) -> None:
         )
 
 
-def check_same_trajectory(folder: RunFolder, plan: Plan) -> None:
+def check_same_trajectory(folder: RunFolder, plan: Plan) -> dict[str, tuple[Scalar, Scalar]]:
     """Refuse to continue a run by a plan under which the steps so far would have had other losses.
 
-    A change of layout, of what is logged or of what is kept is no hindrance.
+    A change of layout, of what is logged or of what is kept is no hindrance. Where the run has failed since its numbers
+    were not finite (`ruined_step`), it may go on with another update.
 
     Args:
         folder: the run.
         plan: of the command.
 
+    Returns:
+        Every key of the update that changes, with both values.
+
     Raises:
-        UserError: every key that differs, with both values.
+        UserError: every other key that differs, with both values.
     """
     before, after = saved_plan(folder).trajectory(), plan.trajectory()
+    differs = {key: (before[key], after[key]) for key in before if key in after and before[key] != after[key]}
+    free = [key for key in differs if "optimizer." in key and key != "optimizer.kind"]  # whose state is saved
+    changes = {key: differs[key] for key in free} if free and ruined_step(folder) is not None else {}
     problems = [
-        f"{key}: the run in {folder.path} has {before[key]!r}, this config {after[key]!r}"
-        for key in before
-        if key in after and before[key] != after[key]
+        f"{key}: the run in {folder.path} has {old!r}, this config {new!r}"
+        for key, (old, new) in differs.items()
+        if key not in changes
     ]
     if problems:
         raise UserError(*problems, f"give the same values to continue {folder.path}, or start a new run.name")
+    return changes
+
+
+def ruined_step(folder: RunFolder) -> int | None:
+    """The step whose weights were no good, where a run has failed for that and not gone on since; else None."""
+    for event in reversed(folder.read_events()):
+        if event.get("kind") in ("failed", "start", "resume"):
+            ruined: int | None = event.get("ruined_step")
+            return ruined
+    return None
 
 
 def saved_plan(folder: RunFolder) -> Plan:

@@ -30,7 +30,7 @@ from codescent.config.load import load
 from codescent.data import verified
 from codescent.data.text import dataset
 from codescent.operators.linear import Linear
-from codescent.train import machine
+from codescent.train import loop, machine
 from codescent.train.execute import Executor
 from codescent.train.loop import train
 
@@ -223,12 +223,51 @@ def flip_bits(executor: Executor, names: Sequence[str]) -> None:
         data[data.numel() // 2] ^= 1
 
 
+def at_step(number: int, method: str, act: Callable[[Executor], None]) -> None:
+    """Act before a method of the executor, in one step."""
+    whole = getattr(Executor, method)
+
+    def patched(self: Executor, *arguments: Any) -> Any:
+        if self.number == number - 1:
+            act(self)
+        return whole(self, *arguments)
+
+    setattr(Executor, method, patched)
+
+
+def infinite_loss() -> None:
+    """In step 3 the loss is infinite, its gradients are not."""
+    at_step(3, "_reduce", lambda executor: executor.loss_sum.fill_(torch.inf) and None)
+
+
+def asked_to_stop() -> None:
+    """SIGTERM in step 10."""
+    at_step(10, "_reduce", lambda executor: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def validation_without_a_number() -> None:
+    """The first validation loss is NaN."""
+    whole, seen = loop.validation_loss, []
+
+    def patched(*arguments: Any) -> float:
+        seen.append(whole(*arguments))
+        return seen[-1] if len(seen) > 1 else torch.nan
+
+    loop.validation_loss = patched
+
+
 FAULTS: dict[str, Callable[..., None]] = {
-    "infinite_gradient": infinite_gradient,
-    "earlier_fingerprint": earlier_fingerprint,
-    "reads_no_file_whole": reads_no_file_whole,
-    "flip": flip,
-    "flip_at_start": flip_at_start,
+    fault.__name__: fault
+    for fault in (
+        infinite_gradient,
+        infinite_loss,
+        asked_to_stop,
+        validation_without_a_number,
+        earlier_fingerprint,
+        reads_no_file_whole,
+        flip,
+        flip_at_start,
+    )
 }
 """What is done to the last rank before it begins; words after the name are arguments."""
 

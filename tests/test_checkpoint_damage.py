@@ -10,6 +10,7 @@ import pickle
 import random
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from checkpoint_ranks import make_tensors
 
 from codescent.checkpoint import storage as checkpoint_storage
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved, read_tensors
-from codescent.checkpoint.manifest import read_manifest
+from codescent.checkpoint.manifest import _fills, read_manifest
 
 TRIALS = 80
 SENTINEL = 77
@@ -238,6 +239,7 @@ def set_in(data: Any, keys: list[Any], value: Any) -> None:
 
 
 CHUNK = ["tensors", "t", "chunks", 0]
+ROW = {"file": "rank_00000_part_000.safetensors", "start_bytes": 0, "stop_bytes": 12, "sizes": [1, 3]}
 
 
 @pytest.mark.parametrize(
@@ -250,6 +252,7 @@ CHUNK = ["tensors", "t", "chunks", 0]
         (["step"], "1"),
         (["validation_loss"], 10**400),
         (["validation_loss"], []),
+        (["validation_loss"], "1.0"),
         (["state"], "text"),
         (["files"], []),
         (["files", "../outside"], {"size_bytes": 1, "sha256": ""}),
@@ -261,7 +264,10 @@ CHUNK = ["tensors", "t", "chunks", 0]
         (["tensors", "t", "shape"], [5]),
         (["tensors", "t", "shape"], [10**30, 0]),
         (["tensors", "t", "shape"], [-2, -3]),
+        (["tensors", "empty"], {"dtype": "F32", "shape": [0, 2**52, 2**52], "chunks": []}),
         (["tensors", "t", "chunks"], []),
+        (["tensors", "t", "chunks"], [ROW | {"offsets": [0, 0]}, ROW | {"offsets": [0, 0]}]),  # the sum of sizes fits
+        (["state"], {"a": json.loads("[" * 120 + "]" * 120)}),
         ([*CHUNK, "file"], "nowhere"),
         ([*CHUNK, "start_bytes"], -4),
         ([*CHUNK, "stop_bytes"], 10**12),
@@ -278,6 +284,57 @@ def test_a_forged_manifest_is_refused(tmp_path: Path, keys: list[Any], value: An
         read_tensors(path)
     with pytest.raises(CheckpointError, match=r"manifest\.json"):
         checkpoints.latest()
+
+
+def test_chunks_must_cover_each_element_once() -> None:
+    """Against counting, on boxes that are cut at random, some of them exchanged for others."""
+    rng = random.Random(0)
+    seen = Counter[bool]()
+    for _ in range(3000):
+        shape = tuple(rng.randint(0, 3) for _ in range(rng.randint(0, 3)))
+        boxes = [((0,) * len(shape), shape)]
+        for _ in range(rng.randint(0, 5) if shape else 0):
+            offsets, sizes = boxes.pop(rng.randrange(len(boxes)))
+            dim = rng.randrange(len(shape))
+            first = rng.randint(0, sizes[dim])
+            for start, size in ((0, first), (first, sizes[dim] - first)):
+                moved = (*offsets[:dim], offsets[dim] + start, *offsets[dim + 1 :])
+                boxes.append((moved, (*sizes[:dim], size, *sizes[dim + 1 :])))
+        if rng.random() < 0.9:
+            offsets = tuple(rng.randint(0, size) for size in shape)
+            other = offsets, tuple(rng.randint(0, size - offset) for size, offset in zip(shape, offsets))
+            boxes[rng.randrange(len(boxes))] = other
+        count = torch.zeros(shape)
+        for offsets, sizes in boxes:
+            count[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes))] += 1
+        expected = bool((count == 1).all())
+        assert _fills(shape, boxes) == expected, (shape, boxes)
+        seen[expected] += 1
+    assert min(seen.values()) > 500
+
+
+def test_many_chunks_are_checked_in_linear_time() -> None:
+    """Among 100,000 boxes, of a size that nobody could count, one that lies over its neighbour is found."""
+    width, rows = 1 << 40, 100_000
+    boxes = [((7 * row, 0), (7, width)) for row in range(rows)]
+    assert _fills((7 * rows, width), boxes)
+    boxes[500] = boxes[501]
+    assert not _fills((7 * rows, width), boxes)
+    assert not _fills((2,) * 60, [((0,) * 60, (1,) * 60)] * 3)
+
+
+@pytest.mark.parametrize("depth", [98, 200, 1100])
+def test_a_state_is_only_saved_if_it_can_be_read_again(tmp_path: Path, depth: int) -> None:
+    checkpoints = Checkpoints(tmp_path, 1, keep_best=True)
+    state: Any = 1
+    for _ in range(depth):
+        state = [state]
+    if depth < 100:
+        assert read_manifest(checkpoints.save(1, {}, {"a": state})).state == {"a": state}
+        return
+    with pytest.raises((CheckpointError, RuntimeError), match=r"nested|recursion"):
+        checkpoints.save(1, {}, {"a": state})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_manifest_nested_without_end_is_refused(tmp_path: Path) -> None:

@@ -267,6 +267,12 @@ def test_a_message_to_the_user_is_printed_once_and_its_exit_code_kept(launch: St
     assert list(run.logs.iterdir()) == []
 
 
+def test_a_run_that_cannot_go_on_is_told_once_too(launch: Start) -> None:
+    run = launch(4, "print('error: runs/a: ended at step 9', file=sys.stderr); sys.exit(1)")
+    assert run.end() == (1, "", "error: runs/a: ended at step 9\n")
+    assert list(run.logs.iterdir()) == []
+
+
 def test_the_message_of_one_rank_stops_the_others(launch: Start) -> None:
     program = """
 ready()

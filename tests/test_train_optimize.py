@@ -89,6 +89,29 @@ def test_gradients_that_are_not_finite_change_nothing() -> None:
     assert not any(state[name].any() for name in state if name.startswith("optimizer."))
 
 
+def test_without_updates_nothing_changes_and_the_norm_is_told() -> None:
+    values = tensors(0, torch.float64)
+    before = [value.clone() for value in values]
+    optimizer = Optimizer(weights(values), OptimizerConfig())
+    assert optimizer.step([torch.ones_like(value) for value in values], 1e-2, updates=False) > 1
+    assert all(torch.equal(value, old) for value, old in zip(values, before, strict=True))
+
+
+def test_what_is_not_finite_is_found_and_large_numbers_are_not_taken_for_it() -> None:
+    values = tensors(0, torch.float32)
+    optimizer = Optimizer(weights(values), OptimizerConfig())
+    assert optimizer.is_finite()
+    values[0].fill_(3e38)  # their sum overflows, and none of them is infinite
+    assert optimizer.is_finite()
+    for tensor in (values[1].reshape(-1), optimizer.torch.state[values[2]]["exp_avg_sq"].reshape(-1)):
+        for bad in (math.inf, -math.inf, math.nan):
+            before = float(tensor[-1])
+            tensor[-1] = bad
+            assert not optimizer.is_finite()
+            tensor[-1] = before
+    assert optimizer.is_finite()
+
+
 def test_a_norm_of_parts_that_overflows_is_infinite_and_updates_nothing() -> None:
     values = tensors(0, torch.float64)
     before = [value.clone() for value in values]

@@ -14,6 +14,7 @@ import pytest
 from forker import Forker
 from runs import codescent, losses, make_project, start, train
 
+from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
 from codescent.record import RunFolder
 
 LONG = (
@@ -247,6 +248,15 @@ def test_changed_checkpoint_is_refused_and_left(project: Path, forker: Forker) -
     assert file.name in done.stderr
     assert "Traceback" not in done.stderr
     assert file.read_bytes() == data
+
+
+def test_a_checkpoint_without_the_state_of_a_training_is_refused(project: Path, forker: Forker) -> None:
+    words = ("train.num_steps=4", "optimizer.decay_steps=20")
+    run = forker.train(project, "stateless", 1, *words)
+    Checkpoints(run.checkpoints, 1, keep_best=False).save(4, read_tensors(run.checkpoints / "step_00000004"), {})
+    done = forker.run(project, 1, ["run.name=stateless", *words, "train.num_steps=8"], resume=True)
+    assert done.codes == [2]
+    assert "not the checkpoint of a training: its state names no dataset" in done.said
 
 
 def test_what_is_not_read_may_be_damaged_and_a_damaged_plan_is_refused(project: Path, forker: Forker) -> None:

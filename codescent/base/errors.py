@@ -1,4 +1,4 @@
-"""In: every problem found in what the user gave. Out: one exception that the command line prints whole, exit code 2.
+"""In: every problem found in what the user gave, or why a run failed. Out: one exception that the command line prints.
 Does not print, does not exit, and is never raised for a fault of our own."""
 
 from __future__ import annotations
@@ -17,3 +17,9 @@ class UserError(Exception):
     def __init__(self, *problems: str) -> None:
         self.problems: tuple[str, ...] = problems
         super().__init__("\n".join(problems))
+
+
+class RunFailed(UserError):
+    """What the user gave could be used, but the run cannot go on: why, and what to do, a sentence each."""
+
+    exit_code = 1

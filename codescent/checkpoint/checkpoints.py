@@ -7,8 +7,10 @@ import dataclasses
 import math
 import re
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 from codescent.base.agreement import RanksFailed, alone, rank, shortened, together, world_size
 from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.checkpoint.box import Box
+from codescent.checkpoint.hold import hold, unheld
 from codescent.checkpoint.manifest import MANIFEST, CheckpointError, Manifest, damaged_files, read_manifest
 from codescent.checkpoint.storage import (
     CheckpointWriter,
@@ -67,6 +70,8 @@ class Checkpoints:
         tensors: Mapping[str, torch.Tensor | Box],
         state: Mapping[str, Any],
         validation_loss: float | None = None,
+        *,
+        rotates: bool = True,
     ) -> Path:
         """Write a checkpoint, which appears under its name when all of it is on the disk; then delete old ones.
 
@@ -76,6 +81,7 @@ class Checkpoints:
                 a DTensor every part is written.
             state: JSON data, rank 0's.
             validation_loss: what `keep_best` compares; None or NaN is never the best.
+            rotates: False: nothing is deleted before rank 0 calls `rotate`.
 
         Returns its folder. Raises CheckpointError, on every rank: the disk is full or refuses; older ones stay.
         """
@@ -91,11 +97,8 @@ class Checkpoints:
             if alone():
                 writer.abandon()
             raise
-        if rank() == 0:
-            try:
-                self._delete_old()
-            except OSError as error:  # this checkpoint is complete; the other ranks go on, so must this one
-                warnings.warn(f"{self.folder}: old checkpoints stay: {error}", RuntimeWarning, stacklevel=2)
+        if rotates and rank() == 0:
+            self.rotate()
         return writer.final
 
     def latest(self, before: int | None = None) -> Saved | None:
@@ -110,24 +113,59 @@ class Checkpoints:
                 return None
             step, path = max(steps)
             try:
-                return _saved(step, path)
+                if (saved := _saved_unless_gone(step, path)) is not None:  # else look again
+                    return saved
             except CheckpointError as error:
-                if path.is_dir():  # else the run has deleted it since we looked: look again
-                    raise CheckpointError(*error.problems, self._way_back(step, path)) from error
+                raise CheckpointError(*error.problems, self._way_back(step, path)) from error
 
     def best(self) -> Saved | None:
         """The complete checkpoint with the lowest validation loss, of equals the newest; None: none has a loss."""
-        saved = {step: self.at(step) for step in self._found()}
+        looked = [_saved_unless_gone(step, path) for step, path in self._found().items()]
+        saved = {one.step: one for one in looked if one is not None}
         best = _best({step: one.validation_loss for step, one in saved.items()})
         return None if best is None else saved[best]
 
     def at(self, step: int) -> Saved:
         """The complete checkpoint of a step. Raises CheckpointError: there is none, or its manifest was changed."""
-        found = self._found()
-        if step not in found:
-            there = ", ".join(map(str, sorted(found))) or "none"
-            raise CheckpointError(f"{self.folder}: no checkpoint of step {step}; there are: {there}")
-        return _saved(step, found[step])
+        while step in (found := self._found()):
+            if (saved := _saved_unless_gone(step, found[step])) is not None:
+                return saved
+        there = ", ".join(map(str, sorted(found))) or "none"
+        raise CheckpointError(f"{self.folder}: no checkpoint of step {step}; there are: {there}")
+
+    def hold(self, choose: Callable[[], Saved]) -> tuple[Saved, FileIO]:
+        """What `choose` gives, by one of the methods above, and a hold: until it is closed the run keeps the folder.
+
+        It is called again where the run has deleted the folder in between. Raises what it raises.
+        """
+        while True:
+            saved = choose()
+            if (lock := hold(saved.path)) is not None:
+                return saved, lock
+
+    def newest_step(self, before: int | None = None) -> int | None:
+        """The step of the newest checkpoint (of a step less than `before`), whether it can be read or not."""
+        return max((step for step in self._found() if before is None or step < before), default=None)
+
+    def forget_after(self, step: int) -> list[Path]:
+        """Delete the checkpoints of later steps, which the run has given up. Returns their folders.
+
+        Raises CheckpointError: one cannot be deleted.
+        """
+        later = [path for other, path in self._found().items() if other > step]
+        for path in later:
+            try:
+                discard(path)
+            except OSError as error:
+                raise CheckpointError(f"{path}: {error.strerror}: delete it, then resume the run") from error
+        return later
+
+    def rotate(self) -> None:
+        """Keep the last k and the best. One that cannot be read is left alone, one that is held until the next time."""
+        try:
+            self._delete_old()
+        except OSError as error:  # the newest one is complete; the other ranks go on, so must this one
+            warnings.warn(f"{self.folder}: old checkpoints stay: {error}", RuntimeWarning, stacklevel=2)
 
     def incomplete(self) -> list[Path]:
         """Folders left by a save or a deletion that was killed. `latest` ignores them."""
@@ -179,7 +217,7 @@ class Checkpoints:
         return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
 
     def _way_back(self, step: int, path: Path) -> str:
-        older = max((other for other in self._found() if other < step), default=None)
+        older = self.newest_step(before=step)
         way = "there is no older one" if older is None else f"delete that folder to go back to step {older}"
         return f"{path} cannot be used; {way}"
 
@@ -188,7 +226,6 @@ class Checkpoints:
         return f"the last checkpoint is {found[max(found)]}" if found else "there is no older checkpoint"
 
     def _delete_old(self) -> None:
-        """Keep the last k and the best. A checkpoint whose manifest cannot be read is left alone."""
         losses: dict[int, float | None] = {}
         found = self._found()
         for step, path in found.items():
@@ -200,7 +237,9 @@ class Checkpoints:
         if self.keep_best:
             keep.add(_best(losses))
         for step in sorted(set(losses) - keep):
-            discard(found[step])
+            with unheld(found[step]) as free:
+                if free:
+                    discard(found[step])
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
@@ -209,10 +248,11 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, 
     Only the files that hold the tensors of these names (None: all) are read and verified.
     Raises CheckpointError: a file is missing, truncated or changed, or a name is not in the checkpoint.
     """
-    manifest = _verified(path, names)
-    stored = {name: manifest.tensors[name] for name in (manifest.tensors if names is None else names)}
-    tensors = {name: torch.empty(tensor.shape, dtype=CODE_DTYPES[tensor.dtype]) for name, tensor in stored.items()}
-    _read(path, manifest, tensors)
+    with _told_if_gone(path):
+        manifest = _verified(path, names)
+        stored = {name: manifest.tensors[name] for name in (manifest.tensors if names is None else names)}
+        tensors = {name: torch.empty(tensor.shape, dtype=CODE_DTYPES[tensor.dtype]) for name, tensor in stored.items()}
+        _read(path, manifest, tensors)
     return tensors
 
 
@@ -223,7 +263,8 @@ class TensorReader:
     """
 
     def __init__(self, path: Path, names: Collection[str]) -> None:
-        self._path, self._manifest = path, _verified(path, names)
+        with _told_if_gone(path):
+            self._path, self._manifest = path, _verified(path, names)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of the whole tensor."""
@@ -235,8 +276,20 @@ class TensorReader:
         local = torch.empty([part.stop - part.start for part in slices], dtype=CODE_DTYPES[stored.dtype])
         piece = Box(local, torch.Size(stored.shape), tuple(part.start for part in slices))
         alone = dataclasses.replace(self._manifest, tensors={name: stored})  # DCP looks at all that it is shown
-        _read(self._path, alone, {name: piece})
+        with _told_if_gone(self._path):
+            _read(self._path, alone, {name: piece})
         return local
+
+
+@contextmanager
+def _told_if_gone(path: Path) -> Iterator[None]:
+    """A folder that is deleted while it is read is not damaged."""
+    try:
+        yield
+    except CheckpointError as error:
+        if path.is_dir():
+            raise
+        raise CheckpointError(f"{path}: is not there; if it was a moment ago, somebody has deleted it") from error
 
 
 def _verified(path: Path, names: Collection[str] | None) -> Manifest:
@@ -258,6 +311,16 @@ def _best(losses: Mapping[int, float | None]) -> int | None:
 def _saved(step: int, path: Path) -> Saved:
     manifest = _manifest_of(step, path)
     return Saved(step, path, manifest.validation_loss, manifest.state)
+
+
+def _saved_unless_gone(step: int, path: Path) -> Saved | None:
+    """None: the run has deleted or replaced it since it was found. Raises CheckpointError: its manifest was changed."""
+    try:
+        return _saved(step, path)
+    except CheckpointError:
+        if path.is_dir():
+            raise
+        return None
 
 
 def _manifest_of(step: int, path: Path) -> Manifest:

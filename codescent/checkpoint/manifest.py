@@ -9,9 +9,11 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +30,12 @@ THREADS = min(4, os.cpu_count() or 1)  # of hashing, reading and writing: all re
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _FIRST_LINE = re.compile(rb'\{"sha256": "([0-9a-f]{64})",')
 
+
+DEEPEST = 100
+"""Levels of lists and objects in a state: what copies or encodes it calls itself at every level."""
+
+MOST_CUT = 8
+"""Dims along which one tensor is cut into chunks; a forged manifest with more would take forever to check."""
 
 Natural = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
 
@@ -80,14 +88,19 @@ class Manifest:
 
     step: Natural
     save_id: str
-    validation_loss: float | None
+    validation_loss: Annotated[float, Field(strict=True)] | None
     state: dict[str, Any]
     files: dict[str, StoredFile]
     tensors: dict[str, StoredTensor]
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """JSON whose first line is the SHA-256 of all that follows that line: no bit of the file can change unnoticed."""
+    """JSON whose first line is the SHA-256 of all that follows that line: no bit of the file can change unnoticed.
+
+    Raises CheckpointError: the state is nested too deep to be read again.
+    """
+    if is_too_deep(manifest.state):
+        raise CheckpointError(f"the state is nested deeper than {DEEPEST} levels")
     data = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
     body = b" " + json.dumps(data, indent=1).encode()[1:].lstrip() + b"\n"
     return b'{"sha256": "' + hashlib.sha256(body).hexdigest().encode() + b'",\n' + body
@@ -113,6 +126,19 @@ def read_manifest(folder: Path) -> Manifest:
         return _decode(json.loads(raw))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CheckpointError(f"{path}: not the manifest of a checkpoint ({error})") from error
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether JSON data has more than DEEPEST levels of lists and objects."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, Mapping | list | tuple)
+            for inner in (outer.values() if isinstance(outer, Mapping) else outer)
+        ]
+    return bool(level)
 
 
 def damaged_files(folder: Path, manifest: Manifest, names: Iterable[str]) -> list[str]:
@@ -154,6 +180,8 @@ def _decode(data: Mapping[str, Any]) -> Manifest:
     if data["format"] != FORMAT or data["version"] != VERSION:
         raise ValueError(f"format {data['format']!r} version {data['version']!r}, this is {FORMAT!r} version {VERSION}")
     manifest = _MANIFEST.validate_python(data)
+    if is_too_deep(manifest.state):
+        raise ValueError(f"its state is nested deeper than {DEEPEST} levels")
     for name in manifest.files:
         if _FILE_NAME.fullmatch(name) is None or name == MANIFEST:
             raise ValueError(f"file name {name!r}")
@@ -165,6 +193,8 @@ def _decode(data: Mapping[str, Any]) -> Manifest:
 def _check(name: str, tensor: StoredTensor, files: Mapping[str, StoredFile]) -> None:
     """Raise ValueError where the chunks are not exactly the tensor, or do not lie in their files."""
     shape, chunks, element_bytes = tensor.shape, tensor.chunks, DTYPE_BYTES[NAME_OF_CODE[tensor.dtype]]
+    if len(shape) > 64 or math.prod(max(1, size) for size in shape) * element_bytes >= 1 << 63:  # torch has no larger
+        raise ValueError(f"the shape of {name!r} is too large")
     for chunk in chunks:
         inside = len(chunk.offsets) == len(chunk.sizes) == len(shape) and all(
             offset + size <= whole for offset, size, whole in zip(chunk.offsets, chunk.sizes, shape)
@@ -174,8 +204,29 @@ def _check(name: str, tensor: StoredTensor, files: Mapping[str, StoredFile]) -> 
             raise ValueError(f"a chunk of {name!r} does not fit it")
         if chunk.stop_bytes > files[chunk.file].size_bytes:
             raise ValueError(f"a chunk of {name!r} lies beyond its file")
-    if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
-        raise ValueError(f"the chunks of {name!r} do not fill it")
+    if not _fills(shape, [(chunk.offsets, chunk.sizes) for chunk in chunks]):
+        raise ValueError(f"the chunks of {name!r} do not fill it, each element once")
+
+
+def _fills(shape: tuple[int, ...], boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
+    """Whether boxes, all inside `shape`, cover each element once. Linear in their number, whatever their sizes.
+
+    How often each element is covered is a function that is known from its differences along all dims. Those of a box
+    are +1 or -1 at its corners, by the parity of their ends: the sums over the boxes must be the corners of the whole.
+    Dims along which no box is cut have the same ends in all of them, and are left out.
+    """
+    if math.prod(shape) == 0:
+        return True
+    cut = [dim for dim, size in enumerate(shape) if any(sizes[dim] != size for _, sizes in boxes)]
+    if len(cut) > MOST_CUT:
+        return False
+    corners: Counter[tuple[int, ...]] = Counter()
+    for ends in product((0, 1), repeat=len(cut)):
+        sign = (-1) ** sum(ends)
+        for offsets, sizes in boxes:
+            corners[tuple(offsets[dim] + end * sizes[dim] for dim, end in zip(cut, ends))] += sign
+        corners[tuple(end * shape[dim] for dim, end in zip(cut, ends))] -= sign
+    return not any(corners.values())
 
 
 CHUNK = TypeAdapter(StoredChunk)

@@ -89,7 +89,7 @@ class Folder:
 
     def is_as(self, identity: Mapping[str, Any]) -> bool:
         """Whether its weights have this identity. Files of the same size and time are not read."""
-        return bool(self._stamps() == identity["files"] or self.fingerprint() == identity["fingerprint"])
+        return self._stamps() == identity.get("files") or self.fingerprint() == identity.get("fingerprint")
 
     def _files(self) -> list[Path]:
         return sorted({stored.file for stored in self.tensors.values()})

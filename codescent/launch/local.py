@@ -36,7 +36,7 @@ SETTLE_S = 1.0  # time after a failure in which other ranks may fail by themselv
 STOP_S = 10.0  # time between SIGTERM and SIGKILL
 REPEAT_S = 0.5  # a second SIGINT within this time is the first one, repeated by a wrapper (make, uv)
 SHOWN_BYTES = 20_000  # printed from the log of a crashed rank
-FAILED, USER_ERROR = 1, 2
+RUN_FAILED, USER_ERROR = 1, 2  # a crash of Python ends with 1, too, but leaves a traceback
 ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CLEAN_STOPS = {0, *(128 + number for number in ASKED_TO_STOP), *(-number for number in ASKED_TO_STOP)}
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -206,7 +206,7 @@ class _Ranks:
             return 128 + signal.SIGINT
         if self._failed:
             code = self._failed[self._culprit()]
-            return (code or FAILED) if code >= 0 else 128 - code
+            return (code or RUN_FAILED) if code >= 0 else 128 - code
         return self._stopped if self._asked is None else 128 + self._asked
 
     def _look(self) -> None:
@@ -281,12 +281,19 @@ class _Ranks:
 
         def order(rank: int) -> int:
             code = self._failed[rank]
-            return 0 if code == -signal.SIGKILL else 1 if code == USER_ERROR else 2 if code < 0 else 3
+            return 0 if code == -signal.SIGKILL else 1 if self._told(rank) else 2 if code < 0 else 3
 
         return min(self._failed, key=order)  # the first noticed among equals
 
     def _crashed(self) -> bool:
-        return bool(self._failed) and self._failed[self._culprit()] != USER_ERROR and not self._killed
+        return bool(self._failed) and not self._told(self._culprit()) and not self._killed
+
+    def _told(self, rank: int) -> bool:
+        """Whether a rank that failed has itself said why: wrong input, or a run that cannot go on."""
+        if self._failed[rank] != RUN_FAILED:
+            return self._failed[rank] == USER_ERROR
+        lines = _tail(self._log(rank)).splitlines()
+        return any(line.startswith("error: ") for line in lines) and "Traceback (most recent call last):" not in lines
 
     def report(self) -> None:
         """Print the log of the rank that failed and name it; if none did, print rank 0's warnings."""

@@ -19,7 +19,7 @@ from codescent.base.agreement import rank, together
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, read_tensors
-from codescent.checkpoint.manifest import StoredTensor, read_manifest
+from codescent.checkpoint.manifest import DEEPEST, StoredTensor, is_too_deep, read_manifest
 from codescent.own.divide import state_like
 from codescent.strategies.fully_shard import free_gathered
 from codescent.train.alike import Held, compare
@@ -55,6 +55,7 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
 
     def look() -> int:
         _refuse_file(Path(path))
+        _refuse([f"the values are nested deeper than {DEEPEST} levels"] if is_too_deep([extra]) else [])
         _refuse(problem for name, value in extra.items() for problem in _no_json(name, value))
         settings, states = _optimizer_values(optimizer, _names(module))
         values.update(settings)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from codescent.base.agreement import rank, world_size
-from codescent.base.errors import UserError
+from codescent.base.errors import RunFailed
 from codescent.checkpoint.box import Box
 from codescent.plan import AXES, Plan, TensorPlan
 from codescent.train.tensor_hash import tensor_hash
@@ -57,10 +57,8 @@ class Difference:
         return f"{who}: different values, and no majority says which ones are right: {what}"
 
 
-class Diverged(UserError):
+class Diverged(RunFailed):
     """Ranks hold different values of what they should hold alike. Raised on every rank, with the same words."""
-
-    exit_code = 1
 
     def __init__(self, where: str, differences: Sequence[Difference]) -> None:
         self.differences = tuple(differences)

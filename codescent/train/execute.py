@@ -3,6 +3,7 @@ Does not decide what a step consists of (the plan does) and knows no strategy by
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,11 @@ class StepResult:
     grad_norm: float
     stop: bool
     seconds: dict[str, float]
+
+    @property
+    def skipped(self) -> bool:
+        """Whether loss or gradients were not finite: no rank has changed its weights."""
+        return not (math.isfinite(self.train_loss) and math.isfinite(self.grad_norm))
 
 
 class Stopwatch:
@@ -314,7 +320,8 @@ class Executor:
         self.sums = self.world.sum_over(scalars, self.everyone).cpu()
 
     def _step(self, instruction: Instruction) -> None:
-        self.grad_norm = self.optimizer.step(self.gradients.collect(), self.rate)
+        updates = math.isfinite(self.sums[0])
+        self.grad_norm = self.optimizer.step(self.gradients.collect(), self.rate, updates=updates)
         self.gradients.release()
 
 

@@ -26,7 +26,7 @@ from codescent.train.validate import validation_loss
 from codescent.train.world import World
 
 SKIPS_ALLOWED = 10
-"""Steps in a row whose gradients are not finite, each skipped by all ranks, before the run gives up."""
+"""Steps in a row whose loss or gradients are not finite, each skipped by all ranks, before the run gives up."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def train(config: Config, place: Rank, *, resume: bool) -> Outcome:
         resume: continue the run of that name.
 
     Raises:
-        UserError: on every rank, before the first step: whatever stands in the way; later: a full disk, a loss that
-            is not finite any more.
-        Diverged: on every rank: copies of the same tensors differ; nothing of that step is saved.
+        UserError: on every rank, before the first step: whatever stands in the way; later: a full disk.
+        RunFailed: on every rank: loss, gradients or weights are not finite any more, or copies of the same tensors
+            differ; nothing of that step is saved.
     """
     train = config.train
     with closing(World(place, train.device, train.num_threads, config.parallel.timeout_s, flat(config))) as world:
@@ -72,7 +72,9 @@ class _Steps:
         self.run, self.trainer, self.report, self.stop = run, trainer, report, stop
         self.config, self.plan = run.config, run.plan
         self.held = held_alike(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
-        self.skipped = 0
+        self.skipped = 0  # steps in a row
+        self.owed = False  # a checkpoint was due, and the weights were not to be saved
+        self.unproven = False  # no good step has followed the newest checkpoint yet, so older ones stay
 
     def walk(self) -> Outcome:
         """Load the checkpoint, if there is one, and take the steps."""
@@ -87,6 +89,7 @@ class _Steps:
                 asked = together(UserError, self.stop.asked)
                 self.report.stopped(step, asked)
                 return Outcome(self.run.path, step, next(filter(None, asked))["exit_code"])
+        self._rotate()
         self.report.ended(max(last, self.run.first_step))
         return Outcome(self.run.path, max(last, self.run.first_step), 0)
 
@@ -96,28 +99,44 @@ class _Steps:
         begin = time.perf_counter()
         result = self.trainer.executor.step(step - 1, rate)
         seconds = time.perf_counter() - begin
-        self._check_finite(step, result)
-        if result.stop:  # a scheduler's patience is short: save first
+        self._count(step, result)
+        if result.stop and not self.skipped:  # a scheduler's patience is short: save first
             self._save(step, None)
         val_loss = self._validate() if _is_due(step, self.config.train.eval_every, last) else None
         self.report.step(step, rate, result, seconds, val_loss)
-        if not result.stop and (step == last or _is_due(step, self.config.checkpoint.every, last)):
-            self._save(step, val_loss)
-        elif not result.stop and _is_due(step, self.config.train.check_every, last):
-            self._compare(step)
+        if self.skipped and (result.stop or step == last or self.skipped == SKIPS_ALLOWED):
+            why = f"loss or gradients are not finite, skipped steps in a row: {self.skipped}"
+            raise self.report.failed(step, why, ruined_step=step - self.skipped)
+        if not result.stop:
+            saved = self._save_if_due(step, last, val_loss)
+            if not saved and _is_due(step, self.config.train.check_every, last):
+                self._compare(step)
         return result.stop
 
-    def _check_finite(self, step: int, result: StepResult) -> None:
-        if math.isfinite(result.grad_norm):
-            self.skipped = 0
-            return
-        self.skipped += 1
-        self.report.skipped(step, result)
-        if self.skipped >= SKIPS_ALLOWED:
-            raise UserError(
-                f"{self.run.path}: the gradients of {SKIPS_ALLOWED} steps in a row were not finite; lower "
-                "optimizer.learning_rate, lengthen optimizer.warmup_steps, or set optimizer.max_grad_norm"
-            )
+    def _count(self, step: int, result: StepResult) -> None:
+        """Count the steps that are skipped. A good one proves the newest checkpoint, and older ones may go."""
+        self.skipped = self.skipped + 1 if result.skipped else 0
+        if self.skipped:
+            self.report.skipped(step, result)
+        else:
+            self._rotate()
+
+    def _save_if_due(self, step: int, last: int, val_loss: float | None) -> bool:
+        """Save where it is due, or was at a step whose weights were not to be saved. Returns whether it was saved."""
+        due, why = step == last or _is_due(step, self.config.checkpoint.every, last), ""
+        if self.skipped:
+            why = "steps are skipped"
+        elif val_loss is not None and not math.isfinite(val_loss):
+            why = f"the validation loss is {val_loss}"
+        if why and step == last:
+            raise self.report.failed(step, why, ruined_step=step)
+        if why and due:
+            self.report.not_saved(step, why)
+        self.owed |= due
+        if not self.owed or why:
+            return False
+        self._save(step, val_loss)
+        return True
 
     def _validate(self) -> float:
         source = self.run.source("validation")
@@ -134,8 +153,16 @@ class _Steps:
     def _save(self, step: int, val_loss: float | None) -> None:
         self._compare(step)
         begin = time.perf_counter()
+        if not self.run.world.all_agree(self.trainer.optimizer.is_finite()):
+            raise self.report.failed(step, "weights or the optimizer's state are not finite", ruined_step=step)
         path = self.run.save(step, self.trainer.optimizer, val_loss)
         self.report.saved(step, path, time.perf_counter() - begin)
+        self.owed, self.unproven = False, True
+
+    def _rotate(self) -> None:
+        if self.unproven and self.run.world.is_first:
+            self.run.checkpoints.rotate()
+        self.unproven = False
 
 
 def _is_due(step: int, every: int, last: int) -> bool:

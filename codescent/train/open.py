@@ -26,6 +26,7 @@ from codescent.preflight import (
     check_weights,
     pin,
     plan_with,
+    ruined_step,
     run_folder,
 )
 from codescent.record import RunFolder
@@ -50,6 +51,7 @@ class OpenRun:
         saved: the checkpoint to resume from; None: the run starts at step 0.
         base: what identifies the frozen weights under adapters; None: no adapters, or weights that are drawn.
         resumes: whether the command resumes a run.
+        changes: keys of the update that are not as they were, each with both values: the run had failed.
     """
 
     config: Config
@@ -63,6 +65,7 @@ class OpenRun:
     saved: Saved | None
     base: dict[str, Any] | None
     resumes: bool
+    changes: dict[str, list[Any]]
 
     @property
     def first_step(self) -> int:
@@ -81,11 +84,11 @@ class OpenRun:
             optimizer.loaded()
 
     def save(self, step: int, optimizer: Optimizer, val_loss: float | None) -> Path:
-        """Save a checkpoint; every rank calls this."""
+        """Save a checkpoint; every rank calls this. Older ones stay until rank 0 calls `checkpoints.rotate`."""
         state = {"step": step, "tokens": step * self.plan.work.tokens, "dataset": self.dataset.fingerprint}
         if self.base is not None:
             state["base"] = self.base
-        return self.checkpoints.save(step, optimizer.tensors(), state, val_loss)
+        return self.checkpoints.save(step, optimizer.tensors(), state, val_loss, rotates=False)
 
     def close(self) -> None:
         """Let other processes write the run folder."""
@@ -125,20 +128,23 @@ def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, r
     path = run_folder(config)
     made: list[RunFolder] = []
 
-    def open_folder_() -> dict[str, Any]:
-        folder = _opened(config, plan, dataset) if resume else RunFolder.create(path, to_toml(config), plan.to_json())
+    def open_folder_() -> list[Any]:
+        if resume:
+            folder, changes = _opened(config, plan, dataset)
+        else:
+            folder, changes = RunFolder.create(path, to_toml(config), plan.to_json()), {}
         folder.hold()
         made.append(folder)
-        return folder.read_environment() if resume else {}
+        # By the same update the same steps would fail: only another one begins before the weights that were no good.
+        return [folder.read_environment(), changes, ruined_step(folder) if changes else None]
 
-    before: dict[str, Any] = world.from_first(open_folder_)
+    environment, changes, before = world.from_first(open_folder_)
     checkpoints = Checkpoints(path / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best)
-    chosen = _machine(config, plan, dataset, world, before)
-    saved = _latest(checkpoints, world) if resume else None
+    chosen = _machine(config, plan, dataset, world, environment)
+    saved = _latest(checkpoints, world, before) if resume else None
     base = _base(plan, saved, world)
-    run = OpenRun(
-        config, plan, dataset, world, path, made[0] if made else None, chosen, checkpoints, saved, base, resume
-    )
+    folder = made[0] if made else None
+    run = OpenRun(config, plan, dataset, world, path, folder, chosen, checkpoints, saved, base, resume, changes)
     _check_saved(run)
     return run
 
@@ -163,12 +169,12 @@ def check_alike(dataset: AnyDataset, world: World) -> None:
     together(UserError, compare)
 
 
-def _opened(config: Config, plan: Plan, dataset: AnyDataset) -> RunFolder:
-    """The folder of the run to resume. Raises UserError: it is another run's."""
+def _opened(config: Config, plan: Plan, dataset: AnyDataset) -> tuple[RunFolder, dict[str, Any]]:
+    """The folder of the run to resume, and what changes in its update. Raises UserError: it is another run's."""
     folder = RunFolder.open(run_folder(config))
-    check_same_trajectory(folder, plan)
+    changes = check_same_trajectory(folder, plan)
     check_same_files(task_request(config), folder, dataset)
-    return folder
+    return folder, changes
 
 
 def _machine(config: Config, plan: Plan, dataset: AnyDataset, world: World, before: dict[str, Any]) -> dict[str, Any]:
@@ -193,11 +199,11 @@ def _machine(config: Config, plan: Plan, dataset: AnyDataset, world: World, befo
     }
 
 
-def _latest(checkpoints: Checkpoints, world: World) -> Saved | None:
-    """The newest complete checkpoint as rank 0 sees it: the ranks must not disagree on where to go on."""
+def _latest(checkpoints: Checkpoints, world: World, before: int | None) -> Saved | None:
+    """`Checkpoints.latest` as rank 0 sees it: the ranks must not disagree on where to go on."""
 
     def look() -> dict[str, Any] | None:
-        saved = checkpoints.latest()
+        saved = checkpoints.latest(before)
         return None if saved is None else {**dataclasses.asdict(saved), "path": str(saved.path)}
 
     found = world.from_first(look)
@@ -212,6 +218,7 @@ def _base(plan: Plan, saved: Saved | None, world: World) -> dict[str, Any] | Non
     source, before = plan.model.weights, saved.state.get("base") if saved else None
     if plan.model.lora is None or source is None:
         return None
+    before = before if isinstance(before, dict) else None  # anything else is refused by `_check_saved`
 
     def look() -> dict[str, Any]:
         folder = open_folder(Path(source))
@@ -231,6 +238,8 @@ def _check_saved(run: OpenRun) -> None:
             f"{run.path}: was imported, and no step has been made in it: there is nothing to resume; begin a run "
             f"with its weights: codescent train {run.path}/config.toml run.folder=NEW"
         )
+    if "dataset" not in state:
+        raise UserError(f"{run.saved.path}: not the checkpoint of a training: its state names no dataset")
     if state.get("base") != run.base:
         raise UserError(
             f"model.weights = {run.plan.model.weights}: not the weights beside which the adapters of {run.path} were "

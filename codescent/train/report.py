@@ -3,11 +3,13 @@ Does not decide anything. Rank 0 alone writes; on the others every method does n
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from codescent import tasks
+from codescent.base.errors import RunFailed
 from codescent.config.load import to_toml
 from codescent.huggingface.folder import open_folder
 from codescent.models.lora.declare import is_adapter
@@ -63,12 +65,18 @@ class Report:
         if not run.resumes:
             self._start()
             return
+        removed: list[str] = []
         if run.folder is not None:
+            removed += map(str, run.checkpoints.forget_after(step))
             run.folder.rewind(step)
             run.folder.write_config(to_toml(run.config), run.plan.to_json())
-        where = f"{run.saved.path} at" if run.saved is not None else "the beginning, there being no checkpoint yet:"
-        self._event("resume", step=step)
+        self._event("resume", step=step, **({"changes": run.changes, "removed": removed} if run.changes else {}))
+        where = f"{run.saved.path} at" if run.saved is not None else "the beginning, there being no good checkpoint:"
         self.display.say(f"resumed from {where} step {step}")
+        for key, (before, now) in run.changes.items():
+            self.display.say(f"{key}: {before} before, {now} from here on")
+        for path in removed:
+            self.display.say(f"removed {path}: its weights gave nothing finite")
 
     def _start(self) -> None:
         """Record, and print, which weights a new run begins with."""
@@ -117,12 +125,31 @@ class Report:
         self.display.step(step, result.train_loss, tokens / seconds, due=due)
         if val_loss is not None:
             self.display.validation(step, val_loss)
+            if not math.isfinite(val_loss):
+                self._event("validation_not_finite", step=step, val_loss=val_loss)
+                self.display.say(f"warning: step {step}: the validation loss is {val_loss}")
 
     def skipped(self, step: int, result: StepResult) -> None:
-        """The gradients of a step were not finite."""
+        """Loss or gradients of a step were not finite."""
         self._event("skipped_step", step=step, train_loss=result.train_loss, grad_norm=result.grad_norm)
         self.display.say(
-            f"step {step}: gradients are not finite (loss {result.train_loss}); weights are left as they were"
+            f"step {step}: not finite (loss {result.train_loss}, norm of gradients {result.grad_norm}); weights are "
+            "left as they were"
+        )
+
+    def not_saved(self, step: int, why: str) -> None:
+        """A checkpoint was due."""
+        self._event("not_saved", step=step, reason=why)
+        self.display.say(f"step {step}: not saved, since {why}; the next good step will be")
+
+    def failed(self, step: int, why: str, ruined_step: int) -> RunFailed:
+        """The run ends, since the weights after `ruined_step` are no good. Returns the error to raise."""
+        path, good = self.run.path, self.run.checkpoints.newest_step(before=ruined_step)
+        self._event("failed", step=step, reason=why, ruined_step=ruined_step)
+        return RunFailed(
+            f"{path}: ended at step {step}, which is not saved: {why}",
+            f"with another update it goes on from step {good or 0}: codescent train {path}/config.toml --resume "
+            "optimizer.learning_rate=LOWER (or optimizer.max_grad_norm, optimizer.warmup_steps and so on)",
         )
 
     def diverged(self, step: int, error: Diverged) -> None:

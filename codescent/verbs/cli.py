@@ -1,4 +1,4 @@
-"""In: the words of a command line. Out: a verb done, its exit code: 0 done, 2 what the user gave cannot be used.
+"""In: the words of a command line. Out: a verb done, its exit code: 0 done, 1 a run failed, 2 the input is of no use.
 Does not know what a verb does: its module is imported when it is called, and torch only where a verb needs it."""
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from io import FileIO
 from pathlib import Path
 
 import torch
@@ -37,6 +38,8 @@ class Trained:
     folder: RunFolder
     config: Config
     saved: Saved
+    hold: FileIO
+    """As long as it is open, the run that may be training does not delete the checkpoint."""
 
     @cached_property
     def resolved(self) -> Resolved:
@@ -141,30 +144,39 @@ def _beginning(trained: Trained) -> Beginning:
 def find(run: Path, *, best: bool = False, step: int | None = None) -> Trained:
     """A run with its newest checkpoint, that with the lowest validation loss (`best`), or that of a step.
 
+    The checkpoint is held: a run that is training does not delete it.
     Raises UserError: not a run folder, or there is no such checkpoint.
     """
     folder = RunFolder.open(run)
     config = load(folder.path / CONFIG).config
     checkpoints = Checkpoints(folder.checkpoints, keep_last=1, keep_best=False)
-    if step is not None:
-        return Trained(folder, config, checkpoints.at(step))
-    saved = checkpoints.latest()
-    if saved is None:
-        raise UserError(
-            f"{folder.checkpoints}: no checkpoint yet; the run saves one at its end, and every checkpoint.every steps"
-        )
-    if best and (saved := checkpoints.best()) is None:
-        raise UserError(f"{folder.checkpoints}: no checkpoint has a validation loss, so none is the best")
-    return Trained(folder, config, saved)
+
+    def choose() -> Saved:
+        if step is not None:
+            return checkpoints.at(step)
+        saved = checkpoints.latest()
+        if saved is None:
+            raise UserError(
+                f"{folder.checkpoints}: no checkpoint yet; the run saves one at its end, and every checkpoint.every "
+                "steps"
+            )
+        if best and (saved := checkpoints.best()) is None:
+            raise UserError(f"{folder.checkpoints}: no checkpoint has a validation loss, so none is the best")
+        return saved
+
+    return Trained(folder, config, *checkpoints.hold(choose))
 
 
 def module_of(trained: Trained, device: torch.device) -> nn.Module:
     """The model with its weights, adapters merged: in fp32 on a CPU (fp64 after fp64), in the training's dtype on CUDA.
 
+    The checkpoint is not held any more: all that was wanted is in memory.
+
     Raises UserError: the checkpoint is damaged, or not of the model that the config describes.
     """
     values = Values(trained, _InMemory)
     tensors = {p.name: values.box(p.name, tuple(slice(0, size) for size in p.shape)) for p in trained.declared}
+    trained.hold.close()
     module = models.construct(models.facts_of(trained.resolved.model.kind, trained.resolved.shape))
     module.load_state_dict(tensors, assign=True)
     narrow = device.type == "cuda" and trained.config.train.precision == "bf16"

@@ -1,0 +1,137 @@
+"""In: a run that saves every step and keeps one checkpoint. Out: sample, evaluate and export read whole checkpoints.
+Does not test damage: test_checkpoint_damage does."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from forker import Forker
+from runs import codescent, environment, make_project, start
+
+from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved, TensorReader, read_tensors
+from codescent.verbs.trained import Values, find, module_of
+
+EVERY_STEP = ("checkpoint.every=1", "checkpoint.keep_last=1", "checkpoint.keep_best=false", "train.eval_every=0")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The project of a run that trains all the time, as `runs/live`."""
+    project = tmp_path_factory.mktemp("readers")
+    make_project(project)
+    words = ("run.name=live", *EVERY_STEP, "train.num_steps=1000000", "optimizer.decay_steps=1000000")
+    process = start(project, "train", "run.toml", *words)
+    checkpoints = project / "runs" / "live" / "checkpoints"
+    while not (checkpoints.is_dir() and any(name.startswith("step_") for name in names(checkpoints))):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    yield project
+    assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert len([name for name in names(checkpoints) if name.startswith("step_")]) <= 2, out
+
+
+@pytest.mark.parametrize(
+    "words", [("sample", "runs/live", "--tokens", "1"), ("evaluate", "runs/live"), ("export", "runs/live", "out")]
+)
+def test_beside_a_training_that_deletes_what_is_read(training: Path, words: tuple[str, ...]) -> None:
+    done = codescent(training, *words)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_step_that_is_deleted_is_said_to_be_gone(training: Path) -> None:
+    done = codescent(training, "evaluate", "runs/live", "--step", "1")
+    assert done.returncode == 2
+    assert "no checkpoint of step 1; there are: " in done.stderr
+
+
+@pytest.fixture
+def run(tmp_path: Path, forker: Forker) -> Path:
+    make_project(tmp_path)
+    return forker.train(tmp_path, "run", 1, "train.num_steps=2", *EVERY_STEP).path
+
+
+def another(run: Path, step: int) -> None:
+    """What a training does: save the next step, delete the one before."""
+    checkpoints = Checkpoints(run / "checkpoints", 1, keep_best=False)
+    checkpoints.save(step, {"t": torch.ones(1)}, {})
+
+
+def test_a_checkpoint_that_is_held_stays_until_it_is_read(run: Path) -> None:
+    """A module is read at once, an export box by box for minutes; both hold it from the moment in which it is found."""
+    exported, sampled = find(run), find(run)
+    values = Values(exported)
+    another(run, 3)
+    module = module_of(sampled, torch.device("cpu"))
+    another(run, 4)
+    assert names(run / "checkpoints") == ["step_00000002", "step_00000004"]
+    for name, parameter in module.named_parameters():
+        assert torch.equal(values.box(name, tuple(slice(0, size) for size in parameter.shape)), parameter)
+    exported.hold.close()
+    another(run, 5)
+    assert names(run / "checkpoints") == ["step_00000005"]
+
+
+def test_a_reader_that_is_killed_holds_nothing(run: Path) -> None:
+    program = "import sys, time; from codescent.verbs.trained import find; held = find(sys.argv[1]); print('held', "
+    command = [sys.executable, "-c", program + "flush=True); time.sleep(100)", str(run)]
+    reader = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "held\n"
+    another(run, 3)
+    assert names(run / "checkpoints") == ["step_00000002", "step_00000003"]
+    reader.kill()
+    reader.communicate()
+    another(run, 4)
+    assert names(run / "checkpoints") == ["step_00000004"]
+
+
+def test_one_that_goes_before_it_is_held_is_chosen_anew(run: Path) -> None:
+    checkpoints = Checkpoints(run / "checkpoints", 1, keep_best=False)
+    chosen: list[int] = []
+
+    def choose() -> Saved:
+        saved = checkpoints.latest()
+        assert saved is not None
+        chosen.append(saved.step)
+        if len(chosen) < 3:
+            another(run, saved.step + 1)
+        return saved
+
+    saved, hold = checkpoints.hold(choose)
+    hold.close()
+    assert (chosen, saved.step) == ([2, 3, 4], 4)
+
+
+def test_one_that_somebody_deletes_by_hand_is_not_called_damaged(run: Path) -> None:
+    path = find(run).saved.path
+    reader = TensorReader(path, ["model.norm.weight"])
+    shutil.rmtree(path)
+    with pytest.raises(CheckpointError, match="is not there; if it was a moment ago, somebody has deleted it"):
+        read_tensors(path)
+    with pytest.raises(CheckpointError, match="somebody has deleted it"):
+        reader.box("model.norm.weight", (slice(0, 16),))
+
+
+def test_the_best_is_found_among_those_that_are_left(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(run / "checkpoints", 9, keep_best=True)
+    checkpoints.save(5, {"t": torch.ones(1)}, {}, 0.5)
+    stale = checkpoints._found() | {4: run / "checkpoints" / "step_00000004"}
+    monkeypatch.setattr(Checkpoints, "_found", lambda self: stale)
+    best = checkpoints.best()
+    assert best is not None
+    assert best.step == 5
