@@ -20,6 +20,7 @@ from work import WORKS, environment, write_tokens
 
 sys.path.insert(0, str(ROOT))
 
+from codescent.base.beats import ENDED
 from codescent.build import build
 from codescent.config.sections import Config
 from codescent.data.text.dataset import open_dataset
@@ -84,6 +85,7 @@ def rank_main(path: Path) -> None:
         trainer.close()
     if world.is_first:
         path.with_name("told.json").write_text(json.dumps({"bytes": sum(sizes), "seconds": seconds}), encoding="utf-8")
+    world.at(ENDED)
     world.close()
 
 

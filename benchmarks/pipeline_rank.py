@@ -18,6 +18,7 @@ from measure import ROOT
 
 sys.path.insert(0, str(ROOT))
 
+from codescent.base.beats import ENDED
 from codescent.build import build
 from codescent.config.sections import Config
 from codescent.data.text.dataset import Dataset, open_dataset
@@ -242,6 +243,7 @@ def main() -> None:
             case.trainer.close()
     path.with_name(f"rank-{place.rank}.json").write_text(json.dumps(steps), encoding="utf-8")
     cases.clear()
+    world.at(ENDED)
     world.close()
 
 
