@@ -313,7 +313,7 @@ def test_a_rank_killed_by_kill_9_is_named_with_the_signal_and_the_others_are_sto
     code, _, err = run.end()
     assert code == 128 + 9
     assert (
-        f"rank 1 of 3 (pid {pids[1]}) was killed by SIGKILL (9); somebody sent it: the kernel has killed no process"
+        f"rank 1 of 3 (pid {pids[1]}) was killed by SIGKILL (9); the kernel has counted no process killed for lack"
         in err
     )
 
@@ -411,8 +411,9 @@ local.run_ranks(["sleep", "50"], 9, os.environ)
 # Being late
 
 BEAT = """
+STAGES = [0, 0]
 from codescent.base.beats import Beats
-Beats.of(os.environ, 2).put(rank, 3.5 - rank)
+Beats.of(os.environ, 2).put(rank, 3.5 - rank, STAGES[rank])
 """
 QUICK = "from codescent.launch import watch; watch.BEHIND_S = 0.3; local.LOOK_EVERY_S = 0.1"
 
@@ -426,6 +427,23 @@ def test_a_rank_that_is_far_behind_is_named_once(launch: Start) -> None:
     time.sleep(0.5)
     run.let("go")
     assert run.end() == (0, "", "")
+
+
+def test_ranks_of_other_stages_walk_other_lists(launch: Start) -> None:
+    """One that is less far in its own list need not be behind."""
+    program = (
+        BEAT.replace("[0, 0]", "[0, 1]") + "ready(); time.sleep(1); Beats.of(os.environ, 2).put(rank, float('inf'))"
+    )
+    run = launch(2, program, setup=QUICK)
+    run.pids()
+    assert run.end() == (0, "", "")
+
+
+def test_a_rank_that_stops_before_it_trains_does_not_keep_the_others(launch: Start) -> None:
+    run = launch(2, "ready(); wait_for('never') if rank == 0 else sys.exit(130)")
+    code, _, err = run.end()
+    assert code == 130
+    assert "rank 1 of 2" in err
 
 
 def test_a_rank_that_ends_in_the_middle_of_its_steps_is_named(launch: Start) -> None:

@@ -15,13 +15,15 @@ BEATS_FD = "CODESCENT_BEATS_FD"
 ENDED = math.inf
 """Where a rank is that has done all it was to do."""
 
-_SLOT = struct.Struct("<d")
+_SLOT = struct.Struct("<dd")
 
 
 class Beats:
-    """A number for each rank: steps done, and the share of the next step's instruction list that is behind it.
+    """Two numbers for each rank: its position, and its pipeline stage.
 
-    Shared memory: a rank that is stopped or hangs does not have to be asked. 0 where a rank has not begun to train.
+    The position is the steps done, and the share of its stage's instruction list that is done of the next one: only
+    ranks of one stage walk the same list. 0: the rank has not begun to train. The memory is shared: a rank that is
+    stopped or hangs does not have to be asked.
     """
 
     def __init__(self, descriptor: int, ranks: int) -> None:
@@ -33,14 +35,14 @@ class Beats:
         text = env.get(BEATS_FD, "")
         return cls(int(text), ranks) if text.isdigit() else None
 
-    def put(self, rank: int, position: float) -> None:
+    def put(self, rank: int, position: float, stage: int = 0) -> None:
         """Say where a rank is."""
-        _SLOT.pack_into(self.memory, rank * _SLOT.size, position)
+        _SLOT.pack_into(self.memory, rank * _SLOT.size, position, stage)
 
-    def get(self, rank: int) -> float:
-        """Where a rank is."""
-        position: float = _SLOT.unpack_from(self.memory, rank * _SLOT.size)[0]
-        return position
+    def get(self, rank: int) -> tuple[float, float]:
+        """Position and stage of a rank."""
+        position, stage = _SLOT.unpack_from(self.memory, rank * _SLOT.size)
+        return position, stage
 
 
 def shared_memory(ranks: int) -> int:

@@ -40,7 +40,7 @@ def _of_this_user() -> str:
         if not path.exists():
             _make(path)
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise UserError(f"{path}: others may read this secret: chmod 600 {path}, or delete it to have a new one")
+            raise UserError(f"{path}: others may read this secret: chmod 600 {path}, or export {TOKEN}")
         token = path.read_text(encoding="ascii").strip()
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import types
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -31,6 +32,7 @@ from codescent.launch.memory_kills import evidence, memory_kills
 from codescent.launch.watch import Watch
 
 LOOK_EVERY_S = 1.0
+LOOKS_KEPT = 6
 ANSWER_S = 3.0  # after a request to stop: who still cannot run then does not answer, and the others wait in vain
 SETTLE_S = 1.0  # time after a failure in which other ranks may fail by themselves: the order shows the cause
 STOP_S = 10.0  # time between SIGTERM and SIGKILL
@@ -132,7 +134,7 @@ class _Ranks:
         self._token = fresh()
         self._beats = shared_memory(ranks)
         self._watch = Watch(Beats(self._beats, ranks), ranks)
-        self._kills = memory_kills()
+        self._kills = deque([memory_kills()], maxlen=LOOKS_KEPT)  # a process that is killed takes a while to end
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ended: set[int] = set()
         self._failed: dict[int, int] = {}  # rank to return code, in the order noticed, before others were stopped
@@ -215,6 +217,7 @@ class _Ranks:
         if now_s < self._look_s:
             return
         self._look_s = now_s + LOOK_EVERY_S
+        self._kills.append(memory_kills())
         running = {rank: process.pid for rank, process in enumerate(self._processes) if rank not in self._ended}
         for words in self._watch.look(running):
             _say(f"codescent: {words}")
@@ -256,7 +259,7 @@ class _Ranks:
                 continue
             if code == 0 and not self._watch.ended_early(rank):
                 continue
-            if code > 0 and code in CLEAN_STOPS:  # a rank was asked by somebody else, and all have stopped
+            if code > 0 and code in CLEAN_STOPS and self._watch.has_ended(rank):  # somebody else has asked the ranks
                 self._stopped = code
                 continue
             if not self._failed:
@@ -325,7 +328,7 @@ class _Ranks:
             name = signal.Signals(-code).name
         except ValueError:  # a real-time signal
             name = "signal"
-        return f"was killed by {name} ({-code}){evidence(self._kills) if code == -signal.SIGKILL else ''}"
+        return f"was killed by {name} ({-code}){evidence(self._kills[0]) if code == -signal.SIGKILL else ''}"
 
     def _log(self, rank: int) -> Path:
         return self._logs / f"rank-{rank}.log"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-CGROUPS = Path("/sys/fs/cgroup")
+CGROUPS, PROC = Path("/sys/fs/cgroup"), Path("/proc")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ def memory_kills() -> dict[Path, Kills]:
     for path, limit in _of_cgroup():
         if (count := _count(path)) is not None:
             found[path] = Kills(count, f"in this job's cgroup{_limit(limit)}")
-    machine = Path("/proc/vmstat")
+    machine = PROC / "vmstat"
     if (count := _count(machine)) is not None:
         found[machine] = Kills(count, "on this machine")
     return found
@@ -39,13 +39,13 @@ def evidence(before: dict[Path, Kills]) -> str:
         if path in now and (more := now[path].count - was.count) > 0:
             killed = "process" if more == 1 else "processes"
             return f": out of memory: meanwhile the kernel has killed {more} {killed} {now[path].where}"
-    return "; somebody sent it: the kernel has killed no process for lack of memory"
+    return "; the kernel has counted no process killed for lack of memory: somebody sent it"
 
 
 def _of_cgroup() -> Iterator[tuple[Path, Path]]:
     """Files of this process's cgroup: its count of kills and its limit. In a container the root is its own."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = (PROC / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:

@@ -26,7 +26,7 @@ class Watch:
         self.beats, self.ranks = beats, ranks
         self.stuck: dict[int, str] = {}
         """Ranks that do not move now, and why, in words."""
-        self._positions: list[float] = []
+        self._positions: list[tuple[float, float]] = []
         self._moved_s = time.monotonic()
         self._behind: set[int] = set()
 
@@ -46,10 +46,14 @@ class Watch:
 
     def ended_early(self, rank: int) -> bool:
         """Whether a rank that has ended well has done so in the middle of its steps."""
-        return 0 < self.beats.get(rank) < ENDED
+        return 0 < self.beats.get(rank)[0] < ENDED
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether a rank has done all it was to do."""
+        return self.beats.get(rank)[0] == ENDED
 
     def _late(self, running: Mapping[int, int], halted: Mapping[int, str]) -> list[str]:
-        """Who is behind the others, where nobody has moved for a while."""
+        """Who is behind others of the same stage, where nobody has moved for a while."""
         now_s = time.monotonic()
         positions = [self.beats.get(rank) for rank in range(self.ranks)]
         if positions != self._positions:
@@ -57,12 +61,14 @@ class Watch:
             return []
         if now_s - self._moved_s < BEHIND_S or halted:
             return []
-        behind = {rank for rank in running if 0 < positions[rank] < max(positions) < ENDED}
-        behind = {rank for rank in behind if positions[rank] == min(positions[other] for other in behind)}
-        new = sorted(behind - self._behind)
-        self._behind |= behind
+        first: dict[float, float] = {}
+        for position, stage in positions:
+            first[stage] = max(position, first.get(stage, 0.0))
+        behind = [rank for rank in running if 0 < positions[rank][0] < first[positions[rank][1]] < ENDED]
+        new = [rank for rank in behind if rank not in self._behind]
+        self._behind |= set(new)
         return [
-            f"rank {rank} of {self.ranks} (pid {running[rank]}) is behind: in step {int(positions[rank]) + 1} for "
+            f"rank {rank} of {self.ranks} (pid {running[rank]}) is behind: in step {int(positions[rank][0]) + 1} for "
             f"{now_s - self._moved_s:.0f} s, while the others wait for it"
             for rank in new
         ]

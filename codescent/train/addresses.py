@@ -24,12 +24,16 @@ def is_local(place: Rank) -> bool:
 def listening_address(place: Rank) -> str:
     """Where rank 0 listens: loopback if all ranks are here, else the address by which this machine reaches MASTER_ADDR.
 
+    An address of loopback, or localhost, is taken at its word: the machines may share it, as containers do.
+
     Raises:
-        UserError: ranks are on several machines, and MASTER_ADDR stands for loopback here.
+        UserError: ranks are on several machines, and MASTER_ADDR, another name, stands for loopback here.
     """
     given = place.master_addr
-    if is_local(place) or given == "localhost" or _is_loopback(given):
+    if is_local(place) or given == "localhost":
         return LOOPBACK
+    if _is_loopback(given):
+        return given
     address = route_to(given)
     if not _is_loopback(address):
         return address

@@ -162,6 +162,7 @@ class Executor:
                 self.watch.lap(WAIT_COLUMN)
             self.arms[instruction.verb](instruction)
             self.watch.lap(COLUMN[instruction.verb])
+        self.world.at(number + 1)
         loss, stops = self.sums.tolist()
         return StepResult(loss / self.portion.losses, self.grad_norm, stops > 0, self.watch.read())
 

@@ -28,6 +28,9 @@ from codescent.train.world import World
 SKIPS_ALLOWED = 10
 """Steps in a row whose loss or gradients are not finite, each skipped by all ranks, before the run gives up."""
 
+OF_A_MACHINE = ("data.corpus", "data.folder")
+"""Keys that ranks on different machines may differ in: the samples themselves are compared."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -52,7 +55,8 @@ def train(config: Config, place: Rank, *, resume: bool) -> Outcome:
             differ; nothing of that step is saved.
     """
     train = config.train
-    with closing(World(place, train.device, train.num_threads, config.parallel.timeout_s, flat(config))) as world:
+    facts = {key: value for key, value in flat(config).items() if key not in OF_A_MACHINE}
+    with closing(World(place, train.device, train.num_threads, config.parallel.timeout_s, facts)) as world:
         plan, dataset = open_data(config, world, resume=resume)
         with (
             StopRequest(alone=place.world_size == 1) as stop,

@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import AuthenticationError
@@ -30,6 +30,8 @@ from codescent.base.rank import LOOPBACK, Rank
 from codescent.train.addresses import is_local, listening_address
 from codescent.train.devices import refusal
 from codescent.train.store import StoreServer, TokenStore
+
+_Where = Callable[[], tuple[str, int]]
 
 AGAIN_S = 0.1
 """Time between two attempts to reach rank 0."""
@@ -75,14 +77,19 @@ def meet(place: Rank, timeout: timedelta) -> Meeting:
     """
     if place.world_size == 1:
         return Meeting(HashStore())
-    # Each start of each job has its own key: ranks of another one, at the same port, are strangers.
-    key = token.key_of(os.environ, f"{place.job} attempt {place.attempt} of {place.world_size}")
+    # Each start of each job has its own key: ranks of another one, at the same port, are strangers. Agents of torchrun
+    # count attempts each by itself.
+    attempt = 0 if place.agent_store else place.attempt
+    key = token.key_of(os.environ, f"{place.job} attempt {attempt} of {place.world_size}")
     listener = _listening(place) if place.rank == 0 else None
-    host, port = (LOOPBACK if is_local(place) else place.master_addr), place.master_port
-    if place.agent_store:
-        host, port = _through_agent(place, timeout, listener)
+    where = _address_at_agent(place, timeout, listener) if place.agent_store else lambda: _address(place)
     server = None if listener is None else StoreServer(listener, key)
-    store = _join(place, host, port, key, timeout)
+    try:
+        store = _join(place, where, key, timeout)
+    except BaseException:
+        if server is not None:
+            server.close()
+        raise
     return Meeting(store, server, store.address())
 
 
@@ -104,34 +111,49 @@ def _listening(place: Rank) -> socket.socket:
         raise UserError(f"{_who(place)}: cannot listen at {address}:{port} ({error}); set MASTER_ADDR") from error
 
 
-def _through_agent(place: Rank, timeout: timedelta, listener: socket.socket | None) -> tuple[str, int]:
-    """Where rank 0 listens, as it says at the store of torchrun's agent.
+def _address(place: Rank) -> tuple[str, int]:
+    """Where rank 0 is, as the launcher says."""
+    return (LOOPBACK if is_local(place) else place.master_addr), place.master_port
 
-    That store asks for no token. All that it is believed is where to show ours: who writes another address there can
-    keep the ranks apart, and no more.
+
+def _address_at_agent(place: Rank, timeout: timedelta, listener: socket.socket | None) -> _Where:
+    """Where rank 0 is, as it says at the store of torchrun's agent, which is asked anew at each call.
+
+    That store asks for no token. It is believed where to show ours, to who listens at that very address: who writes
+    another one can keep the ranks apart, and no more.
     """
     try:
         agent = TCPStore(place.master_addr, place.master_port, place.world_size, False, timeout)
-        # After a restart torchrun's store still holds what the dead ranks have said: each attempt has its own keys.
-        store = PrefixStore(f"codescent {place.job} attempt{place.attempt}", agent)
+        store = PrefixStore(f"codescent {place.job}", agent)
         if listener is not None:
             store.set("rank 0", json.dumps(listener.getsockname()[:2]))
-        host, port = json.loads(store.get("rank 0"))
     except DistError as error:
-        raise UserError(
-            f"{_who(place)}: torchrun's store at {place.master_addr}:{place.master_port} does not say where rank 0 is "
-            f"within {timeout.total_seconds():g} s ({error}); either rank 0 has ended, and says why, or torchrun has"
-        ) from error
-    return str(host), int(port)
+        raise _silent_agent(place, timeout, error) from error
+
+    def where() -> tuple[str, int]:
+        try:
+            host, port = json.loads(store.get("rank 0"))
+        except DistError as error:
+            raise _silent_agent(place, timeout, error) from error
+        return str(host), int(port)
+
+    return where
 
 
-def _join(place: Rank, host: str, port: int, key: bytes, timeout: timedelta) -> TokenStore:
+def _silent_agent(place: Rank, timeout: timedelta, error: Exception) -> UserError:
+    return UserError(
+        f"{_who(place)}: torchrun's store at {place.master_addr}:{place.master_port} does not say where rank 0 is "
+        f"within {timeout.total_seconds():g} s ({error}); either rank 0 has ended, and says why, or torchrun has"
+    )
+
+
+def _join(place: Rank, where: _Where, key: bytes, timeout: timedelta) -> TokenStore:
     """Connect to rank 0, which may come later. Raises UserError: it does not come in time, or does not know the key."""
     begin = time.monotonic()
     seconds = timeout.total_seconds()
 
     def connect() -> socket.socket:
-        return socket.create_connection((host, port), timeout=max(1.0, min(seconds, 10.0)))
+        return socket.create_connection(where(), timeout=max(1.0, min(seconds, 10.0)))
 
     while True:
         spent_s = time.monotonic() - begin
@@ -140,14 +162,14 @@ def _join(place: Rank, host: str, port: int, key: bytes, timeout: timedelta) -> 
         except AuthenticationError as error:
             if spent_s > min(STRANGER_S, seconds):
                 raise UserError(
-                    f"{_who(place)}: who listens at {host}:{port} has another token than this rank; either another "
+                    f"{_who(place)}: who listens at {_shown(where())} has another token than this rank; either another "
                     f"job is at this port: set MASTER_PORT to a free one, for every rank; or the ranks' machines have "
                     f"no common {token.FILE}: copy it, or export {token.TOKEN}, any text that is hard to guess, for "
                     "every rank"
                 ) from error
         except OSError as error:
             if spent_s > seconds:
-                raise _unreached(place, f"{host}:{port}", seconds, error) from error
+                raise _unreached(place, _shown(where()), seconds, error) from error
         time.sleep(AGAIN_S)
 
 
@@ -170,10 +192,7 @@ def compare(store: Store, place: Rank, wanted: str, device: str, facts: Mapping[
             found = store.multi_get([f"rank{rank}" for rank in range(place.world_size)])
             store.set("ranks", json.dumps(_compared([json.loads(one) for one in found], wanted)))
         compared = json.loads(store.get("ranks"))
-        if place.rank == 0:  # it serves the store: the others have read it before this process may end
-            store.multi_get([f"read{rank}" for rank in range(1, place.world_size)])
-        else:
-            store.set(f"read{place.rank}", "")
+        stay_until_read(store, place, "ranks")
     except DistError as error:
         raise UserError(
             f"{_who(place)}: {_absent(store, place)} ({error}); either one has ended, and says why, or cannot reach "
@@ -182,6 +201,15 @@ def compare(store: Store, place: Rank, wanted: str, device: str, facts: Mapping[
     if compared["problems"]:
         raise UserError(*compared["problems"])
     return Neighbours(compared["leaders"], compared["sharing"][place.rank])
+
+
+def stay_until_read(store: Store, place: Rank, what: str) -> None:
+    """Rank 0, which serves the store, and may end next, waits until all have read something. Collective."""
+    if place.rank:
+        store.set(f"{what} read by {place.rank}", "")
+        return
+    with contextlib.suppress(DistError):  # who has ended does not read it
+        store.multi_get([f"{what} read by {rank}" for rank in range(1, place.world_size)])
 
 
 def _absent(store: Store, place: Rank) -> str:
@@ -228,6 +256,10 @@ def _cores() -> str:
     """The cores of this machine that this process may use."""
     mask = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     return f"{socket.gethostname()} {','.join(map(str, mask))}"
+
+
+def _shown(where: tuple[str, int]) -> str:
+    return f"{where[0]}:{where[1]}"
 
 
 def _who(place: Rank) -> str:

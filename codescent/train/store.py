@@ -4,11 +4,14 @@ Does not carry tensors and reads nothing from a peer that has not shown the key;
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import json
+import math
 import os
+import secrets
 import selectors
 import socket
-import struct
 import sys
 import threading
 import time
@@ -16,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
 from typing import Any
 
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
@@ -29,17 +32,19 @@ MOST_BYTES = 8 << 20
 """Of a message, as in torch's TCPStore."""
 SILENT_S = 10.0
 """How long after its deadline an answer may come: the server is stopped, or the network is cut."""
+KEEPALIVE_S = 60
+"""After so long without a word the kernel asks whether the other machine is still there."""
 SAID = 3
 """Strangers that are named on the standard error."""
 
+_NUMBER, _PROOF = 32, hashlib.sha256().digest_size
 _Message = tuple[dict[str, Any], list[bytes]]
-_REFUSED = (AuthenticationError, AssertionError, EOFError, OSError, ValueError)
 
 
 class StoreServer:
     """The values, served by a thread of rank 0 on a listening socket, to those who know the key.
 
-    Each side proves that it knows the key by an HMAC of a random challenge, as `multiprocessing` does it.
+    Each side proves that it knows the key (`_prove`).
     """
 
     def __init__(self, listener: socket.socket, key: bytes) -> None:
@@ -85,7 +90,7 @@ class StoreServer:
         self._selector.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RuntimeError):  # it has gone; no thread can be started
             peer, address = self._listener.accept()
             if self._handshakes.acquire(blocking=False):
                 threading.Thread(target=self._meet, args=(peer, address[0]), daemon=True).start()
@@ -93,19 +98,15 @@ class StoreServer:
                 peer.close()
 
     def _meet(self, peer: socket.socket, address: str) -> None:
-        connection = _connection(peer)
         try:
-            deliver_challenge(connection, self._key)
-            answer_challenge(connection, self._key)
-        except _REFUSED:
-            connection.close()
+            _prove(peer, self._key, serves=True)
+            self._known.append(Connection(peer.detach()))
+            os.write(self._wake_writer, b"x")
+        except (AuthenticationError, OSError):
+            peer.close()
             self._strangers += 1
             if self._strangers <= SAID:
                 print(f"codescent: {address} did not show this run's token: let go", file=sys.stderr, flush=True)
-        else:
-            _without_timeout(connection)
-            self._known.append(connection)
-            os.write(self._wake_writer, b"x")
         finally:
             self._handshakes.release()
 
@@ -165,8 +166,8 @@ class StoreServer:
 
     def _patience_s(self) -> float:
         self._deadlines = [waiter for waiter in self._deadlines if not waiter.done]
-        soonest = min((waiter.deadline for waiter in self._deadlines), default=time.monotonic() + 60.0)
-        return max(0.0, soonest - time.monotonic())
+        soonest = min((waiter.deadline for waiter in self._deadlines), default=math.inf)
+        return min(60.0, max(0.0, soonest - time.monotonic()))
 
     def _give_up(self) -> None:
         now = time.monotonic()
@@ -254,6 +255,8 @@ class TokenStore(Store):
         """Remove a value; whether it was there."""
         return bool(self._ask({"do": "delete", "key": key}, [])[0]["there"])
 
+    deleteKey = delete_key
+
     def address(self) -> str:
         """The address of this machine that the server is reached from."""
         connection = self._idle[-1]
@@ -277,54 +280,78 @@ class TokenStore(Store):
         self, head: dict[str, Any], data: list[bytes], patience_s: float = 0.0
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Raises DistStoreError: the server has gone, or is silent."""
+        patience_s = max(patience_s, self._timeout.total_seconds()) + SILENT_S
+        connection: Connection[Any, Any] | None = None
         try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._connected()
-        try:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = self._connected()
             _send(connection, head, data)
-            if not connection.poll(patience_s + SILENT_S):
-                raise DistStoreError(f"rank 0, at whose store the ranks meet, does not answer for {SILENT_S:g} s")
+            if not connection.poll(patience_s):
+                raise TimeoutError(f"no answer for {patience_s:g} s")
             answer = _parsed(connection.recv_bytes())
-        except (EOFError, OSError) as error:
-            connection.close()
-            raise DistStoreError(f"rank 0, at whose store the ranks meet, has gone ({error})") from error
-        except DistStoreError:
-            connection.close()
-            raise
+        except (AuthenticationError, EOFError, OSError) as error:
+            if connection is not None:
+                connection.close()
+            raise DistStoreError(f"rank 0, at whose store the ranks meet, does not answer ({error!r})") from error
         self._idle.append(connection)
         return answer
 
     def _connected(self) -> Connection[Any, Any]:
         """Raises AuthenticationError: the other side does not know the key; OSError: nobody is there."""
-        connection = _connection(self._connect())
+        peer = self._connect()
         try:
-            answer_challenge(connection, self._key)
-            deliver_challenge(connection, self._key)
-        except EOFError as error:  # too many at once, or it has just ended
-            connection.close()
-            raise ConnectionResetError(str(error)) from error
-        except (AssertionError, ValueError) as error:
-            connection.close()
-            raise AuthenticationError(str(error)) from error
+            _prove(peer, self._key, serves=False)
         except BaseException:
-            connection.close()
+            peer.close()
             raise
-        _without_timeout(connection)
-        return connection
+        return Connection(peer.detach())
 
 
-def _connection(peer: socket.socket) -> Connection[Any, Any]:
-    """A socket as a connection whose reads end after HANDSHAKE_S."""
-    peer.setblocking(True)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(HANDSHAKE_S), 0))
+def _prove(peer: socket.socket, key: bytes, *, serves: bool) -> None:
+    """Each side draws a number; the client, then the server, shows an HMAC of both numbers, its role and the address.
+
+    Both see one address of the server: a stranger in between, to whom the client has been sent, cannot pass it on.
+
+    Raises:
+        AuthenticationError: the other side does not know the key.
+        OSError: it has gone, or has not done it within HANDSHAKE_S.
+    """
+    end_s = time.monotonic() + HANDSHAKE_S
+    server = peer.getsockname() if serves else peer.getpeername()
+    mine = secrets.token_bytes(_NUMBER)
+    peer.settimeout(HANDSHAKE_S)
+    peer.sendall(mine)
+    other = _exactly(peer, _NUMBER, end_s)
+    numbers = (mine, other) if serves else (other, mine)
+
+    def proof(role: bytes) -> bytes:
+        return hmac.digest(key, b"".join((role, *numbers, json.dumps(server[:2]).encode())), hashlib.sha256)
+
+    if not serves:
+        peer.sendall(proof(b"client"))
+    known = hmac.compare_digest(_exactly(peer, _PROOF, end_s), proof(b"client" if serves else b"server"))
+    if serves:
+        peer.sendall(proof(b"server") if known else bytes(_PROOF))
+    if not known:
+        raise AuthenticationError("another key")
+    peer.settimeout(None)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Connection(peer.detach())
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # ranks may wait for days while data is prepared
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
 
 
-def _without_timeout(connection: Connection[Any, Any]) -> None:
-    with socket.socket(fileno=os.dup(connection.fileno())) as peer:
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+def _exactly(peer: socket.socket, count: int, end_s: float) -> bytes:
+    """So many bytes. Raises OSError: they do not come in time."""
+    found = b""
+    while len(found) < count:
+        peer.settimeout(max(0.001, end_s - time.monotonic()))
+        if not (more := peer.recv(count - len(found))):
+            raise ConnectionResetError("it has gone")
+        found += more
+    return found
 
 
 def _bytes(value: str | bytes) -> bytes:

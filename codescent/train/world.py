@@ -27,7 +27,7 @@ from codescent.plan import AXES, Mesh, Plan
 from codescent.train.addresses import is_local, name_interface
 from codescent.train.devices import choose_device, name_of
 from codescent.train.messages import Messages
-from codescent.train.rendezvous import compare, differences, meet
+from codescent.train.rendezvous import compare, differences, meet, stay_until_read
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class World:
         timeout_s: float,
         facts: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        if place.child:
+        if place.child and place.world_size > 1:  # one task of a launcher is as free as a process without
             end_with_parent(f"rank {place.rank} of {place.world_size}")
         self.place = place
         self.is_first = place.rank == 0  # prints and writes the run folder
@@ -65,7 +65,11 @@ class World:
         self.meeting = meet(place, self.timeout)
         self.store = self.meeting.store
         own = {"codescent": code_digest(), "torch": torch.__version__}
-        neighbours = compare(self.store, place, device, name_of(self.device), {**own, **facts})
+        try:
+            neighbours = compare(self.store, place, device, name_of(self.device), {**own, **facts})
+        except BaseException:
+            self.meeting.close()
+            raise
         self.leaders = neighbours.leaders
         self.num_threads = num_threads or _threads(neighbours.sharing)
         torch.set_num_threads(self.num_threads)
@@ -153,13 +157,14 @@ class World:
             found = self.store.multi_get(keys) if keys else []
             problems = [problem for one in found for problem in json.loads(one)]
             if problems:
+                stay_until_read(self.store, self.place, "problems")
                 raise UserError(*dict.fromkeys(problems))
         work()
 
     def at(self, position: float) -> None:
         """Say how far this rank is, to whoever started it: see `base/beats`."""
         if self.beats is not None:
-            self.beats.put(self.place.rank, position)
+            self.beats.put(self.place.rank, position, self.stage)
 
     def close(self) -> None:
         """Destroy the process groups."""
