@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed import distributed_c10d
@@ -240,6 +240,11 @@ def infinite_loss() -> None:
     at_step(3, "_reduce", lambda executor: executor.loss_sum.fill_(torch.inf) and None)
 
 
+def not_finite(name: str) -> None:
+    """In step 3 one element of a whole tensor is NaN."""
+    at_step(3, "_forward", lambda executor: cast(torch.Tensor, executor.optimizer.tensors()[name])[:1].fill_(torch.nan))
+
+
 def asked_to_stop() -> None:
     """SIGTERM in step 10."""
     at_step(10, "_reduce", lambda executor: os.kill(os.getpid(), signal.SIGTERM))
@@ -266,6 +271,7 @@ FAULTS: dict[str, Callable[..., None]] = {
         earlier_fingerprint,
         reads_no_file_whole,
         flip,
+        not_finite,
         flip_at_start,
     )
 }

@@ -110,6 +110,15 @@ def test_before_the_first_step(runs: Runs) -> None:
     assert not runs.last().read_metrics()
 
 
+def test_weights_of_one_rank_that_are_not_finite(runs: Runs) -> None:
+    """Every rank's sum of the gradients is not finite then, and a lower learning rate would mend nothing."""
+    done = runs.start(3, fault="not_finite model.tok.weight")
+    assert done.codes == [1, 1, 1], done.said
+    event = event_of(runs)
+    assert (event["step"], event["differences"][0]["ranks"]) == (3, [2])
+    assert saved(runs) == ["step_00000002"]
+
+
 def test_several_tensors_of_several_parts(runs: Runs) -> None:
     """A weight that tp divides and one that it does not are of different parts, held by different ranks."""
     done = runs.start(4, "parallel.tp=2", "parallel.dp_replicate=2", fault="flip model.tok.weight model.norm.bias")

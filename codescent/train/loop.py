@@ -124,6 +124,8 @@ class _Steps:
             self.report.skipped(step, result)
         else:
             self._rotate()
+        if self.skipped == 1:  # the cause may be one rank's weights
+            self._compare(step)
 
     def _save_if_due(self, step: int, last: int, val_loss: float | None) -> bool:
         """Save where it is due, or was at a step whose weights were not to be saved. Returns whether it was saved."""
