@@ -14,6 +14,7 @@ from pathlib import Path
 
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
+from codescent.base.home import expanded
 
 TIMEOUT_S = 30.0
 
@@ -81,13 +82,13 @@ SQUAD_DEV = Published(
 def data_folder() -> Path | None:
     """CODESCENT_DATA_DIR, the user's folder of corpora; None if it is not set."""
     value = os.environ.get("CODESCENT_DATA_DIR")
-    return Path(value).expanduser() if value else None
+    return expanded(value) if value else None
 
 
 def cache_folder() -> Path:
     """The folder of downloads: `$XDG_CACHE_HOME/codescent`, by default `~/.cache/codescent`."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "codescent"
+    return (Path(base) if base else expanded("~/.cache")) / "codescent"
 
 
 def found(published: Published) -> Path | None:
