@@ -26,7 +26,7 @@ from codescent.preflight import (
     plan_with,
     run_folder,
 )
-from codescent.record import RunFolder
+from codescent.record import CHECKPOINTS, RunFolder
 from codescent.train import machine
 from codescent.train.optimize import Optimizer
 from codescent.train.world import World
@@ -79,7 +79,9 @@ class OpenRun:
             optimizer.loaded()
 
     def save(self, step: int, optimizer: Optimizer, val_loss: float | None) -> Path:
-        """Save a checkpoint; every rank calls this."""
+        """Save a checkpoint; every rank calls this. Raises UserError, on every rank: the run folder was removed."""
+        self.path = Path(self.world.from_first(lambda: str(self.folder.follow() if self.folder else self.path)))
+        self.checkpoints.folder = self.path / CHECKPOINTS
         state = {"step": step, "tokens": step * self.plan.work.tokens, "dataset": self.dataset.fingerprint}
         if self.base is not None:
             state["base"] = self.base
@@ -129,7 +131,7 @@ def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, r
         return folder.read_environment() if resume else {}
 
     before: dict[str, Any] = world.from_first(open_folder_)
-    checkpoints = Checkpoints(path / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best)
+    checkpoints = Checkpoints(path / CHECKPOINTS, config.checkpoint.keep_last, config.checkpoint.keep_best)
     chosen = _machine(config, plan, dataset, world, before)
     saved = _latest(checkpoints, world) if resume else None
     base = _base(plan, saved, world)
