@@ -43,7 +43,7 @@ OPTIMIZER_TENSORS: dict[str, int] = {"adamw": 2, "adam": 2, "sgd": 1, "adagrad":
 
 
 MAX_MICROBATCHES = 100_000
-"""Micro-batches of one rank in a step, at most: a plan lists every one of them."""
+"""Micro-batches of a step, times the stages that each goes through, at most: a plan lists every one of them."""
 
 
 @dataclass(frozen=True)
@@ -339,10 +339,14 @@ def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
             f"nearest that would do: {near_divisors(share, microbatch)}"
         )
         return 1, mesh.pp
-    if share // microbatch > MAX_MICROBATCHES:
+    chunks = config.parallel.virtual_stages if config.parallel.schedule == "interleaved" else 1
+    stages = mesh.pp * chunks if mesh.pp > 1 else 1
+    if share // microbatch * stages > MAX_MICROBATCHES:
+        where = f" on each of {stages:,} stages" if stages > 1 else ""
         problems.append(
-            f"train.microbatch_size = {microbatch}: a step would be {share // microbatch:,} micro-batches, more than "
-            f"{MAX_MICROBATCHES:,}; give at least {-(-share // MAX_MICROBATCHES)}, or a smaller train.global_batch_size"
+            f"train.microbatch_size = {microbatch}: a step would be {share // microbatch:,} micro-batches{where}, more "
+            f"than {MAX_MICROBATCHES:,}; give at least {-(-share * stages // MAX_MICROBATCHES)}, or a smaller "
+            "train.global_batch_size"
         )
         return microbatch, mesh.pp
     return microbatch, share // microbatch

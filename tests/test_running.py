@@ -116,6 +116,17 @@ def test_a_rank_that_is_stopped_is_named_and_wakes_to_save(project: Path, runs: 
     assert resumed_steps(project) == 0
 
 
+def test_a_run_whose_other_rank_is_killed_has_that_in_its_record(project: Path, runs: list[Run]) -> None:
+    runs.append(run := Run(project, 2))
+    run.steps()
+    run.ranks[1].kill()
+    code, _, err = run.end()
+    assert code == 137
+    assert re.search(r"rank 1 of 2 \(pid \d+\) was killed by SIGKILL", err)
+    (event,) = [one for one in RunFolder.open(project / "runs" / "endless").read_events() if one["kind"] == "error"]
+    assert "RuntimeError" in event["problems"][0]
+
+
 def test_one_process_answers_at_once(project: Path, runs: list[Run]) -> None:
     runs.append(run := Run(project, 1))
     run.steps()
@@ -307,3 +318,28 @@ def test_ranks_with_different_code_train_nothing(project: Path) -> None:
     for rank in ranks_of(project, [[], []], "code", PYTHONPATH=os.pathsep.join([str(project), str(package)])):
         assert rank.returncode == 2, rank.stderr
         assert re.search(r'codescent is "[0-9a-f]{16}" on rank 0 .*; "other" on rank 1 ', rank.stderr)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_under_two_agents_of_torchrun_comes_back(project: Path, runs: list[Run]) -> None:
+    """Each agent counts its restarts by itself."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = ["-m", "codescent", "train", "run.toml", *ENDLESS, "--resume"]
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
+    agent += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=two", "--local-addr=127.0.0.1", "--max-restarts=3"]
+    first = codescent(project, "train", "run.toml", *ENDLESS, "train.num_steps=2")
+    assert first.returncode == 0, first.stderr
+    for _ in range(2):
+        runs.append(Run(project, 2, [*agent, *words], GLOO_SOCKET_IFNAME="lo"))
+    runs[0].steps()
+    runs[1].steps()
+    (victim,) = runs[1].ranks
+    victim.kill()
+    log, end = project / "runs" / "endless" / "events.jsonl", time.monotonic() + TIMEOUT_S
+    while log.read_text().count('"resume"') < 2:
+        assert time.monotonic() < end, [run.process.poll() for run in runs]
+        time.sleep(0.2)
+    runs[0].steps()
+    assert all(run.process.poll() is None for run in runs)

@@ -16,6 +16,7 @@ from runs import codescent, losses, make_project, start, train
 
 from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
 from codescent.record import RunFolder
+from codescent.train.report import steps_between_rows
 
 LONG = (
     "train.num_steps=60",
@@ -186,6 +187,20 @@ def test_a_reader_that_goes_away_does_not_end_the_run(project: Path) -> None:
     assert process.wait(timeout=60) in (0, 141)
     assert losses(RunFolder.open(project / "runs" / "unread"))[-1] > 0
     assert len(losses(RunFolder.open(project / "runs" / "unread"))) == 400
+
+
+def test_fewer_rows_than_steps(project: Path, forker: Forker) -> None:
+    """With validation losses, and the last step of each command; a resume whose files are damaged keeps the others."""
+    words = ("log.metrics_every=7", "checkpoint.every=7", "train.eval_every=10", "optimizer.schedule=constant")
+    run = forker.train(project, "few", 1, *words)
+    assert [row["step"] for row in run.iter_metrics()] == [7, 10, 14, 20]
+    (run.path / "metrics.csv").write_bytes(b"")
+    forker.train(project, "few", 1, *words, "train.num_steps=27", resume=True)
+    assert [row["step"] for row in run.iter_metrics()] == [7, 10, 14, 20, 21, 27]
+    assert [row["step"] for row in run.iter_metrics() if row["val_loss"]] == [10, 20, 27]
+    assert len((run.path / "metrics.csv").read_text().splitlines()) == 7
+    assert [event["kind"] for event in run.read_events()].count("mend") == 1
+    assert [steps_between_rows(steps) for steps in (1, 100_000, 100_001, 10**6)] == [1, 1, 2, 10]
 
 
 def test_a_finished_run_says_so(project: Path, forker: Forker) -> None:

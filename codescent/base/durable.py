@@ -6,19 +6,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+Content = str | bytes | Iterable[bytes]
+"""Of a file; what is iterated is never in memory as a whole."""
 
-def write_synced(path: Path, content: str | bytes) -> None:
+
+def write_synced(path: Path, content: Content) -> None:
     """Write a new file and wait until it is on the disk. Its name is, once the folder is synced."""
+    text = content.encode() if isinstance(content, str) else content
     with path.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.writelines([text] if isinstance(text, bytes) else text)
         file.flush()
         os.fsync(file.fileno())
 
 
-def replace_file(path: Path, content: str | bytes) -> None:
+def replace_file(path: Path, content: Content) -> None:
     """The old content or the new, never a part: written beside as `.NAME.partial`, synced, renamed over."""
     making = path.with_name(f".{path.name}.partial")
     try:

@@ -16,6 +16,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from codescent.base.errors import UserError
+from codescent.base.home import expanded
 from codescent.config.sections import SECTIONS, Config, Section, contradictions
 from codescent.config.toml_file import read_toml
 from codescent.config.words import KEYS, Key, toml_value
@@ -143,7 +144,7 @@ def _read_chain(path: Path | str, problems: list[_Problem]) -> list[dict[str, _G
     origin, key = "", ""
     while wanted is not None:
         try:
-            file = _find(wanted)
+            file = _find(expanded(wanted))
             if file.resolve() in seen:
                 raise UserError(f"{file} is based on itself: {' -> '.join([*seen.values(), str(file)])}")
             seen[file.resolve()] = str(file)
@@ -162,7 +163,9 @@ def _read_chain(path: Path | str, problems: list[_Problem]) -> list[dict[str, _G
 
 
 def _base_path(file: Path, base: str) -> Path:
-    """A base is relative to its file. If no such file exists, a bare name means a shipped config."""
+    """A base is relative to its file, or to ~. If no such file exists, a bare name means a shipped config."""
+    if base.startswith("~"):
+        return Path(base)
     beside = file.parent / base
     return Path(base) if not beside.exists() and Path(base).stem in shipped() and Path(base).name == base else beside
 

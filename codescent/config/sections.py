@@ -3,14 +3,15 @@ Does not read files (load.py does) and does not check what depends on ranks, pre
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from codescent.base.home import expanded, unknown_home
 from codescent.base.nearest import nearest_divisors
+from codescent.base.visible import visible
 
 AUTO = "auto"  # how a file writes None: codescent decides. It undoes a value of the base file
 
@@ -20,13 +21,17 @@ MAX_SAMPLES = 2**31 - 1
 
 
 def _expand_home(value: object) -> object:
-    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~") else value  # noqa: PTH111
+    if not (isinstance(value, str) and value.startswith("~")):
+        return value
+    if problem := unknown_home(value):
+        raise ValueError(problem)
+    return str(expanded(value))
 
 
 def _check_text(value: str) -> str:
     if not value.strip():
         raise ValueError("must not be empty")
-    if any(character < " " or "\ud800" <= character <= "\udfff" for character in value):
+    if visible(value) != value or any(character < " " or "\ud800" <= character <= "\udfff" for character in value):
         raise ValueError("must be printable Unicode text")
     return value
 
@@ -329,6 +334,9 @@ class Log(Section):
     """What is printed and logged."""
 
     every: int = key(10, "steps between printed lines", ge=1)
+    metrics_every: int | None = auto(
+        "steps between rows of metrics; auto: 1, or train.num_steps / 100,000, rounded up, in a longer run", ge=1
+    )
     sample_tokens: int = key(0, "tokens that the model generates at the end of the run; 0: none", ge=0)
     tensorboard: bool = key(True, "write TensorBoard files, where tensorboard is installed")
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from codescent.base.visible import visible
+
 LINE_EVERY_S = 10.0
 
 
@@ -20,11 +22,13 @@ def stage(title: str, total: int, enabled: bool, done: int = 0) -> Iterator[Call
 
     `total` is in bytes or characters, 0 if it is not known; `done` of it was done before.
     """
+    title = visible(title)
     if not enabled:
         yield lambda _: None
     elif sys.stderr.isatty():
-        columns = (BarColumn(), TaskProgressColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        with Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True), transient=True) as bars:
+        name = TextColumn("{task.description}", markup=False)
+        columns = (name, BarColumn(), TaskProgressColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
             bar = bars.add_task(title, total=total or None, completed=done)
             yield lambda count: bars.advance(bar, count)
     else:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from codescent.base.cache import cache_folder
 from codescent.base.cores import available_cores
+from codescent.base.errors import UserError
 from codescent.base.sealed import digest, read_sealed, write_sealed
 from codescent.data.progress import stage
 
@@ -133,7 +134,7 @@ def _noted(folder: Path) -> tuple[Path | None, dict[str, Any]]:
     """Where the note of a folder is, and its entries by file; None: the user has no cache folder."""
     try:
         place = cache_folder() / NOTES / f"{digest(os.path.realpath(folder))}.json"
-    except RuntimeError:  # nobody's home is known
+    except UserError:  # nobody's home is known
         return None, {}
     return place, (read_sealed(place) or {}).get("files", {})
 

@@ -26,6 +26,7 @@ from codescent.base.cores import available_cores, threads_per_rank
 from codescent.base.errors import UserError
 from codescent.base.rank import LOOPBACK
 from codescent.base.token import TOKEN, fresh
+from codescent.base.visible import visible
 from codescent.launch.environment import STORE_FD
 from codescent.launch.launchers import TORCHRUN_SET
 from codescent.launch.memory_kills import evidence, memory_kills
@@ -149,7 +150,10 @@ class _Ranks:
         self._escalation: list[tuple[float, signal.Signals]] = []  # time and signal to send, earliest first
 
     def __enter__(self) -> _Ranks:
-        self._logs = Path(tempfile.mkdtemp(prefix="codescent-ranks-"))
+        try:
+            self._logs = Path(tempfile.mkdtemp(prefix="codescent-ranks-"))
+        except OSError as error:
+            raise UserError(f"the ranks' logs: {error.strerror}; set TMPDIR to a folder with free space") from error
         sys.stdout.flush()  # rank 0 writes to the same file
         try:
             with socket.create_server((LOOPBACK, 0), backlog=max(128, self._num_ranks)) as listener:
@@ -358,13 +362,16 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _tail(log: Path) -> str:
-    with log.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - SHOWN_BYTES))
-        text = file.read().decode("utf-8", errors="replace").rstrip("\n")
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - SHOWN_BYTES))
+            text = file.read().decode("utf-8", errors="replace").rstrip("\n")
+    except OSError as error:  # temporary folders are swept
+        return f"[{log}: {error.strerror}]"
     return text if size <= SHOWN_BYTES else f"[... {size - SHOWN_BYTES} bytes before this]\n{text}"
 
 
 def _say(text: str) -> None:
     if text:
-        print(text, file=sys.stderr, flush=True)
+        print(visible(text), file=sys.stderr, flush=True)

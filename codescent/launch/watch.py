@@ -11,7 +11,7 @@ from codescent.base.beats import ENDED, Beats
 
 BEHIND_S = 6.0
 """Nobody has moved for so long: who is behind the others keeps them waiting."""
-CGROUPS = Path("/sys/fs/cgroup")
+CGROUPS, PROC = Path("/sys/fs/cgroup"), Path("/proc")
 
 
 class Watch:
@@ -77,10 +77,10 @@ class Watch:
 def halted_by(pid: int) -> str:
     """Why a process cannot run: "is stopped", by a signal, or "is frozen", by its cgroup; "" if it can."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        stat = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         if stat.rpartition(")")[2].split()[0] in ("T", "t"):
             return "is stopped (SIGCONT would let it go on)"
-        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        for line in (PROC / str(pid) / "cgroup").read_text().splitlines():
             number, controllers, path = line.split(":", 2)
             if (number == "0" and _is_frozen(CGROUPS / path.lstrip("/") / "cgroup.events", "frozen 1")) or (
                 controllers == "freezer"

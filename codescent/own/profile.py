@@ -102,7 +102,7 @@ def measure(events: Iterable[Mapping[str, Any]]) -> Profile:
     computed, sent = _union(computing), _union(sending)
     both = _seconds(computed) + _seconds(sent) - _seconds(_union([*computed, *sent]))
     wall = (max(end for _, end in ends) - min(start for start, _ in ends)) / 1e6 if ends else 0.0
-    return Profile(wall, _seconds(computed), _seconds(sent), _seconds(sent) - both)
+    return Profile(wall, _seconds(computed), _seconds(sent), min(_seconds(sent), _seconds(sent) - both))
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:

@@ -4,6 +4,7 @@ Does not know what anything costs; lists that cannot be made are refused in word
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -89,28 +90,41 @@ def cut(costs: tuple[float, ...], num_parts: int) -> tuple[tuple[int, int], ...]
     """
     if num_parts > len(costs):
         raise ValueError(f"{len(costs)} costs cannot be cut in {num_parts} parts")
-    sums = [0.0, *accumulate(costs)]
+    sums, stop = [0.0, *accumulate(costs)], len(costs)
+    most = _lowest_maximum(sums, num_parts) * (1 + 1e-12)
+    latest, earliest = [0], [stop]  # where so many parts can end that begin at 0, and begin that end at `stop`
+    for _ in range(num_parts):
+        latest.append(bisect_right(sums, sums[latest[-1]] + most) - 1)
+        earliest.append(bisect_left(sums, sums[earliest[-1]] - most))
+    totals: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}  # by end: sum of squares, where each part begins
+    for part in range(num_parts):
+        left, reached = num_parts - part - 1, {}
+        for end in range(max(part + 1, earliest[left]), min(stop - left, latest[part + 1]) + 1):
+            begins = (begin for begin in range(bisect_left(sums, sums[end] - most), end) if begin in totals)
+            prices = ((totals[at][0] + (sums[end] - sums[at]) ** 2, totals[at][1], at) for at in begins)
+            price, before, begin = min(prices)
+            reached[end] = price, [*before, begin]
+        totals = reached
+    begun = totals[stop][1]
+    return tuple(zip(begun, [*begun[1:], stop], strict=True))
 
-    def best(price: Callable[[float, float], float], most: float) -> tuple[float, list[int]]:
-        """The lowest total price of a cut whose parts cost `most` or less, and where each part begins."""
-        totals: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
-        for part in range(num_parts):
-            left = num_parts - part - 1
-            ends = range(part + 1, len(costs) + 1) if left else (len(costs),)
-            totals = {
-                end: min(
-                    (price(total, cost), [*begins, begin])
-                    for begin, (total, begins) in totals.items()
-                    if begin < end and ((cost := sums[end] - sums[begin]) <= most)
-                )
-                for end in ends
-                if any(begin < end and sums[end] - sums[begin] <= most for begin in totals)
-            }
-        return totals[len(costs)]
 
-    dearest, _ = best(max, math.inf)
-    _, begins = best(lambda total, cost: total + cost * cost, dearest * (1 + 1e-12))
-    return tuple(zip(begins, [*begins[1:], len(costs)], strict=True))
+def _lowest_maximum(sums: list[float], num_parts: int) -> float:
+    """The most expensive part of the cut where that is cheapest; `sums` are the costs up to each place."""
+
+    def dearest(most: float) -> float:
+        """Of the cut whose parts each take what `most` allows; infinite if it has more parts than `num_parts`."""
+        begin, found = 0, 0.0
+        for _ in range(num_parts):
+            end = bisect_right(sums, sums[begin] + most) - 1
+            found, begin = max(found, sums[end] - sums[begin]), end
+        return found if begin == len(sums) - 1 else math.inf
+
+    low, high = 0.0, sums[-1] * (1 + 1e-12)
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if dearest(middle) == math.inf else (low, middle)
+    return dearest(high)
 
 
 @lru_cache
@@ -260,7 +274,8 @@ def _begin_times(orders: list[Order], last: int) -> dict[tuple[int, Instruction]
     while unfinished := [stage for stage, order in enumerate(orders) if places[stage] < len(order)]:
         before = list(places)
         for stage in unfinished:
-            for instruction in orders[stage][places[stage] :]:
+            while places[stage] < len(orders[stage]):
+                instruction = orders[stage][places[stage]]
                 needed = _needed(stage, instruction, num_stages, last)
                 if needed is not None and needed not in done:
                     break

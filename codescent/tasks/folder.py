@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from codescent.base.errors import UserError
+from codescent.base.home import expanded
 from codescent.base.sealed import digest
 from codescent.data import prepared as folders
 from codescent.data.file_array import FileArray, open_npy
@@ -64,7 +65,7 @@ class FolderDataset:
     @classmethod
     def is_at(cls, corpus: str) -> bool:
         """Whether a corpus is a folder that says that it holds such samples."""
-        return folders.noted(Path(corpus).expanduser()).get("format") == cls.format
+        return folders.noted(expanded(corpus)).get("format") == cls.format
 
     @property
     def vocab_size(self) -> int:
@@ -152,13 +153,13 @@ class FolderTask(Task):
 
     def open_corpus(self, corpus: str, validation_fraction: float) -> FolderDataset | None:
         """See `Task`."""
-        return self.dataset.open(Path(corpus).expanduser()) if self.dataset.is_at(corpus) else None
+        return self.dataset.open(expanded(corpus)) if self.dataset.is_at(corpus) else None
 
     def _given(self, request: TaskRequest) -> Path | None:
         """The corpus, where it is a prepared folder."""
         if not self.dataset.is_at(request.data.corpus):
             return None
-        path = Path(request.data.corpus).expanduser()
+        path = expanded(request.data.corpus)
         self.refuse_prepared(request, path)
         return path
 
@@ -173,4 +174,4 @@ def tokenizer_identity(name: str, wanted: str) -> str:
     """
     if wordpiece.split_name(name):
         return wordpiece.identity(name)
-    return name if name in KINDS else f"file:{folders.given_sha256(Path(name).expanduser(), wanted)}"
+    return name if name in KINDS else f"file:{folders.given_sha256(expanded(name), wanted)}"

@@ -3,7 +3,6 @@ Does not compute or record anything."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import Any
@@ -11,14 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-
-class _Console(Console):
-    """rich's console, but a closed pipe (`codescent train ... | head`) does not end the run."""
-
-    def on_broken_pipe(self) -> None:
-        """Stop printing."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+from codescent.base.visible import visible
 
 
 class Display:
@@ -28,7 +20,7 @@ class Display:
         self.shown = shown
         self.num_steps = num_steps
         self.first_step = first_step
-        self.console = _Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self.live: Progress | None = None
         self.task: Any = None
         self.begin = 0.0
@@ -57,7 +49,7 @@ class Display:
     def say(self, text: str) -> None:
         """Print a line."""
         if self.shown:
-            self.console.print(text, markup=False)
+            self.console.print(visible(text), markup=False)
 
     def step(self, step: int, loss: float, tokens_per_s: float, *, due: bool) -> None:
         """A step is done: update the live line; without a terminal, print a line if one is `due`."""

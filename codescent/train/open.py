@@ -29,7 +29,7 @@ from codescent.preflight import (
     ruined_step,
     run_folder,
 )
-from codescent.record import RunFolder
+from codescent.record import CHECKPOINTS, RunFolder
 from codescent.train import machine
 from codescent.train.optimize import Optimizer
 from codescent.train.world import World
@@ -84,7 +84,13 @@ class OpenRun:
             optimizer.loaded()
 
     def save(self, step: int, optimizer: Optimizer, val_loss: float | None) -> Path:
-        """Save a checkpoint; every rank calls this. Older ones stay until rank 0 calls `checkpoints.rotate`."""
+        """Save a checkpoint; every rank calls this. Older ones stay until rank 0 calls `checkpoints.rotate`.
+
+        Raises:
+            UserError: on every rank: the run folder was removed, the disk is full.
+        """
+        self.path = Path(self.world.from_first(lambda: str(self.folder.follow() if self.folder else self.path)))
+        self.checkpoints.folder = self.path / CHECKPOINTS
         state = {"step": step, "tokens": step * self.plan.work.tokens, "dataset": self.dataset.fingerprint}
         if self.base is not None:
             state["base"] = self.base
@@ -139,7 +145,7 @@ def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, r
         return [folder.read_environment(), changes, ruined_step(folder) if changes else None]
 
     environment, changes, before = world.from_first(open_folder_)
-    checkpoints = Checkpoints(path / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best)
+    checkpoints = Checkpoints(path / CHECKPOINTS, config.checkpoint.keep_last, config.checkpoint.keep_best)
     chosen = _machine(config, plan, dataset, world, environment)
     saved = _latest(checkpoints, world, before) if resume else None
     base = _base(plan, saved, world)

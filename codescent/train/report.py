@@ -4,12 +4,15 @@ Does not decide anything. Rank 0 alone writes; on the others every method does n
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from codescent import tasks
-from codescent.base.errors import RunFailed
+from codescent.base import output
+from codescent.base.agreement import together
+from codescent.base.errors import RunFailed, UserError
 from codescent.config.load import to_toml
 from codescent.huggingface.folder import open_folder
 from codescent.models.lora.declare import is_adapter
@@ -19,6 +22,9 @@ from codescent.train.board import Board
 from codescent.train.display import Display
 from codescent.train.execute import StepResult
 from codescent.train.open import OpenRun
+
+ROWS = 100_000
+"""Rows of metrics that a run of many steps has, about."""
 
 
 class Report:
@@ -31,6 +37,7 @@ class Report:
     def __init__(self, run: OpenRun) -> None:
         self.run, self.flops = run, run.plan.flops().total_flops
         log, steps = run.config.log, run.config.train.num_steps
+        self.row_every = log.metrics_every or steps_between_rows(steps)
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
         self.board = Board(run.path, run.first_step, wanted=log.tensorboard and run.world.is_first)
 
@@ -38,9 +45,12 @@ class Report:
         self.display.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not isinstance(error, RunFailed):  # which has an event of its own
+            with suppress(UserError):  # which may be that the disk is full, or the folder gone
+                self._event("error", problems=getattr(error, "problems", (repr(error),)))
         self.board.close()
-        self.display.__exit__(*error)
+        self.display.__exit__(kind, error, trace)
 
     def begin(self) -> None:
         """Write what the run keeps, print warnings, delete unfinished checkpoints."""
@@ -118,8 +128,11 @@ class Report:
             **result.seconds,
             "peak_memory_bytes": machine.peak_memory_bytes(run.world.device),
         }
-        run.folder.metrics(row)
-        due = step % run.config.log.every == 0 or step == run.config.train.num_steps
+        last = step == run.config.train.num_steps
+        if last or result.stop or val_loss is not None or step % self.row_every == 0:
+            run.folder.metrics(row)
+        self._look()
+        due = last or step % run.config.log.every == 0
         if due or val_loss is not None:
             self.board.write(row)
         self.display.step(step, result.train_loss, tokens / seconds, due=due)
@@ -128,6 +141,19 @@ class Report:
             if not math.isfinite(val_loss):
                 self._event("validation_not_finite", step=step, val_loss=val_loss)
                 self.display.say(f"warning: step {step}: the validation loss is {val_loss}")
+
+    def _look(self) -> None:
+        """Say and record what has happened to the run folder and to this process's output."""
+        run = self.run
+        if run.folder is not None and (path := run.folder.follow()) != run.path:
+            self.display.say(f"{run.path}: was renamed; the run goes on in {path}")
+            run.path = path
+        self._lost([output.news()])
+
+    def _lost(self, of_ranks: list[list[dict[str, str]]]) -> None:
+        for rank, found in enumerate(of_ranks):
+            for lost in found:
+                self._event("output_lost", rank=rank, **lost)
 
     def skipped(self, step: int, result: StepResult) -> None:
         """Loss or gradients of a step were not finite."""
@@ -157,7 +183,8 @@ class Report:
         self._event("diverged", step=step, differences=[asdict(one) for one in error.differences])
 
     def saved(self, step: int, path: Path, seconds: float) -> None:
-        """A checkpoint is complete."""
+        """A checkpoint is complete. Collective: of every rank, lost output is recorded."""
+        self._lost(together(UserError, output.news))
         self._event("checkpoint", step=step, path=str(path), seconds=seconds)
 
     def stopped(self, step: int, asked: list[dict[str, Any] | None]) -> None:
@@ -172,6 +199,8 @@ class Report:
 
     def ended(self, step: int) -> None:
         """All the steps are done."""
+        if self.run.folder is not None:
+            self.run.folder.mend()
         self._event("end", step=step)
         if step == self.run.first_step:
             self.display.say(f"{self.run.path} has all its {step} steps already; raise train.num_steps to go on")
@@ -179,3 +208,8 @@ class Report:
     def _event(self, kind: str, **fields: Any) -> None:
         if self.run.folder is not None:
             self.run.folder.event(kind, **fields)
+
+
+def steps_between_rows(num_steps: int) -> int:
+    """What log.metrics_every = auto means: 1, and more in a run of more steps than ROWS."""
+    return -(-num_steps // ROWS)

@@ -6,8 +6,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from codescent import __version__
+from codescent.base.home import expanded, unknown_home
+from codescent.base.visible import visible
 
 CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or gpt2_124m (all: docs/config.md)"
 OVERRIDES_HELP = "values that override the file's, such as train.num_steps=100"
@@ -34,7 +37,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="codescent",
         description="Many workers, one descent: train transformers on any number of devices, and know what it costs.",
     )
@@ -185,4 +188,13 @@ def _text(word: str) -> str:
 
 
 def _path(word: str) -> Path:
-    return Path(_text(word))
+    if problem := unknown_home(_text(word)):
+        raise argparse.ArgumentTypeError(f"{word}: {problem}")
+    return expanded(word)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Prints the user's words such that a terminal does not obey them."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(visible(message))

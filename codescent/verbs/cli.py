@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from codescent.base.errors import UserError
+from codescent.base.output import endure, open_closed
 from codescent.base.published import in_words, is_full
+from codescent.base.visible import visible
 from codescent.verbs.arguments import parse
 
 VERBS: Mapping[str, str] = {
@@ -33,33 +35,43 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
         words: the command line, without the program's name.
         may_restart: this process is the program and nothing else, so `train` may start it anew to tune its allocator.
     """
+    if may_restart:
+        open_closed()
     arguments = parse(words)
-    if "may_restart" in arguments:
-        arguments.may_restart = may_restart
+    trains = may_restart and "may_restart" in arguments
+    if trains:  # output is never worth a run
+        arguments.may_restart = True
+        endure()
     module, _, function = VERBS[vars(arguments).pop("verb")].partition(".")
     try:
         code: int = getattr(import_module(f"codescent.verbs.{module}"), function)(arguments)
         print(end="", flush=True)
     except UserError as error:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
+        _say(*(f"error: {problem}" for problem in error.problems))
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _say("interrupted")
         return 130
-    except BrokenPipeError:
-        # Whoever read our output has gone (`codescent ... | head`): nothing is wrong, and nothing more can be said.
-        _say_no_more()
-        return 141
     except OSError as error:
-        if error.filename is not None or not is_full(error):
+        # Whoever read our output has gone (`codescent ... | head`), or its disk is full: no more can be said there.
+        gone = isinstance(error, BrokenPipeError) and not trains
+        if not gone and (error.filename is not None or not is_full(error)):
             raise
-        print(f"error: the output: {in_words(error)}", file=sys.stderr)
-        _say_no_more()
-        return 2
+        if not gone:
+            _say(f"error: {'' if trains else 'the output: '}{in_words(error)}")
+        _say_no_more(1)
+        return 141 if gone else 2
     return code
 
 
-def _say_no_more() -> None:
-    """What stdout still holds cannot be written: it is dropped when the interpreter ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _say(*lines: str) -> None:
+    """Print lines for people to the standard error; where it takes none, the exit code alone answers."""
+    try:
+        print(*map(visible, lines), sep="\n", file=sys.stderr, flush=True)
+    except OSError:
+        _say_no_more(2)
+
+
+def _say_no_more(descriptor: int) -> None:
+    """What a stream still holds cannot be written: it is dropped when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

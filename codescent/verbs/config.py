@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from codescent.base.errors import UserError
+from codescent.base.visible import visible
 from codescent.config.load import LoadedConfig, describe, load
 from codescent.config.words import keys_markdown
 
@@ -49,5 +50,5 @@ def _show(resolved: LoadedConfig) -> None:
         table.add_column(heading, overflow="fold")
     for section, key, value, origin in describe(resolved):
         shown = origin.removeprefix(f"{Path.cwd()}/")
-        table.add_row(f"{section}.{key}", value, shown, style="dim" if origin == "default" else "")
+        table.add_row(f"{section}.{key}", visible(value), visible(shown), style="dim" if origin == "default" else "")
     Console(highlight=False).print(table, markup=False)

@@ -7,6 +7,7 @@ from argparse import Namespace
 
 from codescent import tasks
 from codescent.base.errors import UserError
+from codescent.base.output import say
 from codescent.data.text.dataset import open_dataset
 from codescent.data.text.prepare import prepare
 from codescent.tasks import ShownDataset
@@ -29,11 +30,8 @@ def main(arguments: Namespace) -> int:
     dataset = opened or (_tokens(arguments) if arguments.synthetic is None else _tensors(arguments))
     if arguments.verify:
         dataset.verify()
-    for line in dataset.summary():
-        print(line)
-    if arguments.verify:
-        print("verified: every file is as it was made")
-    print(dataset.path)
+    verified = ["verified: every file is as it was made"] if arguments.verify else []
+    say([*dataset.summary(), *verified, str(dataset.path)])
     return 0
 
 

@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from codescent.base.errors import UserError
+from codescent.base.output import say
 from codescent.preflight import saved_plan
 from codescent.tasks import ScoreRequest
 from codescent.tasks.answers.predictions import score_files
@@ -26,8 +27,7 @@ def main(arguments: Namespace) -> int:
             if getattr(arguments, name):
                 raise UserError(f"--{name}: of a run; --predictions FILE has none: leave it out")
         said = score_files(predictions, data)
-    for line in said:
-        print(line)
+    say(said)
     return 0
 
 

@@ -18,6 +18,7 @@ from codescent import models
 from codescent.base.dtypes import DTYPE_BYTES, NUMBER_FORMATS, WIDE
 from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
+from codescent.base.output import say
 from codescent.base.published import published
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.build import build, task_request
@@ -40,17 +41,13 @@ from codescent.verbs.trained import Trained, Values, find
 
 def export_main(arguments: Namespace) -> int:
     """Print what `export_run` did."""
-    return _print(export_run(**vars(arguments)))
+    say(export_run(**vars(arguments)))
+    return 0
 
 
 def import_main(arguments: Namespace) -> int:
     """Print what `import_folder` did."""
-    return _print(import_folder(arguments.folder, arguments.run, resolved_of(arguments)))
-
-
-def _print(lines: list[str]) -> int:
-    for line in lines:
-        print(line)
+    say(import_folder(arguments.folder, arguments.run, resolved_of(arguments)))
     return 0
 
 

@@ -73,8 +73,7 @@ class LayoutCase:
         share, left = divmod(train.global_batch_size, self._degree("dp_replicate") * self._degree("dp_shard"))
         if stages == 1 or left or share // (train.microbatch_size or share) % stages == 0:
             return self
-        sizes = (size for size in range(share // stages, 0, -1) if share % (size * stages) == 0)
-        return replace(self, microbatch_size=next(sizes, None))
+        return replace(self, microbatch_size=None if share % stages else share // stages)
 
 
 ALONE = LayoutCase((), 1)
@@ -140,7 +139,7 @@ def parse_layouts(text: str) -> list[LayoutCase]:
         given = {key: value for key, _, value in pairs}
         if len(given) < len(pairs):
             problems.append(f"--layouts: {part!r} gives a key twice")
-        ranks = math.prod(int(value) for key, value in given.items() if key in AXES and value.isdecimal())
+        ranks = math.prod(int(value[:20]) for key, value in given.items() if key in AXES and value.isdecimal())
         if not 1 <= ranks <= MAX_RANKS:
             problems.append(f"--layouts: {part!r} is {ranks} ranks; from 1 to {MAX_RANKS} can be tried on one machine")
         found.append(LayoutCase(tuple(given.items()), ranks))

@@ -11,6 +11,7 @@ from typing import TextIO
 
 from codescent import models
 from codescent.base.errors import UserError
+from codescent.base.visible import visible
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
 from codescent.models.generate import Choice, generate
 from codescent.preflight import saved_plan
@@ -18,9 +19,6 @@ from codescent.record import RunFolder
 from codescent.tasks.conversations.conversations import HALF, half_a_character
 from codescent.tasks.task import Prompts
 from codescent.verbs.trained import Trained, device_of, find, module_of
-
-# On a terminal: control characters of a model's own text could move the cursor or worse.
-_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
 
 
 def main(arguments: Namespace) -> int:
@@ -83,7 +81,7 @@ def sample_run(
         temperature: see Choice, as for top_k, top_p and seed; the same seed on the same machine gives the same texts.
         num: texts for each prompt.
         device: "auto", "cpu" or "cuda".
-        out: where to write; None: standard output.
+        out: where to write; None: standard output, with control characters as `visible` shows them.
 
     Returns:
         The texts, each with its prompt, in the order of the prompts.
@@ -105,7 +103,7 @@ def sample_run(
     texts, ids = zip(*(start for start in starts for _ in range(num)))
     module, vocab_size = module_of(trained, where), tokenizer.vocab_size
     stream = generate(module, ids, tokens, temperature, top_k, top_p, seed, prompter.stop, vocab_size)
-    return _write(texts, stream, tokenizer, sys.stdout if out is None else out)
+    return _write(texts, stream, tokenizer, out)
 
 
 def _find(run: Path) -> tuple[Trained, Tokenizer]:
@@ -142,13 +140,16 @@ def _encode(prompter: Prompts, prompts: Sequence[str] | None) -> list[tuple[str,
     return starts
 
 
-def _write(prompts: Sequence[str], stream: Iterator[list[int | None]], tokenizer: Tokenizer, out: TextIO) -> list[str]:
+def _write(
+    prompts: Sequence[str], stream: Iterator[list[int | None]], tokenizer: Tokenizer, given: TextIO | None
+) -> list[str]:
     """Write the first text as it comes and the others after it; returns them all."""
     texts, decoders = list(prompts), [TextStream(tokenizer.decode) for _ in prompts]
+    out = sys.stdout if given is None else given
 
     def show(text: str) -> None:
-        if out.isatty():
-            text = text.translate(_VISIBLE)
+        if given is None or out.isatty():  # control characters of a model's text could move the cursor, or worse
+            text = visible(text)
         encoding = out.encoding or "utf-8"
         out.write(text.encode(encoding, "replace").decode(encoding))
         out.flush()

@@ -6,17 +6,22 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 from codescent.base.errors import UserError
+from codescent.base.output import news, say
 from codescent.base.rank import Rank
 from codescent.config.sections import Config
 from codescent.launch.allocator import needs_restart, tuned_environment
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
 from codescent.models import GENERATING
-from codescent.preflight import check, saved_plan
+from codescent.preflight import check, run_folder, saved_plan
 from codescent.record import RunFolder
 from codescent.verbs.config import resolved_of
+
+RANK_BYTES = 64 << 20
+"""What a rank takes of its machine's memory before it has a model, at the very least."""
 
 
 def main(arguments: Namespace) -> int:
@@ -42,9 +47,17 @@ def main(arguments: Namespace) -> int:
 def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> int:
     """Prepare the data and refuse what can be refused, before a single rank is started."""
     ranks = config.parallel.ranks
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // RANK_BYTES
+    if ranks > most:
+        raise UserError(
+            f"parallel.ranks = {ranks}: each is a process on this machine, whose memory has room for no more than "
+            f"{most}; give at most that"
+        )
     check(config, ranks, resume=arguments.resume)
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
-    return run_ranks([*command, *(["--resume"] if arguments.resume else []), "--ranks", str(ranks)], ranks, env)
+    code = run_ranks([*command, *(["--resume"] if arguments.resume else []), "--ranks", str(ranks)], ranks, env)
+    _record_lost(run_folder(config), None)
+    return code
 
 
 def _train(config: Config, rank: Rank, *, resume: bool) -> int:
@@ -53,13 +66,21 @@ def _train(config: Config, rank: Rank, *, resume: bool) -> int:
     from codescent.verbs.sample import sample_run
 
     outcome = train(config, rank, resume=resume)
-    if rank.rank or outcome.exit_code:
-        return outcome.exit_code
     folder = outcome.folder
-    if config.log.sample_tokens:
-        print("\nA sample of what it writes now:\n")
-        sample_run(folder, tokens=config.log.sample_tokens, seed=config.run.seed, device="cpu")
-    writes = saved_plan(RunFolder.open(folder)).model.kind in GENERATING
-    more = f"; more text: codescent sample {folder}" if writes else ""
-    print(f"\nThe run is in {folder} (metrics.csv, plan.json, checkpoints){more}")
-    return 0
+    if not (rank.rank or outcome.exit_code):
+        if config.log.sample_tokens:
+            say(["", "A sample of what it writes now:", ""])
+            sample_run(folder, tokens=config.log.sample_tokens, seed=config.run.seed, device="cpu")
+        writes = saved_plan(RunFolder.open(folder)).model.kind in GENERATING
+        more = f"; more text: codescent sample {folder}" if writes else ""
+        say(["", f"The run is in {folder} (metrics.csv, plan.json, checkpoints){more}"])
+    if not rank.rank:
+        _record_lost(folder, 0)
+    return outcome.exit_code
+
+
+def _record_lost(folder: Path, rank: int | None) -> None:
+    """Record output that was lost after a rank's last step, or by the process that started the ranks (None)."""
+    if (found := news()) and folder.is_dir():
+        for lost in found:
+            RunFolder.open(folder).event("output_lost", rank=rank, **lost)

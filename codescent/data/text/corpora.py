@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codescent.base.errors import UserError
+from codescent.base.home import expanded
 from codescent.data.text import download
 
 NAMES = ("python-stdlib", "shakespeare", "openwebtext")
@@ -44,7 +45,7 @@ class Corpus:
 
 def identity(corpus: str) -> str:
     """The corpus in a dataset's description: its name, or the absolute path or glob."""
-    return corpus if corpus in NAMES else str(Path(corpus).expanduser().absolute())
+    return corpus if corpus in NAMES else str(expanded(corpus).absolute())
 
 
 def is_present(corpus: str) -> bool:
@@ -104,7 +105,7 @@ def _openwebtext_folder() -> Path | None:
 
 
 def _files(corpus: str) -> Corpus:
-    path = Path(corpus).expanduser()
+    path = expanded(corpus)
     matches = _matches(corpus)
     if not matches:
         raise _nothing_there(corpus, path)
@@ -115,7 +116,7 @@ def _files(corpus: str) -> Corpus:
 
 
 def _matches(corpus: str) -> list[Path]:
-    path = Path(corpus).expanduser()
+    path = expanded(corpus)
     if path.is_dir():
         return list(_walk(path))
     if path.exists():
@@ -176,7 +177,7 @@ def _digest(lines: Iterable[str]) -> str:
 
 def _slug(corpus: str) -> str:
     """A short name for the dataset's folder: the last part of the path that is not a glob."""
-    parts = [part for part in Path(corpus).expanduser().absolute().parts if not glob.has_magic(part)]
+    parts = [part for part in expanded(corpus).absolute().parts if not glob.has_magic(part)]
     stem = parts[-1].split(".")[0] if parts else ""
     plain = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "-" for char in stem).strip("-")
     return plain[:40] or "text"

@@ -15,6 +15,7 @@ from pydantic import Field, field_validator
 
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
+from codescent.base.home import expanded
 from codescent.base.sealed import digest
 from codescent.data import prepared
 from codescent.data.prepared import AGAIN, DESCRIPTION, SPLITS, TOKENIZER, Fields
@@ -127,7 +128,7 @@ class Dataset:
 
 def token_shards(corpus: str) -> Path | None:
     """The path of a corpus, if `open_dataset` can read token shards there; None: a corpus of text."""
-    path = Path(corpus).expanduser()
+    path = expanded(corpus)
     is_there = corpus not in corpora.NAMES and ((path / DESCRIPTION).is_file() or is_foreign(path))
     return path if is_there else None
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from codescent.base.cache import cache_folder
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
+from codescent.base.home import expanded
 
 TIMEOUT_S = 30.0
 
@@ -82,7 +83,7 @@ SQUAD_DEV = Published(
 def data_folder() -> Path | None:
     """CODESCENT_DATA_DIR, the user's folder of corpora; None if it is not set."""
     value = os.environ.get("CODESCENT_DATA_DIR")
-    return Path(value).expanduser() if value else None
+    return expanded(value) if value else None
 
 
 def found(published: Published) -> Path | None:

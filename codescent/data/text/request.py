@@ -10,6 +10,7 @@ from typing import Any
 
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
+from codescent.base.home import expanded
 from codescent.base.sealed import digest
 from codescent.data.text import corpora
 from codescent.data.tokenizers import bpe, wordpiece
@@ -44,7 +45,7 @@ class Request:
 
     def folder(self, root: Path, corpus_name: str, corpus_sha256: str) -> Path:
         """Where this dataset is once prepared: another text gets another folder."""
-        names = {"bpe": f"bpe{self.bpe_vocab_size}", "file": Path(self.tokenizer).expanduser().stem[:40]}
+        names = {"bpe": f"bpe{self.bpe_vocab_size}", "file": expanded(self.tokenizer).stem[:40]}
         return root / f"{corpus_name}-{names.get(self.kind, self.kind)}-{digest([self.key, corpus_sha256])[:8]}"
 
 
@@ -81,7 +82,7 @@ def make_request(
     elif wanted not in KINDS:
         kind = "file"
         try:
-            identity = f"file:{sha256_of(Path(wanted).expanduser())}"
+            identity = f"file:{sha256_of(expanded(wanted))}"
         except OSError as error:
             close = difflib.get_close_matches(wanted, KINDS, 1, 0.5)
             problems.append(
@@ -106,4 +107,4 @@ def tokenizer_of(name: str) -> Tokenizer:
         return wordpiece.bert(name)
     if name == "byte":
         return ByteTokenizer()
-    return bpe.gpt2() if name == "gpt2" else load(Path(name).expanduser())
+    return bpe.gpt2() if name == "gpt2" else load(expanded(name))

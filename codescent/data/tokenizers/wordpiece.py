@@ -13,6 +13,7 @@ import numpy.typing as npt
 import tokenizers as library
 
 from codescent.base.errors import UserError
+from codescent.base.home import expanded
 from codescent.data.text import download
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 
@@ -68,7 +69,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 def identity(name: str) -> str:
     """The name in a dataset's key, with the sha256 of a user's vocabulary. Raises UserError: that cannot be read."""
     kind, path = split_name(name) or (name, "")
-    return f"{kind}:{hashlib.sha256(_read(Path(path).expanduser())).hexdigest()}" if path else kind
+    return f"{kind}:{hashlib.sha256(_read(expanded(path))).hexdigest()}" if path else kind
 
 
 def bert(name: str) -> WordPiece:
@@ -81,7 +82,7 @@ def bert(name: str) -> WordPiece:
         UserError: the published file is missing and cannot be downloaded; every problem of the user's vocabulary.
     """
     kind, path = split_name(name) or (name, "")
-    vocabulary = _vocabulary(Path(path).expanduser() if path else download.obtain(KINDS[kind]))
+    vocabulary = _vocabulary(expanded(path) if path else download.obtain(KINDS[kind]))
     inner = library.Tokenizer(
         library.models.WordPiece(vocab=vocabulary, unk_token="[UNK]", continuing_subword_prefix=CONTINUES)
     )

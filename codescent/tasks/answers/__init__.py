@@ -15,6 +15,7 @@ import numpy as np
 from codescent import models
 from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
+from codescent.base.home import expanded
 from codescent.data.prepared import SPLITS, TOKENIZER, given_sha256, write_array
 from codescent.data.progress import stage
 from codescent.data.text import download
@@ -123,12 +124,12 @@ def _sizes(request: TaskRequest) -> WindowSizes:
 def _path(data: Data, split: str) -> Path | None:
     """The user's file; None: the published one."""
     if split == "validation" and data.validation is not None:
-        return Path(data.validation).expanduser()
+        return expanded(data.validation)
     if data.corpus == SQUAD:
         return None
     if split == "validation":
         raise UserError(f"{data.corpus}: name a validation file beside it, such as SQuAD's dev-v1.1.json")
-    return Path(data.corpus).expanduser()
+    return expanded(data.corpus)
 
 
 def _sha256(data: Data, split: str) -> str:

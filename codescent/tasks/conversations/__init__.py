@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codescent.base.errors import UserError
+from codescent.base.home import expanded
 from codescent.data.prepared import AGAIN, DESCRIPTION, given_sha256
 from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
@@ -67,7 +68,7 @@ class Conversations(FolderTask):
             "template": partial(_checked_template, data),
             "chat_template": lambda: None if (chat := _template(request)) is None else chat.files.kept(),
             "tokenizer": partial(_identity, data.tokenizer),
-            "corpus": partial(_corpus_sha256, Path(data.corpus).expanduser()),
+            "corpus": partial(_corpus_sha256, expanded(data.corpus)),
         }
 
     def refuse_prepared(self, request: TaskRequest, path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
+from codescent.base.home import expanded
 from codescent.data.file_array import FileArray
 from codescent.data.prepared import DESCRIPTION, SPLITS, TOKENIZER, Description, Fields, Splits, write_array
 from codescent.data.progress import stage
@@ -51,7 +52,7 @@ def write_examples(data: Data, template: ChatTemplate | None, folder: Path, prog
 
     Returns the description's fields. Raises UserError: everything that is wrong with the lines, or the tokenizer.
     """
-    path, tokenizer = Path(data.corpus).expanduser(), tokenizer_of(data.tokenizer)
+    path, tokenizer = expanded(data.corpus), tokenizer_of(data.tokenizer)
     if template is None:
         encode = _pair_encoder(parse_template(data.template), tokenizer)
     else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from codescent import models
 from codescent.base.errors import UserError
+from codescent.base.home import expanded
 from codescent.data.samples import AnyDataset
 from codescent.plan import Plan, TaskFacts
 from codescent.tasks.task import Task, TaskRequest
@@ -57,7 +58,7 @@ class Tensors(Task):
     def facts(self, request: TaskRequest, shape: models.Shape) -> TaskFacts:
         """See `Task`."""
         corpus = request.data.corpus
-        synthetic = corpus.startswith(PREFIX) or is_prepared(Path(corpus).expanduser())
+        synthetic = corpus.startswith(PREFIX) or is_prepared(expanded(corpus))
         return replace(super().facts(request, shape), synthetic=synthetic)
 
     def vocab_size(self, request: TaskRequest) -> None:
@@ -66,7 +67,7 @@ class Tensors(Task):
     def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
         """Where the tensors are: written now, where synthetic ones are to be on disk and are not yet."""
         data = request.data
-        path = Path(data.corpus).expanduser()
+        path = expanded(data.corpus)
         if data.corpus.startswith(PREFIX):
             if data.format in (None, "memory"):
                 return Path(data.corpus)

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from codescent.base.errors import UserError
+from codescent.base.home import expanded
 from codescent.base.sealed import digest
 from codescent.data.prepared import AGAIN, SPLITS, Fields, changed, described, edges_of, noted, refuse_damaged, resized
 from codescent.data.samples import Numbers, Samples, in_range
@@ -112,7 +113,7 @@ class _Description(Fields):
 
 def is_tensors(corpus: str) -> bool:
     """Whether a corpus is tensors: synthetic:…, a prepared folder, or a file by its suffix."""
-    path = Path(corpus).expanduser()
+    path = expanded(corpus)
     return corpus.startswith(PREFIX) or path.suffix.lower() in SUFFIXES or is_prepared(path)
 
 
@@ -152,7 +153,7 @@ def open_prepared(path: Path, *, whole: bool = False) -> TensorDataset:
 
 def open_tensors(corpus: str, validation_fraction: float, *, whole: bool = False) -> TensorDataset:
     """Open a prepared folder or a user's file. Raises UserError: everything that is wrong with it."""
-    path = Path(corpus).expanduser()
+    path = expanded(corpus)
     return open_prepared(path, whole=whole) if is_prepared(path) else open_file(path, validation_fraction, whole=whole)
 
 

@@ -3,22 +3,22 @@ Does not write checkpoints (checkpoint/ does) and does not know ranks: the calle
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
-import math
 import os
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from codescent.base.durable import replace_file, write_synced
 from codescent.base.errors import UserError
-from codescent.base.published import in_words, is_full, published
+from codescent.base.published import published
+from codescent.record.lines import append, forward, told
+from codescent.record.rows import METRICS_CSV, METRICS_JSONL, Rows, header_of, json_line, strict
 
 METRICS: tuple[str, ...] = (
     "step",
@@ -43,8 +43,6 @@ HEADER = ",".join(METRICS) + "\n"
 CONFIG = "config.toml"
 PLAN = "plan.json"
 ENVIRONMENT = "environment.json"
-METRICS_CSV = "metrics.csv"
-METRICS_JSONL = "metrics.jsonl"
 EVENTS = "events.jsonl"
 CHECKPOINTS = "checkpoints"
 TOKENIZER = "tokenizer.json"
@@ -61,18 +59,26 @@ class RunFolder:
     Rows are appended in one write each, straight to the kernel: a kill -9 loses no row that was written before it.
 
     Attributes:
-        path: the folder.
-        checkpoints: the folder of the run's checkpoints.
-        tokenizer: the file of its tokenizer: a run folder that is moved can still be sampled.
+        path: the folder, under the name that it has now.
         config_text: the resolved config with which the run started, as TOML.
         plan: the plan with which it started, as JSON data.
     """
 
     def __init__(self, path: Path, config_text: str, plan: dict[str, Any]) -> None:
         self.path, self.config_text, self.plan = path, config_text, plan
-        self.checkpoints, self.tokenizer = path / CHECKPOINTS, path / TOKENIZER
-        self._lock: int | None = None
+        self._rows = Rows(path, METRICS, INTEGERS)
+        self._held: list[int] = []  # descriptors of the lock and of the folder, while this process writes
         self._columns_known = False
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the run's checkpoints."""
+        return self.path / CHECKPOINTS
+
+    @property
+    def tokenizer(self) -> Path:
+        """The file of its tokenizer: a run folder that is moved can still be sampled."""
+        return self.path / TOKENIZER
 
     @classmethod
     def create(cls, path: Path | str, config_toml: str, plan: Mapping[str, Any]) -> RunFolder:
@@ -112,7 +118,7 @@ class RunFolder:
 
     def hold(self) -> None:
         """Lock this run for writing until this process ends. Raises UserError: another process holds it."""
-        with _told(self.path / LOCK):
+        with told(self.path / LOCK):
             descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,13 +128,12 @@ class RunFolder:
             raise UserError(f"{self.path}: is being written by {writer}: wait for its end, or stop it") from error
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
-        self._lock = descriptor
+        self._held = [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY), descriptor]
 
     def release(self) -> None:
         """Let others write this run."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        while self._held:
+            os.close(self._held.pop())
 
     def write_kept(self, files: Mapping[str, str]) -> None:
         """Keep files of the run's data, each text under its name, each atomically."""
@@ -152,7 +157,7 @@ class RunFolder:
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Replace environment.json, atomically: what the machine is and what was chosen for it."""
-        _replace(self.path / ENVIRONMENT, json.dumps(_strict(environment), indent=1, allow_nan=False) + "\n")
+        _replace(self.path / ENVIRONMENT, json.dumps(strict(environment), indent=1, allow_nan=False) + "\n")
 
     def read_environment(self) -> dict[str, Any]:
         """environment.json; empty where a run was killed before it was written. Raises UserError: unreadable."""
@@ -168,56 +173,36 @@ class RunFolder:
             raise ValueError(f"not metrics: {', '.join(unknown)}")
         if row.get("step") is None:
             raise ValueError("a row of metrics needs its step")
-        path = self.path / METRICS_CSV
-        if not self._columns_known and (lines := _whole_lines(path)) and lines[0] + "\n" != HEADER:
-            raise UserError(f"{path}: its columns are not those of this version: resume the run, or name a new one")
+        self.follow()
+        if not self._columns_known and header_of(self._rows.csv) not in ([], list(METRICS)):
+            what = "its columns are not those of this version: resume the run, or name a new one"
+            raise UserError(f"{self._rows.csv}: {what}")
         self._columns_known = True
-        given = {name: row.get(name) for name in METRICS}
-        _append_row(self.path, {name: _number(name, value) for name, value in given.items()})
+        self._rows.append(row)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Every row of metrics.csv in order, without a line torn by a kill. Raises UserError: a line that is no row.
+        """Every row in order, without a line torn by a kill; `iter_metrics` in a list."""
+        return list(self.iter_metrics())
+
+    def iter_metrics(self) -> Iterator[dict[str, Any]]:
+        """Every row in order, one at a time, without a line torn by a kill. Raises UserError: a line that is no row.
 
         Each row has all the names of METRICS: INTEGERS as int, the others as float, None where the field is empty.
         """
-        path = self.path / METRICS_CSV
-        lines = _whole_lines(path)
-        columns = lines[0].split(",") if lines else list(METRICS)
-        rows: list[dict[str, Any]] = []
-        for number, line in enumerate(lines[1:], start=2):
-            fields = line.split(",")
-            try:
-                if len(fields) != len(columns):
-                    raise ValueError(f"{len(fields)} fields")
-                read = {name: _number(name, field or None) for name, field in zip(columns, fields)}
-                if "step" in read and read["step"] is None:
-                    raise ValueError("no step")
-                rows.append({name: read.get(name) for name in METRICS})
-            except ValueError as error:
-                raise UserError(f"{path} line {number}: not a row of {len(columns)} numbers ({error})") from error
-        return rows
+        yield from self._rows.read()
 
     def rewind(self, step: int) -> int:
-        """On resume: drop the rows of the steps after `step`, each file atomically, and record it as an event.
-
-        Returns:
-            The number of rows dropped. A file that needs no change is not rewritten; 0 rows make no event.
-        """
-        rows = self.read_metrics()
-        kept = [row for row in rows if row["step"] <= step]
-        dropped = len(rows) - len(kept)
-        texts = {
-            METRICS_CSV: HEADER + "".join(_csv_line(row) for row in kept),
-            METRICS_JSONL: "".join(_json_line(row) for row in kept),  # from the csv: a kill may part the two
-        }
-        for name, text in texts.items():
-            path = self.path / name
-            with _told(path):
-                if not path.is_file() or path.read_bytes() != text.encode():
-                    replace_file(path, text)
-        if dropped:
+        """On resume: cut off the rows of the steps after `step`, which is an event; returns how many. Then `mend`."""
+        if dropped := self._rows.rewind(step):
             self.event("rewind", step=step, dropped_rows=dropped)
+        self.mend()
         return dropped
+
+    def mend(self) -> None:
+        """Write metrics.csv and metrics.jsonl anew where one lacks rows that the other has, which is an event."""
+        if not self._rows.alike():
+            csv, jsonl = self._rows.mend()
+            self.event("mend", csv_rows=csv, jsonl_rows=jsonl)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append one event to events.jsonl: its kind, the wall time (UTC, ISO 8601), monotonic_s, and the fields.
@@ -228,107 +213,62 @@ class RunFolder:
         if taken := {"wall_time", "monotonic_s"} & set(fields):
             raise ValueError(f"an event's own fields: {', '.join(sorted(taken))}")
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = _json_line({"kind": kind, "wall_time": now, "monotonic_s": round(time.monotonic(), 6), **fields})
-        _append(self.path / EVENTS, line)
+        self.follow()
+        line = json_line({"kind": kind, "wall_time": now, "monotonic_s": round(time.monotonic(), 6), **fields})
+        append(self.path / EVENTS, line)
 
     def read_events(self) -> list[dict[str, Any]]:
         """Every event in order, without a last line torn by a kill. Raises UserError naming a line that is none."""
         path = self.path / EVENTS
-        return [_object(line, f"{path} line {number}") for number, line in enumerate(_whole_lines(path), start=1)]
+        return [_object(line, f"{path} line {number}") for number, line in enumerate(forward(path), start=1)]
 
+    def follow(self) -> Path:
+        """Where the folder is: a rename while this process holds it is recorded, and the run goes on there.
 
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into a UserError that names the path."""
-    try:
-        yield
-    except OSError as error:
-        where = error.filename or path
-        advice = ": free some, then resume the run" if is_full(error) else ""
-        raise UserError(f"{where}: {in_words(error)}{advice}") from error
+        Raises UserError: it was removed, or is being removed. Nothing is made under its old name.
+        """
+        if self._held and not self._is_at(self.path):
+            before, self.path = self.path, self._renamed()
+            self._rows.folder = self.path
+            self.event("moved", before=str(before), after=str(self.path))
+        return self.path
+
+    def _renamed(self) -> Path:
+        """The present name of the folder that this process holds, as Linux knows it."""
+        with suppress(OSError):
+            name = Path(f"/proc/self/fd/{self._held[0]}").readlink()
+            if self._is_at(name):
+                return name
+        raise UserError(
+            f"{self.path}: the run folder was removed, or moved to another disk, while the run was writing it: the "
+            "steps since its last checkpoint cannot be saved, and the run ends"
+        )
+
+    def _is_at(self, path: Path) -> bool:
+        """Whether the folder that this process holds has this name, and is still that of a run."""
+        with told(path):
+            try:
+                (path / CONFIG).stat()
+                return os.path.samestat(path.stat(), os.fstat(self._held[0]))
+            except (FileNotFoundError, NotADirectoryError):
+                return False
 
 
 def _replace(path: Path, content: str) -> None:
-    with _told(path):
+    with told(path):
         replace_file(path, content)
-
-
-def _number(name: str, value: Any) -> float | int | None:
-    if value is None:
-        return None
-    return int(value) if name in INTEGERS else float(value)
-
-
-def _append_row(folder: Path, row: Mapping[str, float | int | None]) -> None:
-    _append(folder / METRICS_CSV, _csv_line(row), ",".join(row) + "\n")
-    _append(folder / METRICS_JSONL, _json_line(row))
-
-
-def _csv_line(row: Mapping[str, Any]) -> str:
-    return ",".join("" if value is None else repr(value) for value in row.values()) + "\n"
-
-
-def _json_line(data: Mapping[str, Any]) -> str:
-    return json.dumps(_strict(data), allow_nan=False) + "\n"
-
-
-def _strict(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become "nan", "inf" and "-inf", so that any reader can read the line."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_strict(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def _append(path: Path, line: str, header: str = "") -> None:
-    """Append a line in one write. A tail torn by a kill is cut off first; a write that fails halfway leaves none."""
-    with _told(path), path.open("ab+", buffering=0) as file:
-        size = _without_torn_tail(file.fileno())
-        data = (line if size or not header else header + line).encode()
-        try:
-            if file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        except OSError:
-            file.truncate(size)
-            raise
-
-
-def _without_torn_tail(descriptor: int) -> int:
-    """Size of the file after whatever follows its last newline was cut off."""
-    size = end = os.fstat(descriptor).st_size
-    while end > 0:
-        start = max(0, end - 4096)
-        found = os.pread(descriptor, end - start, start).rfind(b"\n")
-        end = start + found + 1 if found >= 0 else start
-        if found >= 0:
-            break
-    if end != size:
-        os.ftruncate(descriptor, end)
-    return end
-
-
-def _whole_lines(path: Path) -> list[str]:
-    with _told(path):
-        data = path.read_bytes() if path.is_file() else b""
-    try:
-        return data[: data.rfind(b"\n") + 1].decode("utf-8").split("\n")[:-1]
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}") from error
 
 
 def _read_text(path: Path) -> str:
     try:
-        with _told(path):
+        with told(path):
             return path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error})") from error
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    with _told(path):
+    with told(path):
         return _object(path.read_bytes(), str(path))
 
 
@@ -340,35 +280,3 @@ def _object(text: str | bytes, where: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UserError(f"{where}: not a JSON object")
     return data
-
-
-class Table:
-    """metrics.csv and metrics.jsonl of a user's own loop: the columns are those of its first row.
-
-    Existing files are continued. Raises UserError: the folder cannot be made, or its metrics.csv cannot be read.
-    """
-
-    def __init__(self, folder: Path | str) -> None:
-        self._folder = Path(folder)
-        self._columns: list[str] = []
-        with _told(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-        if lines := _whole_lines(self._folder / METRICS_CSV):
-            self._columns = lines[0].split(",")
-
-    def append(self, row: Mapping[str, float | int | None]) -> None:
-        """Append one row, by the names of its columns; an absent or None value is an empty field (null).
-
-        Raises:
-            UserError: a name that the first row did not have, or that no column can have; a file cannot be written.
-        """
-        columns, path = self._columns or list(row), self._folder / METRICS_CSV
-        if wrong := [name for name in row if not name or set(name) & set(',"\r\n')]:
-            raise UserError(f'{path}: {wrong[0]!r} is no name of a column: leave out , and "')
-        if more := [name for name in row if name not in columns]:
-            raise UserError(
-                f"{path}: has no column {', '.join(more)}, only {', '.join(columns)}: the first row names "
-                "them all (None for what is not known yet)"
-            )
-        _append_row(self._folder, {name: row.get(name) for name in columns})
-        self._columns = columns

@@ -1,0 +1,99 @@
+"""In: a file of lines. Out: lines appended in one write, and read from either end, without a last one torn by a kill.
+Does not know what is in a line. Reading holds one line in memory, or a block; a file that is not there has no lines."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from codescent.base.errors import UserError
+from codescent.base.published import in_words, is_full
+
+BLOCK_BYTES = 1 << 16
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses into a UserError that names the path."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        advice = ": free some, then resume the run" if is_full(error) else ""
+        raise UserError(f"{where}: {in_words(error)}{advice}") from error
+
+
+def append(path: Path, line: str, header: str = "") -> None:
+    """Append a line in one write. A tail torn by a kill is cut off first; a write that fails halfway leaves none.
+
+    Args:
+        header: written first where the file is new, or empty.
+
+    Raises:
+        UserError: the disk is full, or the file may not be written to.
+    """
+    with told(path), path.open("ab+", buffering=0) as file:
+        size, whole = file.tell(), _whole_bytes(file)
+        if whole != size:
+            file.truncate(whole)
+        data = (line if whole or not header else header + line).encode()
+        try:
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            file.truncate(whole)
+            raise
+
+
+def forward(path: Path) -> Iterator[bytes]:
+    """Every whole line, first to last, without its newline."""
+    with _reading(path) as file:
+        yield from (line[:-1] for line in file if line.endswith(b"\n"))
+
+
+def backward(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Every whole line, last to first, without its newline; with each the byte at which it begins."""
+    with _reading(path) as file:
+        begin, data, end = _whole_bytes(file), b"", 0  # `data` is from `begin` on; lines from its `end` on are done
+        while begin + end:
+            newline = data.rfind(b"\n", 0, max(0, end - 1))
+            if newline < 0 and begin:
+                before = max(0, begin - BLOCK_BYTES)
+                data, end, begin = _read(file, before, begin) + data[:end], begin - before + end, before
+            else:
+                yield begin + newline + 1, data[newline + 1 : end - 1]
+                end = newline + 1
+
+
+def count(path: Path) -> int:
+    """The number of whole lines."""
+    with _reading(path) as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(4 * BLOCK_BYTES), b""))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[IO[bytes]]:
+    with told(path), path.open("rb") if path.is_file() else io.BytesIO() as file:
+        yield file
+
+
+def _read(file: IO[bytes], begin: int, end: int) -> bytes:
+    file.seek(begin)
+    return file.read(end - begin)
+
+
+def _whole_bytes(file: IO[bytes]) -> int:
+    """Bytes up to and with the last newline: what follows was torn."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        begin = max(0, end - BLOCK_BYTES // 16)
+        newline = _read(file, begin, end).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
+        end = begin
+    return 0

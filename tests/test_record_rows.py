@@ -1,0 +1,219 @@
+"""In: run folders whose files of metrics are cut, empty, gone or garbage. Out: no row that one of the two has is lost.
+Does not train: test_train_gone does."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codescent.base.errors import UserError
+from codescent.record import METRICS, METRICS_CSV, METRICS_JSONL, RunFolder, Table
+from codescent.record.lines import BLOCK_BYTES, append, backward, count, forward
+from codescent.record.rows import json_line
+
+ROWS = 300
+
+
+def row(step: int) -> dict[str, Any]:
+    rng = random.Random(step)
+    numbers = {name: rng.uniform(-1, 1) * 10 ** rng.randint(-30, 30) for name in METRICS}
+    return numbers | {"step": step, "tokens": step << 20, "peak_memory_bytes": 3, "val_loss": None if step % 3 else 0.5}
+
+
+def make(path: Path, rows: int = ROWS) -> RunFolder:
+    """A run folder with that many rows, which two writes make instead of so many appends."""
+    run = RunFolder.create(path, "a = 1", {})
+    with (path / METRICS_CSV).open("a") as csv, (path / METRICS_JSONL).open("a") as jsonl:
+        for step in range(1, rows + 1):
+            csv.write(",".join("" if value is None else repr(value) for value in row(step).values()) + "\n")
+            jsonl.write(json_line(row(step)))
+    return run
+
+
+def rows_of(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What any reader reads: the rows of metrics.csv, and those of metrics.jsonl."""
+    header, *lines = (path / METRICS_CSV).read_text().splitlines()
+    assert header == ",".join(METRICS)
+    fields = [dict(zip(METRICS, line.split(","), strict=True)) for line in lines]
+    csv = [{name: None if field == "" else json.loads(field) for name, field in one.items()} for one in fields]
+    return csv, [json.loads(line) for line in (path / METRICS_JSONL).read_text().splitlines()]
+
+
+def cut(share: float) -> Callable[[Path], object]:
+    return lambda path: os.truncate(path, int(path.stat().st_size * share))
+
+
+def without(first: int, last: int) -> Callable[[Path], object]:
+    """The file without some of its lines, from 0."""
+    return lambda path: path.write_text(
+        "".join(line for n, line in enumerate(path.read_text().splitlines(True)) if not first <= n <= last)
+    )
+
+
+def more(data: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(path.read_bytes() + data)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "torn": lambda path: os.truncate(path, path.stat().st_size - 7),
+    "half": cut(0.5),
+    "header torn": lambda path: os.truncate(path, 9),
+    "empty": cut(0),
+    "gone": Path.unlink,
+    "emptied in the middle of the run": without(1, 100),
+    "without some lines": without(150, 160),
+    "zeros after a loss of power": more(b"\0" * 9000),
+    "a line of garbage": more(b"\xff\xfe no row\n"),
+    "rows of other steps": more(b"nonsense," * 15 + b"\n"),
+}
+AT_THE_END = ("torn", "zeros after a loss of power", "a line of garbage", "rows of other steps")
+"""Behind the step of the checkpoint: the rewind cuts it off."""
+
+
+@pytest.mark.parametrize("name", [METRICS_CSV, METRICS_JSONL])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_resume_loses_no_row_that_one_of_the_files_has(tmp_path: Path, name: str, damage: str) -> None:
+    run = make(tmp_path / "run")
+    DAMAGE[damage](run.path / name)
+    assert list(RunFolder.open(run.path).iter_metrics()) == [row(step) for step in range(1, ROWS + 1)]
+    RunFolder.open(run.path).rewind(ROWS - 10)
+    whole = [row(step) for step in range(1, ROWS - 9)]
+    assert rows_of(run.path) == (whole, whole)
+    again = RunFolder.open(run.path)
+    again.metrics(row(ROWS - 9))
+    assert rows_of(run.path) == (again.read_metrics(),) * 2
+    (rewind, *mended) = run.read_events()
+    assert (rewind["kind"], rewind["dropped_rows"]) == ("rewind", 10)
+    assert [event["kind"] for event in mended] == ["mend"] * len(mended)
+    assert bool(mended) == (damage not in AT_THE_END)
+
+
+def test_where_both_files_lack_rows_both_have_those_of_either(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    without(1, 100)(run.path / METRICS_CSV)
+    cut(0.9)(run.path / METRICS_JSONL)
+    without(0, 49)(run.path / METRICS_JSONL)
+    run.rewind(ROWS)
+    whole = [row(step) for step in range(51, ROWS + 1)]
+    assert rows_of(run.path) == (whole, whole)
+    (event,) = run.read_events()
+    assert (event["kind"], event["csv_rows"]) == ("mend", ROWS - 100)
+    (run.path / METRICS_CSV).unlink()
+    (run.path / METRICS_JSONL).unlink()
+    run.rewind(ROWS)
+    assert rows_of(run.path) == ([], [])
+
+
+def test_a_rewind_cuts_the_files_and_does_not_write_them_anew(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    before = {name: (run.path / name).stat() for name in (METRICS_CSV, METRICS_JSONL)}
+    content = (run.path / METRICS_CSV).read_bytes()
+    assert run.rewind(7) == ROWS - 7
+    for name, stat in before.items():
+        assert (run.path / name).stat().st_ino == stat.st_ino
+    assert content.startswith((run.path / METRICS_CSV).read_bytes())
+    assert rows_of(run.path)[0] == [row(step) for step in range(1, 8)]
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+    """20,000 rows are 14 MB: nothing of that size is in memory, whether the files are whole or to be mended."""
+    run = make(tmp_path / "run", 20_000)
+    size = sum((run.path / name).stat().st_size for name in (METRICS_CSV, METRICS_JSONL))
+    assert size > 12_000_000
+    for damage in (None, METRICS_CSV):
+        if damage:
+            cut(0.5)(run.path / damage)
+        tracemalloc.start()
+        again = RunFolder.open(run.path)
+        again.rewind(19_900 if damage is None else 19_800)
+        again.metrics(row(19_901))
+        assert sum(1 for _ in again.iter_metrics()) > 19_800
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak_bytes < 2_000_000
+
+
+def test_lines_read_from_the_end_are_those_read_from_the_beginning(tmp_path: Path) -> None:
+    rng, path = random.Random(3), tmp_path / "lines"
+    for lengths in ([], [0], [0, 0, 5], [BLOCK_BYTES - 1], [BLOCK_BYTES], [1, 3 * BLOCK_BYTES, 2], [40] * 5000):
+        lines = [bytes(rng.choices(b"abc,", k=length)) for length in lengths]
+        for tail in (b"", b"torn"):
+            path.write_bytes(b"".join(line + b"\n" for line in lines) + tail)
+            found = list(backward(path))
+            assert [line for _, line in reversed(found)] == lines == list(forward(path))
+            assert [begin for begin, _ in reversed(found)] == [sum(lengths[:n]) + n for n in range(len(lines))]
+            assert count(path) == len(lines)
+        append(path, "next\n", "header\n")
+        assert path.read_bytes() == b"".join(line + b"\n" for line in lines or [b"header"]) + b"next\n"
+
+
+@pytest.mark.parametrize("damage", ["half", "header torn", "empty", "gone", "emptied in the middle of the run"])
+@pytest.mark.parametrize("name", [METRICS_CSV, METRICS_JSONL])
+def test_a_table_that_is_continued_loses_no_row(tmp_path: Path, name: str, damage: str) -> None:
+    """A user's own loop: no column need be a step, a number may be whole or not, and rows may be alike."""
+    rows = [{"loss": 1 / (n // 2 + 1), "samples": n * 32, "later": None} for n in range(ROWS)]
+    rows[3]["loss"], rows[4]["loss"] = float("inf"), float("nan")
+    table = Table(tmp_path)
+    for one in rows:
+        table.append(one)
+    before = {file: (tmp_path / file).read_text() for file in (METRICS_CSV, METRICS_JSONL)}
+    DAMAGE[damage](tmp_path / name)
+    Table(tmp_path).append({"loss": 0.5, "samples": 7, "later": 1.25})
+    assert (tmp_path / METRICS_CSV).read_text() == before[METRICS_CSV] + "0.5,7,1.25\n"
+    assert (tmp_path / METRICS_JSONL).read_text() == before[METRICS_JSONL] + json_line(
+        {"loss": 0.5, "samples": 7, "later": 1.25}
+    )
+
+
+def test_a_table_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
+    text = "step,note\n1,begun\n2,ended\n"
+    (tmp_path / METRICS_CSV).write_text(text)
+    with pytest.raises(UserError, match=r"metrics\.csv line 2: not a row of 2 numbers"):
+        Table(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS_CSV]
+    assert (tmp_path / METRICS_CSV).read_text() == text
+
+
+def test_a_run_goes_on_in_a_folder_that_is_renamed(tmp_path: Path) -> None:
+    run = make(tmp_path / "before", 3)
+    run.hold()
+    run.path.rename(tmp_path / "after")
+    make(tmp_path / "before", 5)  # another run takes the name
+    run.metrics(row(4))
+    run.event("tick")
+    assert run.path == run.follow() == tmp_path / "after"
+    assert [one["step"] for one in run.read_metrics()] == [1, 2, 3, 4]
+    (moved, tick) = RunFolder.open(tmp_path / "after").read_events()
+    assert (moved["kind"], moved["before"], moved["after"]) == ("moved", str(tmp_path / "before"), str(run.path))
+    assert tick["kind"] == "tick"
+    assert len(RunFolder.open(tmp_path / "before").read_metrics()) == 5
+    assert not RunFolder.open(tmp_path / "before").read_events()
+    with pytest.raises(UserError, match="is being written"):
+        RunFolder.open(tmp_path / "after").hold()
+    run.release()
+    RunFolder.open(tmp_path / "after").hold()
+
+
+@pytest.mark.parametrize("left", [[], ["metrics.csv"], ["metrics.csv", "events.jsonl", ".writer", "plan.json"]])
+def test_nothing_is_made_anew_where_the_folder_was_removed(tmp_path: Path, left: list[str]) -> None:
+    """The whole folder, or what `rm -r` has not come to yet."""
+    run = make(tmp_path / "run", 3)
+    run.hold()
+    for path in run.path.iterdir():
+        if path.name not in left:
+            path.rmdir() if path.is_dir() else path.unlink()
+    if not left:
+        run.path.rmdir()
+    sizes = {path: path.stat().st_size for path in run.path.iterdir()} if left else {}
+    for write in (lambda: run.metrics(row(4)), lambda: run.event("tick"), run.follow):
+        with pytest.raises(UserError, match="run folder was removed"):
+            write()
+    assert sizes == ({path: path.stat().st_size for path in run.path.iterdir()} if left else {})
+    assert run.path.exists() == bool(left)

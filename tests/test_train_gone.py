@@ -1,0 +1,61 @@
+"""In: real runs whose folder is renamed or removed while they train. Out: all of the run in one place, or a refusal.
+Does not damage files: test_record_rows does."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from runs import make_project, start
+
+from codescent.record import RunFolder
+
+STEPS = 600
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gone")
+    make_project(folder)
+    return folder
+
+
+def begun(project: Path, name: str, ranks: int) -> tuple[subprocess.Popen[str], Path]:
+    """A run that has a checkpoint, and goes on."""
+    words = ("train.eval_every=0", "checkpoint.every=100", "checkpoint.keep_best=false", "log.every=100")
+    ranked = () if ranks == 1 else ("--ranks", str(ranks))
+    process = start(project, "train", "run.toml", f"run.name={name}", f"train.num_steps={STEPS}", *words, *ranked)
+    run = project / "runs" / name
+    while not list(run.glob("checkpoints/step_*")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    return process, run
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_whose_folder_is_renamed_goes_on_there(project: Path, ranks: int) -> None:
+    process, run = begun(project, f"renamed-{ranks}", ranks)
+    new = run.rename(run.with_name(f"new-{ranks}"))
+    out, err = process.communicate(timeout=150)
+    assert process.returncode == 0, out + err
+    assert f"was renamed; the run goes on in {new}" in out
+    assert f"The run is in {new}" in out
+    assert not run.exists()
+    folder = RunFolder.open(new)
+    assert [row["step"] for row in folder.iter_metrics()] == list(range(1, STEPS + 1))
+    assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["step_00000500", "step_00000600"]
+    assert [event["after"] for event in folder.read_events() if event["kind"] == "moved"] == [str(new)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_whose_folder_is_removed_ends(project: Path, ranks: int) -> None:
+    process, run = begun(project, f"removed-{ranks}", ranks)
+    subprocess.run(["rm", "-rf", str(run)], check=False, stderr=subprocess.DEVNULL)
+    out, err = process.communicate(timeout=150)
+    assert process.returncode == 2, out + err
+    assert "the run folder was removed, or moved to another disk, while the run was writing it" in err
+    assert "Traceback" not in err
+    assert not (run / "checkpoints").exists()
+    assert not (run / "config.toml").exists()
