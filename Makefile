@@ -1,5 +1,6 @@
 # Everything a fresh machine needs: `make train` (install and train the default job), `make test` (install and test).
 PYTHON ?= python3
+JOBS ?= 2
 BIN := .venv/bin
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 
@@ -9,10 +10,10 @@ train: .venv/.installed
 	$(BIN)/codescent train configs/default.toml run.name=default-$(STAMP) $(ARGS)
 
 test: .venv/.installed-dev lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 slow: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1200 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow --timeout 1200 $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
