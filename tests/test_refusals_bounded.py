@@ -35,7 +35,8 @@ resource.setrlimit(resource.RLIMIT_AS, (10 << 30,) * 2)  # of addresses: torch's
 for words in json.loads(sys.argv[1]):
     begin = time.monotonic()
     code = run(words)
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    (peak,) = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))  # ru_maxrss has the parent's
+    peak_mib = int(peak.split()[1]) >> 10
     print("answer", json.dumps([words, code, time.monotonic() - begin, peak_mib]), file=sys.stderr, flush=True)
 """
 DEADLINE_S = 100
@@ -43,6 +44,7 @@ PEAK_MIB = {"config": 200, "plan": 200, "prove": 200, "train": 700}
 """Of the verb, with the torch of train; one answer that runs away takes gigabytes."""
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured as Linux tells it")
 @pytest.mark.parametrize("verb", PEAK_MIB)
 def test_a_refusal_takes_neither_long_nor_much_memory(tmp_path: Path, verb: str) -> None:
     make_project(tmp_path)

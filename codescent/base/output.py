@@ -45,6 +45,11 @@ def say(lines: Iterable[str]) -> None:
         print(visible(line))
 
 
+def warn(text: str) -> None:
+    """Print the like at once to the standard error."""
+    print(visible(text), file=sys.stderr, flush=True)
+
+
 def news() -> list[dict[str, str]]:
     """Which of the two has lost something, and why; each of them once."""
     lost = [{"stream": stream, "why": why} for stream, why in _why.items() if stream not in _told]

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,9 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from codescent.base.durable import sha256_of, write_synced
 from codescent.base.errors import UserError
+from codescent.base.output import warn
 from codescent.base.published import NO_SPACE, commit, is_full
 from codescent.base.sealed import SEAL, digest, is_sealed, write_sealed
-from codescent.base.visible import visible
 from codescent.data.verified import hashes
 
 DESCRIPTION = "description.json"
@@ -218,7 +217,7 @@ def _lock(partial: Path) -> int:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             said = f"another process is preparing this dataset in {partial}: waiting for it"
-            print(visible(said), file=sys.stderr, flush=True)
+            warn(said)
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError as error:
             said = f"{partial}: this disk has no locks ({error.strerror}): prepare it once at a time"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from codescent.base.cache import cache_folder
 from codescent.base.cores import available_cores
 from codescent.base.errors import UserError
+from codescent.base.output import warn
 from codescent.base.sealed import digest, read_sealed, write_sealed
 from codescent.data.progress import stage
 
@@ -148,5 +148,4 @@ def _note(place: Path | None, folder: Path, files: Mapping[str, Any], size_bytes
         write_sealed(place, {"folder": str(folder), "files": files})
     except OSError as error:
         if size_bytes >= LONG_BYTES:
-            said = f"{place}: cannot be written ({error.strerror}): {folder} is read again by every process"
-            print(said, file=sys.stderr, flush=True)
+            warn(f"{place}: cannot be written ({error.strerror}): {folder} is read again by every process")

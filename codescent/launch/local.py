@@ -24,9 +24,9 @@ from typing import Any, Self
 from codescent.base.beats import BEATS_FD, Beats, shared_memory
 from codescent.base.cores import available_cores, threads_per_rank
 from codescent.base.errors import UserError
+from codescent.base.output import warn
 from codescent.base.rank import LOOPBACK
 from codescent.base.token import TOKEN, fresh
-from codescent.base.visible import visible
 from codescent.launch.environment import STORE_FD
 from codescent.launch.launchers import TORCHRUN_SET
 from codescent.launch.memory_kills import evidence, memory_kills
@@ -374,4 +374,4 @@ def _tail(log: Path) -> str:
 
 def _say(text: str) -> None:
     if text:
-        print(visible(text), file=sys.stderr, flush=True)
+        warn(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from codescent.base.cores import available_cores
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
+from codescent.base.output import warn
 from codescent.base.published import commit
 from codescent.base.sealed import read_sealed, write_sealed
 from codescent.data.prepared import DESCRIPTION, JOURNAL, TOKENIZER, claimed
@@ -230,7 +230,7 @@ class _Preparation:
 
 
 def _tell(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
+    warn(what)
 
 
 def _write(encoded: Iterator[Encoded], writer: ShardWriter, advance: Callable[[int], None]) -> None:

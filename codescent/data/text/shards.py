@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.durable import sync_folder
+from codescent.base.output import warn
 from codescent.base.sealed import read_sealed, write_sealed
 from codescent.data.prepared import JOURNAL, SPLITS, changed
 
@@ -128,7 +128,7 @@ class ShardWriter:
         try:
             self._go_on(self._read_journal())
         except Misfit as problem:
-            print(f"{problem}: the tokens of this preparation are made again", file=sys.stderr, flush=True)
+            warn(f"{problem}: the tokens of this preparation are made again")
             for made in (folder / JOURNAL, *(path for split in SPLITS for path in folder.glob(f"{split}_*.bin"))):
                 made.unlink(missing_ok=True)
             self._go_on({})

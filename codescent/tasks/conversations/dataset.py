@@ -3,7 +3,6 @@ Does not check lines (conversations.py does) and does not order samples (data/lo
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
+from codescent.base.output import warn
 from codescent.data.file_array import FileArray
 from codescent.data.prepared import DESCRIPTION, SPLITS, TOKENIZER, Description, Fields, Splits, write_array
 from codescent.data.progress import stage
@@ -84,7 +84,7 @@ def _tell_endless(chat: ChatTokens, tokenizer: Tokenizer) -> None:
     try:
         if chat.end() is None:
             stop = "go on to its longest" if tokenizer.separator is None else "end where a document does"
-            print(f"data.chat_template: no control token ends the assistant's turn: samples {stop}", file=sys.stderr)
+            warn(f"data.chat_template: no control token ends the assistant's turn: samples {stop}")
     except UserError:  # the template may still write the conversations of the file
         return
 
