@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from codescent.base.cache import cache_folder
+from codescent.base.home import expanded
 from codescent.base.sealed import read_sealed
 from codescent.data import verified
 from codescent.data.verified import hashes
@@ -133,7 +134,7 @@ def test_without_a_place_for_notes_every_file_is_read(
     monkeypatch.setattr(verified, "LONG_BYTES", 1_000_000)
     hashes(folder, FILES)
     assert "cannot be written (Not a directory)" in capsys.readouterr().err
-    monkeypatch.setattr(verified, "cache_folder", lambda: Path("~nobody-of-this-name/x").expanduser())
+    monkeypatch.setattr(verified, "cache_folder", lambda: expanded("~nobody-of-this-name/x"))
     assert hashes(folder, FILES) == (truth(folder), {})
     assert "there is no home folder" in capsys.readouterr().err
 
