@@ -3,6 +3,7 @@ Does not train; the process groups over it are real ones."""
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
@@ -132,9 +133,7 @@ def test_a_stranger_is_let_go_and_nothing_of_its_is_read(
         with socket.create_connection(served.address) as stranger:
             stranger.settimeout(30)
             assert len(stranger.recv(4096)) == 32  # the server's number
-            stranger.sendall(sent)
-            stranger.shutdown(socket.SHUT_WR)
-            assert set(_received(stranger)) <= {0}
+            assert set(_answer(stranger, sent)) <= {0}
     with pytest.raises((AuthenticationError, OSError)):
         served.join(b"another key")
     assert list(tmp_path.iterdir()) == []
@@ -143,10 +142,14 @@ def test_a_stranger_is_let_go_and_nothing_of_its_is_read(
     assert served.join().get("secret") == b"1"
 
 
-def _received(stranger: socket.socket) -> bytes:
+def _answer(stranger: socket.socket, sent: bytes) -> bytes:
+    """What the server answers; nothing, where it hung up first (then any of the three calls may be the one that sees it)."""
     try:
+        stranger.sendall(sent)
+        stranger.shutdown(socket.SHUT_WR)
         return stranger.recv(4096)
-    except ConnectionResetError:
+    except OSError as gone:
+        assert gone.errno in (errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE)
         return b""
 
 
