@@ -60,6 +60,18 @@ def test_the_index_of_decisions_has_each_note_with_its_title() -> None:
     ]
 
 
+def test_the_quick_loop_names_files_that_are_there_for_each_room() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (.*?) \| `(tests/.*?)` \|", page, re.MULTILINE))
+    rooms = {path.parent.name for path in (ROOT / "codescent").glob("*/__init__.py")}
+    assert rooms == {name for row in rows for name in re.findall(r"`(\w+)/`", row)}
+    for files in rows.values():
+        for pattern in re.findall(r"tests/\S+", files):
+            before, _, names, after = re.fullmatch(r"([^{]*)(\{(.*)\})?(.*)", pattern).groups("")  # type: ignore[union-attr]
+            for name in names.split(","):
+                assert list(ROOT.glob(before + name + after)), pattern
+
+
 @pytest.fixture(scope="module")
 def site() -> ModuleType:
     """The hook of mkdocs.yml."""
