@@ -1,5 +1,5 @@
 """In: command lines. Out: verbs that answer, quickly where torch is not needed, and plain words where they cannot.
-Does not train: test_trajectory and test_train_* do."""
+Does not train: test_trajectories and test_train_* do."""
 
 from __future__ import annotations
 

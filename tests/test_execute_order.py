@@ -1,5 +1,5 @@
 """In: pipeline schedules on real ranks. Out: executor and simulator run the same instructions in the same order.
-Does not look at what is computed: test_trajectory does, nor at what is sent: test_declared does."""
+Does not look at what is computed: test_trajectories does, nor at what is sent: test_declared does."""
 
 from __future__ import annotations
 
