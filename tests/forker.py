@@ -52,6 +52,13 @@ class Forker:
         assert done.codes == [0] * ranks, f"{done.codes}\n{done.said}"
         return RunFolder.open(folder / "runs" / name)
 
+    def train_on_cpus(self, folder: Path, name: str, ranks: int, *words: str, resume: bool = False) -> RunFolder:
+        """A run of a layout that needs CUDA: here each rank's device and its host are the CPU. It must end well."""
+        words = (f"run.name={name}", "train.device=auto", *words)
+        options = {"words": words, "resume": resume, "any_device": True}
+        self.call("layout_ranks:run", folder, ranks, **options)
+        return RunFolder.open(folder / "runs" / name)
+
     def _ask(
         self, function: str, folder: Path, ranks: int, options: dict[str, Any]
     ) -> tuple[list[int | None], list[Any], str]:
@@ -114,6 +121,12 @@ class Runs:
 
 def _start() -> subprocess.Popen[str]:
     python_path = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb", "PYTHONPATH": python_path}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TERM": "dumb",
+        "PYTHONPATH": python_path,
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     command = [sys.executable, "-c", "import rank_server; rank_server.serve()"]
-    return subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return subprocess.Popen(command, env=os.environ | own, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -20,13 +20,18 @@ from codescent.config.load import load
 from codescent.data import verified
 from codescent.data.text import dataset
 from codescent.operators.linear import Linear
-from codescent.train import loop
+from codescent.train import loop, machine
 from codescent.train.execute import Executor
 from codescent.train.loop import train
 
 
-def run(place: Place, words: list[str], resume: bool, fault: str) -> None:
-    """`codescent train run.toml WORDS` as one rank; the last rank has the fault. Ends with the run's exit code."""
+def run(place: Place, words: list[str], resume: bool, fault: str = "", any_device: bool = False) -> None:
+    """`codescent train run.toml WORDS` as one rank; the last rank has the fault. Ends with the run's exit code.
+
+    With `any_device` a layout that needs CUDA is not refused on a CPU.
+    """
+    if any_device:
+        machine.refuse_device = lambda plan, device: None
     store_fd = os.dup(place.listener.fileno()) if place.rank == 0 else None
     port = place.listener.getsockname()[1]
     place.listener.close()
@@ -36,6 +41,11 @@ def run(place: Place, words: list[str], resume: bool, fault: str) -> None:
     config = load("run.toml", [*words, f"parallel.ranks={place.ranks}"]).config
     rank = Rank(place.rank, place.rank, place.ranks, place.ranks, "127.0.0.1", port, store_fd=store_fd)
     raise SystemExit(train(config, rank, resume=resume).exit_code)
+
+
+def has_cuda(place: Place) -> bool:
+    """Whether a rank would find a CUDA device."""
+    return torch.cuda.is_available()
 
 
 class Infinite(torch.autograd.Function):
