@@ -148,7 +148,7 @@ class Report:
         if run.folder is not None and (path := run.folder.follow()) != run.path:
             self.display.say(f"{run.path}: was renamed; the run goes on in {path}")
             run.path = path
-        self._lost([output.news()])
+        self._lost([output.new_failures()])
 
     def _lost(self, of_ranks: list[list[dict[str, str]]]) -> None:
         for rank, found in enumerate(of_ranks):
@@ -184,7 +184,7 @@ class Report:
 
     def saved(self, step: int, path: Path, seconds: float) -> None:
         """A checkpoint is complete. Collective: of every rank, lost output is recorded."""
-        self._lost(together(UserError, output.news))
+        self._lost(together(UserError, output.new_failures))
         self._event("checkpoint", step=step, path=str(path), seconds=seconds)
 
     def stopped(self, step: int, asked: list[dict[str, Any] | None]) -> None:
