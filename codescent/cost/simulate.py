@@ -148,9 +148,7 @@ class _Simulator:
         self.sent: dict[_Message, float] = {}  # when its sender reached the send
         self.expected: dict[_Message, float] = {}  # when its receiver reached the receive
         self.arrival: dict[_Message, float] = {}
-        self.links: dict[
-            tuple[int, int], deque[_Message]
-        ] = {}  # (from, to) -> messages that still wait, in order
+        self.links: dict[tuple[int, int], deque[_Message]] = {}  # (from, to) -> messages that still wait, in order
         self.link_free: dict[tuple[int, int], float] = {}
 
     def run(self) -> Simulation:
