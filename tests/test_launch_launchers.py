@@ -371,8 +371,11 @@ def test_a_missing_part_is_named(env: dict[str, str], without: list[str], expect
         ({"SLURM_LOCALID": "1"}, "SLURM_LOCALID is 1; must be below SLURM_STEP_TASKS_PER_NODE (1)"),
         ({"SLURM_PROCID": "two"}, 'SLURM_PROCID: given "two"; must be a whole number >= 0'),
         ({"SLURM_NODEID": "-1"}, 'SLURM_NODEID: given "-1"; must be a whole number >= 0'),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2;1"}, 'SLURM_STEP_TASKS_PER_NODE: given "2;1"; "2;1" is no number of tasks'),
-        ({"SLURM_STEP_NODELIST": "n[1"}, 'SLURM_STEP_NODELIST: given "n[1"; "n[1" is no name of a host'),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "2;1"},
+            'SLURM_STEP_TASKS_PER_NODE: given "2;1"; "2;1" is not a number of tasks',
+        ),
+        ({"SLURM_STEP_NODELIST": "n[1"}, 'SLURM_STEP_NODELIST: given "n[1"; "n[1" is not a host name'),
         ({"MASTER_PORT": "0"}, "MASTER_PORT is 0; must be from 1 to 65535"),
         ({"SLURM_RESTART_COUNT": "x"}, 'SLURM_RESTART_COUNT: given "x"; must be a whole number >= 0'),
     ],

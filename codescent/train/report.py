@@ -57,7 +57,7 @@ class Report:
         run = self.run
         if run.folder is not None:
             run.folder.write_environment(run.machine)
-            run.folder.write_kept(tasks.task_named(run.plan.task.name).carry(run.dataset))
+            run.folder.write_task_files(tasks.task_named(run.plan.task.name).carry(run.dataset))
         if run.plan.task.synthetic:
             self._event("synthetic_data", **run.dataset.description)
             self.display.say("synthetic data: random numbers, to measure with; the loss says nothing")
@@ -77,7 +77,7 @@ class Report:
             return
         removed: list[str] = []
         if run.folder is not None:
-            removed += map(str, run.checkpoints.forget_after(step))
+            removed += map(str, run.checkpoints.delete_after(step))
             run.folder.rewind(step)
             run.folder.write_config(to_toml(run.config), run.plan.to_json())
         self._event("resume", step=step, **({"changes": run.changes, "removed": removed} if run.changes else {}))
