@@ -1,4 +1,4 @@
-"""In: sentences that describe wrong user input or a failed run. Out: an exception; the command line prints its text.
+"""In: sentences that describe wrong user input or a failed run. Out: exceptions; the command line prints their text.
 Does not print, does not exit the process, and is not for bugs of codescent."""
 
 from __future__ import annotations

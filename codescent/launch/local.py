@@ -1,4 +1,4 @@
-"""In: a command and a number of ranks. Out: the exit code of the run: starts the ranks, stops all if one fails.
+"""In: a command and a number of ranks. Out: runs the ranks on this machine, stops all if one fails; an exit code.
 Does not know what the ranks do, does not import torch and does not restart a rank."""
 
 from __future__ import annotations
