@@ -3,23 +3,36 @@ PYTHON ?= python3
 JOBS ?= 2
 BIN := .venv/bin
 STAMP := $(shell date +%Y%m%d-%H%M%S)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test lint slow clean
+.DEFAULT_GOAL := help
+.PHONY: help train test lint docs slow hooks clean
 
-train: .venv/.installed
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo 'Variables: PYTHON=python3.12 (which Python makes .venv), JOBS=4 (tests at a time), ARGS="..." (for train, test, slow)'
+
+train: .venv/.installed ## install, then train the default job into runs/; ARGS="section.key=value"
 	$(BIN)/codescent train configs/default.toml run.name=default-$(STAMP) $(ARGS)
 
-test: .venv/.installed-dev lint
+test: .venv/.installed-dev lint docs ## install, check the code and the docs, run the tests; ARGS="tests/test_x.py"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-slow: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow --timeout 1200 $(ARGS)
-
-lint: .venv/.installed-dev
+lint: .venv/.installed-dev ## check style, types and the order of the rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Not with --quiet: warnings would then be no errors.
+docs: .venv/.installed-docs ## build the site of the docs into build/site, and check every link in it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+slow: .venv/.installed-dev ## run the tests that take minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow --timeout 1200 $(ARGS)
+
+hooks: .venv/.installed-dev ## install the git hooks: ruff and mypy before each commit
+	$(BIN)/pre-commit install
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -28,13 +41,17 @@ lint: .venv/.installed-dev
 
 # torch comes first and with an exact pin, so that nothing else pulls in another build of it.
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(PIP) torch
+	$(PIP) -e .
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e '.[dev]'
 	@touch $@
 
-clean:
+.venv/.installed-docs: .venv/.installed
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+clean: ## remove .venv and what was built; runs/ and datasets/ stay
 	rm -rf .venv build dist

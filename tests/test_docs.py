@@ -1,12 +1,16 @@
-"""In: every page of the documentation. Out: its links lead somewhere, and the verbs have their pages.
-Does not judge what the pages say, and follows no link out of the repository."""
+"""In: every page of the documentation. Out: its links lead somewhere; verbs, public names and decisions have a page.
+Does not judge what the pages say, follows no link out of the repository, and builds no site: `make docs` does."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+import codescent
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")])
@@ -29,7 +33,7 @@ def test_links_and_named_files_are_there(page: Path) -> None:
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
-        if not target.exists() or (anchor and anchor not in anchors(target)):
+        if not target.is_file() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     broken += [name for name in FILE.findall(text) if not (ROOT / name).exists()]
     assert not broken
@@ -39,3 +43,63 @@ def test_there_are_pages_for_the_verbs() -> None:
     assert len(PAGES) > 10
     for verb in ("train", "plan", "config", "data", "sample", "evaluate"):
         assert (ROOT / "docs" / f"{verb}.md").is_file()
+
+
+def test_the_page_of_public_names_has_each_of_them() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^::: codescent\.(\w+)$", page, re.MULTILINE)) == sorted(codescent.__all__)
+
+
+def test_the_index_of_decisions_has_each_note_with_its_title() -> None:
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    notes = sorted(folder.glob("[0-9]*.md"))
+    titles = [note.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ").split(". ", 1) for note in notes]
+    assert [f"{number}. [{title}]({note.name})" for (number, title), note in zip(titles, notes)] == [
+        line for line in index.splitlines() if re.match(r"\d+\. ", line)
+    ]
+
+
+def test_the_quick_loop_names_files_that_are_there_for_each_room() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (.*?) \| `(tests/.*?)` \|", page, re.MULTILINE))
+    rooms = {path.parent.name for path in (ROOT / "codescent").glob("*/__init__.py")}
+    assert rooms == {name for row in rows for name in re.findall(r"`(\w+)/`", row)}
+    for files in rows.values():
+        for pattern in re.findall(r"tests/\S+", files):
+            before, _, names, after = re.fullmatch(r"([^{]*)(\{(.*)\})?(.*)", pattern).groups("")  # type: ignore[union-attr]
+            for name in names.split(","):
+                assert list(ROOT.glob(before + name + after)), pattern
+
+
+@pytest.fixture(scope="module")
+def site() -> ModuleType:
+    """The hook of mkdocs.yml."""
+    pytest.importorskip("mkdocs", reason="make docs installs it")
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "site" / "pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("page", "fetched"),
+    [
+        ('<script src="https://cdn.net/a.js"></script>', ["https://cdn.net/a.js"]),
+        ('<link rel="stylesheet" href="//fonts.net/b.css">', ["//fonts.net/b.css"]),
+        ('<img src="http://x.net/c.svg" srcset="https://x.net/d.svg">', ["http://x.net/c.svg", "https://x.net/d.svg"]),
+        ('<style>@import "https://x.net/g.css";</style>', ["https://x.net/g.css"]),
+        ("<style>p { background: url(//x.net/h.png) }</style>", ["//x.net/h.png"]),
+        ('<a href="https://x.net/e">read</a><img src="f.svg"><link rel="canonical" href="https://x.net/">', []),
+    ],
+)
+def test_what_a_page_of_the_site_fetches_is_found(site: ModuleType, page: str, fetched: list[str]) -> None:
+    assert site.fetched(page) == fetched
+
+
+def test_an_entry_of_the_navigation_with_a_star_is_every_file_that_matches(site: ModuleType) -> None:
+    nav = ["README.md", {"A": ["docs/nothing_of_this_name*.md", "docs/decisions/000[12]*.md"]}]
+    notes = ["docs/decisions/0001-buckets-of-our-own.md", "docs/decisions/0002-planning-without-torch.md"]
+    assert site.expanded(nav) == ["README.md", {"A": notes}]

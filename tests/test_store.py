@@ -143,13 +143,14 @@ def test_a_stranger_is_let_go_and_nothing_of_its_is_read(
 
 
 def _answer(stranger: socket.socket, sent: bytes) -> bytes:
-    """What the server answers; nothing, where it hung up first (then any of the three calls may be the one that sees it)."""
+    """What the server answers; nothing where it hung up first, which any of the three calls may be the one to see."""
     try:
         stranger.sendall(sent)
         stranger.shutdown(socket.SHUT_WR)
         return stranger.recv(4096)
     except OSError as gone:
-        assert gone.errno in (errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE)
+        if gone.errno not in (errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE):
+            raise
         return b""
 
 

@@ -21,7 +21,14 @@ from codescent.base.agreement import RanksFailed, alone, rank, shortened, togeth
 from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.hold import hold, unheld
-from codescent.checkpoint.manifest import MANIFEST, CheckpointError, Manifest, damaged_files, read_manifest
+from codescent.checkpoint.manifest import (
+    MANIFEST,
+    CheckpointError,
+    Manifest,
+    OtherFormat,
+    damaged_files,
+    read_manifest,
+)
 from codescent.checkpoint.storage import (
     CheckpointWriter,
     discard,
@@ -117,6 +124,8 @@ class Checkpoints:
             try:
                 if (saved := _saved_unless_gone(step, path)) is not None:  # None: deleted meanwhile, search again
                     return saved
+            except OtherFormat:  # not damaged: another version can read it
+                raise
             except CheckpointError as error:
                 raise CheckpointError(*error.problems, self._way_back(step, path)) from error
 

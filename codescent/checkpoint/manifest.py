@@ -21,6 +21,7 @@ from pydantic import Field, TypeAdapter
 
 from codescent.base.dtypes import DTYPE_BYTES, NAME_OF_CODE
 from codescent.base.errors import UserError
+from codescent.base.formats import unreadable
 from codescent.base.published import is_full
 
 MANIFEST = "manifest.json"
@@ -42,6 +43,10 @@ Natural = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
 
 class CheckpointError(UserError):
     """A checkpoint cannot be written, or its files cannot be used."""
+
+
+class OtherFormat(CheckpointError):
+    """A complete checkpoint in a format that this program does not read."""
 
 
 def refusal(error: OSError, path: Path, needed_bytes: int) -> CheckpointError:
@@ -110,7 +115,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest in `folder`. Raises CheckpointError: it is missing, changed or no manifest."""
+    """Read and check the manifest in `folder`.
+
+    Raises CheckpointError: it is missing, changed or no manifest. Raises OtherFormat: another version wrote it.
+    """
     path = folder / MANIFEST
     try:
         raw = path.read_bytes()
@@ -126,7 +134,12 @@ def read_manifest(folder: Path) -> Manifest:
     if expected[1].decode() != found:
         raise CheckpointError(f"{path}: its bytes were changed: sha256 {found}, expected {expected[1].decode()}")
     try:
-        return _decode(json.loads(raw))
+        data = json.loads(raw)
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']!r}, must be {FORMAT!r}")
+        if problem := unreadable(data["version"], VERSION, VERSION):
+            raise OtherFormat(f"{path}: checkpoint of {problem}")
+        return _decode(data)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CheckpointError(f"{path}: not the manifest of a checkpoint ({error})") from error
 
@@ -180,8 +193,6 @@ def _origin(start: bytes, manifest: Manifest) -> str:
 
 def _decode(data: Mapping[str, Any]) -> Manifest:
     """Build the manifest and check every value: the file may come from an untrusted source."""
-    if data["format"] != FORMAT or data["version"] != VERSION:
-        raise ValueError(f"format {data['format']!r} version {data['version']!r}, this is {FORMAT!r} version {VERSION}")
     manifest = _MANIFEST.validate_python(data)
     if is_too_deep(manifest.state):
         raise ValueError(f"its state is nested deeper than {DEEPEST} levels")

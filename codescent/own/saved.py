@@ -38,7 +38,8 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
 
     Args:
         path: a folder, made if need be, on a file system that all the ranks share.
-        module, optimizer: parameters and persistent buffers, state and the settings of groups are saved.
+        module: its parameters and persistent buffers are saved.
+        optimizer: its state and the settings of its groups are saved.
         extra: values that JSON knows, rank 0's: what `load` returns.
 
     Returns:

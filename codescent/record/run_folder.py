@@ -16,6 +16,7 @@ from typing import Any
 
 from codescent.base.durable import replace_file, write_synced
 from codescent.base.errors import UserError
+from codescent.base.formats import unreadable
 from codescent.base.published import published
 from codescent.record.lines import append, forward, user_errors
 from codescent.record.rows import METRICS_CSV, METRICS_JSONL, Rows, header_of, json_line, strict
@@ -48,6 +49,11 @@ CHECKPOINTS = "checkpoints"
 TOKENIZER = "tokenizer.json"
 LOCK = ".writer"
 
+FORMAT = 2
+"""Format number of the run folders that this program writes, in plan.json. docs/versions.md lists all formats."""
+OLDEST_FORMAT = 1
+"""The oldest format that this program reads. A folder without a number has format 1."""
+
 _TAKEN = "there is a run already: continue it with --resume, or choose a new run.name (or run.folder)"
 
 
@@ -61,7 +67,7 @@ class RunFolder:
     Attributes:
         path: the current path of the folder.
         config_text: the resolved config at the start of the run, as TOML.
-        plan: the plan at the start of the run, as JSON data.
+        plan: the plan at the start of the run, as JSON data, without the format number.
     """
 
     def __init__(self, path: Path, config_text: str, plan: dict[str, Any]) -> None:
@@ -85,12 +91,12 @@ class RunFolder:
         """Create the folder of a new run atomically. Raises UserError: `path` exists, or cannot be created."""
         path = Path(path)
         cls.refuse_taken(path)
-        texts = {CONFIG: config_toml, PLAN: json.dumps(plan, indent=1) + "\n", METRICS_CSV: HEADER}
+        texts = {CONFIG: config_toml, PLAN: _plan_text(plan), METRICS_CSV: HEADER}
         with published(path, taken=_TAKEN) as making:
             (making / CHECKPOINTS).mkdir()
             for name, text in {**texts, METRICS_JSONL: "", EVENTS: ""}.items():
                 write_synced(making / name, text)
-        return cls(path, config_toml, json.loads(texts[PLAN]))
+        return cls(path, config_toml, _without_format(json.loads(texts[PLAN])))
 
     @staticmethod
     def refuse_taken(path: Path) -> None:
@@ -105,7 +111,10 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
-        """Open the folder of a run. Raises UserError with the missing or unreadable files: it is not a run folder."""
+        """Open the folder of a run.
+
+        Raises UserError: it is not a run folder, with the missing or unreadable files; or its format is not supported.
+        """
         path = Path(path)
         if not path.is_dir():
             what = "is a file, not a run folder" if os.path.lexists(path) else "no such run folder"
@@ -114,7 +123,10 @@ class RunFolder:
         missing += [] if (path / CHECKPOINTS).is_dir() else [f"{CHECKPOINTS}/"]
         if missing:
             raise UserError(f"{path}: not a run folder: it has no {', no '.join(missing)}")
-        return cls(path, _read_text(path / CONFIG), _read_object(path / PLAN))
+        config_text, plan = _read_text(path / CONFIG), _read_object(path / PLAN)
+        if problem := unreadable(plan.get("format", 1), OLDEST_FORMAT, FORMAT, _writer(path)):
+            raise UserError(f"{path / PLAN}: run folder of {problem}")
+        return cls(path, config_text, _without_format(plan))
 
     def hold(self) -> None:
         """Lock this run for writing until this process ends. Raises UserError: another process has locked it."""
@@ -150,10 +162,10 @@ class RunFolder:
 
     def write_config(self, config_toml: str, plan: Mapping[str, Any]) -> None:
         """Replace config.toml and plan.json, each atomically. A resumed run may have another layout."""
-        text = json.dumps(plan, indent=1) + "\n"
+        text = _plan_text(plan)
         _replace(self.path / CONFIG, config_toml)
         _replace(self.path / PLAN, text)
-        self.config_text, self.plan = config_toml, json.loads(text)
+        self.config_text, self.plan = config_toml, _without_format(json.loads(text))
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Replace environment.json atomically: facts about the machine, and settings chosen for it."""
@@ -253,6 +265,23 @@ class RunFolder:
                 return os.path.samestat(path.stat(), os.fstat(self._held[0]))
             except (FileNotFoundError, NotADirectoryError):
                 return False
+
+
+def _plan_text(plan: Mapping[str, Any]) -> str:
+    return json.dumps({"format": FORMAT, **plan}, indent=1) + "\n"
+
+
+def _without_format(plan: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in plan.items() if name != "format"}
+
+
+def _writer(path: Path) -> str | None:
+    """The version of codescent that wrote the folder, from environment.json; None: unknown."""
+    try:
+        found = _read_object(path / ENVIRONMENT).get("codescent")
+    except UserError:
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _replace(path: Path, content: str) -> None:
