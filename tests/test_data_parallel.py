@@ -211,7 +211,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ((), 'train.device is "cpu"'),
         (("train.device=auto",), "this run computes on a CPU"),
-        (("train.device=auto", "train.compile=blocks"), "a compiled one is not copied"),
+        (("train.device=auto", "train.compile=blocks"), "compiled modules cannot be copied"),
         (("train.device=auto", "--ranks", "2"), "is one process with all the devices"),
     ],
 )
