@@ -295,7 +295,10 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: change(path, model_type="mamba"),
         "model_type = 'mamba': known are gpt2, llama, bert",
     ),
-    "activation": (lambda path: change(path, activation_function="relu"), 'activation_function = "relu": our gpt2 has'),
+    "activation": (
+        lambda path: change(path, activation_function="relu"),
+        'function = "relu": codescent.s gpt2 supports only',
+    ),
     "scaled": (lambda path: change(path, scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx"),
     "untied": (lambda path: change(path, tie_word_embeddings=False), "tie_word_embeddings = false"),
     "unknown key": (lambda path: change(path, sliding_window=8), "sliding_window = 8: not known for gpt2"),

@@ -141,7 +141,7 @@ class _Reader:
         return logits
 
     def keep(self, numbers: list[int]) -> None:
-        """Drop all rows except those with these numbers."""
+        """Drop all rows except `numbers`, which are indices of rows."""
         self.rows = [self.rows[number] for number in numbers]
         self.cache.keep(numbers)
 

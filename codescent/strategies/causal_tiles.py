@@ -63,7 +63,7 @@ class CausalTiles:
 
     def __post_init__(self) -> None:
         if self.length % 2 != 0:
-            raise ValueError(f"{self.length} positions of a rank are an odd number: they need two equal parts")
+            raise ValueError(f"{self.length} positions of a rank cannot be divided into two parts, equally long")
 
     @property
     def kept_scale(self) -> float:

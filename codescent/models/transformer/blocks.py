@@ -32,8 +32,8 @@ class FeedForward(nn.Module):
     def forward(self, x_BTD: Tensor, keys_B: Tensor | None = None) -> Tensor:
         """[B, T, D]. `keys_B`: keys of the dropout between the two matrices; None: no dropout."""
         h_BTF = self.up(x_BTD)
-        # ReLU may overwrite its input: backward needs only its output. But autograd forbids it after a linear layer
-        # that defers its weight gradient.
+        # ReLU may overwrite its input, because backward needs only its output. If `up` defers its weight gradient,
+        # autograd does not allow to overwrite its output.
         inplace = self.up.deferred is None
         h_BTF = F.relu(h_BTF, inplace=inplace) if self.activation == "relu" else F.gelu(h_BTF)
         if keys_B is not None:

@@ -88,8 +88,8 @@ class TransformerShape(EqualHeads):
     def refuses(self) -> Mapping[str, str]:  # type: ignore[override]
         """Context parallelism; without embeddings also sequence parallelism."""
         refused = {
-            "cp": "context parallelism computes causal self-attention of one sequence only, and in an encoder-decoder "
-            "the decoder also attends to a second sequence, the source"
+            "cp": "in an encoder-decoder the decoder also attends to a second sequence, the source, but context "
+            "parallelism computes causal self-attention of one sequence only"
         }
         if self.embedding == "none":
             refused["sequence_parallel"] = "the squared error of vectors is computed on whole sequences"
@@ -140,7 +140,7 @@ def _block(shape: TransformerShape, layer: int) -> Iterator[Parameter]:
         around = norm(f"{block}.norm_{number}", width, shape.bias, depth)
         yield from chain(around, part) if shape.norm == "first" else chain(part, around)
     if last:
-        # The depth is that of its layer, not those of the decoder layers that read it: so only one stage holds it.
+        # Its depth is that of its layer. The decoder layers that read its output have other depths: one stage holds it.
         yield from norm(f"{block}.norm_end", width, shape.bias, depth)
 
 
