@@ -87,7 +87,7 @@ def check(config: Config, world_size: int, *, resume: bool) -> None:
 
 def request_with_kept(request: tasks.TaskRequest, folder: RunFolder) -> tasks.TaskRequest:
     """The request with the files that the run in a folder keeps."""
-    return dataclasses.replace(request, run=folder.path, kept=folder.read_kept(tasks.task_of(request).files))
+    return dataclasses.replace(request, run=folder.path, kept=folder.read_task_files(tasks.task_of(request).files))
 
 
 def pin(request: tasks.TaskRequest, folder: RunFolder | None) -> Mapping[str, Any]:

@@ -111,7 +111,7 @@ def test_overrides_may_stand_anywhere(project: Path) -> None:
         (["data", " "], "corpus: is empty"),
         (["data", "corpus.txt", "--tokenizer", ""], "--tokenizer: is empty"),
         (["sample", "run.toml"], "run.toml: is a file, not a run folder"),
-        (["train", "run.toml", "run.folder=run.toml/inside"], "run.toml is a file, no folder can be made in it"),
+        (["train", "run.toml", "run.folder=run.toml/inside"], "run.toml is a file, not a folder"),
         (["plan", "run.toml", "parallel.timeout_s=inf"], "must be finite"),
     ],
 )

@@ -289,7 +289,7 @@ def test_weights_of_another_model_are_refused_before_a_rank_starts(project: Path
     folder = a_folder(tmp_path / "hf", gpt2())
     for words, parts in (
         (["model.num_layers=3", "model.hidden_dim=32"], ["model.num_layers = 3", "model.hidden_dim = 32"]),
-        (["data.tokenizer=char", "model.vocab_size=257"], ["data.tokenizer = char", "not the same number"]),
+        (["data.tokenizer=char", "model.vocab_size=257"], ["data.tokenizer = char", "another id in the tokenizer"]),
         (list(LIKE_LLAMA), ['of a gpt2, but model.kind = "llama"']),
         (["model.weights=nowhere"], ["model.weights: ", "nowhere: no such folder"]),
     ):

@@ -469,9 +469,9 @@ BASE = {
     ("given", "said"),
     [
         ({"lora": {"rank": 16}}, "lora.rank = 16: attn.qkv is a matrix of 48 x 16"),
-        ({"lora": {"rank": 2, "targets": "attn.kqv"}}, "lora.targets: there is no 'attn.kqv' in this model; there are"),
+        ({"lora": {"rank": 2, "targets": "attn.kqv"}}, "lora.targets: there is no 'attn.kqv' in this model; it has"),
         ({"lora": {"rank": 2, "targets": "norm_1"}}, "lora.targets: there is no 'norm_1'"),
-        ({"lora": {"rank": 2, "targets": " , "}}, "lora.targets: names nothing"),
+        ({"lora": {"rank": 2, "targets": " , "}}, "lora.targets: names no layer"),
         ({"lora": {"rank": 2, "whole": "neck"}}, "lora.whole: there is no 'neck'"),
         ({"lora": {"rank": 2, "whole": "mlp.up"}}, "lora.whole: mlp.up is in lora.targets, too"),
     ],

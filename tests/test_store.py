@@ -241,7 +241,7 @@ def test_a_token_that_others_can_read_or_that_cannot_be_kept_is_refused(home: Pa
     token.key_of({}, "")
     path = home / ".codescent" / "token"
     path.chmod(0o644)
-    with pytest.raises(UserError, match=r"token: others may read this secret: chmod 600"):
+    with pytest.raises(UserError, match=r"token: other users may read this secret: chmod 600"):
         token.key_of({}, "")
     path.unlink()
     path.touch(0o600)
@@ -250,7 +250,7 @@ def test_a_token_that_others_can_read_or_that_cannot_be_kept_is_refused(home: Pa
     path.unlink()
     path.parent.rmdir()
     path.parent.write_text("a file")
-    with pytest.raises(UserError, match=r"cannot be kept there .* export CODESCENT_TOKEN"):
+    with pytest.raises(UserError, match=r"cannot be stored there .* export CODESCENT_TOKEN"):
         token.key_of({}, "")
 
 

@@ -11,7 +11,7 @@ import torch
 
 from codescent.huggingface.folder import open_folder
 from codescent.huggingface.read import box
-from codescent.models.initialize import draw_, initial_values
+from codescent.models.initialize import fill_, initial_values
 from codescent.plan import Parameter
 
 Held = tuple[Parameter, torch.Tensor, tuple[slice, ...]]
@@ -44,7 +44,7 @@ class Beginning:
     def write_(self, held: Sequence[Held]) -> None:
         """Write the values into the memory of boxes."""
         absent = [one for one in held if self.folder is None or not self.folder.has(one[0])]
-        draw_(self.seed, absent)
+        fill_(self.seed, absent)
         read = [one for one in held if self.folder is not None and self.folder.has(one[0])]
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(self._read, read))

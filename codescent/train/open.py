@@ -228,7 +228,7 @@ def _base(plan: Plan, saved: Saved | None, world: World) -> dict[str, Any] | Non
 
     def look() -> dict[str, Any]:
         folder = open_folder(Path(source))
-        return folder.identity() if before is None or not folder.is_as(before) else dict(before)
+        return folder.identity() if before is None or not folder.matches(before) else dict(before)
 
     found: dict[str, Any] = world.from_first(look)
     return found

@@ -57,7 +57,7 @@ class Report:
         run = self.run
         if run.folder is not None:
             run.folder.write_environment(run.machine)
-            run.folder.write_kept(tasks.task_named(run.plan.task.name).carry(run.dataset))
+            run.folder.write_task_files(tasks.task_named(run.plan.task.name).carry(run.dataset))
         if run.plan.task.synthetic:
             self._event("synthetic_data", **run.dataset.description)
             self.display.say("synthetic data: random numbers, to measure with; the loss says nothing")
@@ -77,7 +77,7 @@ class Report:
             return
         removed: list[str] = []
         if run.folder is not None:
-            removed += map(str, run.checkpoints.forget_after(step))
+            removed += map(str, run.checkpoints.delete_after(step))
             run.folder.rewind(step)
             run.folder.write_config(to_toml(run.config), run.plan.to_json())
         self._event("resume", step=step, **({"changes": run.changes, "removed": removed} if run.changes else {}))
@@ -148,7 +148,7 @@ class Report:
         if run.folder is not None and (path := run.folder.follow()) != run.path:
             self.display.say(f"{run.path}: was renamed; the run goes on in {path}")
             run.path = path
-        self._lost([output.news()])
+        self._lost([output.new_failures()])
 
     def _lost(self, of_ranks: list[list[dict[str, str]]]) -> None:
         for rank, found in enumerate(of_ranks):
@@ -184,7 +184,7 @@ class Report:
 
     def saved(self, step: int, path: Path, seconds: float) -> None:
         """A checkpoint is complete. Collective: of every rank, lost output is recorded."""
-        self._lost(together(UserError, output.news))
+        self._lost(together(UserError, output.new_failures))
         self._event("checkpoint", step=step, path=str(path), seconds=seconds)
 
     def stopped(self, step: int, asked: list[dict[str, Any] | None]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from codescent.base.errors import UserError
-from codescent.base.output import endure, open_closed
+from codescent.base.output import open_closed_streams, tolerate_write_errors
 from codescent.base.published import in_words, is_full
 from codescent.base.visible import visible
 from codescent.verbs.arguments import parse
@@ -36,12 +36,12 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
         may_restart: this process is the program and nothing else, so `train` may start it anew to tune its allocator.
     """
     if may_restart:
-        open_closed()
+        open_closed_streams()
     arguments = parse(words)
     trains = may_restart and "may_restart" in arguments
     if trains:  # output is never worth a run
         arguments.may_restart = True
-        endure()
+        tolerate_write_errors()
     module, _, function = VERBS[vars(arguments).pop("verb")].partition(".")
     try:
         code: int = getattr(import_module(f"codescent.verbs.{module}"), function)(arguments)

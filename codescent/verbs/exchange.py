@@ -190,7 +190,7 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
     }
     with published(run, numel * DTYPE_BYTES[dtype]) as making:
         made = RunFolder.create(making, to_toml(config), plan)
-        made.write_kept(kept)
+        made.write_task_files(kept)
         state = {"step": 0, "tokens": 0, "imported": source}
         Checkpoints(making / CHECKPOINTS, 1, keep_best=False).save(0, masters, state)
         made.event("import", **source)

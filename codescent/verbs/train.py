@@ -9,7 +9,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from codescent.base.errors import UserError
-from codescent.base.output import news, say
+from codescent.base.output import new_failures, say
 from codescent.base.rank import Rank
 from codescent.config.sections import Config
 from codescent.launch.allocator import needs_restart, tuned_environment
@@ -81,6 +81,6 @@ def _train(config: Config, rank: Rank, *, resume: bool) -> int:
 
 def _record_lost(folder: Path, rank: int | None) -> None:
     """Record output that was lost after a rank's last step, or by the process that started the ranks (None)."""
-    if (found := news()) and folder.is_dir():
+    if (found := new_failures()) and folder.is_dir():
         for lost in found:
             RunFolder.open(folder).event("output_lost", rank=rank, **lost)

@@ -135,7 +135,7 @@ def _beginning(trained: Trained) -> Beginning:
         )
         raise UserError(words, *error.problems) from error
     base = trained.saved.state.get("base")
-    same = base is None if found.folder is None else base is not None and found.folder.is_as(base)
+    same = base is None if found.folder is None else base is not None and found.folder.matches(base)
     if not same:
         raise UserError(f"{weights}: not the weights beside which the adapters of {run} were trained")
     return found
