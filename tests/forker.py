@@ -129,4 +129,4 @@ def _start() -> subprocess.Popen[str]:
         "CUDA_VISIBLE_DEVICES": "",
     }
     command = [sys.executable, "-c", "import rank_server; rank_server.serve()"]
-    return subprocess.Popen(command, env=os.environ | own, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
