@@ -220,7 +220,7 @@ def test_an_imported_run_is_sampled_and_trained(
     assert len(started["weights"]["fingerprint"]) == 64
     done = codescent(project, "train", str(path / "config.toml"), "--resume")
     assert done.returncode == 2
-    assert "was imported, and no step has been made in it" in done.stderr
+    assert "was imported and has no training steps" in done.stderr
 
 
 UNTRAINED = ("train.num_steps=1", "optimizer.learning_rate=1e-30", "train.eval_every=0")

@@ -445,16 +445,16 @@ def test_only_adapters_change_and_the_base_is_needed(
     save_file(stored, project / "gpt2" / "model.safetensors", {"format": "pt"})
     done = forker.run(project, 1, words, resume=True)
     assert done.codes == [2]
-    assert "not the weights beside which the adapters" in done.said
+    assert "not the weights with which the adapters" in done.said
     assert run(["export", str(path), str(tmp_path / "out")]) == 2
-    assert "not the weights beside which the adapters" in capsys.readouterr().err
+    assert "not the weights with which the adapters" in capsys.readouterr().err
     assert forker.run(project, 1, [*words, "model.weights=away"], resume=True).codes == [0]
     assert run(["export", str(path), str(tmp_path / "out")]) == 0  # the run knows where its weights are now
     config = path / "config.toml"
     config.write_text(re.sub(r"(?m)^weights = .*$", 'weights = "auto"', config.read_text()))
     capsys.readouterr()
     assert run(["sample", str(path), "--prompt", "many", "--tokens", "2"]) == 2
-    assert "not the weights beside which the adapters" in capsys.readouterr().err
+    assert "not the weights with which the adapters" in capsys.readouterr().err
 
 
 # -- refused

@@ -74,7 +74,7 @@ def test_the_last_good_checkpoint_stays_and_the_advice_works(project: Path, fork
     again = codescent(project, *words, f"train.num_steps={last + 5}")
     assert again.returncode == 0, again.stderr
     assert f"step {last - 1}" in again.stdout
-    assert "optimizer.learning_rate: 200.0 before, 1e-09 from here on" in again.stdout
+    assert "optimizer.learning_rate: 200.0 before, 1e-09 from this step on" in again.stdout
     assert steps(project, "advised") == [last + 5]
     (resumed,) = [event for event in run.read_events() if event["kind"] == "resume"]
     assert resumed["step"] == last - 1
@@ -154,7 +154,7 @@ def test_the_launcher_shows_the_reason_once(project: Path) -> None:
     assert done.returncode == 1
     reason, advice = done.stderr.splitlines()
     assert re.fullmatch(rf"error: runs/launched: ended at step \d+, which is not saved: {REASON}: 10", reason)
-    assert advice.startswith("error: with another update it goes on from step 5: ")
+    assert advice.startswith("error: change the optimizer and continue from step 5: ")
 
 
 def test_only_the_update_may_change_and_only_after_it_has_failed(project: Path, forker: Forker) -> None:

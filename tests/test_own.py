@@ -234,11 +234,11 @@ def test_a_save_replaces_the_one_before(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "strategy", "replicas", "what", "said"),
     [
-        (2, "ddp", 1, "weight", "rank 0 (HOST), rank 1 (HOST): different values, and no majority says"),
-        (3, "ddp", 1, "weight", "rank 1 (HOST): other values than on the ranks that hold the same (0, 2): "),
-        (3, "ddp", 1, "exp_avg", "rank 1 (HOST): other values than on the ranks that hold the same (0, 2): "),
-        (6, "zero3", 3, "exp_avg", "rank 1 (HOST): other values than on the ranks that hold the same (3, 5): "),
-        (4, "zero1", 2, "weight", "rank 1 (HOST), rank 3 (HOST): different values, and no majority says"),
+        (2, "ddp", 1, "weight", "rank 0 (HOST), rank 1 (HOST): values differ, and no majority of ranks shows"),
+        (3, "ddp", 1, "weight", "rank 1 (HOST): values differ from those of the majority (ranks 0, 2): "),
+        (3, "ddp", 1, "exp_avg", "rank 1 (HOST): values differ from those of the majority (ranks 0, 2): "),
+        (6, "zero3", 3, "exp_avg", "rank 1 (HOST): values differ from those of the majority (ranks 3, 5): "),
+        (4, "zero1", 2, "weight", "rank 1 (HOST), rank 3 (HOST): values differ, and no majority of ranks shows"),
     ],
 )
 def test_ranks_that_have_diverged_save_nothing(

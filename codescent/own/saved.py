@@ -22,7 +22,7 @@ from codescent.checkpoint.checkpoints import Checkpoints, Saved, read_tensors
 from codescent.checkpoint.manifest import DEEPEST, StoredTensor, is_too_deep, read_manifest
 from codescent.own.divide import state_like
 from codescent.strategies.fully_shard import free_gathered
-from codescent.train.alike import Held, compare
+from codescent.train.alike import Copies, compare
 
 Names = Mapping[torch.Tensor, str]
 States = dict[torch.Tensor, dict[str, torch.Tensor]]
@@ -70,7 +70,7 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
         return last.step + 1 if last else 1
 
     number = together(UserError, look)[0]
-    compare(_held_alike(module, tensors), f"codescent.save: {path}")
+    compare(_replicated_tensors(module, tensors), f"codescent.save: {path}")
     if rank() == 0:
         checkpoints.clean()
     # Subclasses of dict and list, a tuple: as they will be read.
@@ -143,19 +143,19 @@ def _model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def _held_alike(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Held:
+def _replicated_tensors(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Copies:
     """Parameters and optimizer state by the part that a rank has of them; buffers may be of each rank's own samples."""
     parameters = {f"model.{_plain(name)}" for name, _ in module.named_parameters()}
-    held: Held = defaultdict(dict)
+    copies: Copies = defaultdict(dict)
     for name, tensor in tensors.items():
         if name.startswith("optimizer.") or name in parameters:
             if not isinstance(tensor, DTensor):
-                held["whole"][name] = tensor
+                copies["whole"][name] = tensor
             elif any(not placement.is_shard() for placement in tensor.placements):
                 at = zip(tensor.device_mesh.get_coordinate() or (), tensor.placements)
                 shard = [index for index, placement in at if placement.is_shard()]
-                held[f"shard {shard} of {tensor.placements} on {tensor.device_mesh.mesh.tolist()}"][name] = tensor
-    return held
+                copies[f"shard {shard} of {tensor.placements} on {tensor.device_mesh.mesh.tolist()}"][name] = tensor
+    return copies
 
 
 def _refuse_file(path: Path) -> None:

@@ -26,7 +26,7 @@ from codescent.models.lora import declare as lora_shape
 from codescent.plan import WIDE, Parameter
 from codescent.preflight import request_with_kept, saved_plan
 from codescent.record import CONFIG, RunFolder
-from codescent.train.initial import Beginning
+from codescent.train.initial import InitialValues
 
 Slices = tuple[slice, ...]
 
@@ -101,7 +101,7 @@ class Values:
         ]
         if problems:
             raise UserError(*problems)
-        self._beginning = None if resolved.model.lora is None else _beginning(trained)
+        self._initial_values = None if resolved.model.lora is None else _initial_values(trained)
 
     def held(self, name: str, slices: Slices) -> torch.Tensor:
         """A box of a parameter that was trained, such as an adapter's matrix."""
@@ -110,11 +110,11 @@ class Values:
     def box(self, name: str, slices: Slices) -> torch.Tensor:
         """A box of a parameter of the model, its adapter merged (Hu et al. 2021, 4.1)."""
         parameter = self._parameters[name]
-        if parameter.trained or self._beginning is None:
+        if parameter.trained or self._initial_values is None:
             return self.held(name, slices)
         # Rounded as in training; the sum is made in the optimizer's format.
         wide = TORCH_DTYPE[WIDE[self._precision]]
-        value = self._beginning.box(parameter, slices).to(TORCH_DTYPE[self._precision]).to(wide)
+        value = self._initial_values.box(parameter, slices).to(TORCH_DTYPE[self._precision]).to(wide)
         name_a, name_b = lora_shape.names(name)
         if self._lora is None or len(parameter.shape) < 2 or name_a not in self._parameters:
             return value
@@ -123,11 +123,11 @@ class Values:
         return value.add_(b_OR @ a_RI, alpha=self._lora.scale)
 
 
-def _beginning(trained: Trained) -> Beginning:
+def _initial_values(trained: Trained) -> InitialValues:
     """The weights that the run began with. Raises UserError: they are gone, or are others."""
     run, weights = trained.folder.path, trained.resolved.model.weights
     try:
-        found = Beginning(trained.config.run.seed, weights)
+        found = InitialValues(trained.config.run.seed, weights)
     except UserError as error:
         words = (
             f"{run}: its checkpoints have adapters alone, beside the weights of model.weights; where that folder is "
@@ -137,7 +137,7 @@ def _beginning(trained: Trained) -> Beginning:
     base = trained.saved.state.get("base")
     same = base is None if found.folder is None else base is not None and found.folder.is_as(base)
     if not same:
-        raise UserError(f"{weights}: not the weights beside which the adapters of {run} were trained")
+        raise UserError(f"{weights}: not the weights with which the adapters of {run} were trained")
     return found
 
 
