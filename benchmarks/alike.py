@@ -26,7 +26,7 @@ from codescent.config.sections import Config
 from codescent.data.text.dataset import open_dataset
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
-from codescent.train.alike import compare, held_alike
+from codescent.train.alike import compare, replicated_tensors
 from codescent.train.assemble import assemble
 from codescent.train.stop import StopRequest
 from codescent.train.tensor_hash import tensor_hash
@@ -65,13 +65,13 @@ def rank_main(path: Path) -> None:
     world.divide(plan)
     with StopRequest(alone=False) as stop:
         trainer = assemble(config, plan, world, dataset, 0, stop)
-        held = held_alike(plan, place.rank, trainer.parts, trainer.optimizer)
-        tensors = [tensor.detach() for part in held.values() for tensor in part.values()]
+        copies = replicated_tensors(plan, place.rank, trainer.parts, trainer.optimizer)
+        tensors = [tensor.detach() for part in copies.values() for tensor in part.values()]
         sizes = [tensor.nbytes // 8 * 8 for tensor in tensors]
         words = [t.view(-1).view(torch.uint8)[:size].view(torch.int64) for t, size in zip(tensors, sizes) if size]
         acts: dict[str, Callable[[], object]] = {
             "step_s": lambda: trainer.executor.step(0, 1e-4),
-            "check_s": lambda: compare(held, "benchmark"),
+            "check_s": lambda: compare(copies, "benchmark"),
             "hash_s": lambda: int(tensor_hash(tensors)),
             "sum_s": lambda: [int(one.sum()) for one in words],
         }
