@@ -122,7 +122,7 @@ def watched(name: str, arguments: argparse.Namespace, work: Work, folder: Path, 
 
 
 def prepare(arguments: argparse.Namespace, work: Work, folder: Path) -> tuple[list[System], dict[str, str]]:
-    """The systems that were asked for, not yet started, and those that cannot be prepared with the reason."""
+    """The selected systems, not started; and the reasons why others cannot be prepared."""
     tokens = write_tokens(folder, work.vocab_size)
     systems: list[System] = []
     failures: dict[str, str] = {}

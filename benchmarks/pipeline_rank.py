@@ -169,7 +169,7 @@ class Laps(Stopwatch):
         self.chunks = executor.chunks
         self.begin_s = 0.0
         self.held: list[int] = []
-        self.kept: list[tuple[str, float, float, int]] = []
+        self.spans: list[tuple[str, float, float, int]] = []
 
     def lap(self, part: str) -> None:
         """See Stopwatch."""
@@ -181,13 +181,13 @@ class Laps(Stopwatch):
         super().lap(part)
 
     def read(self) -> dict[str, float]:
-        """See Stopwatch. Sets `kept` to all laps: (part, begin, end, held)."""
+        """See Stopwatch. Sets `spans` to all laps: (part, begin, end, held)."""
         if self.cuda:
             torch.cuda.synchronize()
         first: Any = self.laps[0][1]
         marks: list[tuple[str, Any]] = list(self.laps)
         ends_s = [self.begin_s + (first.elapsed_time(at) / 1e3 if self.cuda else at - first) for _, at in marks]
-        self.kept = [
+        self.spans = [
             (part, begin_s, end_s, held)
             for (part, _), begin_s, end_s, held in zip(marks[1:], ends_s[:-1], ends_s[1:], self.held, strict=True)
         ]
@@ -215,7 +215,7 @@ class Case:
         Times are of the clock that all ranks of this machine share.
         """
         self.trainer.executor.step(number, LEARNING_RATE)
-        laps, spans = iter(self.laps.kept), []
+        laps, spans = iter(self.laps.spans), []
         for at in self.program:
             part, begin_s, end_s, held = next(laps)
             wait_s = 0.0

@@ -1,4 +1,4 @@
-"""In: buffers that forward passes change, as batch norm's statistics. Out: after each step, their means over ranks.
+"""In: buffers that forward passes change (batch norm's statistics). Out: their means over ranks, after each step.
 Does not change parameters, or buffers that no forward pass has changed."""
 
 from __future__ import annotations

@@ -101,8 +101,10 @@ def distribute(
         _refuse(module, optimizer, strategy, replicas, ranks)
         chosen.extend(choose_blocks(module) if blocks is None else check_blocks(module, blocks))
         tensors = chain(module.named_parameters(), module.named_buffers())
-        alike = (f"{name} {list(t.shape)} {t.dtype} {'trained' if t.requires_grad else 'fixed'}" for name, t in tensors)
-        return [f"{strategy} {replicas}", *alike]
+        described = (
+            f"{name} {list(t.shape)} {t.dtype} {'trained' if t.requires_grad else 'fixed'}" for name, t in tensors
+        )
+        return [f"{strategy} {replicas}", *described]
 
     _refuse_differences(together(UserError, look))
     everywhere(*chain(module.parameters(), module.buffers()))

@@ -1,4 +1,4 @@
-"""In: a path, a module, its optimizer, the user's JSON values. Out: a checkpoint, and all of them loaded from it.
+"""In: a path, a module, its optimizer, the user's JSON values. Out: a checkpoint of them; or on load, the saved values.
 Does not write or read the files itself (codescent/checkpoint does), and never uses pickle."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In: a config, this rank. Out: a run folder with a trained model. Each step: compute, validate, compare copies, save.
+"""In: a config, this process's rank. Out: a run folder with a trained model. It takes the steps, validates and saves.
 Does not open the run (open.py), compute a step (execute.py) or write metrics and messages (report.py)."""
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ class _Steps:
         for step in range(self.run.first_step + 1, last + 1):
             stops = self._step(step, last)
             if stops and step < last:
-                asked = together(UserError, self.stop.asked)
-                self.report.stopped(step, asked)
-                return Outcome(self.run.path, step, next(filter(None, asked))["exit_code"])
+                received = together(UserError, self.stop.received)
+                self.report.stopped(step, received)
+                return Outcome(self.run.path, step, next(filter(None, received))["exit_code"])
         self._rotate()
         self.report.ended(max(last, self.run.first_step))
         return Outcome(self.run.path, max(last, self.run.first_step), 0)

@@ -1,4 +1,4 @@
-"""In: a config, this rank's process group. Out: the open run: its plan, dataset, run folder and newest checkpoint.
+"""In: a config, this rank's process groups. Out: the open run: its plan, dataset, run folder and newest checkpoint.
 Does not take a step. It makes the last checks before the first step; every rank raises the same error."""
 
 from __future__ import annotations

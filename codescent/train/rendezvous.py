@@ -1,4 +1,4 @@
-"""In: this rank's number, addresses and device. Out: a connection to the ranks' common store; hosts and cores compared.
+"""In: a rank, its device, facts about its run. Out: a connection to the store of all ranks; an error if ranks differ.
 Does not create process groups (world.py does) or choose a device (devices.py does)."""
 
 from __future__ import annotations

@@ -187,16 +187,16 @@ class Report:
         self._lost(together(UserError, output.news))
         self._event("checkpoint", step=step, path=str(path), seconds=seconds)
 
-    def stopped(self, step: int, asked: list[dict[str, Any] | None]) -> None:
+    def stopped(self, step: int, received: list[dict[str, Any] | None]) -> None:
         """Report that the run has stopped on request.
 
         Args:
             step: the last step.
-            asked: `StopRequest.asked` of each rank; None for a rank without a signal. At least one has a signal.
+            received: `StopRequest.received` of each rank; None for a rank without a signal. At least one has a signal.
         """
-        rank, first = next((rank, one) for rank, one in enumerate(asked) if one is not None)
+        rank, first = next((rank, one) for rank, one in enumerate(received) if one is not None)
         self._event("stop", step=step, rank=rank, **first)
-        whom = "" if all(asked) else f" to rank {rank} (process {first['process']} on {first['host']})"
+        whom = "" if all(received) else f" to rank {rank} (process {first['process']} on {first['host']})"
         self.display.say(
             f"stopped at step {step} by {first['signal']}{whom}; saved in {self.run.checkpoints.folder}; continue with "
             "--resume"

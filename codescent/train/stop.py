@@ -34,14 +34,14 @@ class StopRequest:
         for number in STOPPING:
             # Respect nohup, which ignores SIGHUP. A shell's `&` ignores SIGINT, too, but a stop must be possible.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._asked)
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
             self.signal, self._first = number, time.monotonic()
             if self.alone:  # for several ranks the launcher prints it; os.write, as `print` is not reentrant
@@ -54,7 +54,7 @@ class StopRequest:
         """Whether this rank has received a signal to stop."""
         return self.signal is not None
 
-    def asked(self) -> dict[str, Any] | None:
+    def received(self) -> dict[str, Any] | None:
         """The signal that stopped this process, its exit code (128 + signal), process id and host; None: no signal."""
         if self.signal is None:
             return None

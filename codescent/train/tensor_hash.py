@@ -1,4 +1,4 @@
-"""In: tensors on one device. Out: 64 bits that change with any bit of the tensors and with their order.
+"""In: tensors on one device. Out: a 64-bit hash of their bits and their order, computed on that device.
 Does not wait for the device, does not compare (alike.py does), and does not resist a deliberate collision."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In: a run folder, prompts. Out: text that the run's newest checkpoint generates after each prompt, printed.
+"""In: a run folder, prompts. Out: printed text, which the run's newest checkpoint generates as continuation of prompts.
 Does not choose tokens (models/generate.py does) and does not change the run folder."""
 
 from __future__ import annotations

@@ -155,10 +155,10 @@ def _frame(axes: Axes, simulation: Simulation) -> None:
 
 
 def _boxes(axes: Axes, spans: list[Span], *, numbered: bool) -> None:
-    alike: dict[tuple[int, Verb, bool], list[Span]] = {}
+    groups: dict[tuple[int, Verb, bool], list[Span]] = {}
     for span in spans:
-        alike.setdefault((span.stage, span.instruction.verb, span.instruction.chunk % 2 == 1), []).append(span)
-    for (stage, verb, odd), group in alike.items():
+        groups.setdefault((span.stage, span.instruction.verb, span.instruction.chunk % 2 == 1), []).append(span)
+    for (stage, verb, odd), group in groups.items():
         boxes = [(span.start_s, span.end_s - span.start_s) for span in group]
         axes.broken_barh(boxes, (stage - 0.42, 0.84), facecolor=_colour(verb, odd=odd), edgecolor="white", lw=0.6)
         ink = "black" if odd or verb in (Verb.BACKWARD_INPUT, Verb.BACKWARD_WEIGHT) else "white"
