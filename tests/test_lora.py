@@ -528,7 +528,7 @@ def test_exports_that_cannot_be(
 
 def test_import_has_no_adapters(bases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["import", str(bases / "gpt2"), str(tmp_path / "run"), "lora.rank=2"]) == 2
-    assert "what is imported has no adapters; give it when training" in capsys.readouterr().err
+    assert "an imported model has no adapters; give it when training" in capsys.readouterr().err
 
 
 def test_what_comes_to_the_same_goes_on(bases: Path, forker: Forker) -> None:

@@ -145,7 +145,7 @@ def test_masked_text_is_scored_as_it_was_validated(
         (("runs/refused", "--out", "x.json"), 'data.task is "lm"'),
         (("runs/refused", "--data", "absent.txt"), "absent.txt"),
         (("runs/refused", "--device", "cuda"), "no CUDA device"),
-        (("--predictions", "answers.json", "--data", "train.json", "--best"), "--best: of a run"),
+        (("--predictions", "answers.json", "--data", "train.json", "--best"), "--best: needs a RUN"),
     ],
 )
 def test_what_evaluate_refuses(
