@@ -312,7 +312,11 @@ def test_the_verb_writes_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture
     assert run([*words, "--folder", str(tmp_path), "--verify"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].endswith("synthetic: random numbers, to measure with; pt, source 2x5, target 3x5")
-    assert said[1:4] == ["train: 12 samples", "validation: 1 samples", "verified: every file is as it was made"]
+    assert said[1:4] == [
+        "train: 12 samples",
+        "validation: 1 samples",
+        "verified: no file has changed since the preparation",
+    ]
     assert run(["data", said[-1]]) == 0
     assert run(["data", str(write(tmp_path / "mine.h5", tensors()))]) == 0
     assert "tensors; hdf5, source 2x5, target 3x5" in capsys.readouterr().out
@@ -323,8 +327,8 @@ def test_the_verb_writes_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         ([], "give a corpus, or --synthetic"),
         (["shakespeare", "--synthetic", "4"], "give a corpus, or --synthetic"),
-        (["shakespeare", "--format", "pt"], "--format: only --synthetic"),
-        (["--synthetic", "4", "--tokenizer", "char"], "--tokenizer: tensors are no text"),
+        (["shakespeare", "--format", "pt"], "--format: for --synthetic only"),
+        (["--synthetic", "4", "--tokenizer", "char"], "--tokenizer: for text only, not for tensors"),
         (["--synthetic", "4", "--source", "1", "--target", "0x3"], "--source 1: must be"),
         (["--synthetic", "4", "--source", "1x4", "--target", "2x3"], "vectors of one width"),
         (["--synthetic", "4", "--seed", "-1"], "seed: -1"),
