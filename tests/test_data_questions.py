@@ -172,8 +172,8 @@ def test_every_problem_of_a_request_is_told_at_once(tmp_path: Path, request_: As
         "tokens; nearest that would do: 5",
         "none.json: cannot be read: No such file or directory: the train questions",
         "none.json: name a validation file too (data.validation), such as SQuAD's dev-v1.1.json",
-        "tokenizer gpt2: questions need a WordPiece tokenizer: bert, bert-cased, bert:FILE, bert-cased:FILE, or a JSON file "
-        "of a WordPiece tokenizer with [PAD], [UNK], [CLS], [SEP], [MASK]",
+        "tokenizer gpt2: questions need a WordPiece tokenizer: bert, bert-cased, bert:FILE, bert-cased:FILE, or a JSON "
+        "file of a WordPiece tokenizer with [PAD], [UNK], [CLS], [SEP], [MASK]",
     )
     Path(request_.request.data.corpus).write_text('{"version": "1.1", "data": [')
     assert "not JSON" in refusal(request_, tmp_path / "datasets")[0]

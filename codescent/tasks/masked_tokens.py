@@ -52,7 +52,7 @@ class MaskedSource:
         self._key = int.from_bytes(hashlib.blake2b(f"{seed} {split.name}".encode(), digest_size=8).digest(), "little")
 
     def read(self, numbers: Numbers) -> Samples:
-        """inputs int64 [n, seq_len]; targets int64 [n, seq_len]: the token that was masked, -1 elsewhere.
+        """inputs int64 [n, seq_len]; targets int64 [n, seq_len]: the original of a selected token, else -1.
         Raises UserError: a token outside the vocabulary (in which file, at which byte); IndexError: no such sample.
         """
         numbers = in_range(numbers, self.num_samples, self.name)

@@ -1,5 +1,5 @@
 """In: the text blocks of a corpus, the number of training characters. Out: chunks of similar size, encoded one by one.
-Does not encode. Does not cut where the document's token ids would change, if it can (docs/data.md, "Cutting")."""
+Does not encode. Does not change token ids by a cut, except by a forced cut (docs/data.md, "Cutting")."""
 
 from __future__ import annotations
 

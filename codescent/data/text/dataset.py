@@ -72,7 +72,7 @@ class _Description(Fields):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Token shards, open.
+    """Open token shards.
 
     Attributes:
         description: the content of description.json; for foreign shards, their `format` and counts.

@@ -50,7 +50,7 @@ def prepare(
     num_workers: int | None = None,
     progress: bool = False,
 ) -> Path:
-    """Turn a corpus into token shards. Returns their folder; if it exists already, nothing is written.
+    """Turn a corpus into token shards. Returns their folder, immediately if it exists already.
 
     Args:
         corpus: a name (corpora.NAMES), or the path of a text file, folder, glob or JSONL. A path of token shards is

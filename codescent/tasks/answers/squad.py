@@ -68,7 +68,7 @@ def read_questions(path: Path, first: int | None = None) -> Questions:
     problems: list[str] = []
     found = tuple(_questions(data, problems))
     problems += [
-        f"id {name!r}: more than one question has it: a prediction would count for each of them"
+        f"id {name!r}: more than one question has this id"
         for name, count in Counter(question.id for question in found).items()
         if count > 1
     ]

@@ -113,7 +113,7 @@ class Conversations(FolderTask):
         return _file_of(ChatTemplate(ChatFiles(**pinned)).files if pinned else None)
 
     def refuse_resume(self, request: TaskRequest, dataset: AnyDataset) -> Iterator[str]:
-        """See `Task`; the data must have been prepared by the chat template that the run keeps."""
+        """See `Task`; the data must be prepared with the chat template in the run's folder."""
         assert isinstance(dataset, ResponseDataset)
         before, now = _saved_chat(request), dataset.chat
         if before is not None and (now is None or now.as_json() != before.as_json()):

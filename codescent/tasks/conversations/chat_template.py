@@ -110,7 +110,8 @@ class ChatTemplate:
             so_far = text if number + 1 == len(messages) else self.render(messages[: number + 1])
         except UserError as error:
             raise UserError(
-                f"{turn}: to find where it begins, the messages before it are rendered alone: {error}: {_TAG}"
+                f"{turn}: to find where it begins, the messages before it are rendered alone; this fails: "
+                f"{error}: {_TAG}"
             ) from error
         if text.startswith(so_far) and not so_far.startswith(prompted):
             raise UserError(
