@@ -226,7 +226,7 @@ def test_nothing_to_validate_with_is_told(
     words = ("model.kind=transformer", *SIZES, "data.task=seq2seq", "data.corpus=blank.txt", "train.eval_every=0")
     forker.train(project, "blank", 1, *words, "train.num_steps=2")
     assert cli(["evaluate", "runs/blank"]) == 2
-    assert "the validation split has less than one sample" in capsys.readouterr().err
+    assert "the validation split has no sample" in capsys.readouterr().err
 
 
 def test_vectors_are_scored_as_they_were_validated(
