@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from runs import codescent, make_project
 
@@ -328,7 +328,6 @@ ADVICE = re.compile(r"([tcp]p) = (\d+) (?:with dp_replicate = (\d+)|on (\d+) ran
 RANKS = re.compile(r".*(?:do:|,) (?:or )?((?:\d+ or )?\d+) ranks$")
 
 
-@settings(deadline=None)
 @given(DEGREES, DEGREES, DEGREES, st.integers(1, 60), st.sampled_from([6, 12, 20]), st.integers(1, 3))
 def test_the_degree_that_is_said_to_do_does(
     tp: int, pp: int, cp: int, ranks: int, seq_len: int, microbatch: int
