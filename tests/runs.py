@@ -3,14 +3,16 @@ Does not decide what is tested: the tests that import it do."""
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import chdir
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,6 +86,19 @@ def codescent(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=folder, env=environment(), text=True, capture_output=True, timeout=600, check=False
     )
+
+
+def called(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`codescent WORDS` in `folder`, in this process: for what ends before ranks are started, and without a kill."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        patch.setenv("TERM", "dumb")
+        try:
+            code: Any = run(words)
+        except SystemExit as end:  # argparse
+            code = end.code
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def train(folder: Path, name: str, *words: str) -> RunFolder:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from forker import Forker
-from runs import codescent, losses, make_project, train
+from runs import called, losses, make_project, train
 
 from codescent import models
 from codescent.base.errors import UserError
@@ -219,7 +219,7 @@ def test_a_run_without_cuda_is_refused_before_anything_is_written(
     project: Path, words: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = codescent(project, "train", "run.toml", "run.name=refused", "parallel.data_parallel=2", *words)
+    done = called(project, "train", "run.toml", "run.name=refused", "parallel.data_parallel=2", *words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert expected in done.stderr
     assert "Traceback" not in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from forker import Forker
-from runs import codescent, losses, make_project, train
+from runs import called, losses, make_project, train
 
 from codescent.base.errors import UserError
 from codescent.build import build
@@ -175,7 +175,7 @@ def test_on_a_cpu_there_is_nothing_to_offload(project: Path, monkeypatch: pytest
     words = ("train", "run.toml", "run.name=refused", "parallel.offload=optimizer")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for more in ((), ("train.device=auto",), ("train.device=auto", "--ranks", "2")):
-        done = codescent(project, *words, *more)
+        done = called(project, *words, *more)
         assert done.returncode == 2, done.stdout + done.stderr
         assert "there is nothing to offload" in done.stderr
         assert "Traceback" not in done.stderr
@@ -183,7 +183,7 @@ def test_on_a_cpu_there_is_nothing_to_offload(project: Path, monkeypatch: pytest
 
 
 def test_the_plan_shows_both_memories(project: Path) -> None:
-    done = codescent(project, "plan", "run.toml", "train.device=auto", "parallel.offload=optimizer")
+    done = called(project, "plan", "run.toml", "train.device=auto", "parallel.offload=optimizer")
     told = " ".join(done.stdout.split())
     assert "on the device, activations not counted" in told
     assert "in the host's memory" in told

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import codescent, make_project
+from runs import called, make_project
 
 from codescent.base.errors import UserError
 from codescent.build import build
@@ -379,7 +379,7 @@ def test_the_command_line_refuses_before_anything_is_written(
     project: Path, words: list[str], expected: list[str]
 ) -> None:
     before = {path for path in project.rglob("*") if "datasets" not in path.parts}
-    done = codescent(project, words[0], "run.toml", *words[1:])
+    done = called(project, words[0], "run.toml", *words[1:])
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     told = " ".join(done.stderr.split())

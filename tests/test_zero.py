@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pytest
 from forker import Forker
-from runs import assert_same, codescent, losses, make_project
+from runs import assert_same, called, losses, make_project
 
 from codescent.record import RunFolder
 
@@ -147,7 +147,7 @@ def test_a_rank_whose_shards_are_empty(run: Run) -> None:
 
 def test_a_plan_says_what_a_rank_holds(project: Path) -> None:
     words = ("plan", "run.toml", "parallel.dp_shard=4", "--ranks", "4")
-    done = codescent(project, *words)
+    done = called(project, *words)
     assert done.returncode == 0, done.stderr
     assert "dp_shard 4" in done.stdout
     assert "reduce_scatter" in done.stdout
@@ -168,7 +168,7 @@ def test_a_plan_says_what_a_rank_holds(project: Path) -> None:
     ],
 )
 def test_what_zero_refuses(project: Path, words: list[str], expected: str) -> None:
-    done = codescent(project, "train", "run.toml", "run.name=refused", *words, "--ranks", "2")
+    done = called(project, "train", "run.toml", "run.name=refused", *words, "--ranks", "2")
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
