@@ -72,6 +72,31 @@ def test_the_quick_loop_names_files_that_are_there_for_each_room() -> None:
                 assert list(ROOT.glob(before + name + after)), pattern
 
 
+def test_the_glossary_has_each_term_once_in_order_with_one_short_sentence() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^### (.+)\n\n(.+)\n(?=\n|\Z)", page, re.MULTILINE)
+    terms = [term for term, _ in entries]
+    assert len(terms) > 150
+    assert len(terms) == page.count("\n### ")
+    assert terms == sorted(terms, key=str.casefold)
+    assert len(anchors(ROOT / "docs" / "glossary.md")) == len(terms) + 1
+    for term, sentence in entries:
+        shown = re.sub(r"\]\([^)]*\)", "]", sentence)
+        assert sentence[0].isupper() or sentence[0].isdigit(), term
+        assert sentence.endswith("."), term
+        assert ". " not in shown, term
+        assert len(shown.split()) <= 25, term
+
+
+def test_each_term_of_the_glossary_is_used() -> None:
+    files = [page for page in PAGES if page.name != "glossary.md"] + sorted((ROOT / "codescent").rglob("*.py"))
+    text = " ".join(" ".join(file.read_text(encoding="utf-8") for file in files).casefold().split())
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    for term in re.findall(r"^### (.+)$", page, re.MULTILINE):
+        words = re.escape(term.casefold()).replace("\\ ", "[ -]")
+        assert re.search(rf"(?<!\w){words}(s|es)?(?!\w)", text), term
+
+
 @pytest.fixture(scope="module")
 def site() -> ModuleType:
     """The hook of mkdocs.yml."""
