@@ -18,26 +18,26 @@ MEAN_OF = 10  # steps in a point of a curve
 
 
 def losses(folder: Path) -> tuple[list[float], dict[int, float]]:
-    """The training loss of each step, and the validation losses by step."""
+    """Read the training loss of each step, and the validation losses by step."""
     rows = RunFolder.open(folder).read_metrics()
     validation = {row["step"]: row["val_loss"] for row in rows if row["val_loss"] is not None}
     return [row["train_loss"] for row in rows], validation
 
 
 def picture(curves: Sequence[tuple[str, list[float], dict[int, float]]], suffix: str = ".svg") -> bytes:
-    """The training losses of runs with as many steps each, the first one broad, the others as lines on top of it.
+    """Draw the training losses of two runs of one config: the first as a broad line, the second on top of it.
 
     Each curve is a name, the training loss of each step, and the validation losses by step.
     """
     figure = Figure(figsize=(9.6, 3.6), dpi=110)
     axes = figure.add_axes((0.08, 0.15, 0.87, 0.63))
-    styles = [("#E69F00", 6.0, "-"), ("#0072B2", 1.6, "-")]
-    for (name, train, _), (colour, width, style) in zip(curves, styles):
+    for (name, train, _), colour, width in zip(curves, ("#E69F00", "#0072B2"), (6.0, 1.6)):
         ends = range(MEAN_OF, len(train) + 1, MEAN_OF)
         means = [sum(train[end - MEAN_OF : end]) / MEAN_OF for end in ends]
-        axes.plot(list(ends), means, color=colour, linewidth=width, linestyle=style, label=name)
+        axes.plot(list(ends), means, color=colour, linewidth=width, label=name)
     validation = curves[0][2]
-    axes.plot(list(validation), list(validation.values()), "o", color="black", markersize=5, label="validation loss")
+    style = {"color": "black", "markersize": 5, "clip_on": False, "label": f"validation loss, {curves[0][0]}"}
+    axes.plot(list(validation), list(validation.values()), "o", **style)
     axes.set_xlabel("step", fontsize=9)
     axes.set_ylabel("loss (nats per token)", fontsize=9)
     axes.set_xlim(0, len(curves[0][1]))
@@ -56,7 +56,10 @@ def picture(curves: Sequence[tuple[str, list[float], dict[int, float]]], suffix:
 def _difference(curves: Sequence[tuple[str, list[float], dict[int, float]]]) -> str:
     first, second = curves[0][1], curves[1][1]
     most = max(abs(a - b) for a, b in zip(first, second, strict=True))
-    return f"largest difference of the two losses at any of the {len(first)} steps: {most:.1e} nats; points: {MEAN_OF} steps"
+    return (
+        f"in {len(first)} steps the two losses are never more than {most:.1e} nats apart; "
+        f"a point is the mean of {MEAN_OF} steps"
+    )
 
 
 if __name__ == "__main__":
