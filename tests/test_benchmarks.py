@@ -24,7 +24,7 @@ import work  # noqa: E402
 
 SCRIPTS = ("peers", "small_job", "ranks", "bf16_parity", "startup", "pipeline", "data_formats", "lora", "alike")
 
-TELLER = """
+PEER = """
 import sys
 print("what a peer prints")
 print("benchmark: ready", flush=True)
@@ -59,13 +59,13 @@ def test_help_says_what_it_measures(name: str) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["peers", "--nanogpt", "/nowhere"], "/nowhere is no checkout of nanoGPT: it has no model.py"),
-        (["peers", "--llmc", "/nowhere"], "/nowhere is no checkout of llm.c: it has no train_gpt2.c, Makefile"),
-        (["peers"], "nanogpt is to be measured: give its checkout with --nanogpt DIR"),
-        (["peers", "--only", "codescent,llmc"], "llmc is to be measured: give its checkout with --llmc DIR"),
+        (["peers", "--nanogpt", "/nowhere"], "/nowhere is not a checkout of nanoGPT: it lacks model.py"),
+        (["peers", "--llmc", "/nowhere"], "/nowhere is not a checkout of llm.c: it lacks train_gpt2.c, Makefile"),
+        (["peers"], "nanogpt needs its checkout: give --nanogpt DIR"),
+        (["peers", "--only", "codescent,llmc"], "llmc needs its checkout: give --llmc DIR"),
         (["peers", "--only", "codescent,torchtitan"], "no system begins with torchtitan"),
         (["peers", "--only", "codescent", "--rounds", "0"], "0 is less than 1"),
-        (["ranks", "--nanogpt", "/nowhere"], "/nowhere is no checkout of nanoGPT"),
+        (["ranks", "--nanogpt", "/nowhere"], "/nowhere is not a checkout of nanoGPT"),
         (["small_job"], "--nanogpt"),
         (["pipeline", "--ranks", "1"], "a pipeline has at least 2"),
         (["pipeline", "--schedules", "2f2b"], "there is naive, gpipe, 1f1b"),
@@ -96,7 +96,7 @@ def pipelines(file: Path, schedules: str, *words: str) -> dict[str, Any]:
     few = ("--batch-size", "1", "--rounds", "1", "--json", str(file))
     done = script("pipeline", "--schedules", schedules, *sizes, *few, *words, timeout_s=170)
     assert done.returncode == 0, done.stderr
-    assert ("NOBODY COMPUTES" in done.stdout) == ("--real" not in words)
+    assert ("RANKS SLEEP" in done.stdout) == ("--real" not in words)
     result: dict[str, Any] = json.loads(file.read_text())
     return result
 
@@ -221,8 +221,10 @@ def test_number_of_parameters_is_openais() -> None:
 
 
 def test_told_programs_take_turns_and_a_failure_is_told(tmp_path: Path) -> None:
-    names = [systems.Told(name, [sys.executable, "-c", TELLER], os.environ, tmp_path) for name in ("one", "two")]
-    broken = systems.Told("broken", [sys.executable, "-c", "raise SystemExit('no such peer')"], os.environ, tmp_path)
+    names = [systems.PipedProgram(name, [sys.executable, "-c", PEER], os.environ, tmp_path) for name in ("one", "two")]
+    broken = systems.PipedProgram(
+        "broken", [sys.executable, "-c", "raise SystemExit('no such peer')"], os.environ, tmp_path
+    )
     measured = measure.interleave([*names, broken], num_rounds=3, num_steps=2)
     assert {timing.name: timing.seconds for timing in measured.timings} == {"one": [1.0] * 3, "two": [1.0] * 3}
     assert all(timing.peak_bytes > 2**20 for timing in measured.timings)

@@ -66,8 +66,8 @@ def test_plan_shows_who_has_what_and_who_sends_to_whom(project: Path) -> None:
         "send between stages: at most",
         "360 send over cp (2 ranks): 1.41 GiB",
         "all_reduce over dp_replicate x cp (4 ranks)",
-        "1 all_reduce between stages 0 and 3 (gradients of 1 tensor(s) that all hold)",
-        "all_reduce over all 64 ranks (loss and wish to stop)",
+        "1 all_reduce between stages 0 and 3 (partial gradients of 1 replicated tensor(s))",
+        "all_reduce over all 64 ranks (loss and stop request)",
         "the busiest rank sends",
     ):
         assert part in " ".join(out.split())
@@ -111,7 +111,7 @@ def test_overrides_may_stand_anywhere(project: Path) -> None:
         (["data", " "], "corpus: is empty"),
         (["data", "corpus.txt", "--tokenizer", ""], "--tokenizer: is empty"),
         (["sample", "run.toml"], "run.toml: is a file, not a run folder"),
-        (["train", "run.toml", "run.folder=run.toml/inside"], "run.toml is a file, no folder can be made in it"),
+        (["train", "run.toml", "run.folder=run.toml/inside"], "run.toml is a file, not a folder"),
         (["plan", "run.toml", "parallel.timeout_s=inf"], "must be finite"),
     ],
 )

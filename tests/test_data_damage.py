@@ -254,6 +254,6 @@ def test_a_shard_that_is_cut_under_a_run_ends_it_with_a_sentence(tmp_path: Path)
     os.truncate(shard, 4096)
     _, said = run.communicate(timeout=120)
     assert run.returncode == 2, said
-    assert f"{shard.name}: cut while it was in use: ends at byte 4096" in said
+    assert f"{shard.name}: truncated while it was in use: ends at byte 4096" in said
     assert "--resume" in said
     assert "Traceback" not in said

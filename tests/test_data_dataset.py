@@ -126,8 +126,8 @@ def test_descriptions_that_are_not_ours(ours: Path, tmp_path: Path) -> None:
     assert "codescent tokens 9" in refusal(ours)[0]
     (ours / "description.json").write_text("[]")
     assert "description.json: damaged" in refusal(ours)[0]
-    assert "no token shards here" in refusal(tmp_path)[0]
-    assert "no token shards here" in refusal(tmp_path / "nowhere")[0]
+    assert "no token shards in this folder" in refusal(tmp_path)[0]
+    assert "no token shards in this folder" in refusal(tmp_path / "nowhere")[0]
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_traffic_stays_inside_the_rank(precision: str, itemsize: int) -> None:
         (lambda: planned(2, 2), "the run has dp_replicate 2 = 2 ranks; leave it out: dp_replicate gives each device"),
         (lambda: planned(2, 2, tp=2), "tp 2 = 2 ranks"),
         (lambda: planned(7), r"micro-batches of 6 sample\(s\) do not reach 7 devices; nearest that would do"),
-        (lambda: planned(2, recompute="full"), 'take recompute = "selective", or dp_replicate'),
+        (lambda: planned(2, recompute="full"), 'set recompute = "selective", or dp_replicate'),
         (lambda: machine.refuse_device(planned(2), torch.device("cpu")), "this run computes on a CPU; leave it out"),
     ],
 )
@@ -211,7 +211,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ((), 'train.device is "cpu"'),
         (("train.device=auto",), "this run computes on a CPU"),
-        (("train.device=auto", "train.compile=blocks"), "a compiled one is not copied"),
+        (("train.device=auto", "train.compile=blocks"), "compiled modules cannot be copied"),
         (("train.device=auto", "--ranks", "2"), "is one process with all the devices"),
     ],
 )

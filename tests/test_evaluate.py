@@ -247,7 +247,7 @@ def test_every_wrong_entry_is_named(project: Path) -> None:
         f"'x': no such question in {dev}",
         "'y': an object: text is needed",
         f"'y': no such question in {dev}",
-        "'3': is there more than once",
+        "'3': occurs more than once",
     ]
     assert refusal(project, "[]") == ["a JSON object {question id: text} is needed, found list"]
     assert refusal(project, '"x"') == ["a JSON object {question id: text} is needed, found str"]

@@ -423,7 +423,9 @@ def test_what_is_refused() -> None:
         assert part in message, part
     assert "did you mean 'llama3-8b'" in problems({}, "llama3-8B")
     assert 'model.kind = "gpt2"' in problems({}, "gpt2-xl")
-    assert "their number must be even" in problems({"num_heads": 16, "num_kv_heads": 8, "hidden_dim": 48}, "llama-tiny")
+    assert "the number of channels must be even" in problems(
+        {"num_heads": 16, "num_kv_heads": 8, "hidden_dim": 48}, "llama-tiny"
+    )
     with pytest.raises(UserError, match="gpt2 has no such size"):
         models.shape_of("gpt2", {"num_kv_heads": 2}, "gpt2")
 

@@ -163,7 +163,7 @@ def test_nothing_is_said_where_nothing_is_offloaded() -> None:
 
 @pytest.mark.parametrize("parallel", [{}, {"dp_shard": 2, "zero_stage": 2}, {"dp_replicate": 2}])
 def test_all_without_what_gathers_is_refused(parallel: dict[str, object]) -> None:
-    with pytest.raises(UserError, match="gathered block by block, which is what zero_stage = 3"):
+    with pytest.raises(UserError, match="gathered block by block, which needs zero_stage = 3"):
         planned(2 if parallel else 1, "fp32", offload="all", **parallel)
 
 

@@ -60,7 +60,7 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
     "the nearest worlds are those that the batch divides among": (
         {"parallel.tp": 2, "train.microbatch_size": 2},
         9,
-        ["which do not divide the run's 9; nearest that would do: 6 or 12 ranks"],
+        ["which do not divide the run's 9 ranks; nearest that would do: 6 or 12 ranks"],
         [({}, 6), ({}, 12)],
     ),
     "batch over the ranks": (

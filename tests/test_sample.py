@@ -236,7 +236,7 @@ def test_a_run_without_checkpoint_or_tokenizer_says_so(project: Path, tmp_path: 
     with pytest.raises(UserError) as error:
         sample_run(tmp_path)
     assert "no checkpoint yet" in str(error.value)
-    assert "kept no tokenizer" in str(error.value)
+    assert "has no tokenizer" in str(error.value)
 
 
 def test_a_config_that_is_not_the_checkpoints_is_told(project: Path, tmp_path: Path) -> None:

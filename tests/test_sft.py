@@ -127,11 +127,11 @@ def test_it_learns_to_answer(
     [
         (("data.template=no places",), "data.template: 'no places' must hold {prompt}"),
         (("data.template={response}{prompt}",), "must hold {prompt}"),
-        (("data.tokenizer=char",), 'data.tokenizer = "char": it is made of a corpus of text'),
+        (("data.tokenizer=char",), 'data.tokenizer = "char": it is built from a corpus of text'),
         (("data.tokenizer=bpe:300",), 'data.tokenizer = "bpe:300"'),
         (("data.corpus=absent.jsonl",), "absent.jsonl: cannot be read"),
         (("data.corpus=bad.jsonl",), "bad.jsonl:2: not JSON"),
-        (("data.corpus=bad.jsonl",), 'bad.jsonl:3: no text under "prompt" (there is: response)'),
+        (("data.corpus=bad.jsonl",), 'bad.jsonl:3: no text under "prompt" (it has: response)'),
         (("data.corpus=bad.jsonl",), "bad.jsonl:4: the response is empty"),
         (("data.corpus=bad.jsonl",), "bad.jsonl:5: a JSON object is needed, found list"),
         (("data.prompt_key=question",), 'no text under "question"'),

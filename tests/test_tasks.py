@@ -145,7 +145,7 @@ def test_masked_text_is_scored_as_it_was_validated(
         (("runs/refused", "--out", "x.json"), 'data.task is "lm"'),
         (("runs/refused", "--data", "absent.txt"), "absent.txt"),
         (("runs/refused", "--device", "cuda"), "no CUDA device"),
-        (("--predictions", "answers.json", "--data", "train.json", "--best"), "--best: of a run"),
+        (("--predictions", "answers.json", "--data", "train.json", "--best"), "--best: needs a RUN"),
     ],
 )
 def test_what_evaluate_refuses(
@@ -226,7 +226,7 @@ def test_nothing_to_validate_with_is_told(
     words = ("model.kind=transformer", *SIZES, "data.task=seq2seq", "data.corpus=blank.txt", "train.eval_every=0")
     forker.train(project, "blank", 1, *words, "train.num_steps=2")
     assert cli(["evaluate", "runs/blank"]) == 2
-    assert "the validation split has not one sample" in capsys.readouterr().err
+    assert "the validation split has no sample" in capsys.readouterr().err
 
 
 def test_vectors_are_scored_as_they_were_validated(

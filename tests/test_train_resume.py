@@ -271,7 +271,7 @@ def test_a_checkpoint_without_the_state_of_a_training_is_refused(project: Path, 
     Checkpoints(run.checkpoints, 1, keep_best=False).save(4, read_tensors(run.checkpoints / "step_00000004"), {})
     done = forker.run(project, 1, ["run.name=stateless", *words, "train.num_steps=8"], resume=True)
     assert done.codes == [2]
-    assert "not the checkpoint of a training: its state names no dataset" in done.said
+    assert "not a checkpoint of `codescent train`: its state names no dataset" in done.said
 
 
 def test_what_is_not_read_may_be_damaged_and_a_damaged_plan_is_refused(project: Path, forker: Forker) -> None:

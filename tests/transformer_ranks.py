@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from codescent import models
-from codescent.models.initialize import draw_
+from codescent.models.initialize import fill_
 from codescent.models.transformer.declare import TransformerShape
 from codescent.models.transformer.module import Transformer
 from codescent.plan import Layout, Mesh, ModelFacts, Plan, TaskFacts, TensorPlan, Work
@@ -145,8 +145,8 @@ def run(case: dict[str, Any], group: Any) -> dict[str, Any]:
         strategy.divide(divided, ThisRank(plan, rank, {"tp": group}))
     whole.to_empty(device="cpu")
     divided.to_empty(device="cpu")
-    draw_(3, [(t.parameter, whole.get_parameter(t.parameter.name), None) for t in plan.tensors])
-    draw_(3, [(t.parameter, divided.get_parameter(t.parameter.name), slices(t, plan, rank)) for t in plan.tensors])
+    fill_(3, [(t.parameter, whole.get_parameter(t.parameter.name), None) for t in plan.tensors])
+    fill_(3, [(t.parameter, divided.get_parameter(t.parameter.name), slices(t, plan, rank)) for t in plan.tensors])
     expected, _ = step(whole, plan, case)
     loss, issued = step(divided, plan, case)
     errors = {}

@@ -1,5 +1,5 @@
-"""In: the number of a format that was found on the disk. Out: None, or why this program does not read it.
-Does not read files, and does not say what a format holds: docs/versions.md does."""
+"""In: the format number of a file or folder. Out: None if this program reads it, else the reason for the user.
+Does not read files and does not describe formats (docs/versions.md does)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from codescent import __version__
 
 
 def unreadable(found: object, oldest: int, newest: int, writer: str | None = None) -> str | None:
-    """Why formats `oldest` to `newest` do not include the one that was found; None: they do.
+    """Why the format `found` is not one of `oldest` to `newest`, in words; None if it is.
 
     Args:
-        found: the number in the file; anything but a whole number of at least 1 is damage.
-        oldest: first format that this program reads.
-        newest: the format that it writes.
-        writer: version of codescent that wrote the file, where the file or its folder says it.
+        found: the format number in the file. A value that is not a whole number >= 1 means damage.
+        oldest: the oldest format that this program reads.
+        newest: the format that this program writes.
+        writer: the version of codescent that wrote the file; None: unknown.
     """
     if type(found) is not int or found < 1:
         return f"format {found!r}: must be a whole number of at least 1: the file is damaged"

@@ -1,5 +1,6 @@
-"""In: text, by name or path; or samples of a task. Out: token shards on disk, and from them the batches of every step.
-Does not import torch (loader.py does) and does not know models, configs, tasks or run folders.
+"""In: a text corpus, or the samples of a task. Out: token shards on disk, and the batches of every training step.
+Does not import torch, except in loader.py. Does not know models, configs, tasks or run folders.
 
-The way of a text: corpora -> sources -> scan (first reading) -> chunks -> pool, tokenizers -> shards (second reading);
-the way of a batch: dataset -> split (or the source of a task) -> loader (sampler and read-ahead)."""
+Preparing a text: corpora (find files) -> sources (read text) -> scan (first pass: count and check) -> chunks (cut)
+-> pool, tokenizers (encode) -> shards (second pass: write).
+Reading a batch: dataset (open) -> split, or the source of a task (samples) -> loader (order, read-ahead)."""

@@ -1,5 +1,5 @@
-"""In: the keys of the section [parallel]. Out: the layout that a run asks for, beyond the degrees of its mesh.
-Does not decide what a key does: the strategy that it belongs to does."""
+"""In: values of the config section [parallel]. Out: the dataclass Layout: all its options except mesh degrees.
+Does not apply an option: the strategy of that option does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Layout:
-    """What the user asks of strategies. Each field is the key of [parallel] with its name; docs/config.md has them."""
+    """Options for the strategies. Each field is the key of [parallel] with the same name (see docs/config.md)."""
 
     schedule: str = "1f1b"
     virtual_stages: int = 1
