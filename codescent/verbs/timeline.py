@@ -39,7 +39,7 @@ USUAL = Costs()
 WAITING = "#EEEEEE"
 PICTURES: dict[str, dict[str, str | None]] = {".png": {}, ".svg": {"Creator": None, "Date": None}}
 """Suffixes of pictures, and what matplotlib writes about itself into them: nothing that changes from day to day."""
-SVG = {"svg.hashsalt": "codescent", "svg.fonttype": "none"}
+SVG: dict[Any, str] = {"svg.hashsalt": "codescent", "svg.fonttype": "none"}
 """Settings for which matplotlib writes the same file each time, with text as text."""
 MAX_NAME_BYTES = 200  # file systems allow 255; a temporary file's name is longer
 
