@@ -67,8 +67,8 @@ def test_a_trace_has_a_track_for_each_stage_and_every_instruction(name: str, tmp
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("a.pdf", "must end in .png (a picture) or .json"),
-        ("a", "must end in .png (a picture) or .json"),
+        ("a.pdf", "must end in .png or .svg (a picture) or .json"),
+        ("a", "must end in .png or .svg (a picture) or .json"),
         ("absent/a.png", "there is no folder"),
         ("folder.json", "is a folder"),
     ],

@@ -74,7 +74,7 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("--ranks", type=_positive, metavar="N", help="number of ranks to plan for (parallel.ranks)")
     add("--json", action="store_true", help="print the plan as JSON")
-    add("--timeline", type=_path, metavar="FILE", help="draw a step's schedule: .png, or .json for ui.perfetto.dev")
+    add("--timeline", type=_path, metavar="FILE", help="draw one step: .png, .svg, or .json for ui.perfetto.dev")
 
 
 def _prove(verb: argparse.ArgumentParser) -> None:

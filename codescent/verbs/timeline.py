@@ -1,4 +1,4 @@
-"""In: a plan's schedule, relative seconds of each verb. Out: a picture of one step (PNG), or a Perfetto trace (JSON).
+"""In: a plan's schedule, relative seconds of each verb. Out: a picture of one step (PNG, SVG) or a Perfetto trace.
 Does not measure: it draws the simulation of cost/simulate.py."""
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ COLOURS: dict[Verb, str] = {
 
 USUAL = Costs()
 WAITING = "#EEEEEE"
+PICTURES: dict[str, dict[str, str | None]] = {".png": {}, ".svg": {"Creator": None, "Date": None}}
+"""Suffixes of pictures, and what matplotlib writes about itself into them: nothing that changes from day to day."""
+SVG: dict[Any, str] = {"svg.hashsalt": "codescent", "svg.fonttype": "none"}
+"""Settings for which matplotlib writes the same file each time, with text as text."""
 MAX_NAME_BYTES = 200  # file systems allow 255; a temporary file's name is longer
 
 ROW_IN, MARGIN_IN, NARROWEST_IN, WIDEST_IN, UNNUMBERED_IN = 0.4, 0.8, 8.0, 46.0, 24.0
@@ -51,11 +55,11 @@ def refusals(path: Path) -> Iterator[str]:
         yield f"--timeline: the file's name has {len(path.name.encode())} bytes; give at most {MAX_NAME_BYTES}"
     elif path.is_dir():
         yield f"--timeline {path}: is a folder; give the name of a file"
-    elif suffix not in (".png", ".json"):
-        yield f"--timeline {path}: the name must end in .png (a picture) or .json (a trace for ui.perfetto.dev)"
+    elif suffix not in (*PICTURES, ".json"):
+        yield f"--timeline {path}: the name must end in .png or .svg (a picture) or .json (a trace for ui.perfetto.dev)"
     elif not path.parent.is_dir():
         yield f"--timeline {path}: there is no folder {path.parent}"
-    elif suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
+    elif suffix in PICTURES and importlib.util.find_spec("matplotlib") is None:
         how = "pip install 'codescent[figures]', or write a .json trace"
         yield f"--timeline {path}: a picture needs matplotlib: {how}"
 
@@ -70,7 +74,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
 
 
 def write_timeline(schedule: Schedule, title: str, path: Path, costs: Costs = USUAL) -> None:
-    """Draw one step of `schedule` with relative `costs` to a .png or .json file. The file appears complete.
+    """Draw one step of `schedule` with relative `costs` to a .png, .svg or .json file. The file appears complete.
 
     Raises UserError: see `refusals`, or the file cannot be written.
     """
@@ -80,7 +84,7 @@ def write_timeline(schedule: Schedule, title: str, path: Path, costs: Costs = US
     if path.suffix.lower() == ".json":
         content: str | bytes = json.dumps(trace(simulation, title, costs), indent=1) + "\n"
     else:
-        content = picture(simulation, title, costs)
+        content = picture(simulation, title, costs, path.suffix.lower())
     try:
         replace_file(path, content)
     except OSError as error:
@@ -110,8 +114,12 @@ def _event(span: Span) -> dict[str, Any]:
     return {**event, "args": {name: value for name, value in arguments.items() if value is not None}}
 
 
-def picture(simulation: Simulation, title: str, costs: Costs) -> bytes:
-    """A PNG with a row for each stage and time to the right. Boxes show micro-batch numbers if they are wide enough."""
+def picture(simulation: Simulation, title: str, costs: Costs, suffix: str) -> bytes:
+    """A picture with a row for each stage and time to the right. Boxes that are wide enough show micro-batch numbers.
+
+    `suffix` is one of `PICTURES`.
+    """
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     spans = [span for span in simulation.timeline if span.end_s > span.start_s]
@@ -135,7 +143,8 @@ def picture(simulation: Simulation, title: str, costs: Costs) -> bytes:
     figure.text(left, 1 - 0.6 / height, _measured(simulation), fontsize=9, va="center")
     figure.text(left, 0.2 / height, _stated(spans, costs, numbered=numbered), fontsize=8, va="center", color="#444444")
     content = io.BytesIO()
-    figure.savefig(content, format="png")
+    with rc_context(SVG):
+        figure.savefig(content, format=suffix[1:], metadata=PICTURES[suffix])
     return content.getvalue()
 
 
@@ -155,10 +164,10 @@ def _frame(axes: Axes, simulation: Simulation) -> None:
 
 
 def _boxes(axes: Axes, spans: list[Span], *, numbered: bool) -> None:
-    groups: dict[tuple[int, Verb, bool], list[Span]] = {}
+    alike: dict[tuple[int, Verb, bool], list[Span]] = {}
     for span in spans:
-        groups.setdefault((span.stage, span.instruction.verb, span.instruction.chunk % 2 == 1), []).append(span)
-    for (stage, verb, odd), group in groups.items():
+        alike.setdefault((span.stage, span.instruction.verb, span.instruction.chunk % 2 == 1), []).append(span)
+    for (stage, verb, odd), group in alike.items():
         boxes = [(span.start_s, span.end_s - span.start_s) for span in group]
         axes.broken_barh(boxes, (stage - 0.42, 0.84), facecolor=_colour(verb, odd=odd), edgecolor="white", lw=0.6)
         ink = "black" if odd or verb in (Verb.BACKWARD_INPUT, Verb.BACKWARD_WEIGHT) else "white"
