@@ -1,6 +1,6 @@
 # Everything a fresh machine needs: `make train` (install and train the default job), `make test` (install and test).
 PYTHON ?= python3
-JOBS ?= 2
+JOBS ?= 4
 BIN := .venv/bin
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -15,8 +15,14 @@ help: ## list the targets
 train: .venv/.installed ## install, then train the default job into runs/; ARGS="section.key=value"
 	$(BIN)/codescent train configs/default.toml run.name=default-$(STAMP) $(ARGS)
 
-test: .venv/.installed-dev lint docs ## install, check the code and the docs, run the tests; ARGS="tests/test_x.py"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+# The checks run beside the tests, and print when the tests have ended. Many tests wait for ranks or deadlines, so there
+# are more of them at a time than cores; a worker that has none left takes some from the longest queue.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test: .venv/.installed-dev .venv/.installed-docs ## install, check the code and the docs, run the tests; ARGS="tests/test_x.py"
+	@mkdir -p build; $(MAKE) --no-print-directory lint docs > build/checks.txt 2>&1 & checks=$$!; \
+	$(PYTEST) --durations=40 --durations-min=1 $(ARGS); tests=$$?; \
+	wait $$checks; checks=$$?; cat build/checks.txt; test $$checks -eq 0 && exit $$tests
 
 lint: .venv/.installed-dev ## check style, types and the order of the rooms
 	$(BIN)/ruff check .
@@ -28,8 +34,8 @@ lint: .venv/.installed-dev ## check style, types and the order of the rooms
 docs: .venv/.installed-docs ## build the site of the docs into build/site, and check every link in it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-slow: .venv/.installed-dev ## run the tests that take minutes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow --timeout 1200 $(ARGS)
+slow: .venv/.installed-dev ## run the tests that take minutes, and those that draw examples on many more examples
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile deep --timeout 1200 $(ARGS)
 
 hooks: .venv/.installed-dev ## install the git hooks: ruff and mypy before each commit
 	$(BIN)/pre-commit install

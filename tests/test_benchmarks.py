@@ -3,11 +3,14 @@ Does not measure anything: no peer is needed, and no time is compared."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +52,31 @@ def script(name: str, *words: str, timeout_s: float = 60, **variables: str) -> s
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=timeout_s, cwd="/")
 
 
+def script_here(name: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """As `script`, in this process: for what ends before anything is measured."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.delenv("CODESCENT_DATA_DIR", raising=False)
+        patch.setattr(sys, "argv", [f"{name}.py", *words])
+        patch.chdir("/")
+        for variable, value in variables.items():
+            patch.setenv(variable, value)
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+    code = end.value.code
+    said = f"{code}\n" if isinstance(code, str) else ""
+    return subprocess.CompletedProcess(words, 1 if said else code or 0, out.getvalue(), err.getvalue() + said)  # type: ignore[arg-type]
+
+
+def test_help_of_a_program() -> None:
+    done = script("peers", "--help")
+    assert done.returncode == 0
+    assert "--json" in done.stdout
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_help_says_what_it_measures(name: str) -> None:
-    done = script(name, "--help")
+    done = script_here(name, "--help")
     assert done.returncode == 0
     assert "--json" in done.stdout
 
@@ -76,7 +101,7 @@ def test_help_says_what_it_measures(name: str) -> None:
     ],
 )
 def test_what_cannot_be_measured_is_refused(words: list[str], expected: str) -> None:
-    done = script(*words)
+    done = script_here(*words)
     assert done.returncode == 2, done.stderr
     assert expected in done.stderr
     assert done.stdout == ""
@@ -86,7 +111,7 @@ def test_small_job_needs_the_text(tmp_path: Path) -> None:
     for name in ("train.py", "model.py", "config/train_shakespeare_char.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    done = script("small_job", "--nanogpt", str(tmp_path), CODESCENT_DATA_DIR=str(tmp_path))
+    done = script_here("small_job", "--nanogpt", str(tmp_path), CODESCENT_DATA_DIR=str(tmp_path))
     assert done.returncode == 2
     assert f"no tinyshakespeare/input.txt in {tmp_path}" in done.stderr
 

@@ -1,5 +1,5 @@
 """In: configs of an encoder-decoder. Out: its plan, its cut between encoder and decoder, its FLOPs; what is refused.
-Does not run a plan: test_hybrids_transformer does."""
+Does not run a plan: test_trajectories does."""
 
 from __future__ import annotations
 

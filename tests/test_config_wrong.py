@@ -220,14 +220,14 @@ def test_files_that_are_not_toml(text: str | bytes, expected: str) -> None:
     assert problem(write("run.toml", text)).startswith(expected) or expected in problem("run.toml")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=80) | st.text(alphabet="[]{}=\"'\n.,#abtrainmodel_ 019-:\\\r\t", max_size=80).map(str.encode))
 def test_whatever_a_file_holds_the_answer_is_a_config_or_a_user_error(data: bytes) -> None:
     config = load_or_none(write("junk.toml", data))
     assert config is None or load(write("again.toml", to_toml(config))).config == config
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(sorted(KEYS)), st.text(max_size=30))
 def test_whatever_an_override_holds_the_answer_is_a_config_or_a_user_error(name: str, value: str) -> None:
     config = load_or_none(write("run.toml", ""), f"{name}={value}")

@@ -98,7 +98,7 @@ def test_every_turn_of_the_assistant_and_its_end_are_wanted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_random_conversations(name: str, data: st.DataObject) -> None:
     messages = data.draw(conversations(system=name != "mistral"))

@@ -1,5 +1,5 @@
 """In: prepared texts. Out: their lines as samples: the tokens, the marks, the padding, the losses.
-Does not train (test_hybrids_seq2seq does)."""
+Does not train (test_pairs_runs does)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """In: synthetic tensors, users' files of tensors. Out: the same numbers in every format; what is wrong is named.
-Does not train (test_hybrids_tensors does)."""
+Does not train (test_tensors_runs does)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from codescent.launch.slurm_lists import counts, hosts
@@ -99,21 +99,18 @@ NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,5}[a-z-]", fullmatch=True)
 GROUPS = st.tuples(NAMES, st.lists(st.integers(0, 1200), min_size=1, max_size=20), st.integers(1, 6))
 
 
-@settings(deadline=None)
 @given(st.lists(GROUPS, min_size=1, max_size=4))
 def test_hosts_come_back_as_they_were_written(groups: list[tuple[str, list[int], int]]) -> None:
     text = ",".join(_written(*group) for group in groups)
     assert hosts(text) == [f"{name}{number:0{width}d}" for name, numbers, width in groups for number in numbers]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 50)), min_size=1, max_size=10))
 def test_counts_come_back_as_they_were_written(runs: list[tuple[int, int]]) -> None:
     text = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
     assert counts(text) == [count for count, times in runs for _ in range(times)]
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="n1[]-,(x) ²", max_size=12))
 def test_any_text_is_read_or_refused(text: str) -> None:
     for read in (hosts, counts):

@@ -16,7 +16,7 @@ from forker import Forker, Runs
 from peft import PeftModel
 from questions import files as questions
 from questions import vocabulary
-from runs import assert_same, losses, make_project, train_on_cpus
+from runs import assert_same, losses, make_project
 from safetensors.torch import load_file, save_file
 from test_interchange import a_folder, bert, gpt2, llama, logits, ours
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertForQuestionAnswering
@@ -250,7 +250,7 @@ def test_everything_in_the_hosts_memory(runs: Runs) -> None:
     """parallel.offload = "all", with a CPU for the device: shards of what is not trained are there, too."""
     words = ("train.precision=bf16", "train.microbatch_size=6")
     away = ("parallel.dp_shard=2", "parallel.offload=all")
-    found = train_on_cpus(runs.project, "away", 2, *WORDS, *words, *away)
+    found = runs.forker.train_on_cpus(runs.project, "away", 2, *WORDS, *words, *away)
     assert losses(found) == pytest.approx(losses(runs.of_one(*words)), rel=2e-3)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import codescent, make_project, train
+from runs import called, codescent, make_project, train
 from torch import Tensor, nn
 from torch.autograd import backward
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -459,10 +459,10 @@ def test_a_run_learns_and_writes(project: Path) -> None:
 
 def test_planning_needs_no_torch(project: Path) -> None:
     (project / "big.toml").write_text('[model]\npreset = "llama3-8b"\n[data]\ntokenizer = "byte"\n')
-    done = codescent(project, "plan", "big.toml", "--ranks", "16", "parallel.tp=8", "parallel.dp_shard=2")
+    done = called(project, "plan", "big.toml", "--ranks", "16", "parallel.tp=8", "parallel.dp_shard=2")
     assert done.returncode == 0, done.stderr
     assert "8,030,261,248" in done.stdout
-    done = codescent(project, "plan", "big.toml", "--ranks", "16", "parallel.tp=16", "train.global_batch_size=16")
+    done = called(project, "plan", "big.toml", "--ranks", "16", "parallel.tp=16", "train.global_batch_size=16")
     assert done.returncode == 2
     assert "8 key-value heads do not divide into 16 parts; nearest that would do: tp = 8" in done.stderr
 

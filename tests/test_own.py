@@ -8,11 +8,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forker import Forker
 
 from codescent.own.profile import Profile, measure
 
@@ -23,49 +24,26 @@ MOST = ("ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1"
 Run = Callable[..., list[Any]]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[subprocess.Popen[str]]:
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    process = subprocess.Popen(
-        [sys.executable, str(TESTS / "own_ranks.py")], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    yield process
-    process.communicate()
-
-
 @pytest.fixture
-def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
+def run(forker: Forker, tmp_path: Path) -> Run:
     """`run(ranks, job, **options)`: what each rank returned; all must end well."""
 
     def ask(ranks: int, job: str, **options: Any) -> list[Any]:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        server.stdin.write(json.dumps([str(tmp_path), ranks, job, options]) + "\n")
-        server.stdin.flush()
-        codes, found, said = json.loads(server.stdout.readline())
-        assert codes == [0] * ranks, said
-        return found
+        return forker.call("own_ranks:act", tmp_path, ranks, job=job, options=options)
 
     return ask
 
 
 @pytest.fixture(scope="module")
-def alone(server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+def alone(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """The trajectory of torch alone in one process, computed once."""
     known: dict[str, Any] = {}
-    folder = str(tmp_path_factory.mktemp("alone"))
+    folder = tmp_path_factory.mktemp("alone")
 
     def ask(**options: Any) -> Any:
         key = json.dumps(options)
         if key not in known:
-            assert server.stdin is not None
-            assert server.stdout is not None
-            server.stdin.write(json.dumps([folder, 1, "train", {**options, "clip": "torch"}]) + "\n")
-            server.stdin.flush()
-            codes, found, said = json.loads(server.stdout.readline())
-            assert codes == [0], said
-            known[key] = found[0]
+            (known[key],) = forker.call("own_ranks:act", folder, job="train", options={**options, "clip": "torch"})
         return known[key]
 
     return ask

@@ -24,6 +24,7 @@ from runs import codescent, environment, make_project, start
 from codescent.record import RunFolder
 
 ENDLESS = ("train.num_steps=100000000", "optimizer.decay_steps=1000", "train.eval_every=0", "run.name=endless")
+ENDLESS += ("log.metrics_every=1",)  # by itself a run of so many steps writes a row every thousand
 TIMEOUT_S = 100
 
 

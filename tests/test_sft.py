@@ -29,12 +29,6 @@ SFT = (
     "train.num_steps=12",
     "train.eval_every=6",
 )
-LAYOUTS = {
-    "dp_shard=2": (2, ("parallel.dp_shard=2", "train.microbatch_size=2")),
-    "pp=2": (2, ("parallel.pp=2", "train.microbatch_size=2")),
-    "tp=2": (2, ("parallel.tp=2",)),
-    "cp=2": (2, ("parallel.cp=2",)),
-}
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +83,6 @@ def test_a_long_response_is_cut_where_the_sample_ends() -> None:
     assert source.losses(numbers).tolist() == [3]
     with pytest.raises(IndexError):
         source.read(np.array([1]))
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_every_layout_walks_one_trajectory(project: Path, forker: Forker, kind: str) -> None:
-    words = (*SFT, f"model.kind={kind}", *(("model.dropout=0.1",) if kind == "gpt2" else ()))
-    alone = forker.train(project, kind, 1, *words)
-    assert losses(alone)[-1] < losses(alone)[0]
-    for name, (ranks, keys) in LAYOUTS.items() if kind == "gpt2" else [("tp=2", LAYOUTS["tp=2"])]:
-        assert_same(forker.train(project, f"{kind}-{name}", ranks, *words, *keys), alone, 1e-9)
 
 
 def test_the_loss_is_the_mean_of_the_steps_response_tokens(project: Path, forker: Forker) -> None:

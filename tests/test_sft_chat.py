@@ -12,7 +12,7 @@ import pytest
 from asked import responses
 from chats import CHATML, TALK, write_model_folder
 from forker import Forker
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from runs import assert_same, losses, make_project, refused, train
 from transformers import AutoTokenizer
@@ -89,7 +89,6 @@ def test_samples_want_every_turn_as_far_as_there_is_room(tmp_path: Path) -> None
     assert dataset.source("train", 12, 12).left_out == 2
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     examples=st.lists(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3), min_size=1),
     seq_len=st.integers(1, 20),

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from runs import codescent, make_project, train
+from runs import called, codescent, make_project, train
 
 from codescent.base.errors import UserError
 from codescent.data.samples import AnyDataset
@@ -45,7 +45,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_one_clear_message(project: Path, words: list[str], expected: list[str]) -> None:
-    done = codescent(project, "train", "run.toml", "run.name=refused", *words)
+    done = called(project, "train", "run.toml", "run.name=refused", *words)
     assert done.returncode == 2, done.stdout + done.stderr
     for part in expected:
         assert part in done.stderr

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from forker import Forker, Runs
-from runs import assert_same, codescent, losses, make_project
+from runs import assert_same, called, losses, make_project
 
 from codescent.base.errors import UserError
 from codescent.build import build
@@ -82,7 +82,7 @@ def test_the_run_says_that_it_is_synthetic(runs: Runs) -> None:
     }
     assert Plan.from_json(runs.of_one().plan).task.synthetic
     assert Plan.from_json(runs.of_one().plan).task.name == "tensors"
-    said = codescent(runs.project, "plan", "synthetic_transformer")
+    said = called(runs.project, "plan", "synthetic_transformer")
     assert "synthetic: random numbers" in said.stdout
 
 
@@ -136,7 +136,7 @@ def test_a_run_refuses_in_words(runs: Runs, words: list[str], said: str) -> None
 
 
 def test_other_sizes_than_the_models_are_refused(runs: Runs) -> None:
-    made = codescent(
+    made = called(
         runs.project, "data", "--synthetic", "9", "--source", "1x4", "--target", "5x4", "--format", "safetensors"
     )
     folder = made.stdout.splitlines()[-1]
