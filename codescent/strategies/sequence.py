@@ -1,5 +1,5 @@
-"""In: activations, a tensor-parallel group. Out: activations, all-gathered, reduce-scattered or all-reduced. Backward
-communicates the gradients in the opposite direction.
+"""In: activations, a tensor-parallel group. Out: activations, all-gathered, reduce-scattered or all-reduced.
+The backward pass of each function communicates what the gradients need.
 Does not compute any part of a layer: these functions are the communication of tensor and sequence parallelism."""
 
 from __future__ import annotations
