@@ -1,4 +1,5 @@
-"""In: a function that every rank runs by itself. Out: the results of all ranks, or one error raised on every rank.
+"""In: a function that each rank calls. Out: on every rank, the results of all ranks in rank order.
+If the function fails on one rank or more, every rank raises the same error.
 Does not set a timeout (the process group does) and sends no pickle: ranks exchange JSON."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In: the progress of each rank (steps done). Out: shared memory from which the launcher reads the progress.
+"""In: heartbeats: how many steps each rank has done. Out: shared memory that the ranks write and the launcher reads.
 Does not decide which rank is late (launch/watch.py does)."""
 
 from __future__ import annotations

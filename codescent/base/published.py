@@ -1,5 +1,5 @@
-"""In: a path for a new folder, and the disk space it needs. Out: a hidden folder, renamed to the path when complete.
-Does not lock, and does not resume a killed preparation (data/prepared.py does both)."""
+"""In: the path of a new folder, the bytes it needs. Out: a hidden folder to fill, renamed to the path when complete.
+Does not lock a folder, and does not continue a half-written folder after a kill (data/prepared.py does both)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""In: a JSON object. Out: a JSON file with the SHA-256 of its fields; a changed file is read as None.
-Does not protect against an attacker, who can write a new checksum."""
+"""In: a JSON object. Out: a JSON file with a checksum; reading returns the object, or None if the file was changed.
+Does not protect against an attacker, who can write a new checksum. The checksum is the SHA-256 of all other fields."""
 
 from __future__ import annotations
 

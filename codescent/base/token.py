@@ -1,5 +1,6 @@
-"""In: an environment variable, or a file in the home folder (created if missing). Out: the secret key of a run's ranks.
-Does not send the secret over the network: ranks prove by HMAC that they know it (train/store.py)."""
+"""In: the name of a run; a secret text from CODESCENT_TOKEN, or else from the user's file ~/.codescent/token.
+Out: the secret key of the run, which is the same on every rank. A missing file is created.
+Does not send text or key over the network: ranks prove by HMAC that they know the key (train/store.py)."""
 
 from __future__ import annotations
 

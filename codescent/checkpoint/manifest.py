@@ -1,5 +1,5 @@
-"""In: the folder of a checkpoint. Out: its manifest (encoded or decoded and checked); files compared with its SHA-256.
-Does not read tensor values and does not import torch."""
+"""In: a checkpoint folder. Out: its manifest, encoded as JSON, or read and checked; a list of damaged files.
+Does not decode tensors or import torch. The manifest lists all tensors, and size and SHA-256 of every file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In: the config sections of sections.py. Out: valid values, default and description of each key, as text.
+"""In: the config sections of sections.py. Out: documentation of each key: valid values in words, default, description.
 Does not read a file and does not check values."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""In: nothing. Out: type `Samples` (inputs, targets), and the interfaces of an open dataset and of its sample sources.
-Does not read files: each task implements the interfaces."""
+"""In: nothing. Out: `Samples` (inputs, targets); the interfaces `AnyDataset` and `Source` (the samples of one split).
+Does not read files: the classes that implement the interfaces do (in data/text and in each task)."""
 
 from __future__ import annotations
 

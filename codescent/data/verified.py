@@ -1,5 +1,5 @@
-"""In: files and their expected sha256. Out: their actual sha256, from a cache if a file has not changed since.
-Does not reject a wrong hash: callers compare. The expected sha256 only decides whether a cache entry may be used."""
+"""In: files, and the sha256 expected for each. Out: each file's true sha256, from a cache if the file is unchanged.
+Does not reject a wrong hash: callers compare. A cached hash that is not the expected one is computed again."""
 
 from __future__ import annotations
 

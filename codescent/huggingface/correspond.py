@@ -1,5 +1,6 @@
-"""In: table rows: our parameter, Hugging Face's tensors, how their dims match. Out: index maps in both directions.
-Does not read or write tensors. In this folder "their" means Hugging Face's."""
+"""In: a table of which Hugging Face tensors hold which parameter. Out: for each dim, maps between
+the indices of the parameter and the indices of the tensor.
+Does not read or write tensors. In this folder "our" means codescent's and "their" means Hugging Face's."""
 
 from __future__ import annotations
 

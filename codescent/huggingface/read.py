@@ -1,5 +1,5 @@
-"""In: a checked Hugging Face folder, a parameter's name, slices of it. Out: the values of these slices.
-Does not check the folder (folder.py does). It memory-maps a file only while it reads, in any rank or thread."""
+"""In: a checked Hugging Face folder, a parameter's name, one slice per dim. Out: the values in the slices.
+Does not check the folder (folder.py does). Any rank or thread may call it: a file is mapped only while it is read."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""In: a codescent tokenizer file, or a Hugging Face folder. Out: the same tokenizer and ids in the other format.
-Does not encode text and does not train a tokenizer."""
+"""In: a codescent tokenizer file, or a Hugging Face folder. Out: the tokenizer in the other format.
+Does not change the id of a token, encode text or train a tokenizer."""
 
 from __future__ import annotations
 

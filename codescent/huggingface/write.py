@@ -1,4 +1,4 @@
-"""In: Hugging Face tensors to write, a function that reads slices of our parameters. Out: safetensors files.
+"""In: names and shapes of Hugging Face tensors, a function that reads our parameters in slices. Out: safetensors files.
 Does not hold a whole tensor in memory: it writes block by block, so memory does not depend on the model's size."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""In: environment variables. Out: a copy with GLIBC_TUNABLES that make malloc reuse large blocks in the next step.
-Does not restart the process. glibc reads the variable at process start, so verbs/cli.py restarts once."""
+"""In: environment variables. Out: a copy in which GLIBC_TUNABLES makes malloc reuse large freed blocks.
+Does not restart the process. glibc reads the variable only at process start, so verbs/train.py restarts it once."""
 
 from __future__ import annotations
 

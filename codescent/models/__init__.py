@@ -1,4 +1,5 @@
-"""In: a kind of model (one of KINDS), a preset, sizes. Out: checked sizes, parameter list, facts for the plan, module.
+"""In: a kind of model (one of KINDS), a preset, sizes. Out: the checked sizes (`shape_of`), the parameters
+(`parameters_of`), the model's description in a plan (`facts_of`), the torch module (`construct`).
 Does not import torch before `construct` builds a module, so planning and `--help` start fast."""
 
 from __future__ import annotations

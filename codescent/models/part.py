@@ -1,4 +1,5 @@
-"""In: the sizes of a model, and the range of depths to build. Out: `Part`, the base class of every kind's module.
+"""In: a model's sizes, and which layers to build (embedding, blocks, head). Out: `Part`, the base class of the
+modules of all kinds of model. It has what all kinds share: embedding, head, dropout keys.
 Does not run the blocks: the `forward` of each kind of model runs them."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""In: a tensor h, a weight matrix. Out: GELU or SwiGLU of h, times the matrix, as one node of the autograd graph.
-Does not split anything over ranks: strategies set collectives as the attributes `before` and `after` of a layer."""
+"""In: activations h, a weight matrix W. Out: f(h) W^T for f = GELU or SwiGLU, as one node of the autograd graph.
+Does not split W over ranks: strategies do, and set functions that the layer calls before and after the product."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""In: activations; for cross-attention also the source's. Out: the attention output, to add to the residual stream.
-Does not split heads or sequences over ranks: the strategies that split them set `core` and `first_head`."""
+"""In: activations; for cross-attention also the encoder's output. Out: what attention adds to the residual stream.
+Does not split heads or sequences over ranks: strategies do. They set the attributes `first_head` (this rank's first
+head) and `core` (the function that computes attention over a split sequence)."""
 
 from __future__ import annotations
 

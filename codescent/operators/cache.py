@@ -1,5 +1,5 @@
-"""In: keys and values of new tokens. Out: keys and values of all tokens so far, for attention; rows differ in length.
-Does not compute attention or choose the next tokens."""
+"""In: keys and values of new tokens. Out: keys and values of all tokens so far, for attention (key/value cache).
+Does not compute attention or choose the next tokens. The sequences of a batch may have different lengths."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""In: an activation, and keys from seed, step, sample and site (place in the model). Out: the activation with dropout.
-Does not use a random generator: a mask depends only on keys and positions. It is the same on all layouts."""
+"""In: an activation; hash keys of seed, step, sample and place in the model. Out: the activation after dropout.
+Does not use a random generator: the mask is a hash of key, row and column, so it is the same in all layouts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""In: the vocabulary matrix; tokens, or the last activations and targets. Out: the embeddings, or the summed loss.
-Does not store all logits: it computes those of a chunk of tokens, and reuses the memory for their gradient."""
+"""In: the matrix of embedding or head; tokens, or final activations and targets. Out: embeddings, or the summed loss.
+Does not store all logits: it computes logits for a chunk of tokens, then overwrites the logits with their gradient."""
 
 from __future__ import annotations
 

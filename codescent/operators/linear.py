@@ -1,5 +1,6 @@
-"""In: activations x. Out: x W^T + b plus a LoRA adapter's product. Backward can defer the weight's gradient.
-Does not split anything over ranks: strategies set collectives as the attributes `before` and `after` of a layer."""
+"""In: activations x; W, b, a LoRA adapter. Out: x W^T + b + the adapter's product. The gradient of W can wait until a
+later instruction computes it (zero-bubble pipeline).
+Does not split W over ranks: strategies do, and set functions that the layer calls before and after the product."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""In: the steps of a loop. Out: a trace of each rank for ui.perfetto.dev, and the seconds of exposed communication.
-Does not record anything itself: torch's profiler does."""
+"""In: a `with` block around steps of a user's loop. Out: a trace per rank for ui.perfetto.dev; seconds of computation,
+of communication, and of exposed communication (while nothing is computed).
+Does not time operators itself: torch's profiler does."""
 
 from __future__ import annotations
 

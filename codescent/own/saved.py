@@ -1,4 +1,5 @@
-"""In: a path, a module, its optimizer, the user's JSON values. Out: a checkpoint of them; or on load, the saved values.
+"""In: a path, a module, its optimizer, JSON values. Out: `save` writes all of them to a checkpoint; `load` copies the
+saved tensors into module and optimizer and returns the JSON values.
 Does not write or read the files itself (codescent/checkpoint does), and never uses pickle."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""In: a launcher's environment variables, or none. Out: this process's rank, device, process group and device meshes.
+"""In: the environment variables of a launcher; without a launcher, the process is the only rank.
+Out: this process's rank, device and process group; a device mesh for a given number of replicas.
 Does not start processes and does not change a module (distribute.py does)."""
 
 from __future__ import annotations

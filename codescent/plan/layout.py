@@ -1,5 +1,5 @@
-"""In: values of the config section [parallel]. Out: the dataclass Layout: all its options except mesh degrees.
-Does not apply an option: the strategy of that option does."""
+"""In: nothing. Out: the dataclass Layout: options of the config section [parallel], such as schedule and ZeRO stage.
+Does not contain the size of each mesh axis (mesh.py does) and does not apply an option (strategies do)."""
 
 from __future__ import annotations
 

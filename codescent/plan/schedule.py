@@ -1,4 +1,4 @@
-"""In: instruction types, such as FORWARD or STEP. Out: the dataclass Schedule: an instruction list per pipeline stage.
+"""In: nothing. Out: `Verb`, the types of instruction (FORWARD, STEP, ...); `Schedule`, an instruction list per stage.
 Does not run the instructions (train/execute.py and cost/simulate.py do) and holds no costs."""
 
 from __future__ import annotations

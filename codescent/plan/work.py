@@ -1,4 +1,4 @@
-"""In: nothing. Out: the dataclasses Work (batch sizes and sequence lengths of a step) and TaskFacts (the task).
+"""In: nothing. Out: the dataclasses Work (batch sizes, sequence length, precision) and TaskFacts (a task's settings).
 Does not know the model (plan/model.py does) and does not compute a task's values (tasks does)."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In: rows of named numbers. Out: the files metrics.csv and metrics.jsonl of a folder, both with all rows.
+"""In: rows of named numbers. Out: metrics.csv and metrics.jsonl of a folder; each can restore the other.
 Does not know what the numbers mean, and does not load a whole file: it handles one row at a time."""
 
 from __future__ import annotations

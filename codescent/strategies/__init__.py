@@ -1,5 +1,5 @@
-"""In: nothing. Out: ORDER, the list of all strategies in the order of application; the base class `Strategy`.
-Does not import torch, because planning walks ORDER and must start fast. Each strategy's `divide` imports torch."""
+"""In: a plan. Out: ORDER, all strategies in the order in which they are applied; the plan's strategies and collectives.
+Does not import torch, so planning starts fast. Only methods that run in training, such as `divide`, import it."""
 
 from __future__ import annotations
 

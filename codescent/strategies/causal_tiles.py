@@ -1,5 +1,6 @@
-"""In: a rank's queries, and the keys and values of one rank. Out: each rank's positions; causal attention in tiles.
-Does not send anything: `ring` exchanges keys and values. A tile is a block of queries, with the keys that they see."""
+"""In: this rank's queries, any one rank's keys and values. Out: causal attention of the queries to these keys, tile by
+tile (a tile: a block of queries and a range of keys); also `balanced_positions`: which positions each rank holds.
+Does not send anything: ring.py exchanges keys and values between ranks."""
 
 from __future__ import annotations
 

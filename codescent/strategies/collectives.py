@@ -1,5 +1,5 @@
-"""In: a tensor, a process group. Out: torch's collectives and backward callbacks, under names that do not change.
-Does not decide what is sent. Strategies import only from here what is private in torch or renamed between versions."""
+"""In: a tensor and a process group, or a function. Out: torch's collectives; calls at the end of a backward pass.
+Does not decide what is sent. Strategies use names that are private in torch, or differ between versions, only here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In: a plan's tensors, and the mesh axes with replicas. Out: data parallelism (DDP): gradients all-reduced in buckets.
+"""In: a plan's tensors. Out: distributed data parallelism: gradients all-reduced in buckets over dp_replicate and cp.
 Does not shard (zero does) or update weights. Does not import torch at the top, because planning imports this file."""
 
 from __future__ import annotations

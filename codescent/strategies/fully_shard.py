@@ -1,5 +1,5 @@
-"""In: a module, its blocks, a device mesh. Out: the module sharded by torch's fully_shard (FSDP2), block by block.
-Does not choose stage, dtype or memory of the shards: zero does so for our models, `own` for users' modules."""
+"""In: a module, its blocks, a device mesh. Out: the module, sharded in place by torch's fully_shard, block by block.
+Does not choose ZeRO stage, dtype or memory (host or device): shards.py does; for users' modules own/divide.py does."""
 
 from __future__ import annotations
 

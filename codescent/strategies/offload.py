@@ -1,4 +1,5 @@
-"""In: a plan's tensors. Out: tensors placed in host memory: optimizer state and master copies, with "all" also weights.
+"""In: a plan's tensors, parallel.offload. Out: optimizer state and master weights in host memory;
+if parallel.offload is "all", also the weights.
 Does not copy data: train/host_copy does, and torch's fully_shard does for weights that zero gathers."""
 
 from __future__ import annotations

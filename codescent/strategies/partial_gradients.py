@@ -1,4 +1,5 @@
-"""In: a rank's gradients, some of which are partial sums on each rank of a group (tp, pp). Out: these sums all-reduced.
+"""In: a rank's gradients, and which are partial: several ranks of tp or pp hold the same tensor, and each computes
+one term of its gradient (pp: an embedding that first and last stage share). Out: the partial gradients, all-reduced.
 Does not decide which gradients are partial: `TensorPlan.partial` does."""
 
 from __future__ import annotations

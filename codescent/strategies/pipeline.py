@@ -1,5 +1,5 @@
-"""In: the mesh axis pp, a schedule's name, the FLOPs of each depth. Out: pipeline stages, each with its instructions.
-Does not build the instruction lists (plan/pipeline does) or send activations (train/messages does)."""
+"""In: the mesh axis pp, the name of a schedule, FLOPs per layer. Out: each stage's layers and its instruction list.
+Does not define the order of a schedule (plan/pipeline does) or send activations (train/messages does)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""In: a sequence length or a mesh degree that a strategy refuses. Out: the nearest allowed values, as message text.
-Does not decide what is refused: strategies do. base/nearest.py computes the numbers."""
+"""In: a sequence length, or a size of a mesh axis, that a strategy cannot use. Out: the nearest usable sizes, as text.
+Does not decide what is usable: strategies do. The text is a part of an error message."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""In: queries, keys and values of this rank's positions. Out: exact causal attention of its queries to all keys.
-Does not choose a rank's positions or compute attention: `causal_tiles` does. This file exchanges keys and values."""
+"""In: queries, keys and values of this rank's positions. Out: causal attention of the queries to the keys of all ranks.
+It exchanges keys and values between the ranks, by a ring or an all-gather.
+Does not compute the attention to the keys of one rank, or choose a rank's positions: causal_tiles.py does both."""
 
 from __future__ import annotations
 

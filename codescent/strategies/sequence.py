@@ -1,4 +1,5 @@
-"""In: activations, a tensor-parallel process group. Out: activations gathered, scattered or summed, with gradients.
+"""In: activations, a tensor-parallel group. Out: activations, all-gathered, reduce-scattered or all-reduced.
+The backward pass of each function communicates what the gradients need.
 Does not compute any part of a layer: these functions are the communication of tensor and sequence parallelism."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""In: a model's part on the meta device. Out: the part sharded over dp_shard; an object that reduces its gradients.
+"""In: a chunk of a model on the meta device. Out: the chunk, its parameters sharded over dp_shard, still without
+memory; later `ShardedGradients`, the object that reduces the chunk's gradients.
 Does not decide what is sharded (zero does) and does not update weights."""
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""In: nothing. Out: `Strategy`, the base class of strategies; `Candidate`, `ThisRank`, `Gradients`: their arguments.
-Does not name any strategy and does not import torch."""
+"""In: nothing. Out: `Strategy`, the base class; `Candidate` (settings from which a plan may be built), `ThisRank`
+(a rank and its process groups), `Gradients` (the interface of objects that sum gradients over ranks).
+Does not contain a strategy: tensor.py, zero.py and others do. Does not import torch."""
 
 from __future__ import annotations
 

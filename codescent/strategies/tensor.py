@@ -1,5 +1,6 @@
-"""In: the mesh axis tp, each parameter's role. Out: matrices split over the ranks of tp, with collectives around them.
-Does not name a module of any model. Does not communicate or compute (sequence.py and vocabulary.py do)."""
+"""In: the mesh axis tp, each parameter's role (how it may be split). Out: tensor parallelism: matrices split over tp,
+and functions, set before and after the matrices, that communicate.
+Does not define these functions (sequence.py and vocabulary.py do), and depends on roles, not on names of parameters."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""In: this rank's rows of the vocabulary matrix; tokens, or the last activations and targets. Out: embeddings, or loss.
-Does not gather logits for the loss: per token, ranks exchange largest logit, sum of exp and the target's logit."""
+"""In: this rank's rows of the matrix of embedding or head; tokens, or final activations and targets. Out: embeddings,
+or the loss.
+Does not gather logits for the loss: per token, ranks exchange largest logit, sum of exponentials, target's logit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""In: a plan's tensors, the mesh axis dp_shard. Out: ZeRO: optimizer state, gradients and weights sharded over it.
+"""In: a plan's tensors, the ZeRO stage. Out: tensors sharded over dp_shard: optimizer state; from stage 2 on
+also gradients; in stage 3 also weights.
 Does not replicate models (ddp does). Does not send data: torch's fully_shard does, called by `shards`."""
 
 from __future__ import annotations

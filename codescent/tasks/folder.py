@@ -1,4 +1,5 @@
-"""In: a corpus and the settings that its samples depend on. Out: base classes of tasks that store samples in a folder.
+"""In: a corpus, and the settings that decide its samples. Out: base classes for tasks that store their samples in a
+folder; corpus and settings give the folder's name, by which the samples are found again.
 Does not know what a sample is: the subclasses do. Does not lock or hash folders (data/prepared.py does)."""
 
 from __future__ import annotations

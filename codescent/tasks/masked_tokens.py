@@ -1,4 +1,4 @@
-"""In: a text of BERT's tokens. Out: the task "mlm": samples with masked tokens; the targets are the original tokens.
+"""In: a text as ids of BERT's tokenizer. Out: the task "mlm": predict the original tokens at masked positions.
 Does not order samples (data/loader.py does). Does not store masks: each is computed from seed and sample number."""
 
 from __future__ import annotations

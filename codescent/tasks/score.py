@@ -1,4 +1,4 @@
-"""In: a trained module, the samples of a split. Out: the mean of their losses, without gradients, for `evaluate`.
+"""In: a trained module, the samples of a split. Out: their mean loss, for the command `codescent evaluate`.
 Does not know runs or ranks: during training, train/validate.py computes the validation loss."""
 
 from __future__ import annotations

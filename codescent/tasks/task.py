@@ -1,5 +1,6 @@
-"""In: sections [data] and [model] of a config. Out: the base class of tasks, which prepare, check and score samples.
-Does not name a task (`tasks.TASKS` does). Does not import torch, because `plan` calls tasks too."""
+"""In: sections [data] and [model] of a config. Out: the base class of tasks, which check settings, prepare the data and
+score trained models.
+Does not list the tasks (`tasks.TASKS` does). Does not import torch, because `codescent plan` uses tasks, too."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""In: a text corpus and a tokenizer. Out: base classes of the tasks and datasets that read token shards of a text.
-Does not build samples: the source of each task does."""
+"""In: a text corpus and a tokenizer. Out: base classes of tasks and datasets whose samples come from token shards.
+Does not build samples: the subclasses do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""In: train.device, the CUDA devices this process sees, device names of all ranks. Out: this rank's device, or why not.
+"""In: train.device, the CUDA devices that this process sees. Out: this rank's device, or a UserError.
+In: device names of all ranks (from rendezvous.py). Out: an error text if ranks share a device or only some have CUDA.
 Does not check whether a plan fits a device (machine.py does), and does not communicate with other ranks."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""In: weights, their summed gradients, a learning rate. Out: updated weights, gradient norm, optimizer state.
-Does not sum gradients over ranks (strategies do). Each update is clipped, then done by one of torch's optimizers."""
+"""In: weights, gradients, a learning rate. Out: weights updated by a torch optimizer, gradient norm, optimizer state.
+Does not sum gradients over ranks (strategies do). Clips gradients by their global norm before each update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""In: a rank, its device, facts about its run. Out: a connection to the store of all ranks; an error if ranks differ.
+"""In: a rank, its device, and values that must be equal on all ranks (config, versions). Out: a connection to the store
+of all ranks; an error on every rank if the values differ.
 Does not create process groups (world.py does) or choose a device (devices.py does)."""
 
 from __future__ import annotations

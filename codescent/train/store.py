@@ -1,4 +1,4 @@
-"""In: a secret key that all ranks of a run know. Out: a store of small values, for torch's process groups and for us.
+"""In: a secret key that all ranks of a run know. Out: a store of small values, for process groups and for codescent.
 Does not carry tensors, and reads messages (JSON and bytes) only from a peer that has proved that it knows the key."""
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class _Waiter:
 
 
 class TokenStore(Store):
-    """A rank's client of the server: a torch Store, for torch's process groups and for us.
+    """A rank's client of the server: a torch Store, for torch's process groups and for codescent.
 
     Each thread that waits for a value uses its own connection.
 

@@ -1,4 +1,4 @@
-"""In: tensors on one device. Out: a 64-bit hash of their bits and their order, computed on that device.
+"""In: a list of tensors on one device. Out: a 64-bit hash of all bytes of the list, in order, computed there.
 Does not wait for the device, does not compare (alike.py does), and does not resist a deliberate collision."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""In: this process's rank, the mesh. Out: this rank's device, its process groups, small collectives (sums, JSON).
+"""In: a rank, train.device; later a plan. Out: `World`: the connected rank with its device (chosen by devices.py), its
+process groups, and small collectives (sums, JSON).
 Does not start processes (launch does) or communicate gradients (strategies do) or activations (messages.py does)."""
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
-"""In: a command line. Out: one subcommand (train, plan, data, ...) executed, and its exit code.
-Does not contain code for other packages: no package imports this one."""
+"""In: a command line. Out: one subcommand ("verb": train, plan, data, ...) executed, and its exit code.
+Does not contain code that other packages use: no package imports this one."""

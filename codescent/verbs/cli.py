@@ -1,4 +1,4 @@
-"""In: a command line. Out: one subcommand executed; exit code 0: success, 1: a run failed, 2: invalid input.
+"""In: a command line. Out: one subcommand executed; exit code 0: success, 1: run failed, 2: wrong input, 128 + signal.
 Does not import a subcommand's module before the subcommand is called: `codescent --help` must not wait for torch."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""In: a config, layouts or numbers of ranks. Out: for each layout, the difference of its losses from one process's.
-Does not train: it starts `codescent train` for every layout and reads the run folders."""
+"""In: a config, layouts or numbers of ranks. Out: for each layout, its losses compared with the losses on one rank.
+Does not train: it starts `codescent train` for every layout and compares the metrics of the runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""In: a plan's schedule, relative seconds of each verb. Out: a picture of one step (PNG, SVG) or a Perfetto trace.
-Does not measure: it draws the simulation of cost/simulate.py."""
+"""In: a plan's schedule, the relative time of each instruction type. Out: a picture of one step, or a Perfetto trace.
+Does not measure: it draws the simulation of cost/simulate.py. Pictures are PNG or SVG."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """In: arguments of `codescent train`. Out: a trained model in a run folder. This process is a rank, or starts ranks.
-Does not contain the training loop (train/loop.py) or watch ranks (launch/local.py). Only ranks import torch."""
+Does not contain the training loop (train/loop.py does) and does not start or watch ranks itself (launch/local.py does).
+Only ranks import torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""In: the text blocks of a corpus, the number of training characters. Out: chunks of similar size, encoded one by one.
-Does not encode. Does not change token ids by a cut, except by a forced cut (docs/data.md, "Cutting")."""
+"""In: a corpus as blocks of text, the size of the train split. Out: chunks: texts of similar size, encoded one by one.
+Does not encode. Cuts only where the cut changes no token id; a very long text without such a place is cut anyway."""
 
 from __future__ import annotations
 

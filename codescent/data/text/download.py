@@ -1,5 +1,5 @@
-"""In: a published file with a known sha256. Out: the path of a local copy, which is downloaded if there is none.
-Does not replace a local copy with another sha256: this is an error."""
+"""In: the URL and sha256 of a published file. Out: the path of a local copy, downloaded if there is none.
+Does not accept or replace a local copy whose sha256 is wrong: this is an error."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""In: corpus, tokenizer and split of a dataset. Out: a checked request: the dataset's key (JSON data), folder names.
-Does not read the corpus' text."""
+"""In: the user's corpus, tokenizer and validation fraction. Out: a `Request`: these settings, checked.
+Does not read the corpus' text. Names the dataset's folder: equal settings and equal text give the same folder."""
 
 from __future__ import annotations
 

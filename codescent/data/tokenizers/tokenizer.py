@@ -1,4 +1,4 @@
-"""In: text. Out: token ids, and text from ids: the interface of every tokenizer, the character and the byte tokenizer.
+"""In: text, or ids. Out: ids, or text. Contains the interface `Tokenizer` and two tokenizers: character, byte.
 Does not do BPE or WordPiece (bpe.py and wordpiece.py do)."""
 
 from __future__ import annotations

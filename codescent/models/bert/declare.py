@@ -1,4 +1,5 @@
-"""In: the sizes of a BERT. Out: its presets, its checked sizes, and each parameter's name, shape, role and deviation.
+"""In: the sizes of a BERT. Out: presets; the sizes, checked; for each parameter its name, shape, role (how it may be
+split over ranks) and standard deviation of initial values.
 Does not import torch or allocate memory, because the planner reads this file. module.py builds the same parameters."""
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: st
 def parameters(shape: BertShape) -> Iterator[Parameter]:
     """Every parameter, in the order in which forward first reads it. `head.bias` is first in its head.
 
-    Initial values are BERT's: normal with deviation 0.02; norms have weight 1 and bias 0; other biases are 0. (BERT
-    truncates the normal distribution at two deviations. We do not.)
+    Initial values are BERT's: normal with standard deviation 0.02; norms have weight 1 and bias 0; other biases are 0.
+    (BERT truncates the normal distribution at two standard deviations. We do not.)
     """
     width, end, std = shape.hidden_dim, shape.num_layers + 1, WEIGHT_STD
     tied = (0, end) if shape.head == "mlm" else (0,)

@@ -1,5 +1,5 @@
 """In: tokens [B, T], their segments, the samples' lengths; in training also targets. Out: the summed loss, or logits.
-Does not contain the optimizer, device placement or parallelism: strategies change the module from outside."""
+Does not contain optimizer or parallelism: strategies replace parameters by shards and set attributes of layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In: the sizes of a GPT-2, and the range of depths to build. Out: its torch module, with learned positions.
+"""In: the sizes of a GPT-2, and which layers to build (embedding, blocks, head). Out: the torch module of these layers.
 Does not run the blocks (decoder.py does). Does not contain the optimizer, device placement or parallelism."""
 
 from __future__ import annotations

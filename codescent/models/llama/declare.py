@@ -1,4 +1,5 @@
-"""In: the sizes of a Llama. Out: its presets, its checked sizes, and each parameter's name, shape, role and deviation.
+"""In: the sizes of a Llama. Out: presets; the sizes, checked; for each parameter its name, shape, role (how it may be
+split over ranks) and standard deviation of initial values.
 Does not import torch or allocate memory, because the planner reads this file. module.py builds the same parameters."""
 
 from __future__ import annotations
@@ -106,9 +107,9 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
     `mlp.gate_up` is [ffn_dim, 2, hidden_dim]: the gate row and the up row of a channel are adjacent. So a slice of dim
     0 contains whole channels.
 
-    Initial values are normal with deviation 0.02; for the two projections that write to the residual stream 0.02 /
-    sqrt(2 * num_layers) (Radford et al. 2019, section 2.3; torchtitan, models/llama3, init_weights without depth_init).
-    Norms are 1.
+    Initial values are normal with standard deviation 0.02; for the two projections that write to the residual
+    stream 0.02 / sqrt(2 * num_layers) (Radford et al. 2019, section 2.3; torchtitan, models/llama3, init_weights
+    without depth_init). Norms are 1.
     """
     width, ffn, end = shape.hidden_dim, shape.ffn_dim, shape.num_layers + 1
     residual_std = WEIGHT_STD / math.sqrt(2 * shape.num_layers)

@@ -1,4 +1,4 @@
-"""In: the sizes of a Llama, and the range of depths to build. Out: its torch module, with rotary positions and SwiGLU.
+"""In: the sizes of a Llama, and which layers to build (embedding, blocks, head). Out: the torch module of these layers.
 Does not run the blocks (decoder.py does). Does not contain the optimizer, device placement or parallelism."""
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def resolve(
 def adapted(parameters: Sequence[Parameter], lora: Lora | None) -> tuple[Parameter, ...]:
     """The parameters with adapters. An adapter follows its layer's own parameters. `lora` None: no adapters.
 
-    A is initialised at random with deviation 1 / sqrt(3 * inputs), as in `peft`. B is 0, so a new adapter changes no
-    output. Only adapters and the layers in `lora.whole` are trained.
+    A is initialised at random with standard deviation 1 / sqrt(3 * inputs), as in `peft`. B is 0, so a new adapter
+    changes no output. Only adapters and the layers in `lora.whole` are trained.
     """
     if lora is None:
         return tuple(parameters)

@@ -1,5 +1,5 @@
-"""In: a torch module (a model, or one stage's part of it), and its parameter list with LoRA. Out: the module with LoRA.
-Does not compute the adapters' products (operators.linear does) or initialise their values."""
+"""In: the torch module of a model or of a chunk of it, the parameter list with LoRA. Out: the module with adapters.
+Does not compute the product of an adapter (operators/linear.py does) and does not initialise adapters."""
 
 from __future__ import annotations
 

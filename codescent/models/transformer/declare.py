@@ -1,4 +1,5 @@
-"""In: sizes of an encoder-decoder. Out: its presets, checked sizes, FLOPs, and each parameter's name, shape and role.
+"""In: the sizes of an encoder-decoder. Out: presets; the sizes, checked; FLOPs of a forward pass; for each parameter
+its name, shape, role (how it may be split over ranks) and standard deviation of initial values.
 Does not import torch or allocate memory, because the planner reads this file. module.py builds the same parameters."""
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""In: source and target tokens (or vectors); in training also the correct outputs. Out: the summed loss, or logits.
-Does not contain the optimizer, device placement or parallelism: strategies change the module from outside."""
+"""In: inputs of encoder and decoder (tokens or vectors); in training also targets. Out: the summed loss; without
+targets the logits or output vectors.
+Does not contain optimizer or parallelism: strategies replace parameters by shards and set attributes of layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In: a whole encoder-decoder, source sequences. Out: target sequences, by greedy search.
+"""In: an encoder-decoder that is not split over ranks, source sequences. Out: target sequences, by greedy decoding.
 Does not handle text and has no key/value cache: for each new token the decoder reads the whole target again."""
 
 from __future__ import annotations

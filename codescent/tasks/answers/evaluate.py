@@ -1,5 +1,5 @@
-"""In: prepared windows of questions, a model. Out: the answers that its logits predict, and their exact match and F1.
-Does not load the model. Does not compare answers with the right ones (predictions.py does)."""
+"""In: a model; windows (a question and a part of its context). Out: the predicted answers, their exact match and F1.
+Does not load the model, and does not contain the formulas of exact match and F1 (predictions.py does)."""
 
 from __future__ import annotations
 

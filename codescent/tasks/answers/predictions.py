@@ -1,4 +1,4 @@
-"""In: predicted answers, questions. Out: their exact match and F1 by SQuAD's definition; prediction files.
+"""In: predicted answers, questions. Out: exact match and F1 by SQuAD's rules; files of predictions, written and read.
 Does not compute predictions (evaluate.py does)."""
 
 from __future__ import annotations

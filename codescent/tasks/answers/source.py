@@ -1,4 +1,4 @@
-"""In: a folder of prepared question windows. Out: its samples by number, and the questions themselves.
+"""In: a folder of prepared windows (a question and a part of its context). Out: samples by number; the questions.
 Does not prepare windows (__init__.py does) and does not order samples (data/loader.py does)."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In: a JSON file in the format of SQuAD v1.1. Out: its questions, or an error with every place of another format.
+"""In: a JSON file in the format of SQuAD v1.1. Out: its questions, or an error that lists what has a wrong format.
 Does not tokenise (windows.py does) and does not score (predictions.py does)."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""In: a trained decoder, a text. Out: lines to print: loss, perplexity and bits per byte on the whole text.
-Does not read the run folder (verbs/trained.py does). It holds the user's text in memory."""
+"""In: a trained decoder; a text file, or the run's validation text. Out: lines with loss, perplexity, bits per byte.
+Does not read the run folder (verbs/trained.py does). Does not stream: all tokens of the text are in memory."""
 
 from __future__ import annotations
 

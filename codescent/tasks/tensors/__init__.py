@@ -1,4 +1,4 @@
-"""In: a file of tensors, or the sizes of random ones. Out: the task "tensors": predict the vectors of a target.
+"""In: a file of tensors, or sizes of random ones. Out: the task "tensors": predict the vectors of the target sequence.
 Does not build samples: dataset.py does."""
 
 from __future__ import annotations

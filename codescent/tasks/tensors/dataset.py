@@ -1,4 +1,4 @@
-"""In: tensors in memory, in a prepared folder or in a user's file. Out: an open dataset: samples of both splits.
+"""In: tensors in memory, a prepared folder or a user's file. Out: a `TensorDataset`: training and validation samples.
 Does not read files itself (files.py does) and does not write."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In: a recipe of synthetic tensors, a file format (hdf5, pt, safetensors). Out: a prepared folder of their files.
+"""In: number, sizes and seed of random samples, a file format (hdf5, pt, safetensors). Out: a prepared folder of files.
 Does not leave an incomplete folder. Does not read tensors (files.py does)."""
 
 from __future__ import annotations
