@@ -1,5 +1,5 @@
 """In: a text. Out: the task "order" of the tests: are two lines of it in their order, or swapped? One file, one line.
-Does not test anything: test_task_noun.py does."""
+Does not test anything: test_added_task.py does."""
 
 from __future__ import annotations
 

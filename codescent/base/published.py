@@ -1,4 +1,5 @@
-"""In: the path of a new folder, the bytes it needs. Out: a hidden folder to fill, renamed to the path when complete.
+"""In: the path of a new folder, how many bytes it will take. Out: a hidden folder to fill, renamed to the path when
+complete. If the disk has fewer bytes free, a UserError says so before anything is written.
 Does not lock a folder, and does not continue a half-written folder after a kill (data/prepared.py does both)."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""In: nothing. Out: `Samples` (inputs, targets); the interfaces `AnyDataset` and `Source` (the samples of one split).
+"""In: nothing. Out: `Samples` (inputs, targets), and the interfaces of a dataset (`AnyDataset`) and of the samples of
+one of its splits (`Source`).
 Does not read files: the classes that implement the interfaces do (in data/text and in each task)."""
 
 from __future__ import annotations

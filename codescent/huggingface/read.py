@@ -1,5 +1,6 @@
-"""In: a checked Hugging Face folder, a parameter's name, one slice per dim. Out: the values in the slices.
-Does not check the folder (folder.py does). Any rank or thread may call it: a file is mapped only while it is read."""
+"""In: a checked Hugging Face folder, the name of one of our parameters, one slice per dim. Out: the values of the
+slices. Any rank or thread may call it: a file is memory-mapped only for one read.
+Does not check the folder (folder.py does)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """In: a model's sizes, and which layers to build (embedding, blocks, head). Out: `Part`, the base class of the
-modules of all kinds of model. It has what all kinds share: embedding, head, dropout keys.
+modules of all kinds of model. It has what all kinds share: embedding, head, random numbers for dropout.
 Does not run the blocks: the `forward` of each kind of model runs them."""
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""In: nothing. Out: the dataclasses Work (batch sizes, sequence length, precision) and TaskFacts (a task's settings).
-Does not know the model (plan/model.py does) and does not compute a task's values (tasks does)."""
+"""In: nothing. Out: the dataclasses Work (batch sizes, sequence length, precision) and TaskFacts (what the plan has to
+know of a task).
+Does not know the model (plan/model.py does) and does not fill the fields of TaskFacts (tasks does)."""
 
 from __future__ import annotations
 

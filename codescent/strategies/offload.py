@@ -1,6 +1,6 @@
-"""In: a plan's tensors, parallel.offload. Out: optimizer state and master weights in host memory;
-if parallel.offload is "all", also the weights.
-Does not copy data: train/host_copy does, and torch's fully_shard does for weights that zero gathers."""
+"""In: a plan's tensors, parallel.offload. Out: the same tensors, with optimizer state and master weights placed in host
+memory; if parallel.offload is "all", also the weights.
+Does not copy data: train/host_copy.py does, and torch's fully_shard does with ZeRO."""
 
 from __future__ import annotations
 

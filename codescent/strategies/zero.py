@@ -1,5 +1,5 @@
-"""In: a plan's tensors, the ZeRO stage. Out: tensors sharded over dp_shard: optimizer state; from stage 2 on
-also gradients; in stage 3 also weights.
+"""In: a plan's tensors, the ZeRO stage. Out: the same tensors, with a shard per rank of dp_shard planned: of optimizer
+state; from stage 2 on also of gradients; in stage 3 also of weights.
 Does not replicate models (ddp does). Does not send data: torch's fully_shard does, called by `shards`."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""In: a plan, a device, a precision. Out: the kernels that a CPU uses for fp32 matrices, peak FLOP/s, peak memory;
-a UserError if the plan needs more memory than there is.
-Does not choose the device (devices.py does) and does not estimate activations."""
+"""In: a plan, a device, a precision. Out: the choice of kernels for fp32 products on a CPU, the measured peak FLOP/s,
+the largest memory use so far; a UserError if the plan needs more memory than the device has.
+Does not choose the device (devices.py does) and does not estimate the memory of activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""In: a corpus as blocks of text, the size of the train split. Out: chunks: texts of similar size, encoded one by one.
+"""In: blocks of a corpus' text, the number of characters in the train split. Out: chunks: texts of similar size,
+each to be encoded by itself.
 Does not encode. Cuts only where the cut changes no token id; a very long text without such a place is cut anyway."""
 
 from __future__ import annotations

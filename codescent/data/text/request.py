@@ -1,5 +1,5 @@
 """In: the user's corpus, tokenizer and validation fraction. Out: a `Request`: these settings, checked.
-Does not read the corpus' text. Names the dataset's folder: equal settings and equal text give the same folder."""
+Does not read the corpus. It names the dataset's folder from the settings and a hash of the text that it is given."""
 
 from __future__ import annotations
 

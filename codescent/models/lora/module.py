@@ -1,4 +1,4 @@
-"""In: the torch module of a model or of a chunk of it, the parameter list with LoRA. Out: the module with adapters.
+"""In: the torch module of a model or of a chunk of it, the adapters to add. Out: the module with the adapters.
 Does not compute the product of an adapter (operators/linear.py does) and does not initialise adapters."""
 
 from __future__ import annotations

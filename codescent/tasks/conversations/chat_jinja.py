@@ -1,5 +1,5 @@
 """In: the text of a chat template. Out: the template, compiled in a sandbox, and the text that it renders.
-It has the functions that templates use in `transformers`, written anew: `transformers` is not imported.
+This module implements the functions that templates may call in `transformers`; it does not import `transformers`.
 Does not read files (chat_files.py does) and does not choose the template's variables (chat_template.py does)."""
 
 from __future__ import annotations
