@@ -318,7 +318,9 @@ class Parallel(Section):
     )
     bucket_bytes: int = key(16_777_216, "bytes of gradients that are reduced in one collective", ge=1)
     reduce_dtype: Literal["auto", "fp32", "bf16"] = key(
-        "auto", "number format of reduced gradients; auto: train.precision, or fp32 where zero_stage 1 accumulates bf16"
+        "auto",
+        "number format in which gradients are sent; auto: train.precision; with zero_stage 1 and several micro-batches "
+        "of bf16: fp32",
     )
     timeout_s: float = key(600.0, "seconds that a rank waits for the others in a collective", gt=0, le=604_800)
 
