@@ -77,6 +77,7 @@ def test_it_is_scored_as_it_was_validated(alone: RunFolder, capsys: pytest.Captu
     assert 'with data.task = "order" only the run\'s own validation split can be scored' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_is_proved(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*ORDER[:2], "--layouts", "dp_replicate=2", "--steps", "4"]
     assert cli(["prove", "run.toml", *words]) == 0

@@ -106,7 +106,7 @@ def test_a_cut_that_leaves_a_side_without_a_part_is_refused() -> None:
         (MODEL, 3, {"parallel": {"cp": 3}}, ["parallel.cp = 3: in an encoder-decoder", "parallel.cp = 1"]),
         (MODEL, 1, {"parallel": BETWEEN}, ["parallel.pp = 1 does not cut the model", "parallel.pp = 2"]),
         (MODEL, 4, {"parallel": {"tp": 4}}, ["2 heads do not divide into 4 parts"]),
-        (MODEL, 1, {"log": {"sample_tokens": 5}}, ["log.sample_tokens = 5", "gpt2 and llama alone"]),
+        (MODEL, 1, {"log": {"sample_tokens": 5}}, ["log.sample_tokens = 5", "only gpt2 and llama"]),
         (
             MODEL,
             1,
@@ -122,7 +122,12 @@ def test_a_cut_that_leaves_a_side_without_a_part_is_refused() -> None:
             {},
             ["model.source_len: llama", "model.causal"],
         ),
-        ({"preset": "gpt2"}, 2, {"parallel": {"pp": 2, **BETWEEN}}, ["no encoder", 'parallel.cut = "cost"']),
+        (
+            {"preset": "gpt2"},
+            2,
+            {"parallel": {"pp": 2, **BETWEEN}},
+            ["is not an encoder-decoder", 'parallel.cut = "cost"'],
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(

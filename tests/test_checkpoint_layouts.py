@@ -13,7 +13,7 @@ from runs import assert_same, make_project
 from codescent.checkpoint.checkpoints import read_tensors
 from codescent.record import RunFolder
 
-STEPS, HALF = 20, 10
+STEPS, HALF = 8, 4
 WORDS = (
     "model.num_heads=4",
     "model.hidden_dim=20",
@@ -23,9 +23,9 @@ WORDS = (
     "data.tokenizer=char",
     "train.precision=fp64",
     "train.global_batch_size=12",
-    "train.eval_every=5",
+    "train.eval_every=2",
     "optimizer.decay_steps=20",
-    "checkpoint.every=10",
+    "checkpoint.every=4",
 )
 PAIRS = [  # before -> after, ranks of both, layers
     ("dp_replicate=4 -> dp_shard=2", 4, 2, 2),

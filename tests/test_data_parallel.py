@@ -184,7 +184,7 @@ def test_traffic_stays_inside_the_rank(precision: str, itemsize: int) -> None:
         (lambda: planned(2, 2, tp=2), "tp 2 = 2 ranks"),
         (lambda: planned(7), r"micro-batches of 6 sample\(s\) do not reach 7 devices; nearest that would do"),
         (lambda: planned(2, recompute="full"), 'set recompute = "selective", or dp_replicate'),
-        (lambda: machine.refuse_device(planned(2), torch.device("cpu")), "this run computes on a CPU; leave it out"),
+        (lambda: machine.refuse_device(planned(2), torch.device("cpu")), "this run computes on a CPU; remove the key"),
     ],
 )
 def test_what_it_refuses(make: Any, expected: str) -> None:

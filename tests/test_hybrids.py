@@ -181,6 +181,7 @@ def test_a_learning_rate_that_overflows_ends_the_run_on_all_ranks(runs: Runs, la
     assert "Traceback" not in done.said
 
 
+@pytest.mark.slow
 def test_through_the_command_line(runs: Runs) -> None:
     layout = Layout("tp=2", 2)
     words = (*SIZES, *layout.words, "train.precision=fp64", "--ranks", str(layout.ranks))

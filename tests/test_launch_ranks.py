@@ -131,7 +131,9 @@ def own_alone(project: Path) -> list[float]:
     return losses(said)
 
 
-@pytest.mark.parametrize("launcher", [srun, open_mpi, intel_mpi])
+@pytest.mark.parametrize(
+    "launcher", [srun, *(pytest.param(it, marks=pytest.mark.slow) for it in (open_mpi, intel_mpi))]
+)
 def test_an_own_script_joins_the_ranks(tmp_path: Path, own_alone: list[float], launcher: Environment) -> None:
     first, second = run_all(tmp_path, OWN, [launcher(rank) for rank in range(2)])
     assert losses(first) == pytest.approx(own_alone, rel=1e-5)  # fp32

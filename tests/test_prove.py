@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import codescent, environment, make_project
+from runs import called, codescent, environment, make_project
 
 from codescent.base.errors import UserError
 from codescent.config.sections import Config
@@ -118,6 +118,7 @@ def test_the_table_and_what_does_not_fit(project: Path) -> None:
     assert not (project / "runs").exists()
 
 
+@pytest.mark.slow
 def test_another_loss_or_no_layout_at_all_is_no_proof(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,7 +140,7 @@ def test_a_run_that_is_killed_is_told(project: Path) -> None:
     assert prove._cause(2, "error: no room\n") == "no room"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_leaves_nothing_behind(project: Path, tmp_path: Path, number: int) -> None:
     command = [sys.executable, "-m", "codescent", "prove", "run.toml", "--steps", "20000", "--layouts", "dp_shard=2"]
     env = environment(TMPDIR=str(tmp_path))
@@ -177,7 +178,7 @@ def test_a_signal_leaves_nothing_behind(project: Path, tmp_path: Path, number: i
     ],
 )
 def test_what_it_refuses(project: Path, words: list[str], expected: str) -> None:
-    done = codescent(project, "prove", "run.toml", *words)
+    done = called(project, "prove", "run.toml", *words)
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from forker import Forker
-from runs import codescent, environment, make_project, start
+from runs import called, environment, make_project, start
 
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved, TensorReader, read_tensors
 from codescent.verbs.trained import Values, find, module_of
@@ -49,12 +49,12 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     "words", [("sample", "runs/live", "--tokens", "1"), ("evaluate", "runs/live"), ("export", "runs/live", "out")]
 )
 def test_beside_a_training_that_deletes_what_is_read(training: Path, words: tuple[str, ...]) -> None:
-    done = codescent(training, *words)
+    done = called(training, *words)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_step_that_is_deleted_is_said_to_be_gone(training: Path) -> None:
-    done = codescent(training, "evaluate", "runs/live", "--step", "1")
+    done = called(training, "evaluate", "runs/live", "--step", "1")
     assert done.returncode == 2
     assert "no checkpoint of step 1; there are: " in done.stderr
 

@@ -290,8 +290,8 @@ def ranks_of(project: Path, words: list[list[str]], job: str, **env: str) -> lis
     ("key", "mine", "other"),
     [
         ("run.seed", "1", "2"),
-        ("optimizer.learning_rate", "0.01", "0.02"),
-        ("train.global_batch_size", "8", "16"),
+        pytest.param("optimizer.learning_rate", "0.01", "0.02", marks=pytest.mark.slow),
+        pytest.param("train.global_batch_size", "8", "16", marks=pytest.mark.slow),
         ("model.hidden_dim", "16", "32"),
     ],
 )

@@ -12,7 +12,7 @@ from runs import make_project, start
 
 from codescent.record import RunFolder
 
-STEPS = 600
+STEPS = 240
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def begun(project: Path, name: str, ranks: int) -> tuple[subprocess.Popen[str], Path]:
     """A run that has a checkpoint, and goes on."""
-    words = ("train.eval_every=0", "checkpoint.every=100", "checkpoint.keep_best=false", "log.every=100")
+    words = ("train.eval_every=0", "checkpoint.every=40", "checkpoint.keep_best=false", "log.every=40")
     ranked = () if ranks == 1 else ("--ranks", str(ranks))
     process = start(project, "train", "run.toml", f"run.name={name}", f"train.num_steps={STEPS}", *words, *ranked)
     run = project / "runs" / name
@@ -45,7 +45,7 @@ def test_a_run_whose_folder_is_renamed_goes_on_there(project: Path, ranks: int) 
     assert not run.exists()
     folder = RunFolder.open(new)
     assert [row["step"] for row in folder.iter_metrics()] == list(range(1, STEPS + 1))
-    assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["step_00000500", "step_00000600"]
+    assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["step_00000200", "step_00000240"]
     assert [event["after"] for event in folder.read_events() if event["kind"] == "moved"] == [str(new)]
 
 

@@ -65,7 +65,7 @@ def test_one_clear_message(project: Path, words: list[str], expected: list[str])
 def test_bad_text(tmp_path: Path, content: bytes, expected: str) -> None:
     make_project(tmp_path)
     (tmp_path / "corpus.txt").write_bytes(content)
-    done = codescent(tmp_path, "train", "run.toml")
+    done = called(tmp_path, "train", "run.toml")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "corpus" in done.stderr
     assert expected in done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from forker import Forker
-from runs import called, codescent, losses, make_project, start, train
+from runs import called, losses, make_project, start, train
 
 from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
 from codescent.record import RunFolder
@@ -122,7 +122,7 @@ def test_resume_on_another_number_of_ranks(project: Path, forker: Forker) -> Non
     words = ("train.precision=fp64", "train.num_steps=30", "checkpoint.every=10", "optimizer.decay_steps=30")
     expected = forker.train(project, "four", 1, *words)
     run = forker.train(project, "two-then-one", 2, *words, "train.num_steps=10")
-    run = train(project, "two-then-one", *words, "--resume")
+    run = forker.train(project, "two-then-one", 1, *words, resume=True)
     assert losses(run) == pytest.approx(losses(expected), rel=1e-10)
 
 
@@ -163,7 +163,7 @@ def test_scaled_learning_rates_follow_the_ranks_and_are_never_changed_silently(p
     one = forker.train(project, "scaled-1", 1, *words).read_metrics()
     two = forker.train(project, "scaled-2", 2, *words).read_metrics()
     assert [row["learning_rate"] for row in two] == [2 * row["learning_rate"] for row in one]
-    done = codescent(project, "train", "run.toml", "run.name=scaled-2", *words, "train.num_steps=10", "--resume")
+    done = called(project, "train", "run.toml", "run.name=scaled-2", *words, "train.num_steps=10", "--resume")
     assert done.returncode == 2
     assert "scale_learning_rate" in done.stderr
 

@@ -16,7 +16,7 @@ from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.config.load import load
 
-STEPS, SAMPLES = 4, 48
+STEPS, SAMPLES = 3, 48
 COMMON = (
     f"train.num_steps={STEPS}",
     f"train.global_batch_size={SAMPLES}",
