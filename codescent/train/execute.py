@@ -110,7 +110,7 @@ class InFlight:
 class Chunk:
     """A chunk of the model on this rank.
 
-    `in_flight`: the tensors of each micro-batch, by its number. A field is None before it is set and after its last use.
+    `in_flight`: the tensors of each micro-batch, by its number. A field is None before and after its use.
     """
 
     def __init__(self, part: torch.nn.Module) -> None:
