@@ -13,7 +13,7 @@ BEATS_FD = "CODESCENT_BEATS_FD"
 """Environment variable with the file descriptor of the shared memory. The launcher sets it for each rank."""
 
 ENDED = math.inf
-"""Position of a rank that has finished all its steps."""
+"""Position of a rank whose training has returned: after the last step, or after a stop that was requested."""
 
 _SLOT = struct.Struct("<dd")
 

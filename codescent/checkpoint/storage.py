@@ -1,5 +1,5 @@
 """In: this rank's tensors. Out: a checkpoint folder of safetensors files; or tensors loaded from such files.
-Does not delete old checkpoints and does not use pickle. Of torch's DCP it uses only the planners."""
+Does not choose old checkpoints to delete (checkpoints.py does). Uses only the planners of DCP, no pickle."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SaveOrder:
 
 
 class SavePlanner(DefaultSavePlanner):
-    """DCP's save planner, extended for Box."""
+    """DCP's save planner, extended for Box (box.py: a shard of a tensor with its offsets)."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor | Box]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -63,7 +63,7 @@ class SavePlanner(DefaultSavePlanner):
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """DCP's load planner, extended for Box."""
+    """DCP's load planner, extended for Box (box.py: a shard of a tensor with its offsets)."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor | Box], metadata: dcp.Metadata) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -340,7 +340,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 def _read_box(file: FileIO, chunk: StoredChunk, dtype: torch.dtype, item: ReadItem, target: torch.Tensor) -> None:
     """Read the rows (first dim) of a chunk that a read item needs, and fill `target`.
 
-    If the item is complete rows, they are read into the target without a copy.
+    Complete rows are read into a contiguous CPU target without a copy.
     """
     offsets, lengths = tuple(item.storage_offsets), tuple(item.lengths)
     rows_shape = lengths[:1] + chunk.sizes[1:]

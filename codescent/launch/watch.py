@@ -1,4 +1,4 @@
-"""In: process ids of the local ranks, and their progress. Out: sentences on ranks that are suspended or far behind.
+"""In: process ids of the local ranks, and their progress. Out: sentences on ranks that are suspended or behind.
 Does not end a rank (local.py does) and sends no request to ranks: a rank that hangs cannot answer."""
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Watch:
         return said + self._late(running, halted)
 
     def ended_early(self, rank: int) -> bool:
-        """Whether a rank with exit code 0 ended before its last step was done."""
+        """Whether a rank with exit code 0 ended after it began to train and before its training returned."""
         return 0 < self.beats.get(rank)[0] < ENDED
 
     def has_ended(self, rank: int) -> bool:
-        """Whether a rank has finished all its steps."""
+        """Whether a rank's training has returned: after the last step, or after a stop that was requested."""
         return self.beats.get(rank)[0] == ENDED
 
     def _late(self, running: Mapping[int, int], halted: Mapping[int, str]) -> list[str]:

@@ -43,7 +43,7 @@ class Parameter:
     Attributes:
         std, mean: standard deviation and mean of its initial values.
         depths: where the forward pass reads it: 0 the embedding, 1 to L the blocks, L + 1 the head.
-        stream: index of the sequence of a sample (`Work.streams`) that it reads; None: all.
+        stream: which sequence of a sample this parameter reads, as an index into `Work.streams`; None: all sequences.
         trained: False: it has no gradient, no optimizer state and no master copy.
     """
 
@@ -133,9 +133,9 @@ class TensorPlan:
 
     @property
     def updated_on_host(self) -> bool:
-        """True when the master copy lives in host memory and the device holds a working copy of the same shape.
+        """True when the device holds a working copy of a master copy in host memory, both sharded alike.
 
-        False when weights are all-gathered from the master copies: the all-gather reads them on the host.
+        False when weights are all-gathered from the master copies. Then the all-gather reads the host's shards.
         """
         return self.optimizer_in is not self.weights_in and self.optimizer == self.weights
 

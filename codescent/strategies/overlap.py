@@ -96,7 +96,7 @@ class AsyncReduceScatter:
     """fully_shard's reduce-scatter of one unit, asynchronous: fully_shard continues before its output has values.
 
     `last`: this unit is the last in backward. Then its all-reduce starts at once, because no other backward can hide
-    it. `parameters`: the unit's shards, set as soon as they have memory.
+    it. `parameters`: the unit's trained shards; set after construction, once the shards have memory.
     """
 
     def __init__(self, in_flight: GradientsInFlight, *, last: bool) -> None:
@@ -105,7 +105,7 @@ class AsyncReduceScatter:
         self.allocates_input = True
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for the collective's input, at the next call for its output: fully_shard asks for them in turn."""
+        """Allocate memory. fully_shard calls this twice per reduction: first for the input, then for the output."""
         dtype = self.in_flight.wire_dtype if self.allocates_input else dtype
         self.allocates_input = not self.allocates_input
         return torch.empty(size, dtype=dtype, device=device)

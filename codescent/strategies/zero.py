@@ -1,6 +1,6 @@
-"""In: a plan's tensors, the ZeRO stage. Out: the same tensors, with a shard per rank of dp_shard planned: of optimizer
-state; from stage 2 on also of gradients; in stage 3 also of weights.
-Does not replicate models (ddp does). Does not send data: torch's fully_shard does, called by `shards`."""
+"""In: a plan's tensors, the ZeRO stage. Out: the same tensors with planned shards over dp_shard: of optimizer state;
+of gradients, except in stage 1 with several micro-batches; in stage 3 also of weights.
+Does not replicate models (ddp.py does). Does not send data: torch's fully_shard does, called by shards.py."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ ROOT = 0
 
 
 def unit_numels(tensors: Sequence[TensorPlan], part: range, mesh: Mesh, num_layers: int) -> dict[int, int]:
-    """Elements sent for each unit of a chunk, with first dims padded; the root first, then blocks by depth.
+    """Elements sent for each unit of a chunk; the root first, then blocks by depth.
 
+    First dims are counted as fully_shard pads them: to a multiple of the ranks of dp_shard.
     Units without elements are left out.
     """
     degree = mesh.dp_shard
@@ -48,19 +49,20 @@ class Zero(Strategy):
     variants = ({"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3})
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
-        """Refuse sums of micro-batches in bf16, which would lose small contributions."""
+        """Refuse reduce_dtype = "bf16" in stage 1 with several micro-batches: sums in bf16 lose small contributions."""
         narrow = candidate.layout.reduce_dtype == "bf16"
         if narrow and self.serves(candidate) and _sums_in_wire_dtype(candidate):
             yield (
                 'parallel.reduce_dtype = "bf16": zero_stage = 1 adds micro-batches in the format in which it sends; '
-                'set it to "auto" or "fp32", set zero_stage = 2, or make train.microbatch_size larger'
+                'set reduce_dtype to "auto" or "fp32", set zero_stage = 2, or make train.microbatch_size larger'
             )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
         """Shard the first dim, as torch.chunk cuts it.
 
-        In stage 3 the wide shards that the optimizer updates are the weights. In stages 1 and 2 they are master copies
-        of the weights that forward reads. Tensors that are not trained are sharded only in stage 3, in their own dtype.
+        The optimizer updates shards in its own dtype (fp32 or fp64). In stage 3 these shards are the weights. In stages
+        1 and 2 they are master copies of the weights that forward reads. Tensors that are not trained are sharded only
+        in stage 3, in their own dtype.
         """
         stage = candidate.layout.zero_stage
         shard = Placement({**tensor.optimizer.shards, self.axis: 0})  # in addition to the shards of earlier axes
@@ -77,7 +79,10 @@ class Zero(Strategy):
         return replace(tensor, gradient_dtype=wide, gradients=shard, optimizer=shard)
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """For each unit: all-gathers of the weights before they are read, and reduce-scatters of the gradients."""
+        """For each unit: all-gathers of weights, reduce-scatters of gradients, their all-reduces over replicas.
+
+        With shards in host memory also the copies between host and device.
+        """
         sharded = [tensor for tensor in plan.held_by(stage) if self.axis in tensor.optimizer.shards]
         trained = [tensor for tensor in plan.held_by(stage) if tensor.parameter.trained]
         for chunk, part in enumerate(plan.schedule.parts(stage)):

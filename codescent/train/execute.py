@@ -95,8 +95,8 @@ class InFlight:
         outputs: activations, or the loss if the chunk has the head.
         output_gradient: gradient of `outputs`; None for the loss.
         input_gradient: gradient of `inputs`.
-        deferred: weight gradients for BACKWARD_WEIGHT: (weight, gradient) pairs, and (weight, function) pairs whose
-            function computes the gradient.
+        deferred: what BACKWARD_WEIGHT needs: a list of (weight, gradient) pairs, and a list of (weight, function)
+            pairs, where the function computes the gradient.
     """
 
     message: Message | None = None
@@ -108,7 +108,10 @@ class InFlight:
 
 
 class Chunk:
-    """A chunk of the model on this rank. `in_flight` has its unfinished micro-batches, by their numbers."""
+    """A chunk of the model on this rank.
+
+    `in_flight`: the tensors of each micro-batch, by its number. A field is None before and after its use.
+    """
 
     def __init__(self, part: torch.nn.Module) -> None:
         self.part = cast(Part, part)
@@ -296,7 +299,7 @@ class Executor:
         chunk.part.deferred.clear()
 
     def _backward_weight(self, instruction: Instruction) -> None:
-        """Give all weight gradients of the chunk to autograd's hooks, by which `gradients` receives them."""
+        """Compute the weight gradients that are missing. Autograd's hooks hand all weight gradients to `gradients`."""
         _, one = self._operands(instruction)
         assert one.deferred is not None
         (ready, deferred), one.deferred = one.deferred, None

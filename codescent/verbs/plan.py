@@ -1,4 +1,4 @@
-"""In: a plan. Out: a table with readable units (GiB, thousands separators), or JSON.
+"""In: arguments of `codescent plan`. Out: the printed plan: a table with readable units (GiB), or JSON.
 Does not compute costs (codescent/cost does) and does not draw (timeline.py does)."""
 
 from __future__ import annotations
@@ -120,7 +120,10 @@ def _depths(part: range, model: ModelFacts) -> str:
 
 
 def _traffic(plan: Plan) -> Iterator[str]:
-    """A line for each kind of collective on each axis, with the bytes that a rank sends; then their sum."""
+    """A line for each kind of collective on each axis, with the most bytes that a rank sends.
+
+    Then the total of the busiest rank, and the bytes that a rank copies between its own memories.
+    """
     kinds: dict[tuple[str, str], list[Traffic]] = {}
     for record in plan.traffic:
         between = "between stages" if record.verb in SENDS else _ranks_of(record, plan.mesh)

@@ -75,7 +75,13 @@ class WindowSizes:
 
 
 class Cut(NamedTuple):
-    """The windows of some questions, their context characters, and the ids of questions left out, by reason."""
+    """The windows of some questions.
+
+    Attributes:
+        characters: number of characters of the contexts of all these questions, also of those left out.
+        misplaced: ids of questions left out because the answer is not at its answer_start.
+        without_tokens: ids of questions left out because the answer has no token.
+    """
 
     rows: Rows
     characters: int
@@ -88,8 +94,11 @@ def make_windows(
 ) -> Iterator[Cut]:
     """The windows of a file's questions, a few questions at a time; the windows of one question follow one another.
 
-    In training a question is left out if its answer is not at its answer_start, or has no token. The fields that only
-    decoding needs are left out too. Otherwise every question has windows. Raises UserError: sizes that leave no room.
+    In training a question is left out if its answer is not at its answer_start, or has no token. Without `training`
+    every question has windows. Only these windows have the fields for decoding.
+
+    Raises:
+        UserError: sizes that leave no room.
     """
     sizes.checked_length()
     dtype = sizes.dtype(tokenizer.vocab_size, with_text=not training)
@@ -133,8 +142,8 @@ def context_spans(num_tokens: int, room: int, stride: int) -> npt.NDArray[np.int
 
 def best_windows(spans: npt.NDArray[np.int64], num_tokens: int) -> npt.NDArray[np.int64]:
     """The number of the window with most text around each token of a context, int64 [num_tokens].
-    The shorter side of the token is longest in that window; then the longest window counts, then the first one
-    (`_check_is_max_context` of BERT's run_squad.py, in its own arithmetic).
+    A window's score for a token: tokens on the token's shorter side, plus 0.01 x tokens of the window. The window with
+    the highest score is taken; among equal scores, the first (`_check_is_max_context` of BERT's run_squad.py).
     """
     place = np.arange(num_tokens)
     begins, ends = spans[:, :1], spans[:, 1:]
