@@ -4,7 +4,7 @@ JOBS ?= 2
 BIN := .venv/bin
 STAMP := $(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: train test lint slow clean
+.PHONY: train test lint slow mutants clean
 
 train: .venv/.installed
 	$(BIN)/codescent train configs/default.toml run.name=default-$(STAMP) $(ARGS)
@@ -14,6 +14,10 @@ test: .venv/.installed-dev lint
 
 slow: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow --timeout 1200 $(ARGS)
+
+# Hours. Plants faults, one at a time, in copies of this checkout: docs/mutants.md.
+mutants: .venv/.installed-dev
+	$(BIN)/python tests/mutants/plant.py --jobs $(JOBS) $(ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -86,3 +86,5 @@ def test_bf16_with_accumulation_follows_fp32_closely(
     run = forker.train(project, f"bf16-{ranks}", ranks, "train.precision=bf16", "train.microbatch_size=2")
     assert losses(run) == pytest.approx(losses(alone["fp32"]), rel=0.03)
     assert losses(run) != losses(alone["fp32"])
+    norms, expected = ([row["grad_norm"] for row in of.read_metrics()] for of in (run, alone["fp32"]))
+    assert norms == pytest.approx(expected, rel=0.05)
