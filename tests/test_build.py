@@ -134,7 +134,7 @@ def test_plan_survives_json() -> None:
         ("train", "global_batch_size", 4, True),
         ("train", "precision", "bf16", True),
         ("train", "microbatch_size", 2, False),
-        ("train", "prefetch", 9, False),
+        ("data", "prefetch", 9, False),
         ("optimizer", "beta2", 0.9, True),
         ("optimizer", "decay_steps", 7, True),
         ("parallel", "bucket_bytes", 1000, False),
