@@ -30,6 +30,7 @@ from codescent.config.load import load
 from codescent.data import verified
 from codescent.data.text import dataset
 from codescent.operators.linear import Linear
+from codescent.strategies import shards
 from codescent.train import loop, machine
 from codescent.train.execute import Executor
 from codescent.train.loop import train
@@ -223,6 +224,11 @@ def flip_bits(executor: Executor, names: Sequence[str]) -> None:
         data[data.numel() // 2] ^= 1
 
 
+def reductions_of_fully_shard() -> None:
+    """The last rank reduces gradients by fully_shard itself, as ranks on CUDA do, instead of by strategies/overlap."""
+    shards._overlap = lambda *arguments: None
+
+
 def at_step(number: int, method: str, act: Callable[[Executor], None]) -> None:
     """Act before a method of the executor, in one step."""
     whole = getattr(Executor, method)
@@ -273,6 +279,7 @@ FAULTS: dict[str, Callable[..., None]] = {
         flip,
         not_finite,
         flip_at_start,
+        reductions_of_fully_shard,
     )
 }
 """What is done to the last rank before it begins; words after the name are arguments."""
