@@ -18,7 +18,7 @@ import time
 import tomllib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -32,8 +32,8 @@ WANTED = 0.95
 LIKELY_S, SUITE_S = 900, 5400
 """Time limits, of the likely tests and of the whole quick suite: a fault that makes a run hang is caught by them."""
 
-CAUGHT, MISSED, UNSOUND = "caught", "not caught", "unsound"
-"""What may come of a fault. Unsound: the test that failed fails without the fault too, or no test ran."""
+FAILED, CAUGHT, MISSED, UNSOUND = "a test fails", "caught", "not caught", "unsound"
+"""What may come of a fault. Caught: the test that failed passes without the fault; unsound: it fails there too."""
 
 _RUNNING: dict[int, subprocess.Popen[str]] = {}
 """The tests that run now, by the thread that started them."""
@@ -135,12 +135,12 @@ def refuse_other_package(copy: Path) -> None:
         raise RuntimeError(f"the tests would import {done.stdout.strip()}, not what is in {copy}")
 
 
-def run_tests(copy: Path, tests: Sequence[str], limit_s: float) -> str:
-    """The first test that fails, "" where all pass. Raises RuntimeError: no test ran."""
+def run_pytest(copy: Path, words: Sequence[str], limit_s: float) -> tuple[int | None, str]:
+    """Its exit code and what it printed; None: it did not end in time."""
     (copy / ".tmp").mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "--timeout=170"]
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "--timeout=170"]
     process = _RUNNING[threading.get_ident()] = subprocess.Popen(
-        [*command, *tests],
+        [*command, *words],
         cwd=copy,
         env=environment(copy),
         stdout=subprocess.PIPE,
@@ -152,38 +152,40 @@ def run_tests(copy: Path, tests: Sequence[str], limit_s: float) -> str:
         said, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        return None, process.communicate()[0]
+    return process.returncode, said
+
+
+def run_tests(copy: Path, tests: Sequence[str], limit_s: float) -> str:
+    """The first test that fails, "" where all pass. Raises RuntimeError: no test ran."""
+    code, said = run_pytest(copy, ["-x", *tests], limit_s)
+    if code is None:
         return f"{', '.join(tests) or 'the suite'}: no end after {limit_s:.0f} s"
-    if process.returncode == 0:
+    if code == 0:
         return ""
     if failed := _FAILED.search(said):
         return failed[1]
-    if process.returncode < 0:
-        return f"{', '.join(tests)}: ended by signal {-process.returncode}"
-    raise RuntimeError(f"pytest {' '.join(tests)} ended with {process.returncode}:\n{said[-2000:]}")
+    if code < 0:
+        return f"{', '.join(tests)}: ended by signal {-code}"
+    raise RuntimeError(f"pytest {' '.join(tests)} ended with {code}:\n{said[-2000:]}")
 
 
-class Soundness:
-    """Which tests pass without a fault, each tried once in a copy of its own."""
-
-    def __init__(self, copy: Path) -> None:
-        self._copy, self._lock, self._known = copy, threading.Lock(), {"": True}
-
-    def passes(self, test: str) -> bool:
-        """Whether a test passes; one that has no end is taken to."""
-        with self._lock:
-            if test not in self._known:
-                self._known[test] = not test.startswith("tests/") or self._tried(test)
-            return self._known[test]
-
-    def _tried(self, test: str) -> bool:
-        try:
-            return not run_tests(self._copy, [test], LIKELY_S)
-        except RuntimeError:  # the name of a case may have in it what ends a name in pytest's summary
-            return not run_tests(self._copy, [test.partition("[")[0]], LIKELY_S)
+def failing(copy: Path, tests: Sequence[str]) -> set[str]:
+    """Those of the tests that fail in a copy without a fault; what is no test's name is no test."""
+    known = sorted({test for test in tests if test.startswith("tests/") and ": no end" not in test})
+    if not known:
+        return set()
+    code, said = run_pytest(copy, known, SUITE_S)
+    if code == 4:  # the name of a case may have in it what ends a name in pytest's summary
+        code, said = run_pytest(copy, sorted({test.partition("[")[0] for test in known}), SUITE_S)
+        found = {test.partition("[")[0] for test in _FAILED.findall(said)}
+        return {test for test in known if test.partition("[")[0] in found}
+    if code is None or code > 1:
+        raise RuntimeError(f"tests without a fault: pytest ended with {code}:\n{said[-2000:]}")
+    return {test for test in known if test in _FAILED.findall(said)}
 
 
-def try_fault(fault: Fault, base: Path, sound: Soundness, *, likely_only: bool) -> Outcome:
+def try_fault(fault: Fault, base: Path, *, likely_only: bool) -> Outcome:
     """Plant a fault in a copy of `base`, and run the tests."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"mutant-{fault.name}-", ignore_cleanup_errors=True) as folder:
@@ -197,8 +199,7 @@ def try_fault(fault: Fault, base: Path, sound: Soundness, *, likely_only: bool) 
         if not test and not likely_only:
             test, whole = run_tests(copy, [], SUITE_S), True
     seconds = round(time.monotonic() - begin, 1)
-    verdict = (CAUGHT if sound.passes(test) else UNSOUND) if test else MISSED
-    return Outcome(fault.name, verdict, test, seconds, whole, _as_it_is(fault))
+    return Outcome(fault.name, FAILED if test else MISSED, test, seconds, whole, _as_it_is(fault))
 
 
 def _as_it_is(fault: Fault) -> dict[str, str]:
@@ -206,33 +207,45 @@ def _as_it_is(fault: Fault) -> dict[str, str]:
 
 
 def run_all(
-    root: Path, left: Sequence[Fault], jobs: int, tell: Callable[[Outcome], None], *, likely_only: bool
+    root: Path,
+    left: Sequence[Fault],
+    unproven: list[Outcome],
+    jobs: int,
+    tell: Callable[[Outcome], None],
+    *,
+    likely_only: bool,
 ) -> None:
-    """Try faults, `jobs` of them at a time; `tell` is called with each outcome."""
+    """Try faults, `jobs` of them at a time. Then run the tests that failed, and those of `unproven`, without a fault.
+
+    `tell` is called with each outcome.
+    """
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
-        base, whole = (Path(folder).resolve() / name for name in ("base", "whole"))
-        copy_of(root, base)
+        base = copy_of(root, Path(folder).resolve() / "checkout")
         refuse_other_package(base)
         subprocess.run([sys.executable, "-m", "compileall", "-q", str(base / "codescent")], check=True)
-        shutil.copytree(base, whole)
-        one = partial(try_fault, base=base, sound=Soundness(whole), likely_only=likely_only)
+        try_one = partial(try_fault, base=base, likely_only=likely_only)
         with ThreadPoolExecutor(jobs) as pool:
             try:
-                for outcome in pool.map(one, left):
+                for outcome in pool.map(try_one, left):
                     tell(outcome)
+                    if outcome.verdict == FAILED:
+                        unproven.append(outcome)
             except BaseException:  # Ctrl-C too: tests are in sessions of their own, and do not hear it
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in _RUNNING.values():
                     if process.poll() is None:
                         os.killpg(process.pid, signal.SIGKILL)
                 raise
+        unsound = failing(base, [one.test for one in unproven])
+        for one in unproven:
+            tell(replace(one, verdict=UNSOUND if one.test in unsound else CAUGHT))
 
 
-def is_known(fault: Fault, outcome: Outcome | None, *, likely_only: bool) -> bool:
+def is_known(fault: Fault, outcome: Outcome | None) -> bool:
     """Whether an earlier run has said what comes of the fault as it is now."""
     if outcome is None or outcome.of != _as_it_is(fault) or outcome.verdict == UNSOUND:
         return False
-    return outcome.verdict == CAUGHT or outcome.whole_suite or likely_only
+    return outcome.verdict != MISSED or outcome.whole_suite
 
 
 def read_outcomes(path: Path | None) -> dict[str, Outcome]:
@@ -284,20 +297,21 @@ def main(words: Sequence[str] | None = None, root: Path = ROOT) -> int:
 
     def tell(outcome: Outcome) -> None:
         outcomes[outcome.name] = outcome
-        print(f"{outcome.name:45} {outcome.verdict:10} {outcome.seconds:7.1f} s  {outcome.test}", flush=True)
+        print(f"{outcome.name:45} {outcome.verdict:12} {outcome.seconds:7.1f} s  {outcome.test}", flush=True)
         if asked.results is not None:
             asked.results.write_text(json.dumps([asdict(one) for one in outcomes.values()], indent=1) + "\n")
 
-    likely = asked.likely_only
-    left = [fault for fault in chosen if not is_known(fault, outcomes.get(fault.name), likely_only=likely)]
-    if left:
-        run_all(root, left, asked.jobs, tell, likely_only=likely)
+    left = [fault for fault in chosen if not is_known(fault, outcomes.get(fault.name))]
+    names = {fault.name for fault in chosen} - {fault.name for fault in left}
+    unproven = [one for one in outcomes.values() if one.name in names and one.verdict == FAILED]
+    if left or unproven:
+        run_all(root, left, unproven, asked.jobs, tell, likely_only=asked.likely_only)
     if asked.markdown is not None:
         asked.markdown.write_text(as_markdown(chosen, outcomes), encoding="utf-8")
     share = share_caught(chosen, outcomes)
     print(f"{share:.1%} of {len(chosen)} faults are caught; {WANTED:.0%} have to be")
-    if any(outcomes[fault.name].verdict == UNSOUND for fault in chosen):
-        print("some tests fail without a fault: mend them first", file=sys.stderr)
+    if unsound := sorted({outcomes[one.name].test for one in chosen if outcomes[one.name].verdict == UNSOUND}):
+        print("these tests fail without a fault, mend them first:", *unsound, sep="\n", file=sys.stderr)
         return 2
     return 0 if share >= WANTED else 1
 
