@@ -251,6 +251,16 @@ def not_finite(name: str) -> None:
     at_step(3, "_forward", lambda executor: cast(torch.Tensor, executor.optimizer.tensors()[name])[:1].fill_(torch.nan))
 
 
+def infinite_state() -> None:
+    """In step 3 the optimizer's state is infinite, and so are the weights that it updates."""
+
+    def fill(executor: Executor) -> None:
+        optimizer = executor.optimizer
+        optimizer.torch.state[optimizer.masters[0]]["exp_avg"].fill_(torch.inf)
+
+    at_step(3, "_reduce", fill)
+
+
 def asked_to_stop() -> None:
     """SIGTERM in step 10."""
     at_step(10, "_reduce", lambda executor: os.kill(os.getpid(), signal.SIGTERM))
@@ -272,6 +282,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     for fault in (
         infinite_gradient,
         infinite_loss,
+        infinite_state,
         asked_to_stop,
         validation_without_a_number,
         earlier_fingerprint,
