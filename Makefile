@@ -1,29 +1,47 @@
 # Everything a fresh machine needs: `make train` (install and train the default job), `make test` (install and test).
 PYTHON ?= python3
-JOBS ?= 2
+JOBS ?= 4
 BIN := .venv/bin
 STAMP := $(shell date +%Y%m%d-%H%M%S)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: train test lint slow mutants clean
+.DEFAULT_GOAL := help
+.PHONY: help train test lint docs slow mutants hooks clean
 
-train: .venv/.installed
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo 'Variables: PYTHON=python3.12 (which Python makes .venv), JOBS=4 (tests at a time), ARGS="..." (for train, test, slow)'
+
+train: .venv/.installed ## install, then train the default job into runs/; ARGS="section.key=value"
 	$(BIN)/codescent train configs/default.toml run.name=default-$(STAMP) $(ARGS)
 
-test: .venv/.installed-dev lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+# The checks run beside the tests, and print when the tests have ended. Many tests wait for ranks or deadlines, so there
+# are more of them at a time than cores; a worker that has none left takes some from the longest queue.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-slow: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow --timeout 1200 $(ARGS)
+test: .venv/.installed-dev .venv/.installed-docs ## install, check the code and the docs, run the tests; ARGS="tests/test_x.py"
+	@mkdir -p build; $(MAKE) --no-print-directory lint docs > build/checks.txt 2>&1 & checks=$$!; \
+	$(PYTEST) --durations=40 --durations-min=1 $(ARGS); tests=$$?; \
+	wait $$checks; checks=$$?; cat build/checks.txt; test $$checks -eq 0 && exit $$tests
 
-# Hours. Plants faults, one at a time, in copies of this checkout: docs/mutants.md.
-mutants: .venv/.installed-dev
+mutants: .venv/.installed-dev ## plant faults, one at a time, and see which tests catch them: hours; ARGS="--likely-only"
 	$(BIN)/python tests/mutants/plant.py --jobs $(JOBS) $(ARGS)
 
-lint: .venv/.installed-dev
+lint: .venv/.installed-dev ## check style, types and the order of the rooms
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Not with --quiet: warnings would then be no errors.
+docs: .venv/.installed-docs ## build the site of the docs into build/site, and check every link in it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+slow: .venv/.installed-dev ## run the tests that take minutes, and those that draw examples on many more examples
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile deep --timeout 1200 $(ARGS)
+
+hooks: .venv/.installed-dev ## install the git hooks: ruff and mypy before each commit
+	$(BIN)/pre-commit install
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -32,13 +50,17 @@ lint: .venv/.installed-dev
 
 # torch comes first and with an exact pin, so that nothing else pulls in another build of it.
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(PIP) torch
+	$(PIP) -e .
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e '.[dev]'
 	@touch $@
 
-clean:
+.venv/.installed-docs: .venv/.installed
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+clean: ## remove .venv and what was built; runs/ and datasets/ stay
 	rm -rf .venv build dist

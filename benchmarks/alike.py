@@ -1,5 +1,5 @@
-"""In: nothing. Out: what a comparison of the ranks' copies takes, beside training steps and beside reading the memory.
-Does not flip a bit (tests/test_alike does). It starts itself again as each rank, and writes a temporary folder."""
+"""In: nothing. Out: seconds to compare the ranks' copies of tensors, next to those of a training step and of a sum.
+Does not test that differences are found (tests/test_alike.py does). It writes a temporary folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from codescent.config.sections import Config
 from codescent.data.text.dataset import open_dataset
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
-from codescent.train.alike import compare, held_alike
+from codescent.train.alike import compare, replicated_tensors
 from codescent.train.assemble import assemble
 from codescent.train.stop import StopRequest
 from codescent.train.tensor_hash import tensor_hash
@@ -36,26 +36,26 @@ CHECK_EVERY = 100
 """The default of train.check_every."""
 
 JOB = "CODESCENT_BENCHMARK_JOB"
-"""Variable that names the job's file: this process is a rank of it."""
+"""Environment variable with the path of the job's file. If it is set, this process is a rank of the job."""
 
 
 def arguments_of() -> argparse.Namespace:
     """The command line."""
-    parsed = parser("Time the comparison of what ranks hold alike, and training steps of replicated GPT-2.")
-    parsed.add_argument("--ranks", type=positive, default=2, help="replicas, each a process")
-    parsed.add_argument("--rounds", type=positive, default=5, help="steps and comparisons of each case, in turns")
+    parsed = parser("Time the comparison of the ranks' copies of tensors, and training steps of replicated GPT-2.")
+    parsed.add_argument("--ranks", type=positive, default=2, help="number of replicas; each is a process")
+    parsed.add_argument("--rounds", type=positive, default=5, help="number of steps and comparisons of each case")
     return parsed.parse_args()
 
 
 def timed(act: Callable[[], object]) -> float:
-    """Wall-clock seconds."""
+    """The wall-clock seconds of a call."""
     begun = time.perf_counter()
     act()
     return time.perf_counter() - begun
 
 
 def rank_main(path: Path) -> None:
-    """One rank: steps and comparisons of the job's case in turns, after one of each; rank 0 writes the seconds."""
+    """Run one rank: steps and comparisons in turns, after one warm-up of each. Rank 0 writes the seconds."""
     job = json.loads(path.read_text(encoding="utf-8"))
     place = read(os.environ)
     assert place is not None
@@ -65,32 +65,33 @@ def rank_main(path: Path) -> None:
     world.divide(plan)
     with StopRequest(alone=False) as stop:
         trainer = assemble(config, plan, world, dataset, 0, stop)
-        held = held_alike(plan, place.rank, trainer.parts, trainer.optimizer)
-        tensors = [tensor.detach() for part in held.values() for tensor in part.values()]
+        copies = replicated_tensors(plan, place.rank, trainer.parts, trainer.optimizer)
+        tensors = [tensor.detach() for part in copies.values() for tensor in part.values()]
         sizes = [tensor.nbytes // 8 * 8 for tensor in tensors]
         words = [t.view(-1).view(torch.uint8)[:size].view(torch.int64) for t, size in zip(tensors, sizes) if size]
         acts: dict[str, Callable[[], object]] = {
             "step_s": lambda: trainer.executor.step(0, 1e-4),
-            "check_s": lambda: compare(held, "benchmark"),
+            "check_s": lambda: compare(copies, "benchmark"),
             "hash_s": lambda: int(tensor_hash(tensors)),
             "sum_s": lambda: [int(one.sum()) for one in words],
         }
         seconds: dict[str, list[float]] = {name: [] for name in acts}
         for number in range(job["rounds"] + 1):
             for name, act in acts.items():
-                world.all_agree(True)  # all begin together
+                world.all_agree(True)  # a barrier: all ranks begin together
                 taken_s = timed(act)
                 if number:
                     seconds[name].append(taken_s)
         trainer.close()
     if world.is_first:
-        path.with_name("told.json").write_text(json.dumps({"bytes": sum(sizes), "seconds": seconds}), encoding="utf-8")
+        measured = {"bytes": sum(sizes), "seconds": seconds}
+        path.with_name("measured.json").write_text(json.dumps(measured), encoding="utf-8")
     world.at(ENDED)
     world.close()
 
 
 def entry_of(name: str, precision: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run one case on ranks of its own: medians. Raises SystemExit where a rank fails, which has told why."""
+    """Run one case on new ranks. Returns medians. Raises SystemExit if a rank fails; the rank has printed why."""
     work = WORKS[name]
     sizes = {"num_layers": work.num_layers, "num_heads": work.num_heads, "hidden_dim": work.hidden_dim}
     sections = {
@@ -103,17 +104,17 @@ def entry_of(name: str, precision: str, arguments: argparse.Namespace, folder: P
     path.write_text(json.dumps(job), encoding="utf-8")
     if run_ranks([sys.executable, __file__], arguments.ranks, {**environment(), JOB: str(path)}) != 0:
         sys.exit(1)
-    told = json.loads((folder / "told.json").read_text(encoding="utf-8"))
-    medians = {what: statistics.median(taken) for what, taken in told["seconds"].items()}
+    measured = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
+    medians = {what: statistics.median(taken) for what, taken in measured["seconds"].items()}
     return {
         "work": name,
         "precision": precision,
         **medians,
-        "bytes": told["bytes"],
-        "hash_bytes_per_s": told["bytes"] / medians["hash_s"],
-        "sum_bytes_per_s": told["bytes"] / medians["sum_s"],
+        "bytes": measured["bytes"],
+        "hash_bytes_per_s": measured["bytes"] / medians["hash_s"],
+        "sum_bytes_per_s": measured["bytes"] / medians["sum_s"],
         "share": medians["check_s"] / (CHECK_EVERY * medians["step_s"]),
-        "seconds": told["seconds"],
+        "seconds": measured["seconds"],
     }
 
 

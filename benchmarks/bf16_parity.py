@@ -17,20 +17,20 @@ from measure import finish, hardware, machine_line, must, must_lines, parser, po
 from work import codescent, environment
 
 CLOSE = 0.02
-"""Largest difference of the validation losses that counts as the same."""
+"""Largest allowed difference between the validation losses."""
 
 
 def arguments_of() -> argparse.Namespace:
-    """The command line. Exits with 2 where the text is missing."""
+    """The command line. Exits with 2 if the text is missing."""
     parsed = parser("Train the character-level Shakespeare job of 6 layers and 384 channels in fp32 and in bf16.")
     parsed.add_argument("--steps", type=positive, default=300, help="steps of each run")
     parsed.add_argument("--batch-size", type=positive, default=64, help="samples per step")
     parsed.add_argument("--seq-len", type=positive, default=256, help="characters per sample")
-    parsed.add_argument("--dropout", type=float, default=0.0, help="nanoGPT's config for GPUs has 0.2")
-    parsed.add_argument("--seeds", type=int, nargs="+", default=[1337], help="a pair of runs for each")
+    parsed.add_argument("--dropout", type=float, default=0.0, help="dropout rate; nanoGPT's config for GPUs has 0.2")
+    parsed.add_argument("--seeds", type=int, nargs="+", default=[1337], help="seeds; one pair of runs for each")
     parsed.add_argument(
         "--data", type=Path, metavar="DIR", default=os.environ.get("CODESCENT_DATA_DIR"),
-        help="folder that holds tinyshakespeare/input.txt; by default that of CODESCENT_DATA_DIR",
+        help="folder with tinyshakespeare/input.txt; the default is CODESCENT_DATA_DIR",
     )  # fmt: skip
     arguments = parsed.parse_args()
     if arguments.data is None or not (arguments.data / "tinyshakespeare" / "input.txt").is_file():
@@ -39,7 +39,7 @@ def arguments_of() -> argparse.Namespace:
 
 
 def train(arguments: argparse.Namespace, precision: str, seed: int, folder: Path) -> dict[str, Any]:
-    """One run of `codescent train`; its validation losses by step, over the whole validation split."""
+    """Run `codescent train` once. Returns its validation losses by step, over the whole validation split."""
     run = folder / f"{precision}-{seed}"
     command = codescent(
         "train", "shakespeare_char", f"run.folder={run}", f"run.seed={seed}", f"data.folder={folder / 'datasets'}",

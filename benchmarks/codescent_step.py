@@ -1,5 +1,5 @@
-"""In: sizes, a file of tokens, a device. Out: a program that is told over a pipe to take codescent's steps.
-Does not read a config file and writes nothing."""
+"""In: sizes, a file of tokens, a device; numbers of steps on stdin. Out: seconds of codescent's steps on stdout.
+Does not read a config file and does not write a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from measure import ROOT
-from peer_step import BETAS, LEARNING_RATE, WEIGHT_DECAY, obey, quiet_stdout
+from peer_step import BETAS, LEARNING_RATE, WEIGHT_DECAY, quiet_stdout, serve
 from work import Work
 
 sys.path.insert(0, str(ROOT))
@@ -26,7 +26,7 @@ from codescent.train.world import World
 
 
 def config_of(arguments: argparse.Namespace, work: Work) -> Config:
-    """The defaults of codescent.config.sections but for what is given here."""
+    """A config: the benchmark's values, and the defaults of codescent.config.sections for all other keys."""
     sizes = {
         "num_layers": work.num_layers, "num_heads": work.num_heads, "hidden_dim": work.hidden_dim,
         "vocab_size": work.vocab_size, "seq_len": work.max_seq_len,
@@ -51,21 +51,21 @@ def config_of(arguments: argparse.Namespace, work: Work) -> Config:
 
 def arguments_of(argv: list[str]) -> argparse.Namespace:
     """The command line; gpu_step.py writes it."""
-    parser = argparse.ArgumentParser(description="Take codescent's training steps, as told over a pipe.")
-    parser.add_argument("--tokens", type=Path, required=True, help="train.bin beside a val.bin, both of uint16 tokens")
+    parser = argparse.ArgumentParser(description="Take codescent's training steps, on request over a pipe.")
+    parser.add_argument("--tokens", type=Path, required=True, help="train.bin, in a folder with val.bin; uint16 tokens")
     parser.add_argument("--work", type=Work.parse, required=True)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16")
     parser.add_argument("--compile", choices=("none", "blocks", "model"), default="blocks")
     parser.add_argument("--head-chunk-tokens", type=int, default=1024)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--rank", type=int, help="of adapters; none if not given")
+    parser.add_argument("--rank", type=int, help="rank of the adapters; without it, no adapters")
     parser.add_argument("--clip", type=float, default=0.0)
     parser.add_argument("--warmup", type=int, default=5)
     return parser.parse_args(argv)
 
 
 def main() -> None:
-    """Plan, assemble as `codescent train` does, then take steps as told."""
+    """Build plan and trainer as `codescent train` does, then take steps on request."""
     arguments = arguments_of(sys.argv[1:])
     answers = quiet_stdout()
     config = config_of(arguments, arguments.work)
@@ -83,7 +83,7 @@ def main() -> None:
             trainer.executor.step(taken, LEARNING_RATE)
             taken += 1
 
-        obey(step, arguments.warmup, arguments.device, answers)
+        serve(step, arguments.warmup, arguments.device, answers)
         trainer.close()
     cast(Any, torch.distributed).destroy_process_group()
 

@@ -1,5 +1,5 @@
-"""In: nothing. Out: the time of a data-loading step from memory, HDF5, .pt and safetensors, beside the step's compute.
-Does not start codescent as a user does: it takes the steps of one trainer, whose loader it exchanges between turns."""
+"""In: nothing. Out: the time to load a batch from memory, HDF5, .pt and safetensors, next to a step's compute time.
+Does not start `codescent train`: it uses one trainer, and gives it another data loader in each turn."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from codescent.train.world import World
 
 FORMATS = ("memory", "hdf5", "pt", "safetensors")
 FOUNDING_S = {"memory": 950e-6, "hdf5": 3e-3}
-"""The slowest data-loading steps that the founding document saw, on its machine."""
+"""The slowest data-loading steps that the founding document measured, on its machine."""
 
-NOTES = """A step is the founding experiment's: torch.nn.Transformer's default sizes, {batch} samples of source
-{source} and target {target}, fp32, forward, backward, Adam. A data-loading step: the same
-samples of random numbers, read in random order and put together as one array; files are in the system's cache. In a
-step: not prefetched, read when the step needs them; prefetched: by a thread, up to {prefetch} steps ahead, what a step
-then still waits (of steps whose samples were read while others were computed). Compute is of all a format's steps; the
-device is {device}, with {threads} thread(s)."""
+NOTES = """A step is that of the founding experiment: torch.nn.Transformer with its default sizes, {batch} samples of
+source {source} and target {target}, fp32, forward, backward, Adam. A data-loading step reads samples of
+random numbers in random order, equal for all formats, into one array. Files are in the system's cache. us in a step:
+not prefetched, read when the step needs them. prefetched: read by a thread, up to {prefetch} steps ahead; the column is
+the time that a step still waits (only steps whose samples were read during other steps count). ms compute: over all
+steps of a format. Device: {device}, with {threads} thread(s)."""
 
 
 @dataclass
 class Times:
-    """Seconds of one format's steps."""
+    """Seconds of one format: data-loading steps alone; exposed loading by number of prefetched steps; compute."""
 
     alone: list[float] = field(default_factory=list)
     exposed: dict[int, list[float]] = field(default_factory=dict)
@@ -55,20 +55,20 @@ class Times:
 
 def arguments_of() -> argparse.Namespace:
     """The command line."""
-    parsed = parser("Time reading tensors from memory, HDF5, .pt and safetensors beside a training step.")
-    parsed.add_argument("--samples", type=positive, default=2048, help="of the training split")
-    parsed.add_argument("--reads", type=positive, default=200, help="data-loading steps of each format by itself")
-    parsed.add_argument("--rounds", type=positive, default=5, help="turns of every format")
+    parsed = parser("Time reading tensors from memory, HDF5, .pt and safetensors, alone and during training steps.")
+    parsed.add_argument("--samples", type=positive, default=2048, help="number of samples of the training split")
+    parsed.add_argument("--reads", type=positive, default=200, help="data-loading steps of each format alone")
+    parsed.add_argument("--rounds", type=positive, default=5, help="number of turns of every format")
     parsed.add_argument("--steps", type=positive, default=2, help="training steps of a turn")
-    parsed.add_argument("--prefetch", type=positive, default=4, help="steps that are read ahead at the most")
+    parsed.add_argument("--prefetch", type=positive, default=4, help="largest number of steps that are read ahead")
     parsed.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parsed.add_argument("--threads", type=positive, help="of the computation; default: all cores")
-    parsed.add_argument("overrides", metavar="section.key=value", nargs="*", help="other sizes of the experiment")
+    parsed.add_argument("--threads", type=positive, help="threads of the computation; default: all cores")
+    parsed.add_argument("overrides", metavar="section.key=value", nargs="*", help="overrides, such as other sizes")
     return parsed.parse_args()
 
 
 def datasets_of(recipe: Synthetic, folder: Path) -> dict[str, TensorDataset]:
-    """The same numbers in every format."""
+    """A dataset for each format; all have the same numbers."""
     found = {"memory": in_memory(recipe, f"synthetic:{recipe.train}")}
     for storage in FORMATS[1:]:
         say(f"writing {storage}")
@@ -77,7 +77,7 @@ def datasets_of(recipe: Synthetic, folder: Path) -> dict[str, TensorDataset]:
 
 
 class Bench:
-    """One trainer, and the loaders that it is given in turns."""
+    """One trainer, and the data loaders that it gets in turns."""
 
     def __init__(self, trainer: Trainer, datasets: Mapping[str, TensorDataset], batch: int, seq_len: int) -> None:
         self.trainer, self.batch, self.numbers = trainer, batch, 0
@@ -88,14 +88,14 @@ class Bench:
         self.times = {name: Times() for name in datasets}
 
     def loader(self, name: str, prefetch: int, first_step: int = 0) -> Loader:
-        """Of the whole batch."""
+        """A data loader of the whole global batch."""
         source = self.sources[name]
         sampler = Sampler(1, source.num_samples, self.batch)
         pinned = self.trainer.executor.device.type == "cuda"
         return Loader(source, sampler, self.sample_numbers, [(0, self.batch)], first_step, prefetch, pinned)
 
     def read_alone(self, reads: int) -> None:
-        """Data-loading steps while nothing is computed; formats take turns."""
+        """Time data-loading steps without computation; formats take turns."""
         loaders = {name: self.loader(name, 0) for name in self.sources}
         for number in range(reads + 10):
             for name, loader in loaders.items():
@@ -105,8 +105,10 @@ class Bench:
                     self.times[name].alone.append(time.perf_counter() - begin)
 
     def train(self, rounds: int, steps: int, prefetch: int) -> None:
-        """Training steps with each format, not prefetched and prefetched. The first step of a turn does not count, nor
-        any that finds what was read before the turn began: what counts was read beside the computation."""
+        """Time training steps with each format, without and with prefetching.
+
+        The first steps of a turn do not count: their samples may have been read before the turn began.
+        """
         length = steps + max(1, prefetch)
         for turn in range(rounds):
             cases = [(name, ahead) for name in self.sources for ahead in (0, prefetch)]
@@ -126,7 +128,7 @@ class Bench:
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Times], dict[str, Any]]:
-    """The times by format, and what a step is."""
+    """Measure. Returns the times by format, and a description of a step."""
     words = [f"data.corpus=synthetic:{arguments.samples}", "train.eval_every=0", f"train.device={arguments.device}"]
     config = load("synthetic_transformer", [*words, *arguments.overrides]).config
     model = config.model
@@ -163,7 +165,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Time
 
 
 def entry(name: str, times: Times, prefetch: int) -> dict[str, Any]:
-    """What is known of one format."""
+    """The results of one format, as numbers."""
     compute_s, hidden = statistics.median(times.compute), times.exposed[prefetch]
     return {
         "format": name,

@@ -1,4 +1,4 @@
-"""In: nanoGPT's checkout, a CUDA device. Out: tokens/s, MFU, peak memory of GPT-2 124M at 1024 context, bf16.
+"""In: nanoGPT's checkout (optional), a CUDA device. Out: tokens/s, MFU, peak memory of GPT-2 124M, context 1024, bf16.
 Does not need the network, a corpus or a config file, and writes only into a temporary folder."""
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from measure import (
     table,
     write_json,
 )
-from systems import Told
+from systems import PipedProgram
 from work import GPT2_124M, Work, environment, write_tokens
 
 PEAK_FLOPS_PER_S = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "4090": 165e12}
-"""Dense bf16 with fp32 accumulation, from NVIDIA's data sheets (SXM parts); part of the device's name to its peak."""
+"""Peak FLOP/s by a part of the device's name: dense bf16 with fp32 sums, from NVIDIA's data sheets (SXM parts)."""
 
 NOTES = """A step: next batch, forward, backward, {clip}AdamW (fused); {batch} x {seq} tokens, vocabulary {vocab}.
 nanoGPT: its model compiled whole, torch's autocast, fp32 weights. codescent: bf16 weights, fp32 masters, moments.
@@ -38,24 +38,24 @@ MFU: (6 N + 12 layers x width x context) tokens/s over {peak:.0f} TFLOP/s ({sour
 
 
 def arguments_of() -> argparse.Namespace:
-    """The command line. Exits with 2 where the checkout is missing."""
+    """The command line. Exits with 2 if the checkout is not one of nanoGPT."""
     parsed = parser("Time a full training step of GPT-2 124M on a CUDA device: nanoGPT compiled, and codescent.")
     parsed.add_argument("--nanogpt", type=Checkout("nanoGPT", "model.py"), metavar="DIR", help="checkout of nanoGPT")
     parsed.add_argument("--batch-size", type=positive, default=16, help="samples per step")
     parsed.add_argument("--seq-len", type=positive, default=1024, help="tokens per sample")
-    parsed.add_argument("--vocab-size", type=positive, default=50304, help="of both; 50257 is no multiple of 8")
-    parsed.add_argument("--compile", default="blocks,none", help="codescent's train.compile, one or several of them")
+    parsed.add_argument("--vocab-size", type=positive, default=50304, help="of both; 50257 is not a multiple of 8")
+    parsed.add_argument("--compile", default="blocks,none", help="values of codescent's train.compile, with commas")
     parsed.add_argument("--head-chunk-tokens", type=int, default=1024, help="codescent's train.head_chunk_tokens")
     parsed.add_argument("--clip", type=float, default=1.0, help="gradient norm to clip to; 0: no clipping")
     parsed.add_argument("--rounds", type=positive, default=5, help="turns of every system")
     parsed.add_argument("--steps", type=positive, default=20, help="steps per turn")
     parsed.add_argument("--warmup", type=positive, default=5, help="steps before the first that counts")
-    parsed.add_argument("--peak-tflops", type=float, help="of the device in bf16, where its name is not known here")
+    parsed.add_argument("--peak-tflops", type=float, help="bf16 peak of the device, if this script lacks it")
     return parsed.parse_args()
 
 
 def peak_of(arguments: argparse.Namespace, name: str) -> tuple[float, str]:
-    """The device's bf16 peak in FLOP/s and where it is from: the user, a data sheet, or a matrix product now."""
+    """The device's bf16 peak in FLOP/s, and its origin: --peak-tflops, a data sheet or a measured matrix product."""
     if arguments.peak_tflops:
         return arguments.peak_tflops * 1e12, "as given"
     for part, peak in PEAK_FLOPS_PER_S.items():
@@ -78,8 +78,8 @@ def measured_peak() -> float:
     return 2 * 8192**3 / (best_ms / 1e3)
 
 
-def systems_of(arguments: argparse.Namespace, work: Work, folder: Path) -> list[Told]:
-    """nanoGPT if its checkout is given, and codescent with each way of compiling."""
+def systems_of(arguments: argparse.Namespace, work: Work, folder: Path) -> list[PipedProgram]:
+    """nanoGPT if its checkout is given, and codescent with each value of train.compile."""
     tokens = write_tokens(folder, work.vocab_size)
     common = [
         "--tokens", str(tokens), "--work", work.text(), "--precision", "bf16", "--device", "cuda",
@@ -90,16 +90,18 @@ def systems_of(arguments: argparse.Namespace, work: Work, folder: Path) -> list[
     systems = []
     if arguments.nanogpt:
         peer = ["--peer", "nanogpt", "--checkout", str(arguments.nanogpt), "--compile"]
-        systems.append(Told("nanogpt", [sys.executable, str(here / "peer_step.py"), *common, *peer], env, folder))
+        systems.append(
+            PipedProgram("nanogpt", [sys.executable, str(here / "peer_step.py"), *common, *peer], env, folder)
+        )
     for way in arguments.compile.split(","):
         own = ["--compile", way, "--head-chunk-tokens", str(arguments.head_chunk_tokens)]
         argv = [sys.executable, str(here / "codescent_step.py"), *common, *own]
-        systems.append(Told(f"codescent-{way}", argv, env, folder))
+        systems.append(PipedProgram(f"codescent-{way}", argv, env, folder))
     return systems
 
 
-def measure(systems: list[Told], rounds: int, steps: int) -> tuple[list[Timing], dict[str, str]]:
-    """The systems in turns, all alive at once; seconds and peak memory on the device; failures with the reason."""
+def measure(systems: list[PipedProgram], rounds: int, steps: int) -> tuple[list[Timing], dict[str, str]]:
+    """Measure the systems in turns, all running at once. Returns seconds and peak device memory; and failures."""
     timings: dict[str, Timing] = {}
     failures: dict[str, str] = {}
     try:
@@ -118,7 +120,7 @@ def measure(systems: list[Told], rounds: int, steps: int) -> tuple[list[Timing],
                 timings[system.name].seconds.append(seconds)
                 say(f"round {number + 1}/{rounds}  {system.name:20} {1e3 * seconds:8.2f} ms")
         for system in alive:
-            system.tell("memory")
+            system.send("memory")
             timings[system.name].peak_bytes = int(system.number())
     finally:
         for system in systems:
@@ -127,7 +129,7 @@ def measure(systems: list[Told], rounds: int, steps: int) -> tuple[list[Timing],
 
 
 def entry(timing: Timing, work: Work, peak: float, reference: Timing) -> dict[str, Any]:
-    """What is known of one system, as numbers."""
+    """The results of one system, as numbers."""
     per_token = 6 * work.num_parameters + 12 * work.num_layers * work.hidden_dim * work.seq_len
     tokens_per_s = work.tokens / timing.median_s
     return {
@@ -143,7 +145,7 @@ def entry(timing: Timing, work: Work, peak: float, reference: Timing) -> dict[st
 
 
 def show(entries: list[dict[str, Any]]) -> str:
-    """The table for people."""
+    """The results as a text table."""
     header = ["system", "ms median", "best", "tokens/s", "MFU", f"x {entries[0]['system']}", "peak MiB on device"]
     rows = [
         [
@@ -161,7 +163,7 @@ def show(entries: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Measure and print; 1 where a system failed, 2 where there is no CUDA device."""
+    """Measure and print. Returns 1 if a system failed, 2 if there is no CUDA device, else 0."""
     arguments = arguments_of()
     if not torch.cuda.is_available():
         say("error: no CUDA device here (torch.cuda.is_available() is False); nothing was measured")

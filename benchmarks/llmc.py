@@ -1,5 +1,5 @@
-"""In: llm.c's checkout, sizes. Out: its CPU program, built by its own Makefile, with a model and a token file to read.
-Does not hold any of its code; the file formats are those that its readers check (train_gpt2.c, llmc/dataloader.h)."""
+"""In: llm.c's checkout, sizes. Out: llm.c's CPU program, built with its Makefile; its model file and token file.
+Does not contain code of llm.c. The file formats follow llm.c's readers (train_gpt2.c, llmc/dataloader.h)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ VOCAB_MULTIPLE = 128
 
 
 def build(checkout: Path, folder: Path) -> Path:
-    """Compile llm.c's train_gpt2.c with its Makefile, as it is, and our main in `folder`; the program's path.
+    """Compile llm.c's unchanged train_gpt2.c and our main with llm.c's Makefile. Returns the path of the program.
 
-    Nothing is written into the checkout. Raises SystemFailed with what make said.
+    All files are written into `folder`, none into the checkout. Raises SystemFailed with the output of make.
     """
     driver = Path(__file__).with_name("llmc_step.c").read_text(encoding="utf-8")
     source = f'#define TESTING\n#include "{checkout / "train_gpt2.c"}"\n{driver}'
     (folder / "train_gpt2.c").write_text(source, encoding="utf-8")
     command = ["make", "-f", str(checkout / "Makefile"), "NO_MULTI_GPU=1", "train_gpt2"]
     try:
-        made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except OSError as error:
         raise SystemFailed(f"llm.c cannot be built: {error}") from error
-    if made.returncode != 0:
-        raise SystemFailed(f"llm.c cannot be built; make said:\n{made.stdout}{made.stderr}")
+    if done.returncode != 0:
+        raise SystemFailed(f"llm.c cannot be built; the output of make is:\n{done.stdout}{done.stderr}")
     return folder / "train_gpt2"
 
 
@@ -43,12 +43,12 @@ def command(program: Path, model: Path, tokens: Path, work: Work, warmup: int) -
 
 
 def environment(threads: int) -> dict[str, str]:
-    """llm.c takes its number of threads from OpenMP's variable."""
+    """The environment of llm.c, which reads its number of threads from OpenMP's variable."""
     return {**os.environ, "OMP_NUM_THREADS": str(threads)}
 
 
 def write_tokens(path: Path, tokens: np.ndarray) -> None:
-    """A token file in its format: 256 int32, of which the first three say something, then uint16 tokens."""
+    """Write a token file in llm.c's format: a header of 256 int32 (only three are used), then uint16 tokens."""
     header = np.zeros(HEADER_INTS, dtype=np.int32)
     header[:3] = TOKENS_MAGIC, TOKENS_VERSION, len(tokens)
     with path.open("wb") as file:
@@ -57,7 +57,10 @@ def write_tokens(path: Path, tokens: np.ndarray) -> None:
 
 
 def write_model(path: Path, work: Work) -> None:
-    """A model file in its format with GPT-2's initial values: 256 int32, then the tensors kind by kind in fp32."""
+    """Write a model file in llm.c's format with GPT-2's initial values: a header of 256 int32, then fp32 tensors.
+
+    The same tensor of all layers is stored together.
+    """
     padded = math.ceil(work.vocab_size / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     header = np.zeros(HEADER_INTS, dtype=np.int32)
     header[:8] = (
@@ -75,7 +78,7 @@ def write_model(path: Path, work: Work) -> None:
 
 
 def _tensors(work: Work, padded: int) -> Iterator[tuple[int, float, float]]:
-    """Elements, standard deviation and mean of the 16 tensors, each of all layers together, in the file's order."""
+    """Number of elements, standard deviation and mean of the 16 tensors, in the file's order."""
     hidden, layers = work.hidden_dim, work.num_layers
     residual = 0.02 / math.sqrt(2 * layers)
     yield padded * hidden, 0.02, 0.0  # token embedding

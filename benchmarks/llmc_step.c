@@ -1,6 +1,6 @@
-/* In: sizes, a model file, a token file (arguments); numbers of steps (input). Out: seconds of a training step, on average.
-   Does not hold llm.c's code: a one-line source file includes its train_gpt2.c (TESTING leaves its main out) before this
-   one, and its own Makefile builds the two with its own flags. Hyper-parameters as in peer_step.py. */
+/* In: sizes, a model file, a token file (arguments); numbers of steps (stdin). Out: mean seconds of a training step.
+   Does not contain code of llm.c: a generated source file includes llm.c's train_gpt2.c (TESTING leaves out its main)
+   before this file. llm.c's Makefile builds it with llm.c's flags. Hyper-parameters are those of peer_step.py. */
 
 static double now_s(void) {
     struct timespec now;

@@ -1,5 +1,5 @@
-"""In: sizes of a GPT-2, a rank. Out: one table of what a step of fine-tuning takes: all weights, and adapters alone,
-ours and peft's. Does not hold any of peft's code and writes only into a temporary folder (and the --json file)."""
+"""In: sizes of a GPT-2, a rank. Out: seconds and memory of a fine-tuning step: our adapters, peft's, all weights.
+Does not contain code of peft, and writes only into a temporary folder (and the --json file)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from measure import (
     write_json,
 )  # fmt: skip
 from peers import memory_ratio, rows, show
-from systems import Told, Watched
+from systems import PipedProgram, Watched
 from work import WORKS, Work, environment, training, write_tokens
 
 NAMES = (
@@ -38,18 +38,19 @@ NAMES = (
     "codescent-full-bf16",
 )
 
-NOTES = """A step of every system: next batch, forward, backward, {clip}AdamW, gradients dropped.
-{tokens} tokens, {threads} threads; rank {rank}, beside every matrix of the blocks; GFLOP/s as if all were trained.
+NOTES = """A step of every system: next batch, forward, backward, {clip}AdamW, gradients freed.
+{tokens} tokens, {threads} threads; adapters of rank {rank} on every matrix of the blocks; GFLOP/s as if all weights
+were trained.
 peft: adapters in transformers' GPT2LMHeadModel, AdamW (fused); bf16: frozen weights in bf16, torch's autocast.
-codescent: `codescent train` itself with lora.rank, timed from outside, metrics and log at every step.
+codescent: `codescent train` with lora.rank, timed from outside, metrics and log at every step.
 full: the same without adapters, all weights trained."""
 
 
 def arguments_of() -> argparse.Namespace:
     """The command line."""
-    parsed = parser("Time a step of fine-tuning GPT-2: peft's adapters and ours in turns, all weights beside.")
+    parsed = parser("Time a step of fine-tuning GPT-2: with peft's adapters, with ours, and with all weights trained.")
     parsed.add_argument("--work", choices=tuple(WORKS), default="gpt2-124m", help="sizes of model and step")
-    parsed.add_argument("--only", metavar="NAME,...", help=f"these systems, or all that begin so: {', '.join(NAMES)}")
+    parsed.add_argument("--only", metavar="NAME,...", help=f"names of systems, or beginnings: {', '.join(NAMES)}")
     parsed.add_argument("--rank", type=positive, default=8, help="of the adapters")
     parsed.add_argument("--rounds", type=positive, default=5, help="turns of every system")
     parsed.add_argument("--steps", type=positive, default=1, help="steps per turn")
@@ -62,7 +63,7 @@ def arguments_of() -> argparse.Namespace:
 
 
 def system(name: str, arguments: argparse.Namespace, work: Work, folder: Path, tokens: Path) -> System:
-    """One that was asked for, not yet started."""
+    """The system of this name, not started."""
     *who, precision = name.split("-")
     common = ["--threads", str(arguments.threads), "--clip", str(arguments.clip), "--warmup", str(arguments.warmup)]
     if who == ["peft"]:
@@ -71,7 +72,7 @@ def system(name: str, arguments: argparse.Namespace, work: Work, folder: Path, t
             "--peer", "peft", "--tokens", str(tokens), "--work", work.text(), "--precision", precision,
             "--rank", str(arguments.rank), *common,
         ]  # fmt: skip
-        return Told(name, argv, environment(), folder)
+        return PipedProgram(name, argv, environment(), folder)
     run = folder / f"run-{name}"
     words = [f"lora.rank={arguments.rank}"] if who[1] == "lora" else []
     argv = training(
@@ -85,7 +86,7 @@ def system(name: str, arguments: argparse.Namespace, work: Work, folder: Path, t
 
 
 def musts(measured: Measured) -> list[dict[str, Any]]:
-    """What adapters are for: no slower and no larger than peft's, faster and smaller than all weights."""
+    """The requirements: adapters are as fast and as small as peft's, and faster and smaller than full fine-tuning."""
     found = []
     for precision in ("fp32", "bf16"):
         ours, peft, full = f"codescent-lora-{precision}", f"peft-{precision}", f"codescent-full-{precision}"
@@ -109,7 +110,7 @@ def musts(measured: Measured) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Measure and print; 1 where a system failed, 0 otherwise, whether or not the requirements hold."""
+    """Measure and print. Returns 1 if a system failed, else 0, even if a requirement does not hold."""
     arguments = arguments_of()
     work = WORKS[arguments.work]
     record = hardware()

@@ -1,5 +1,5 @@
-"""In: systems that take turns, numbers. Out: seconds per step by system, tables, JSON files, a record of the machine.
-Does not know what a system computes, and starts no process but git."""
+"""In: systems to measure. Out: seconds per step of each, measured in turns; tables, JSON files, a machine record.
+Does not know what a system computes, and does not start a process except git."""
 
 from __future__ import annotations
 
@@ -20,41 +20,47 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
-"""The checkout whose codescent is measured."""
+"""The checkout of codescent that is measured."""
 
 SPARE_BYTES = 1_000_000_000
-"""Memory that is left to the rest of the machine when it is decided how many systems are kept alive at once."""
+"""Memory left free for other programs when systems run at the same time."""
 
 
 class SystemFailed(Exception):
-    """A system did not start or died; the message names it and shows the end of what it said."""
+    """A system did not start, or ended. The message names the system and has the end of its output."""
 
 
 class System(Protocol):
-    """Something that can be told to take some steps now, and that keeps still otherwise."""
+    """A training program that takes steps on request, and uses no core between requests."""
 
     name: str
 
     def start(self) -> None:
-        """Returns when it is warmed up and still. Raises SystemFailed."""
+        """Start it, and return after its warm-up steps. Raises SystemFailed."""
 
     def turn(self, num_steps: int) -> float:
-        """Take `num_steps` steps now; seconds of one, on average."""
+        """Take `num_steps` steps. Returns the mean seconds of a step."""
 
     def resting_bytes(self) -> int:
         """Resident memory now."""
 
     def peaks_bytes(self) -> list[int]:
-        """Largest resident memory that each of its processes ever had."""
+        """Peak resident memory of each of its processes."""
 
     def stop(self) -> None:
-        """Ends it; harmless where it is not running."""
+        """End it. Does nothing if it is not running."""
 
 
 @dataclass
 class Timing:
-    """What was measured of one system: seconds per step in each of its turns, and the largest resident memory of any
-    one of its processes. `sitting` numbers the groups of systems that were alive, and so interleaved, together."""
+    """The measurements of one system.
+
+    Attributes:
+        name: of the system.
+        sitting: number of the group of systems that ran at the same time and took turns.
+        seconds: per step, for each turn.
+        peak_bytes: peak resident memory of its largest process.
+    """
 
     name: str
     sitting: int
@@ -68,26 +74,26 @@ class Timing:
 
     @property
     def best_s(self) -> float:
-        """Least seconds per step."""
+        """Smallest seconds per step."""
         return min(self.seconds)
 
 
 @dataclass
 class Measured:
-    """All timings, and the systems that did not start with the reason. Ratios are taken inside a sitting."""
+    """All timings, and the reasons why systems did not start. Ratios compare timings of the same sitting."""
 
     timings: list[Timing] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
 
     def find(self, name: str, sitting: int | None = None) -> Timing | None:
-        """The timing of `name` in that sitting, or in the first where it took part."""
+        """The timing of `name` in a sitting (None: in the first that has it); None if there is none."""
         for timing in self.timings:
             if timing.name == name and sitting in (None, timing.sitting):
                 return timing
         return None
 
     def ratio(self, name: str, reference: str) -> float | None:
-        """How many times faster `name` is than `reference` by medians, where both took turns in one sitting."""
+        """How many times faster `name` is than `reference`, by medians; None if no sitting had both."""
         for timing in self.timings:
             other = self.find(reference, timing.sitting)
             if timing.name == name and other is not None:
@@ -96,17 +102,16 @@ class Measured:
 
 
 def chosen(parsed: argparse.ArgumentParser, only: str | None, names: Sequence[str]) -> list[str]:
-    """Of the systems those that --only names, or begins the names of; all without it. Exits with 2 where it names
-    another."""
+    """The systems whose names begin with a word of --only; all systems without it. Exits with 2 for an unknown word."""
     wanted = only.split(",") if only else list(names)
     unknown = [word for word in wanted if not any(name.startswith(word) for name in names)]
     if unknown:
-        parsed.error(f"--only: no system begins with {', '.join(unknown)}; there are {', '.join(names)}")
+        parsed.error(f"--only: no system begins with {', '.join(unknown)}; the systems are {', '.join(names)}")
     return [name for name in names if any(name.startswith(word) for word in wanted)]
 
 
 def available_bytes() -> int:
-    """Memory that programs can still take."""
+    """Memory that is available to programs."""
     return _meminfo("MemAvailable")
 
 
@@ -120,8 +125,8 @@ def _meminfo(key: str) -> int:
 def interleave(systems: Sequence[System], num_rounds: int, num_steps: int) -> Measured:
     """Let the systems take turns of `num_steps` steps, `num_rounds` times, in alternating order.
 
-    As many are kept alive at once as fit into memory; where not all do, there are several sittings, and the first
-    system, which the ratios refer to, takes part in each.
+    As many systems run at the same time as fit into memory. If not all fit, there are several sittings. The first
+    system takes part in each, because ratios are relative to it.
     """
     measured = Measured()
     reference, waiting = systems[0], list(systems[1:])
@@ -152,7 +157,7 @@ def interleave(systems: Sequence[System], num_rounds: int, num_steps: int) -> Me
 
 
 def _fits(alive: Sequence[System]) -> bool:
-    """One more like the largest so far fits, and any one of those alive can still grow to its peak in its turn."""
+    """Whether memory suffices for one more system of the largest size, while one running system grows to its peak."""
     peaks_bytes = [sum(system.peaks_bytes()) for system in alive]
     growth_bytes = max(peak - system.resting_bytes() for peak, system in zip(peaks_bytes, alive, strict=True))
     return available_bytes() > max(peaks_bytes) + growth_bytes + SPARE_BYTES
@@ -171,12 +176,12 @@ def _rounds(alive: Sequence[System], sitting: int, num_rounds: int, num_steps: i
 
 
 def say(line: str) -> None:
-    """Progress goes to stderr, so that stdout holds the table alone."""
+    """Print progress to stderr, so that stdout has only the table."""
     print(line, file=sys.stderr, flush=True)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned by spaces: the first to the left, the others to the right."""
+    """A text table: the first column is aligned to the left, the others to the right."""
     widths = [max(len(line[column]) for line in [header, *rows]) for column in range(len(header))]
     lines = []
     for line in [header, ["-" * width for width in widths], *rows]:
@@ -186,16 +191,16 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def ratio_text(ratio: float | None) -> str:
-    """Two decimals, or a dash where it was not measured."""
+    """A ratio with two decimals, or a dash if it was not measured."""
     return "-" if ratio is None else f"{ratio:.2f}"
 
 
 def must(
     claim: str, value: float | None, bound: float, *, at_least: bool = True, unit: str = "", limit: float | None = None
 ) -> dict[str, Any]:
-    """One requirement beside what was measured: `held` is None where it was not measured.
+    """A requirement and the measured value. `held` is whether the value fulfils it; None: not measured.
 
-    `limit`: what the processor allows at the most, where that was measured.
+    `limit` is the largest value that the processor allows, if that was measured.
     """
     held = None if value is None else bool(value >= bound if at_least else value <= bound)
     entry = {"claim": claim, "value": value, "bound": bound, "at_least": at_least, "unit": unit, "held": held}
@@ -213,18 +218,18 @@ def must_lines(musts: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine, the software and the moment that numbers were taken on: a number without them says nothing."""
+    """The machine, the software and the time of a measurement."""
     fields: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")
         fields.setdefault(key.strip(), value.strip())
-    telling = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16")
+    relevant = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16")
     flags = set(fields.get("flags", "").split())
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": fields.get("model name", platform.processor()),
         "cpu_family_model": f"{fields.get('cpu family', '?')}/{fields.get('model', '?')}",
-        "cpu_flags": [flag for flag in telling if flag in flags],
+        "cpu_flags": [flag for flag in relevant if flag in flags],
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": _meminfo("MemTotal"),
         "load_average": list(os.getloadavg()),
@@ -245,7 +250,7 @@ def _version(distribution: str) -> str | None:
 
 
 def revision(checkout: Path) -> str | None:
-    """Commit of a checkout, with "+" where its files differ from it; None where it is no git checkout."""
+    """The commit of a checkout, with "+" if its files were changed; None if it is not a git checkout."""
     commands = (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
     try:
         answers = [
@@ -267,13 +272,13 @@ def machine_line(record: dict[str, Any]) -> str:
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
-    """Writes `result` where the user asked for it; nothing where `path` is None."""
+    """Write `result` to `path`; do nothing if `path` is None."""
     if path is not None:
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def finish(main: Callable[[], int]) -> NoReturn:
-    """Runs a benchmark and exits with its code; a Ctrl-C or a SIGTERM still ends its systems and removes its files."""
+    """Run a benchmark and exit with its code. Ctrl-C and SIGTERM also end its systems and remove its files."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         sys.exit(main())
@@ -283,14 +288,14 @@ def finish(main: Callable[[], int]) -> NoReturn:
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """An argument parser with the one argument that every benchmark has."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the results and the hardware record to FILE")
-    return made
+    """An argument parser with the argument --json, which every benchmark has."""
+    parsed = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parsed.add_argument("--json", type=Path, metavar="FILE", help="write the results and the hardware record to FILE")
+    return parsed
 
 
 class Checkout:
-    """Argument type: a folder that holds the named files. argparse turns the error into exit code 2."""
+    """Argument type: a folder that has the named files. argparse turns the error into exit code 2."""
 
     def __init__(self, peer: str, *files: str) -> None:
         self.peer, self.files = peer, files
@@ -299,7 +304,7 @@ class Checkout:
         folder = Path(text).expanduser().resolve()
         missing = [name for name in self.files if not (folder / name).is_file()]
         if missing:
-            raise argparse.ArgumentTypeError(f"{text} is no checkout of {self.peer}: it has no {', '.join(missing)}")
+            raise argparse.ArgumentTypeError(f"{text} is not a checkout of {self.peer}: it lacks {', '.join(missing)}")
         return folder
 
 

@@ -1,6 +1,5 @@
-"""In: a peer's name, its checkout where it has one, sizes, a file of tokens. Out: a program that is told over a pipe to
-train it step by step, or to compute a step's matrix products alone. Does not hold any of the peer's code: it imports it
-from where the user keeps it."""
+"""In: a peer's name, sizes, a file of tokens; numbers of steps on stdin. Out: seconds of the peer's steps on stdout.
+Does not contain code of a peer: it imports nanoGPT from the user's checkout, transformers and peft as installed."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ LEARNING_RATE, WEIGHT_DECAY, BETAS = 6e-4, 0.1, (0.9, 0.95)
 
 @dataclass
 class Peer:
-    """A peer's model and optimizer, and how it computes a loss from tokens and targets."""
+    """A peer's model and optimizer, and a function that computes its loss from model, tokens and targets."""
 
     module: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -35,7 +34,7 @@ class Peer:
 
 
 def nanogpt(arguments: argparse.Namespace, work: Work) -> Peer:
-    """nanoGPT's GPT with its own optimizer groups; biases on, as in GPT-2."""
+    """nanoGPT's GPT with nanoGPT's optimizer groups; with biases, as in GPT-2."""
     sys.path.insert(0, str(arguments.checkout))
     peer = importlib.import_module("model")
     config = peer.GPTConfig(
@@ -53,7 +52,7 @@ def nanogpt(arguments: argparse.Namespace, work: Work) -> Peer:
 
 
 def transformers(arguments: argparse.Namespace, work: Work) -> Peer:
-    """transformers' GPT2LMHeadModel with torch's AdamW, fused where its Trainer would take the fused one by default."""
+    """transformers' GPT2LMHeadModel with torch's AdamW; fused if it is the default of transformers' Trainer."""
     peer = importlib.import_module("transformers")
     config = peer.GPT2Config(
         vocab_size=work.vocab_size,
@@ -74,8 +73,10 @@ def transformers(arguments: argparse.Namespace, work: Work) -> Peer:
 
 
 def peft(arguments: argparse.Namespace, work: Work) -> Peer:
-    """transformers' GPT2LMHeadModel with peft's adapters beside every matrix of its blocks; of bf16 the frozen weights
-    are bf16, too, as they are where such a model is loaded in that format."""
+    """transformers' GPT2LMHeadModel with peft's adapters on every matrix of its blocks.
+
+    With bf16 the frozen weights are bf16, too, as in a model that is loaded in bf16.
+    """
     peer = importlib.import_module("peft")
     base = transformers(arguments, work).module
     if arguments.precision == "bf16":
@@ -91,14 +92,14 @@ def peft(arguments: argparse.Namespace, work: Work) -> Peer:
 
 
 def transformers_loss(model: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Its loss function with targets that are shifted already, so that it sees as many tokens as the others."""
+    """The loss of transformers. Targets are shifted already, so that it counts as many tokens as other peers."""
     loss = model(input_ids=tokens, labels=targets, shift_labels=targets).loss
     assert isinstance(loss, torch.Tensor)
     return loss
 
 
 def adamw(module: torch.nn.Module, *, fused: bool) -> torch.optim.AdamW:
-    """AdamW that decays matrices only."""
+    """AdamW with weight decay for matrices only."""
     parameters = list(module.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
@@ -108,7 +109,7 @@ def adamw(module: torch.nn.Module, *, fused: bool) -> torch.optim.AdamW:
 
 
 def batches(file: Path, work: Work, device: str) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-    """Random windows of a memory-mapped uint16 token file, read one by one as nanoGPT's script does."""
+    """A function that reads a batch of random windows from a memory-mapped uint16 file, as nanoGPT's script does."""
 
     def read() -> tuple[torch.Tensor, torch.Tensor]:
         tokens = np.memmap(file, dtype=np.uint16, mode="r")
@@ -123,7 +124,7 @@ def batches(file: Path, work: Work, device: str) -> Callable[[], tuple[torch.Ten
 
 
 def stepper(peer: Peer, arguments: argparse.Namespace, work: Work) -> Callable[[], None]:
-    """One full step: batch, forward, backward, clipping where asked for, AdamW, gradients dropped."""
+    """A function that takes one full step: batch, forward, backward, clipping if --clip, AdamW, gradients freed."""
     module = torch.compile(peer.module) if arguments.compile else peer.module
     assert isinstance(module, torch.nn.Module)
     read = batches(arguments.tokens, work, arguments.device)
@@ -145,16 +146,16 @@ def stepper(peer: Peer, arguments: argparse.Namespace, work: Work) -> Callable[[
 
 
 def distributed(peer: Peer) -> Peer:
-    """The model inside torch's DistributedDataParallel with its defaults; torchrun's variables say who is where."""
+    """Wrap the model in torch's DistributedDataParallel with its defaults. The ranks come from torchrun's variables."""
     torch.distributed.init_process_group("gloo")
     return Peer(torch.nn.parallel.DistributedDataParallel(peer.module), peer.optimizer, peer.loss)
 
 
 def arguments_of(argv: list[str]) -> argparse.Namespace:
     """The command line; peers.py, ranks.py and lora.py write it."""
-    parser = argparse.ArgumentParser(description="Train a peer's GPT-2 step by step, as told over a pipe.")
+    parser = argparse.ArgumentParser(description="Take training steps of a peer's GPT-2, on request over a pipe.")
     parser.add_argument("--peer", choices=("nanogpt", "transformers", "peft", "products"), required=True)
-    parser.add_argument("--rank", type=int, default=8, help="of peft's adapters")
+    parser.add_argument("--rank", type=int, default=8, help="rank of peft's adapters")
     parser.add_argument("--checkout", type=Path, help="nanoGPT's checkout")
     parser.add_argument("--tokens", type=Path, required=True, help="file of uint16 tokens")
     parser.add_argument("--work", type=Work.parse, required=True)
@@ -169,7 +170,7 @@ def arguments_of(argv: list[str]) -> argparse.Namespace:
 
 
 def take(step: Callable[[], None], num_steps: int, device: str) -> float:
-    """Seconds of one of `num_steps` steps, on average; a CUDA device has done them all when the clock is read."""
+    """Take `num_steps` steps. Returns the mean seconds of a step; a CUDA device is waited for."""
     if device == "cuda":
         torch.cuda.synchronize()
     begun = time.perf_counter()
@@ -180,8 +181,11 @@ def take(step: Callable[[], None], num_steps: int, device: str) -> float:
     return (time.perf_counter() - begun) / num_steps
 
 
-def obey(step: Callable[[], None], warmup: int, device: str, answers: TextIO) -> None:
-    """Warm up, say so, then answer each line of the input: a number of steps, or "memory" (the peak on the device)."""
+def serve(step: Callable[[], None], warmup: int, device: str, answers: TextIO) -> None:
+    """Take the warm-up steps and print "ready". Then answer each line of stdin: a number of steps, or "memory".
+
+    The answer is the mean seconds of a step, or the peak memory on the device in bytes.
+    """
     for _ in range(warmup):
         step()
     print(MARK, "ready", file=answers)
@@ -193,14 +197,14 @@ def obey(step: Callable[[], None], warmup: int, device: str, answers: TextIO) ->
 
 
 def quiet_stdout() -> TextIO:
-    """A line-buffered stdout for answers; what is printed otherwise goes to stderr, the log, from now on."""
+    """Return a line-buffered stdout for answers. All other output goes to stderr, the log, after this call."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return answers
 
 
 def main() -> None:
-    """Build the peer, then take steps as told."""
+    """Build the peer, then take steps on request."""
     arguments = arguments_of(sys.argv[1:])
     answers = quiet_stdout()
     torch.set_num_threads(arguments.threads)
@@ -213,7 +217,7 @@ def main() -> None:
         makers = {"nanogpt": nanogpt, "transformers": transformers, "peft": peft}
         peer = makers[arguments.peer](arguments, arguments.work)
         step = stepper(distributed(peer) if arguments.ddp else peer, arguments, arguments.work)
-    obey(step, arguments.warmup, arguments.device, answers)
+    serve(step, arguments.warmup, arguments.device, answers)
 
 
 if __name__ == "__main__":

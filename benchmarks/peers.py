@@ -1,5 +1,5 @@
-"""In: checkouts of nanoGPT and llm.c. Out: one table of what a training step takes: theirs, transformers', codescent's.
-Does not hold any peer's code and writes only into a temporary folder (and the --json file)."""
+"""In: checkouts of nanoGPT and llm.c. Out: seconds and memory of a training step of both, transformers and codescent.
+Does not contain code of a peer, and writes only into a temporary folder (and the --json file)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from measure import (
     table,
     write_json,
 )  # fmt: skip
-from systems import Told, Watched
+from systems import PipedProgram, Watched
 from work import SMALL, WORKS, Work, environment, random_tokens, training, write_tokens
 
 REFERENCE = "nanogpt-fp32-eager"
@@ -42,41 +42,42 @@ NAMES = (
     "products-fp32", "products-bf16",
     "nanogpt-fp32-compile", "transformers-fp32", "transformers-bf16",
 )  # fmt: skip
-"""Those that the requirements compare come first, so that they share a sitting where memory is short."""
+"""The systems that the requirements compare come first, so that they share a sitting if memory is short."""
 
-NOTES = """A step of every system: next batch, forward, backward, {clip}AdamW, gradients dropped.
+NOTES = """A step of every system: next batch, forward, backward, {clip}AdamW, gradients freed.
 {tokens} tokens, {threads} threads. GFLOP/s: 6 N tokens/s, N = {parameters:,}.
-nanoGPT: its model, its optimizer (torch's AdamW, not fused on a CPU), vocabulary {padded}; bf16: torch's autocast.
+nanoGPT: nanoGPT's model and optimizer (torch's AdamW, not fused on a CPU), vocabulary {padded}; bf16: torch's autocast.
 transformers: GPT2LMHeadModel, AdamW as its Trainer chooses it, vocabulary {vocab}; bf16: torch's autocast.
-llm.c: its CPU functions built by its Makefile, fp32, AdamW, never clipped; vocabulary {vocab}, padded by it.
-codescent: `codescent train` itself, timed from outside, metrics and log at every step; vocabulary {vocab};
+llm.c: its CPU functions built with its Makefile, fp32, AdamW, never clipped; vocabulary {vocab}, padded by llm.c.
+codescent: `codescent train`, timed from outside, metrics and log at every step; vocabulary {vocab};
 bf16: bf16 weights, fp32 master weights and moments.
-products: no training, the matrix products of the step alone (attention's left out), each with the fastest kernels that
-torch has for it here: a program that computes in this precision with these kernels cannot be faster."""
+products: no training, only the step's matrix products (without attention's), each with the fastest kernels of torch on
+this machine: a program that computes in this precision with these kernels cannot be faster."""
 
 
 def arguments_of() -> argparse.Namespace:
-    """The command line. Exits with 2 where a system is asked for whose checkout is not given."""
+    """The command line. Exits with 2 if the checkout of a selected system is not given."""
     parsed = parser("Time a full training step of GPT-2: nanoGPT, llm.c, transformers and codescent in turns.")
     parsed.add_argument("--nanogpt", type=Checkout("nanoGPT", "model.py"), metavar="DIR", help="checkout of nanoGPT")
-    parsed.add_argument("--llmc", type=Checkout("llm.c", "train_gpt2.c", "Makefile"), metavar="DIR", help="of llm.c")
+    llmc_checkout = Checkout("llm.c", "train_gpt2.c", "Makefile")
+    parsed.add_argument("--llmc", type=llmc_checkout, metavar="DIR", help="checkout of llm.c")
     parsed.add_argument("--work", choices=tuple(WORKS), default="gpt2-124m", help="sizes of model and step")
-    parsed.add_argument("--only", metavar="NAME,...", help=f"these systems, or all that begin so: {', '.join(NAMES)}")
+    parsed.add_argument("--only", metavar="NAME,...", help=f"names of systems, or beginnings: {', '.join(NAMES)}")
     parsed.add_argument("--rounds", type=positive, default=5, help="turns of every system")
-    parsed.add_argument("--steps", type=positive, help="steps per turn; 1 on gpt2-124m and 50 on small if not given")
+    parsed.add_argument("--steps", type=positive, help="steps per turn; if not given, 1 on gpt2-124m and 50 on small")
     parsed.add_argument("--threads", type=positive, default=2, help="threads of every system")
-    parsed.add_argument("--clip", type=float, default=0.0, help="gradient norm to clip to, for all but llm.c; 0: none")
+    parsed.add_argument("--clip", type=float, default=0.0, help="gradient norm to clip to, except llm.c; 0: none")
     parsed.add_argument("--warmup", type=positive, default=2, help="steps before the first that counts")
     arguments = parsed.parse_args()
     arguments.names = chosen(parsed, arguments.only, NAMES)
     for peer, given in (("nanogpt", arguments.nanogpt), ("llmc", arguments.llmc)):
         if given is None and any(name.startswith(peer) for name in arguments.names):
-            parsed.error(f"{peer} is to be measured: give its checkout with --{peer} DIR, or name others with --only")
+            parsed.error(f"{peer} needs its checkout: give --{peer} DIR, or select other systems with --only")
     return arguments
 
 
-def told(name: str, arguments: argparse.Namespace, work: Work, folder: Path, tokens: Path) -> Told:
-    """nanoGPT or transformers, in a process of its own; the name says precision and compilation."""
+def piped(name: str, arguments: argparse.Namespace, work: Work, folder: Path, tokens: Path) -> PipedProgram:
+    """nanoGPT or transformers in a process of its own. The name has precision and compilation."""
     peer, precision, *compiled = name.split("-")
     if peer == "nanogpt":
         work = replace(work, vocab_size=padded_vocab(work))
@@ -90,22 +91,22 @@ def told(name: str, arguments: argparse.Namespace, work: Work, folder: Path, tok
     if compiled == ["compile"]:
         argv.append("--compile")
     env = {**environment(), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
-    return Told(name, argv, env, folder)
+    return PipedProgram(name, argv, env, folder)
 
 
 def padded_vocab(work: Work) -> int:
-    """nanoGPT from scratch rounds GPT-2's vocabulary up to a multiple of 64; one that comes with the data it keeps."""
+    """The vocabulary of nanoGPT: GPT-2's, rounded up to a multiple of 64; a vocabulary of the data is not rounded."""
     return work.vocab_size if work == SMALL else -(-work.vocab_size // 64) * 64
 
 
-def c_program(arguments: argparse.Namespace, work: Work, folder: Path) -> Told:
-    """llm.c's CPU program with a model and tokens in its formats."""
+def c_program(arguments: argparse.Namespace, work: Work, folder: Path) -> PipedProgram:
+    """llm.c's CPU program, with a model file and a token file."""
     program = llmc.build(arguments.llmc, folder)
     model, tokens = folder / "llmc_model.bin", folder / "llmc_tokens.bin"
     llmc.write_model(model, work)
     llmc.write_tokens(tokens, random_tokens(work.vocab_size, 1_000_000))
     argv = llmc.command(program, model, tokens, work, arguments.warmup)
-    return Told("llmc", argv, llmc.environment(arguments.threads), folder)
+    return PipedProgram("llmc", argv, llmc.environment(arguments.threads), folder)
 
 
 def watched(name: str, arguments: argparse.Namespace, work: Work, folder: Path, tokens: Path) -> Watched:
@@ -121,7 +122,7 @@ def watched(name: str, arguments: argparse.Namespace, work: Work, folder: Path, 
 
 
 def prepare(arguments: argparse.Namespace, work: Work, folder: Path) -> tuple[list[System], dict[str, str]]:
-    """The systems that were asked for, not yet started, and those that cannot be prepared with the reason."""
+    """The selected systems, not started; and the reasons why others cannot be prepared."""
     tokens = write_tokens(folder, work.vocab_size)
     systems: list[System] = []
     failures: dict[str, str] = {}
@@ -134,12 +135,12 @@ def prepare(arguments: argparse.Namespace, work: Work, folder: Path) -> tuple[li
             except SystemFailed as failure:
                 failures[name] = str(failure)
         else:
-            systems.append(told(name, arguments, work, folder, tokens))
+            systems.append(piped(name, arguments, work, folder, tokens))
     return systems, failures
 
 
 def musts(measured: Measured) -> list[dict[str, Any]]:
-    """What codescent must reach on GPT-2 124M, beside what it reached: ratios of medians inside one sitting."""
+    """The requirements on GPT-2 124M and the measured values: ratios of medians in the same sitting."""
     bf16 = [measured.ratio("codescent-bf16", f"nanogpt-bf16-{way}") for way in ("eager", "compile")]
     both = None if None in bf16 else min(ratio for ratio in bf16 if ratio is not None)
     ours, theirs = measured.find("codescent-bf16"), measured.find("nanogpt-bf16-eager")
@@ -157,12 +158,12 @@ def musts(measured: Measured) -> list[dict[str, Any]]:
 
 
 def memory_ratio(ours: Timing | None, theirs: Timing | None) -> float | None:
-    """Peak memory of one system over that of another, where both were measured."""
+    """Peak memory of one system divided by that of another; None if one was not measured."""
     return None if ours is None or theirs is None else ours.peak_bytes / theirs.peak_bytes
 
 
 def rows(measured: Measured, work: Work, reference: str) -> list[dict[str, Any]]:
-    """What is known of each system, as numbers."""
+    """The results of each system, as numbers."""
     return [
         {
             "system": timing.name,
@@ -185,7 +186,7 @@ def _ratio(measured: Measured, timing: Timing, reference: str) -> float | None:
 
 
 def show(entries: list[dict[str, Any]], reference: str) -> str:
-    """The table for people."""
+    """The results as a text table."""
     header = ["system", "sitting", "ms median", "best", "tokens/s", "GFLOP/s", f"x {reference}", "peak MiB"]
     lines = [
         [
@@ -204,7 +205,7 @@ def show(entries: list[dict[str, Any]], reference: str) -> str:
 
 
 def main() -> int:
-    """Measure and print; 1 where a system failed, 0 otherwise, whether or not the requirements hold."""
+    """Measure and print. Returns 1 if a system failed, else 0, even if a requirement does not hold."""
     arguments = arguments_of()
     work = WORKS[arguments.work]
     steps = arguments.steps or (50 if arguments.work == "small" else 1)

@@ -1,6 +1,5 @@
-"""In: a number of ranks, schedules, micro-batches. Out: the bubble of real pipelines beside the schedule's closed form.
-Does not say how fast a stage computes: where cores are short, waits stand in for arithmetic. Writes a temporary folder.
-"""
+"""In: a number of ranks, schedules, micro-batches. Out: the measured bubble of real pipelines, and the closed form's.
+Does not measure a stage's speed: with fewer cores than ranks, sleeps replace arithmetic. Writes a temporary folder."""
 
 from __future__ import annotations
 
@@ -30,10 +29,10 @@ from codescent.plan.pipeline import SCHEDULES, pipeline, refusals
 
 COMPUTES = ("forward", "backward", "backward_input", "backward_weight")
 ENDS = ("reduce", "step")
-"""Verbs that are not the pipeline's: its makespan is over before them."""
+"""Verbs after the pipeline's makespan."""
 
 WITHIN = 0.10
-"""How far the measured bubble may be from the closed form: 10 points, of the ideal."""
+"""Largest allowed difference between the measured bubble and the closed form, as a fraction of the ideal time."""
 
 MODEL = ("layers", "heads", "hidden", "seq_len", "batch_size", "precision")
 DEVICE_MS = 50.0
@@ -41,20 +40,21 @@ VOCAB_SIZE = 256
 
 NOTES = """GPT-2 of {layers} layers, width {hidden}, {batch} x {seq} tokens a micro-batch, {precision}: messages of {mib:.2g} MiB over {backend}; {ranks} ranks.
 {arithmetic}
-bubble: makespan over ideal - 1 (docs/schedules.md). Ideal: what the busiest stage spends in forward and backward passes.
-Makespan: from the first stage's begin to the last one's end, without reduce and step. Medians of {rounds} rounds.
-closed form: stages equal, messages free. simulated: each verb at its mean seconds on its stage, a message at the median
-of those that were waited for (message ms). held: micro-batches (times chunks) at the peak, stage by stage."""  # noqa: E501
+bubble: makespan / ideal - 1 (docs/schedules.md). Ideal: the time of the busiest stage's forward and backward passes.
+Makespan: from the begin of the first stage to the end of the last, without reduce and step. Medians of {rounds} rounds.
+closed form: equal stages, messages without cost. simulated: each verb with its mean seconds on its stage, each message
+with the median of those that were waited for (message ms). held: largest number of micro-batches (times chunks) with
+activations in memory, for each stage."""  # noqa: E501
 
-WAITED = """NOBODY COMPUTES: {cores} cores for {ranks} ranks, so a wait of {ms:g} ms stands for a stage's forward pass and one of {twice:g} ms
-for its backward pass, as if each rank had a device of its own. Lists, executor, loads, messages, gradients are real."""  # noqa: E501
+WAITED = """RANKS SLEEP INSTEAD OF COMPUTING: {cores} cores for {ranks} ranks. A sleep of {ms:g} ms replaces a stage's forward pass, one of {twice:g} ms
+its backward pass, as if each rank had its own device. Instruction lists, executor, messages and gradients are real."""  # noqa: E501
 
-COMPUTED = "Every rank computes, on a device of its own or on its share of {cores} cores."
+COMPUTED = "Every rank computes, on its own device or on its share of {cores} cores."
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of one case: `spans[stage]` are its instructions, those of the pipeline only, in order."""
+    """One step of one case. `spans[stage]` has the instructions of a stage in order, without reduce and step."""
 
     num_chunks: int
     spans: list[list[dict[str, Any]]]
@@ -67,30 +67,30 @@ class Step:
         return end_s - begin_s
 
     def seconds(self, stage: int, *verbs: str) -> float:
-        """Of one stage in some verbs."""
+        """The seconds that a stage spends in some verbs."""
         return float(sum(at["end_s"] - at["begin_s"] for at in self.spans[stage] if at["verb"] in verbs))
 
     def waits_s(self, stage: int) -> float:
-        """Of one stage for messages."""
+        """The seconds that a stage waits for messages."""
         return float(sum(at["wait_s"] for at in self.spans[stage]))
 
     @property
     def ideal_s(self) -> float:
-        """The busiest stage's own work."""
+        """The seconds of the busiest stage's computation."""
         return max(self.seconds(stage, *COMPUTES) for stage in range(len(self.spans)))
 
     @property
     def bubble(self) -> float:
-        """What the step takes beyond the ideal, as a share of the ideal."""
+        """The time beyond the ideal, as a fraction of the ideal."""
         return self.makespan_s / self.ideal_s - 1
 
     @property
     def held(self) -> list[int]:
-        """Most micro-batches times chunks that each stage held at once."""
+        """For each stage, the largest number of micro-batches times chunks in memory."""
         return [max(at["held"] for at in stage) for stage in self.spans]
 
     def messages_s(self) -> Iterator[float]:
-        """From a send to the computation that already waited for it."""
+        """The seconds from each send to the computation that reads the message, if this computation already waited."""
         num_stages = len(self.spans)
         sent = {
             (at["verb"] == "send_activation", at["chunk"] * num_stages + stage, at["microbatch"]): at["begin_s"]
@@ -107,7 +107,7 @@ class Step:
                     yield at["begin_s"] - left_s
 
     def means_s(self, verb: str) -> tuple[float, ...]:
-        """Mean seconds of a verb on each virtual stage; 0 where it has none."""
+        """Mean seconds of a verb on each virtual stage; 0 if the stage does not have the verb."""
         num_stages = len(self.spans)
         found: list[list[float]] = [[] for _ in range(num_stages * self.num_chunks)]
         for stage, spans in enumerate(self.spans):
@@ -118,42 +118,42 @@ class Step:
 
 
 def closed_form(name: str, p: int, m: int, v: int) -> float | None:
-    """The bubble of docs/schedules.md with f = x = w = b/2; None where there is none (zero-bubble with m < p)."""
+    """The bubble by docs/schedules.md with f = x = w = b/2; None if there is no formula (zero-bubble with m < p)."""
     if name == "zero-bubble":
         return (p - 1) / (3 * m) if m >= p else None
     return {"naive": p - 1.0, "interleaved": (p - 1) / (v * m)}.get(name, (p - 1) / m)
 
 
 def held_formula(name: str, p: int, m: int, v: int) -> list[int]:
-    """Micro-batches (times chunks) held at the peak on each stage, of docs/schedules.md."""
+    """For each stage, the largest number of micro-batches (times chunks) in memory, by docs/schedules.md."""
     if name == "interleaved":
         return [min(m * v, 2 * (p - 1 - stage) + (v - 1) * p + 1) for stage in range(p)]
-    alike = {"naive": 1, "gpipe": m, "zero-bubble": min(m, p)}
-    return [alike.get(name, min(m, p - stage)) for stage in range(p)]
+    equal = {"naive": 1, "gpipe": m, "zero-bubble": min(m, p)}  # on all stages
+    return [equal.get(name, min(m, p - stage)) for stage in range(p)]
 
 
 def simulated(name: str, p: int, m: int, step: Step, message_s: float) -> Simulation:
-    """The schedule with this step's mean seconds of each verb on each virtual stage."""
+    """Simulate the schedule with this step's mean seconds of each verb on each virtual stage."""
     costs = Costs(**{f"{verb}_s": step.means_s(verb) for verb in COMPUTES}, latency_s=message_s)
     return simulate(pipeline(name, p, m, step.num_chunks), costs)
 
 
 def arguments_of() -> argparse.Namespace:
-    """The command line. Exits with 2 where a pipeline cannot be made of it."""
-    parsed = parser("Run real pipelines of GPT-2, and compare bubble and held micro-batches with the closed forms.")
-    parsed.add_argument("--ranks", type=positive, default=4, help="pipeline stages, each a process")
-    parsed.add_argument("--schedules", default=",".join(SCHEDULES), help="some of them, with commas")
-    parsed.add_argument("--microbatches", default="4,8,16", help="micro-batches of a step, with commas")
-    parsed.add_argument("--virtual-stages", type=positive, default=2, help="chunks per rank, of interleaved")
+    """The command line. Exits with 2 if a pipeline is not possible with it."""
+    parsed = parser("Run real pipelines of GPT-2; compare bubble and micro-batches in memory with the closed forms.")
+    parsed.add_argument("--ranks", type=positive, default=4, help="number of pipeline stages; each is a process")
+    parsed.add_argument("--schedules", default=",".join(SCHEDULES), help="schedules to run, with commas")
+    parsed.add_argument("--microbatches", default="4,8,16", help="numbers of micro-batches of a step, with commas")
+    parsed.add_argument("--virtual-stages", type=positive, default=2, help="chunks per rank, for interleaved")
     way = parsed.add_mutually_exclusive_group()
     way.add_argument(
         "--device-ms",
         type=float,
         metavar="F",
-        help="wait so long in the place of a stage's forward pass, twice as long of a backward one; by default "
-        f"{DEVICE_MS:g} where there are fewer cores than ranks",
+        help="sleep so long instead of a stage's forward pass, and twice as long instead of its backward pass; "
+        f"{DEVICE_MS:g} if not given and there are fewer cores than ranks",
     )
-    way.add_argument("--real", action="store_true", help="compute, on CUDA where there is a device for each rank")
+    way.add_argument("--real", action="store_true", help="compute; on CUDA if there is a device for each rank")
     parsed.add_argument("--layers", type=positive, default=8, help="at least one for each virtual stage")
     parsed.add_argument("--heads", type=positive, default=4)
     parsed.add_argument("--hidden", type=positive, default=256, help="width of the model")
@@ -168,14 +168,14 @@ def arguments_of() -> argparse.Namespace:
 
 
 def problems_of(arguments: argparse.Namespace) -> Iterator[str]:
-    """Why these arguments make no pipeline."""
+    """Yield why a pipeline is not possible with these arguments."""
     if arguments.ranks < 2:
         yield "--ranks 1: a pipeline has at least 2"
     if arguments.device_ms is not None and arguments.device_ms <= 0:
-        yield f"--device-ms {arguments.device_ms:g}: must be more than 0; without waits: --real"
+        yield f"--device-ms {arguments.device_ms:g}: must be more than 0; to compute instead, give --real"
     for text in arguments.microbatches.split(","):
         if not text.isdecimal() or int(text) < 1:
-            yield f"--microbatches: {text!r} is no whole number of at least 1"
+            yield f"--microbatches: {text!r} is not a whole number of at least 1"
             return
     for name, num_microbatches in cases_of(arguments):
         yield from refusals(name, arguments.ranks, num_microbatches, chunks_of(arguments, name))
@@ -196,14 +196,14 @@ def chunks_of(arguments: argparse.Namespace, name: str) -> int:
 
 
 def forward_s_of(arguments: argparse.Namespace) -> float:
-    """Seconds that stand for a stage's forward pass; 0 where it is computed."""
+    """Seconds of the sleep that replaces a stage's forward pass; 0: ranks compute."""
     if arguments.device_ms is not None:
         return float(arguments.device_ms) / 1e3
     return 0.0 if arguments.real or available_cores() >= arguments.ranks else DEVICE_MS / 1e3
 
 
 def run(arguments: argparse.Namespace, cases: list[tuple[str, int]], folder: Path) -> dict[tuple[str, int], list[Step]]:
-    """Start the ranks and wait for them: the steps of each case. Empty where a rank failed, which it has told."""
+    """Start the ranks and wait for them. Returns the steps of each case; empty if a rank failed (it printed why)."""
     job = {
         "ranks": arguments.ranks, "chunks": arguments.virtual_stages, "cases": cases,
         "forward_s": forward_s_of(arguments), "rounds": arguments.rounds, "precision": arguments.precision,
@@ -216,9 +216,9 @@ def run(arguments: argparse.Namespace, cases: list[tuple[str, int]], folder: Pat
     program = [sys.executable, str(Path(__file__).with_name("pipeline_rank.py")), str(path)]
     if run_ranks(program, arguments.ranks, environment()) != 0:
         return {}
-    told = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(arguments.ranks)]
+    written = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(arguments.ranks)]
     steps: dict[tuple[str, int], list[Step]] = {case: [] for case in cases}
-    for of_ranks in zip(*told, strict=True):
+    for of_ranks in zip(*written, strict=True):
         spans = [[at for at in rank["spans"] if at["verb"] not in ENDS] for rank in of_ranks]
         name, num_microbatches = of_ranks[0]["schedule"], of_ranks[0]["num_microbatches"]
         steps[name, num_microbatches].append(Step(chunks_of(arguments, name), spans))
@@ -226,7 +226,7 @@ def run(arguments: argparse.Namespace, cases: list[tuple[str, int]], folder: Pat
 
 
 def entry_of(name: str, m: int, steps: Sequence[Step]) -> dict[str, Any]:
-    """What is known of one case, as numbers: medians of its steps."""
+    """The results of one case, as numbers: medians over its steps."""
     p, v = len(steps[0].spans), steps[0].num_chunks
     message_s = statistics.median([seconds for step in steps for seconds in step.messages_s()] or [0.0])
     simulations = [simulated(name, p, m, step, message_s) for step in steps]
@@ -288,20 +288,20 @@ def show(entries: list[dict[str, Any]]) -> None:
 
 
 def musts_of(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The largest distance of each schedule from its closed form, and whether as much is held as its formula says."""
+    """The requirements: bubbles near the closed forms, and micro-batches in memory as by the formulas."""
     musts = []
     for name in dict.fromkeys(entry["schedule"] for entry in entries):
         mine = [entry for entry in entries if entry["schedule"] == name]
         apart = [abs(entry["bubble"] - entry["closed_form"]) for entry in mine if entry["closed_form"] is not None]
-        claim = f"{name}: measured bubble from the closed form, of the ideal, at the most"
+        claim = f"{name}: largest difference between measured bubble and closed form, as a fraction of the ideal"
         musts.append(must(claim, max(apart) if apart else None, WITHIN, at_least=False))
         other = sum(entry["held"] != entry["held_formula"] for entry in mine)
-        musts.append(must(f"{name}: cases that hold other than the formula", other, 0, at_least=False))
+        musts.append(must(f"{name}: cases whose held micro-batches differ from the formula", other, 0, at_least=False))
     return musts
 
 
 def notes_of(arguments: argparse.Namespace) -> str:
-    """What stands above the table."""
+    """The text above the table."""
     forward_s, cores = forward_s_of(arguments), available_cores()
     arithmetic = WAITED if forward_s else COMPUTED
     width = {"fp32": 4, "bf16": 2}[arguments.precision]
@@ -315,12 +315,12 @@ def notes_of(arguments: argparse.Namespace) -> str:
 
 
 def main() -> int:
-    """Measure and print; 1 where a rank failed."""
+    """Measure and print. Returns 1 if a rank failed, else 0."""
     arguments = arguments_of()
     record, notes, cases = hardware(), notes_of(arguments), cases_of(arguments)
     if forward_s_of(arguments):
         say(notes.splitlines()[1])
-    say(f"{arguments.ranks} ranks walk {len(cases)} cases, {arguments.rounds} times after a warm-up")
+    say(f"{arguments.ranks} ranks run {len(cases)} cases, {arguments.rounds} times after a warm-up")
     with tempfile.TemporaryDirectory(prefix="codescent-pipeline-") as folder:
         steps = run(arguments, cases, Path(folder))
     if not steps:

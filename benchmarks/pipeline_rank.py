@@ -1,5 +1,5 @@
-"""In: a job's JSON file, a rank's environment. Out: when each instruction of each step began and ended, in a file.
-Does not judge what it measures, and changes nothing of a run but, where it is told to, arithmetic for waits."""
+"""In: a job's JSON file, a rank's environment. Out: a file with the begin and end of each instruction of each step.
+Does not evaluate the times, and does not change the run, except that the job may replace arithmetic by sleeps."""
 
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank is told. `cases`: schedule and micro-batches; `forward_s`: a stage's wait in the place of a
-    forward pass, half of that in the place of a backward one; 0: it computes."""
+    """The job of all ranks.
+
+    `cases` has pairs of schedule and number of micro-batches. `forward_s` is the sleep that replaces a stage's forward
+    pass, and half of that for its backward pass; 0: ranks compute.
+    """
 
     ranks: int
     chunks: int
@@ -59,7 +62,7 @@ class Job:
         return self.chunks if schedule == "interleaved" else 1
 
     def text(self) -> str:
-        """Form in which it is given to the ranks."""
+        """The job as JSON, for the ranks."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -70,7 +73,7 @@ class Job:
 
 
 def config_of(job: Job, schedule: str, num_microbatches: int) -> Config:
-    """A run of that schedule; every other key is at its default."""
+    """The config of a run with that schedule; all other keys have their defaults."""
     sections: dict[str, dict[str, Any]] = {
         "model": {
             "num_layers": job.num_layers, "num_heads": job.num_heads, "hidden_dim": job.hidden_dim,
@@ -87,14 +90,14 @@ def config_of(job: Job, schedule: str, num_microbatches: int) -> Config:
 
 
 class Waiting:
-    """Stands in for a part of the model: its weights, the messages and gradients of their sizes, waits for arithmetic.
+    """Replaces a chunk of the model. It has the chunk's weights and message shapes, but sleeps instead of computing.
 
-    The host waits as for a CUDA stream: the core is free meanwhile. Gradients are zeros, added up and updated from as
-    any others.
+    The core is free during a sleep, as if a device computed. Gradients are zeros, which are summed and used for the
+    update as usual.
 
     Args:
-        part: what it stands in for.
-        forward_s: the wait of a forward pass, and of either half of a backward one.
+        part: the chunk that is replaced.
+        forward_s: seconds of the sleep in a forward pass, and in each half of a backward pass.
     """
 
     def __init__(self, part: GPT2, forward_s: float) -> None:
@@ -103,27 +106,27 @@ class Waiting:
         self.zeros = [torch.zeros_like(weight) for weight in part.parameters()]
 
     def train(self, mode: bool = True) -> object:
-        """As any part."""
+        """See `Part`."""
         self.training = mode
         return self
 
     def set_dropout_context(self, seed: int, step: int, sample_ids_B: torch.Tensor) -> None:
-        """As any part."""
+        """See `Part`."""
         self.part.set_dropout_context(seed, step, sample_ids_B)
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """As any part."""
+        """See `Part`."""
         return self.part.parameters()
 
     def __call__(
         self, inputs: torch.Tensor, targets_BT: torch.Tensor | None = None, *, loss_scale: float = 1.0
     ) -> torch.Tensor:
-        """A loss of zero, or activations of zero."""
-        made: torch.Tensor = Wait.apply(inputs, self, *self.parameters())  # type: ignore[no-untyped-call]
-        return made
+        """Return a loss of zero, or activations of zero."""
+        outputs: torch.Tensor = Wait.apply(inputs, self, *self.parameters())  # type: ignore[no-untyped-call]
+        return outputs
 
     def gradient(self, index: int) -> torch.Tensor:
-        """Of a weight whose product was put off: all of a part's together take the wait of one half."""
+        """The deferred gradient of a weight. The first one of a chunk sleeps for the whole second half of backward."""
         if index == 0:
             time.sleep(self.forward_s)
         return self.zeros[index]
@@ -134,7 +137,7 @@ class Wait(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, part: Waiting, *weights: torch.nn.Parameter) -> torch.Tensor:
-        """One wait."""
+        """Sleep once."""
         ctx.part = part
         ctx.save_for_backward(inputs)
         time.sleep(part.forward_s)
@@ -144,7 +147,7 @@ class Wait(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: torch.Tensor) -> Any:
-        """Two waits; where products are put off, one, and one later."""
+        """Sleep twice; with deferred weight gradients once, and once later in `Waiting.gradient`."""
         part, (inputs,) = ctx.part, ctx.saved_tensors
         d_inputs = None if part.embeds else torch.zeros_like(inputs)
         if part.deferred is None:
@@ -156,15 +159,17 @@ class Wait(torch.autograd.Function):
 
 
 class Laps(Stopwatch):
-    """The executor's own stopwatch, which also keeps when each lap ended and how many micro-batches times chunks its
-    stage held then: of which there is a graph, or weight parts that were put off."""
+    """The executor's stopwatch, which also records the end of each lap, and the micro-batches times chunks in memory.
+
+    A micro-batch is in memory if it has an autograd graph or deferred weight gradients.
+    """
 
     def __init__(self, executor: Executor) -> None:
         super().__init__(executor.device)
         self.chunks = executor.chunks
         self.begin_s = 0.0
         self.held: list[int] = []
-        self.kept: list[tuple[str, float, float, int]] = []
+        self.spans: list[tuple[str, float, float, int]] = []
 
     def lap(self, part: str) -> None:
         """See Stopwatch."""
@@ -176,13 +181,13 @@ class Laps(Stopwatch):
         super().lap(part)
 
     def read(self) -> dict[str, float]:
-        """See Stopwatch. `kept` is then each lap: part, begin, end, held."""
+        """See Stopwatch. Sets `spans` to all laps: (part, begin, end, held)."""
         if self.cuda:
             torch.cuda.synchronize()
         first: Any = self.laps[0][1]
         marks: list[tuple[str, Any]] = list(self.laps)
         ends_s = [self.begin_s + (first.elapsed_time(at) / 1e3 if self.cuda else at - first) for _, at in marks]
-        self.kept = [
+        self.spans = [
             (part, begin_s, end_s, held)
             for (part, _), begin_s, end_s, held in zip(marks[1:], ends_s[:-1], ends_s[1:], self.held, strict=True)
         ]
@@ -205,10 +210,12 @@ class Case:
         self.laps = executor.watch = Laps(executor)
 
     def step(self, number: int) -> list[dict[str, Any]]:
-        """One step: its instructions with begin and end, on the clock that this machine's ranks share, and how long
-        each waited for a message before its begin."""
+        """Take one step. Returns for each instruction its begin and end, and how long it waited for a message before.
+
+        Times are of the clock that all ranks of this machine share.
+        """
         self.trainer.executor.step(number, LEARNING_RATE)
-        laps, spans = iter(self.laps.kept), []
+        laps, spans = iter(self.laps.spans), []
         for at in self.program:
             part, begin_s, end_s, held = next(laps)
             wait_s = 0.0
@@ -222,7 +229,7 @@ class Case:
 
 
 def main() -> None:
-    """Assemble every case, then let them take turns; the first round is a warm-up that is not written."""
+    """Build a trainer for each case, then let them take turns. The first round is a warm-up and is not written."""
     path = Path(sys.argv[1])
     job, place = Job.parse(path.read_text(encoding="utf-8")), read(os.environ)
     assert place is not None, "a rank needs a launcher: pipeline.py starts it"
@@ -235,7 +242,7 @@ def main() -> None:
         cases = [Case(job, case, world, dataset, stop) for case in job.cases]
         for number in range(job.rounds + 1):
             for (schedule, num_microbatches), case in zip(job.cases, cases, strict=True):
-                world.all_agree(True)  # all begin together
+                world.all_agree(True)  # a barrier: all ranks begin together
                 spans = case.step(number)
                 if number:
                     steps.append({"schedule": schedule, "num_microbatches": num_microbatches, "spans": spans})

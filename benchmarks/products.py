@@ -1,5 +1,5 @@
-"""In: sizes of a GPT-2 and of one step, a precision. Out: a function that computes that step's matrix products alone.
-Is no training: it bounds how fast any program can train on this processor."""
+"""In: sizes of a GPT-2 and of one step, a precision. Out: a function that computes only the step's matrix products.
+Does not train: its time is a lower bound for a training step of any program on this processor."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from work import Work
 
 REPEATS = 7
 ERROR_ALLOWED = 4.0
-"""Kernels count as fp32 where their error is at most this many times that of torch's default ones."""
+"""Kernels count as fp32 if their error is at most this many times the error of torch's default kernels."""
 
 LINE_BYTES = 64
 
 
 @dataclass
 class Product:
-    """One product of a layer, with the kernels (a setting of torch) to use, computed `count` times in a step."""
+    """One matrix product of a layer. `kernels` is a setting of torch; a step computes the product `count` times."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -28,17 +28,17 @@ class Product:
     count: int
 
     def __call__(self) -> None:
-        """Compute it; the result is dropped."""
+        """Compute the product and discard the result."""
         torch.set_float32_matmul_precision(self.kernels)
         torch.mm(self.left, self.right)
 
 
 def products(work: Work, precision: str) -> Callable[[], None]:
-    """The products of forward and backward of every linear layer and of the head.
+    """A function that computes the products of forward and backward of every linear layer and of the head.
 
-    Each with the fastest kernels, rows one after the other or a cache line apart, whichever is faster. Layers of a
-    shape share their operands, which favours the caches. Those of attention are left out (3 % of GPT-2 124M at 256
-    tokens).
+    Each product uses the fastest kernels, and the faster of two memory layouts: rows without gaps, or a cache line
+    apart. Layers of equal shape share their operands, which helps the caches. The products of attention are left out
+    (3 % of GPT-2 124M at 256 tokens).
     """
     found = [min(candidates, key=_seconds) for candidates in _candidates(work, precision)]
 
@@ -51,7 +51,7 @@ def products(work: Work, precision: str) -> Callable[[], None]:
 
 
 def _candidates(work: Work, precision: str) -> Iterator[list[Product]]:
-    """y = x W^T, dx = dy W, dW = dy^T x of each shape of weights, in every way that is to be tried."""
+    """For each shape of weights, y = x W^T, dx = dy W and dW = dy^T x, each in every way to try."""
     width = work.hidden_dim
     vocab = -(-work.vocab_size // LINE_BYTES) * LINE_BYTES
     weights = [(rows, columns, work.num_layers) for rows, columns in _layer(width)] + [(vocab, width, 1)]
@@ -72,7 +72,7 @@ def _layer(width: int) -> list[tuple[int, int]]:
 
 
 def _filler(precision: str, apart_bytes: int) -> Callable[[int, int], torch.Tensor]:
-    """Makes random matrices whose rows are so many bytes apart."""
+    """A function that creates random matrices, with `apart_bytes` unused bytes between rows."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
 
     def new(rows: int, columns: int) -> torch.Tensor:
@@ -82,7 +82,7 @@ def _filler(precision: str, apart_bytes: int) -> Callable[[int, int], torch.Tens
 
 
 def _kernels(precision: str) -> list[str]:
-    """Settings of torch whose fp32 products are fp32; bf16 has one way only."""
+    """Settings of torch whose fp32 products have fp32 accuracy; for bf16 there is only one."""
     if precision == "bf16":
         return ["highest"]
     return [kernels for kernels in ("highest", "medium") if _error(kernels) <= ERROR_ALLOWED * _error("highest")]

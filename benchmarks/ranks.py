@@ -1,4 +1,4 @@
-"""In: nothing, or nanoGPT's checkout. Out: tokens/s of two ranks x one thread over one process x two threads.
+"""In: nanoGPT's checkout (optional). Out: tokens/s of two ranks with one thread each, relative to one process with two.
 Does not measure a network: all ranks are on this machine. Writes only into a temporary folder."""
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from measure import (
     table,
     write_json,
 )
-from systems import Told, ToldTogether, Watched
+from systems import PipedProgram, PipedRanks, Watched
 from work import GPT2_124M, SMALL, Work, environment, training, write_tokens
 
 RANKS = 2
 FLOOR = 0.85
-"""The share of one process's tokens/s that two ranks must reach."""
+"""Two ranks must reach at least this fraction of one process's tokens/s."""
 
 FSDP = f"-fsdp-{RANKS}x1"
 FSDP_FLOOR = 0.9
-"""The share of the tokens/s of replicated ranks that the same ranks must reach where they divide the model's state."""
+"""Two sharded ranks must reach at least this fraction of the tokens/s of two replicated ranks."""
 
-NOTES = """{batch} x {seq} tokens per rank, {total} x {seq} in the one process: the same global batch, full steps.
-codescent: `codescent train`, timed from outside; exposed: ms of a step in which ranks wait for gradients (its metrics;
-fsdp: parallel.dp_shard, stage 3; a wait for weights is not in it but in forward or backward).
+NOTES = """{batch} x {seq} tokens per rank, {total} x {seq} in one process: the same global batch, full steps.
+codescent: `codescent train`, timed from outside; exposed: ms of a step in which ranks wait for gradients (from its
+metrics). fsdp: parallel.dp_shard, stage 3; a wait for weights counts as forward or backward, not as exposed.
 {peer}: the same model in torch's DistributedDataParallel with its defaults over gloo; bf16: torch's autocast.
-share: tokens/s of {ranks} ranks x 1 thread over those of the same system's one process x {ranks} threads."""
+share: tokens/s of {ranks} ranks x 1 thread, divided by those of one process x {ranks} threads of the same system."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is common to the systems of one precision."""
+    """Settings that all systems of one precision share."""
 
     precision: str
     work: Work
@@ -62,24 +62,24 @@ class Job:
 
     @property
     def peer(self) -> str:
-        """Whose model DDP wraps."""
+        """The peer whose model DDP wraps."""
         return "nanogpt" if self.nanogpt else "transformers"
 
 
 def arguments_of() -> argparse.Namespace:
     """The command line."""
-    parsed = parser(f"Compare {RANKS} ranks of one thread with one process of {RANKS} threads; torch's DDP beside.")
+    parsed = parser(f"Compare {RANKS} ranks of one thread with one process of {RANKS} threads, also for torch's DDP.")
     parsed.add_argument(
         "--nanogpt",
         type=Checkout("nanoGPT", "model.py"),
         metavar="DIR",
-        help="DDP wraps its model, not transformers'",
+        help="checkout of nanoGPT: DDP wraps its model instead of transformers' model",
     )
     parsed.add_argument("--work", choices=("gpt2-124m", "small"), default="gpt2-124m", help="sizes of the model")
     parsed.add_argument("--batch-size", type=positive, default=4, help="samples per rank")
     parsed.add_argument("--seq-len", type=positive, help="tokens per sample; 256 on gpt2-124m, 64 on small")
     parsed.add_argument("--precision", choices=("fp32", "bf16", "both"), default="both")
-    parsed.add_argument("--no-ddp", action="store_true", help="leave torch's DDP out")
+    parsed.add_argument("--no-ddp", action="store_true", help="do not measure torch's DDP")
     parsed.add_argument("--rounds", type=positive, default=5, help="turns of every system")
     parsed.add_argument("--steps", type=positive, default=2, help="steps per turn")
     parsed.add_argument("--warmup", type=positive, default=2, help="steps before the first that counts")
@@ -87,7 +87,7 @@ def arguments_of() -> argparse.Namespace:
 
 
 def product(job: Job, ranks: int, *, divided: bool = False) -> Watched:
-    """`codescent train` on the global batch with as many threads in all as there are ranks in the comparison."""
+    """`codescent train` on the global batch, with as many threads in total as the comparison has ranks."""
     name = f"codescent-{job.precision}{FSDP if divided else f'-{ranks}x{RANKS // ranks}'}"
     run = job.folder / f"run-{name}"
     work = replace(job.work, batch_size=RANKS * job.work.batch_size)
@@ -99,7 +99,7 @@ def product(job: Job, ranks: int, *, divided: bool = False) -> Watched:
 
 
 def peer_argv(job: Job, batch_size: int, threads: int) -> list[str]:
-    """Command line of peer_step.py."""
+    """The command line of peer_step.py."""
     argv = [
         sys.executable, str(Path(__file__).with_name("peer_step.py")), "--peer", job.peer, "--tokens", str(job.tokens),
         "--work", replace(job.work, batch_size=batch_size).text(), "--precision", job.precision,
@@ -108,14 +108,14 @@ def peer_argv(job: Job, batch_size: int, threads: int) -> list[str]:
     return argv if job.nanogpt is None else [*argv, "--checkout", str(job.nanogpt)]
 
 
-def theirs_alone(job: Job) -> Told:
+def peer_alone(job: Job) -> PipedProgram:
     """The peer in one process."""
     argv = peer_argv(job, RANKS * job.work.batch_size, RANKS)
-    return Told(f"{job.peer}-{job.precision}-1x{RANKS}", argv, environment(), job.folder)
+    return PipedProgram(f"{job.peer}-{job.precision}-1x{RANKS}", argv, environment(), job.folder)
 
 
-def theirs_on_ranks(job: Job) -> ToldTogether:
-    """The peer in torch's DistributedDataParallel, one process a rank, with torchrun's variables."""
+def peer_on_ranks(job: Job) -> PipedRanks:
+    """The peer in torch's DistributedDataParallel: one process for each rank, with torchrun's variables."""
     name = f"{job.peer}-ddp-{job.precision}-{RANKS}x1"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -127,12 +127,12 @@ def theirs_on_ranks(job: Job) -> ToldTogether:
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
         argv = [*peer_argv(job, job.work.batch_size, 1), "--ddp"]
-        ranks.append(Told(f"{name}-{rank}", argv, environment() | place, job.folder))
-    return ToldTogether(name, ranks)
+        ranks.append(PipedProgram(f"{name}-{rank}", argv, environment() | place, job.folder))
+    return PipedRanks(name, ranks)
 
 
 def entries_of(measured: Measured, job: Job, systems: list[System]) -> list[dict[str, Any]]:
-    """What is known of each system, as numbers; a share is taken over the same system's one process."""
+    """The results of each system, as numbers. A share is relative to one process of the same system."""
     entries = []
     for timing in measured.timings:
         system = next(system for system in systems if system.name == timing.name)
@@ -156,7 +156,7 @@ def entries_of(measured: Measured, job: Job, systems: list[System]) -> list[dict
 
 
 def show(entries: list[dict[str, Any]]) -> str:
-    """The table for people."""
+    """The results as a text table."""
     header = ["system", "sitting", "ms median", "best", "tokens/s", "share", "exposed ms", "peak MiB a process"]
     rows = [
         [
@@ -175,7 +175,7 @@ def show(entries: list[dict[str, Any]]) -> str:
 
 
 def measure(arguments: argparse.Namespace, work: Work) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Precision by precision, the systems in turns; what was measured, and what failed with the reason."""
+    """Measure the systems in turns, for each precision. Returns the results, and the reasons of failures."""
     entries: list[dict[str, Any]] = []
     failures: dict[str, str] = {}
     for precision in ("fp32", "bf16") if arguments.precision == "both" else (arguments.precision,):
@@ -185,7 +185,7 @@ def measure(arguments: argparse.Namespace, work: Work) -> tuple[list[dict[str, A
             job = Job(precision, work, tokens, folder, arguments.warmup, arguments.nanogpt)
             systems: list[System] = [product(job, 1), product(job, RANKS), product(job, RANKS, divided=True)]
             if not arguments.no_ddp:
-                systems += [theirs_alone(job), theirs_on_ranks(job)]
+                systems += [peer_alone(job), peer_on_ranks(job)]
             measured = interleave(systems, arguments.rounds, arguments.steps)
         entries += entries_of(measured, job, systems)
         failures |= measured.failures
@@ -193,7 +193,7 @@ def measure(arguments: argparse.Namespace, work: Work) -> tuple[list[dict[str, A
 
 
 def main() -> int:
-    """Measure and print; 1 where a system failed."""
+    """Measure and print. Returns 1 if a system failed, else 0."""
     arguments = arguments_of()
     model = SMALL if arguments.work == "small" else GPT2_124M
     work = replace(model, batch_size=arguments.batch_size, seq_len=arguments.seq_len or model.seq_len)

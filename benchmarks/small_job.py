@@ -1,5 +1,5 @@
-"""In: nanoGPT's checkout, tiny Shakespeare. Out: seconds, start to end, of its CPU job and of codescent's, and losses.
-Does not count the preparation of the data, which both read ready-made, and writes only into a temporary folder."""
+"""In: nanoGPT's checkout, tiny Shakespeare. Out: wall-clock seconds and losses of nanoGPT's CPU job, and of ours.
+Does not count the preparation of the data, and writes only into a temporary folder."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ NANOGPT_ARGUMENTS = (
     "--device=cpu", "--compile=False", "--eval_iters=20", "--log_interval=1", "--block_size=64", "--batch_size=12",
     "--n_layer=4", "--n_head=4", "--n_embd=128", "--max_iters=2000", "--lr_decay_iters=2000", "--dropout=0.0",
 )  # fmt: skip
-"""Of its README ("I only have a macbook")."""
+"""The arguments in nanoGPT's README ("I only have a macbook")."""
 
 OURS = {"codescent-fp32": "fp32", "codescent-bf16": "bf16"}
-"""nanoGPT trains in fp32 on a CPU. bf16 has to reach the validation loss, too; which is quicker depends on the CPU."""
+"""nanoGPT trains in fp32 on a CPU. bf16 must reach the same validation loss. Which is faster depends on the CPU."""
 
 
 def arguments_of() -> argparse.Namespace:
-    """The command line. Exits with 2 where the checkout or the text is missing."""
+    """The command line. Exits with 2 if the checkout or the text is missing."""
     parsed = parser("Time nanoGPT's Shakespeare job for CPUs and `codescent train shakespeare_char`, start to end.")
     parsed.add_argument(
         "--nanogpt", type=Checkout("nanoGPT", "train.py", "model.py", "config/train_shakespeare_char.py"),
         required=True, metavar="DIR", help="checkout of nanoGPT",
     )  # fmt: skip
-    parsed.add_argument("--rounds", type=positive, default=5, help="runs of each, alternating")
+    parsed.add_argument("--rounds", type=positive, default=5, help="runs of each system, in turns")
     parsed.add_argument(
         "--data", type=Path, metavar="DIR", default=os.environ.get("CODESCENT_DATA_DIR"),
-        help="folder that holds tinyshakespeare/input.txt; by default that of CODESCENT_DATA_DIR",
+        help="folder with tinyshakespeare/input.txt; the default is CODESCENT_DATA_DIR",
     )  # fmt: skip
-    parsed.add_argument("overrides", nargs="*", metavar="section.key=value", help="given to codescent, too")
+    parsed.add_argument("overrides", nargs="*", metavar="section.key=value", help="overrides for codescent")
     arguments = parsed.parse_args()
     if arguments.data is None or not (arguments.data / "tinyshakespeare" / "input.txt").is_file():
         parsed.error(f"no tinyshakespeare/input.txt in {arguments.data}: give --data or set CODESCENT_DATA_DIR")
@@ -63,9 +63,9 @@ def arguments_of() -> argparse.Namespace:
 
 
 def write_characters(text: Path, folder: Path) -> None:
-    """Tokens of the text, character by character, as nanoGPT's script expects them: train.bin, val.bin and meta.pkl.
+    """Write the text's characters as tokens in the files that nanoGPT's script reads: train.bin, val.bin and meta.pkl.
 
-    Its meta.pkl is a pickled dict of which it reads `vocab_size`. pickle is only written here, never read.
+    meta.pkl is a pickled dict; nanoGPT reads its `vocab_size`. This function only writes a pickle, it never reads one.
     """
     import pickle  # noqa: PLC0415 - the only place of the project that needs it
 
@@ -79,7 +79,7 @@ def write_characters(text: Path, folder: Path) -> None:
 
 
 def timed(command: list[str], folder: Path, env: dict[str, str]) -> tuple[float, str]:
-    """Wall-clock seconds of a command from its start to its end, and what it printed."""
+    """Run a command. Returns its wall-clock seconds and its output."""
     begun = time.perf_counter()
     done = subprocess.run(
         command, cwd=folder, env=env, text=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -91,11 +91,11 @@ def timed(command: list[str], folder: Path, env: dict[str, str]) -> tuple[float,
 
 
 def run_nanogpt(checkout: Path, folder: Path) -> dict[str, Any]:
-    """One whole run of its script; its paths are relative, so it runs where its data and its configurator are."""
+    """Run nanoGPT's script once, in the folder of its data and configurator: the script's paths are relative."""
     command = [sys.executable, str(checkout / "train.py"), str(checkout / "config" / "train_shakespeare_char.py")]
-    wall_s, said = timed([*command, *NANOGPT_ARGUMENTS], folder, environment())
-    losses = re.findall(r"^step (\d+): train loss [\d.]+, val loss ([\d.]+)", said, re.MULTILINE)
-    steps_ms = [float(ms) for ms in re.findall(r"^iter \d+: loss [\d.]+, time ([\d.]+)ms", said, re.MULTILINE)]
+    wall_s, output = timed([*command, *NANOGPT_ARGUMENTS], folder, environment())
+    losses = re.findall(r"^step (\d+): train loss [\d.]+, val loss ([\d.]+)", output, re.MULTILINE)
+    steps_ms = [float(ms) for ms in re.findall(r"^iter \d+: loss [\d.]+, time ([\d.]+)ms", output, re.MULTILINE)]
     return {
         "system": "nanogpt",
         "wall_s": wall_s,
@@ -106,7 +106,7 @@ def run_nanogpt(checkout: Path, folder: Path) -> dict[str, Any]:
 
 
 def run_codescent(system: str, folder: Path, number: int, data: Path, overrides: list[str]) -> dict[str, Any]:
-    """One whole run of `codescent train shakespeare_char`, its sample at the end included."""
+    """Run `codescent train shakespeare_char` once, including the text that it generates at its end."""
     run = folder / f"run-{system}-{number}"
     command = codescent(
         "train", "shakespeare_char", f"run.folder={run}", f"data.folder={folder / 'datasets'}",
@@ -126,7 +126,7 @@ def run_codescent(system: str, folder: Path, number: int, data: Path, overrides:
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """All runs, alternating, which goes first alternating too."""
+    """Run all systems in turns, in alternating order."""
     text = arguments.data / "tinyshakespeare" / "input.txt"
     write_characters(text, folder / "data" / "shakespeare_char")
     (folder / "configurator.py").symlink_to(arguments.nanogpt / "configurator.py")
@@ -145,7 +145,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]
 
 
 def summary(runs: list[dict[str, Any]], system: str) -> dict[str, Any]:
-    """Medians over the runs of a system; the best wall clock; every validation loss."""
+    """Medians over the runs of a system, its best wall-clock time, and all its validation losses."""
     own = [run for run in runs if run["system"] == system]
     entry: dict[str, Any] = {
         key: statistics.median(run[key] for run in own) for key in ("wall_s", "step_s", "in_steps_s")

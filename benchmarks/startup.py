@@ -1,5 +1,5 @@
-"""In: nothing. Out: how long `codescent --help` and other verbs that start no run take, and whether they load torch.
-Does not train anything and writes only into a temporary folder."""
+"""In: nothing. Out: seconds of `codescent --help`, `config` and `plan`, and whether they import torch.
+Does not train, and writes only into a temporary folder."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ try:
 finally:
     print("torch" in sys.modules, file=sys.stderr)
 """
-"""Runs a verb in this process and says at its end whether torch was loaded."""
+"""A program that runs a subcommand and then prints whether torch was imported."""
 
 
 def arguments_of() -> argparse.Namespace:
     """The command line."""
-    parsed = parser("Time the verbs of codescent that start no run, from the start of the process to its end.")
+    parsed = parser("Time `codescent --help`, `config` and `plan`, from the start of the process to its end.")
     parsed.add_argument("--rounds", type=positive, default=9, help="runs of each command, in turns")
     return parsed.parse_args()
 
 
 def seconds_of(command: list[str], folder: Path) -> float:
-    """Wall-clock seconds of a command. Raises CalledProcessError where it fails."""
+    """The wall-clock seconds of a command. Raises CalledProcessError if it fails."""
     begun = time.perf_counter()
     subprocess.run(command, cwd=folder, env=environment(), check=True, capture_output=True)
     return time.perf_counter() - begun
 
 
 def loads_torch(words: tuple[str, ...], folder: Path) -> bool:
-    """Whether torch is loaded when the verb is done."""
+    """Whether a subcommand imports torch."""
     command = [sys.executable, "-c", WITNESS, *words]
     done = subprocess.run(command, cwd=folder, env=environment(), check=False, capture_output=True, text=True)
     return done.stderr.split()[-1] == "True"
@@ -92,7 +92,7 @@ def main() -> int:
     print("\n".join(must_lines(claims)))
     for text, loaded in torch_loaded.items():
         if loaded:
-            say(f"{text} loads torch and need not")
+            say(f"{text} imports torch, but does not need it")
     write_json(arguments.json, {"benchmark": "startup", "hardware": record, "commands": entries, "musts": claims})
     return 0
 

@@ -1,5 +1,5 @@
-"""In: command lines. Out: systems that take turns: told over a pipe (peers), or stopped and continued (codescent).
-Does not compute ratios and knows no peer."""
+"""In: command lines. Out: systems that take turns, controlled over a pipe (peers) or by SIGSTOP/SIGCONT (codescent).
+Does not compute ratios, and does not know any peer."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from pathlib import Path
 from measure import SystemFailed
 
 MARK = "benchmark:"
-"""What begins a line that a told program says to the harness; it may print what it likes besides."""
+"""The beginning of each line that a program under control sends to the harness. Its other output is ignored."""
 
 POLL_S = 0.004
-"""How often a metrics file is looked at: the error of a turn's time, whatever the number of its steps."""
+"""Seconds between two reads of a metrics file. It is the error of a turn's time, for any number of steps."""
 
 PR_SET_PDEATHSIG = 1
-"""From <linux/prctl.h>: the signal that a process gets when its parent dies."""
+"""From <linux/prctl.h>: option that sets the signal for a process whose parent ends."""
 
 
 def die_with_parent() -> None:
-    """Runs in the child: it is killed when the harness dies, also while it is stopped."""
+    """Call it in the child process: the kernel then kills the child when the harness ends, even a stopped child."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Started:
-    """A process with a log, its memory, and its end."""
+    """A process that writes a log; with its memory, and a way to end it and its descendants."""
 
     def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str], folder: Path) -> None:
         self.name = name
@@ -46,7 +46,7 @@ class Started:
             self._process = subprocess.Popen(
                 self._argv,
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if self._speaks else log,
+                stdout=subprocess.PIPE if self._answers else log,
                 stderr=log,
                 env=self._env,
                 cwd=self._folder,
@@ -56,7 +56,7 @@ class Started:
             )
         return self._process
 
-    _speaks = False
+    _answers = False
 
     @property
     def _running(self) -> subprocess.Popen[str]:
@@ -66,8 +66,8 @@ class Started:
 
     def _failure(self) -> SystemFailed:
         code = self._running.wait()
-        said = "\n  ".join(self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:])
-        return SystemFailed(f"{self.name} ended with exit code {code}; the end of what it said:\n  {said}")
+        output = "\n  ".join(self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-15:])
+        return SystemFailed(f"{self.name} ended with exit code {code}; the end of its output:\n  {output}")
 
     def processes(self) -> list[int]:
         """The process and all its descendants."""
@@ -78,13 +78,13 @@ class Started:
         return sum(status_bytes(pid, "VmRSS") for pid in self.processes())
 
     def peaks_bytes(self) -> list[int]:
-        """Largest resident memory that each of its processes ever had (each rank is one)."""
+        """Peak resident memory of each of its processes (each rank is a process)."""
         if self._process is not None and self._process.poll() is None:
             self._peaks_bytes |= {pid: status_bytes(pid, "VmHWM") for pid in self.processes()}
         return list(self._peaks_bytes.values())
 
     def stop(self) -> None:
-        """Kills the process and all its descendants."""
+        """Kill the process and all its descendants."""
         if self._process is None:
             return
         self.peaks_bytes()
@@ -100,19 +100,22 @@ class Started:
         self._process = None
 
 
-class Told(Started):
-    """A program that says "benchmark: ready", reads a number of steps from its input, takes them, and says the seconds
-    of one of them, on average, in one line; it waits, asleep, for the next number, and ends where its input ends."""
+class PipedProgram(Started):
+    """A program that is controlled over a pipe.
 
-    _speaks = True
+    It prints "benchmark: ready" after its warm-up. For each number on its input it takes so many steps and prints the
+    mean seconds of a step in one line. It sleeps between numbers, and ends when its input ends.
+    """
+
+    _answers = True
 
     def start(self) -> None:
-        """Launches it and waits until it is ready: it does its own warm-up before it says so."""
+        """Start the program and wait until it is ready, after its warm-up."""
         self._launch()
         self._answer()
 
-    def tell(self, words: int | str) -> None:
-        """Writes one line to it, such as a number of steps, without waiting for the answer."""
+    def send(self, words: int | str) -> None:
+        """Write one line to the program, such as a number of steps, and do not wait for the answer."""
         pipe = self._running.stdin
         assert pipe is not None
         try:
@@ -122,12 +125,12 @@ class Told(Started):
             raise self._failure() from None
 
     def number(self) -> float:
-        """Its answer: the seconds of a step."""
+        """Wait for the program's answer, a number."""
         return float(self._answer()[0])
 
     def turn(self, num_steps: int) -> float:
-        """Take `num_steps` steps now; seconds of one, on average, by the program's own clock."""
-        self.tell(num_steps)
+        """Take `num_steps` steps. Returns the mean seconds of a step, by the program's own clock."""
+        self.send(num_steps)
         return self.number()
 
     def _answer(self) -> list[str]:
@@ -139,23 +142,23 @@ class Told(Started):
         raise self._failure()
 
 
-class ToldTogether:
-    """Several told programs that are the ranks of one job: a step of theirs takes as long as the slowest rank's."""
+class PipedRanks:
+    """Several programs under control that are the ranks of one job. The slowest rank gives the time of a step."""
 
-    def __init__(self, name: str, ranks: Sequence[Told]) -> None:
+    def __init__(self, name: str, ranks: Sequence[PipedProgram]) -> None:
         self.name, self._ranks = name, list(ranks)
 
     def start(self) -> None:
-        """Launches all, then waits for all: they need one another to become ready."""
+        """Start all ranks, then wait for all: a rank becomes ready only together with the others."""
         for rank in self._ranks:
             rank._launch()
         for rank in self._ranks:
             rank._answer()
 
     def turn(self, num_steps: int) -> float:
-        """Take `num_steps` steps now; seconds of one, on average, of the slowest rank."""
+        """Take `num_steps` steps. Returns the mean seconds of a step of the slowest rank."""
         for rank in self._ranks:
-            rank.tell(num_steps)
+            rank.send(num_steps)
         return max(rank.number() for rank in self._ranks)
 
     def resting_bytes(self) -> int:
@@ -163,21 +166,20 @@ class ToldTogether:
         return sum(rank.resting_bytes() for rank in self._ranks)
 
     def peaks_bytes(self) -> list[int]:
-        """Largest resident memory that each rank ever had."""
+        """Peak resident memory of each rank."""
         return [peak for rank in self._ranks for peak in rank.peaks_bytes()]
 
     def stop(self) -> None:
-        """Kills all ranks."""
+        """Kill all ranks."""
         for rank in self._ranks:
             rank.stop()
 
 
 class Watched(Started):
-    """A training program that knows nothing of the harness: it is stopped (SIGSTOP) when its turn is over and continued
-    at the next, and its steps are timed from outside, by when their rows appear in its metrics file.
+    """An unchanged training program, which the harness stops (SIGSTOP) after its turn and continues at the next one.
 
-    The step in which it was stopped is left out. Nothing of the program is replaced: batch, step, metrics, log and all
-    else that it does between two steps count.
+    The harness times steps from outside: a step ends when its row appears in the metrics file. The step during which
+    the program was stopped does not count. The time includes batch, step, metrics, log and all other work.
     """
 
     def __init__(
@@ -195,13 +197,13 @@ class Watched(Started):
         self.rows: list[dict[str, str]] = []
 
     def start(self) -> None:
-        """Launches it, lets it take its warm-up steps, and stops it."""
+        """Start the program, wait for its warm-up steps, and stop it."""
         self._launch()
         self._wait_for(self._num_warmup)
         self._freeze()
 
     def turn(self, num_steps: int) -> float:
-        """Continue it for one step that is not counted and `num_steps` that are; seconds of one, on average."""
+        """Continue for one step that does not count, and `num_steps` that do. Returns the mean seconds of a step."""
         first = len(self._read()) + 1
         for pid in self.processes():
             os.kill(pid, signal.SIGCONT)
@@ -212,7 +214,7 @@ class Watched(Started):
         return (ended - begun) / num_steps
 
     def _wait_for(self, num_rows: int) -> float:
-        """Wait until the metrics file has `num_rows` rows; the moment when that was seen, in seconds."""
+        """Wait until the metrics file has `num_rows` rows. Returns the time then, in seconds of perf_counter."""
         while self._num_rows() < num_rows:
             if self._running.poll() is not None:
                 raise self._failure()
@@ -220,7 +222,7 @@ class Watched(Started):
         return time.perf_counter()
 
     def _num_rows(self) -> int:
-        """Rows in the file now. Only what is new is read: the one that looks must not disturb the one that works."""
+        """The number of rows in the file. Only new bytes are read, so that the measured program is hardly disturbed."""
         if self._metrics.exists() and self._metrics.stat().st_size > self._size_bytes:
             with self._metrics.open("rb") as file:
                 file.seek(self._size_bytes)
@@ -234,7 +236,7 @@ class Watched(Started):
             return list(csv.DictReader(file))
 
     def _freeze(self) -> None:
-        """Stop it and return when all its processes stand still."""
+        """Stop the program, and return when all its processes are stopped."""
         for pid in self.processes():
             os.kill(pid, signal.SIGSTOP)
         while any(state(pid) not in "TtZ" for pid in self.processes()):
@@ -242,7 +244,7 @@ class Watched(Started):
 
 
 def descendants(pid: int) -> list[int]:
-    """`pid` and every process under it."""
+    """The process `pid` and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -256,12 +258,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on (the second field, the name, may hold anything)."""
+    """The fields of /proc/PID/stat from the third on: state, parent, ... The second, a name, may contain spaces."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def state(pid: int) -> str:
-    """One letter, as ps shows it; Z where it is gone."""
+    """The state as one letter, as ps prints it; Z if the process has ended."""
     try:
         return _stat(pid)[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -269,7 +271,7 @@ def state(pid: int) -> str:
 
 
 def status_bytes(pid: int, key: str) -> int:
-    """A size of /proc/PID/status (VmRSS: now, VmHWM: at most so far); 0 where the process is gone."""
+    """A size in /proc/PID/status (VmRSS: now, VmHWM: peak); 0 if the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,5 +1,5 @@
-"""In: nothing. Out: what the systems are measured on: sizes of model and step, a file of random tokens, the product's
-command line for it. Does not import torch and times nothing."""
+"""In: nothing. Out: the measured workloads: sizes of model and step, a file of random tokens, codescent's command line.
+Does not import torch and does not measure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_TOKENS = 1_000_000
 
 @dataclass(frozen=True)
 class Work:
-    """Sizes of a GPT-2 and of one step on it. `batch_size` samples of `seq_len` tokens."""
+    """Sizes of a GPT-2 and of one step, which has `batch_size` samples of `seq_len` tokens."""
 
     num_layers: int
     num_heads: int
@@ -34,13 +34,13 @@ class Work:
 
     @property
     def num_parameters(self) -> int:
-        """N of 6N: tied head counted once, positions counted."""
+        """N in 6 N: the tied head counts once, position embeddings count."""
         per_layer = 12 * self.hidden_dim**2 + 13 * self.hidden_dim
         embeddings = (self.vocab_size + self.max_seq_len) * self.hidden_dim
         return embeddings + self.num_layers * per_layer + 2 * self.hidden_dim
 
     def text(self) -> str:
-        """Form in which it is given to another program."""
+        """The sizes as text, for another program's command line."""
         return ",".join(map(str, astuple(self)))
 
     @classmethod
@@ -57,39 +57,39 @@ WORKS = {"gpt2-124m": GPT2_124M, "small": SMALL}
 
 
 def random_tokens(vocab_size: int, count: int) -> np.ndarray:
-    """Uniform tokens, the same in every run: the time of a step does not depend on what the text says."""
+    """Uniform random tokens, equal in every run. The time of a step does not depend on the tokens."""
     return np.random.default_rng(1337).integers(vocab_size, size=count, dtype=np.uint16)
 
 
 def write_tokens(folder: Path, vocab_size: int) -> Path:
-    """`train.bin` and `val.bin` in nanoGPT's format (uint16, no header) in a new folder inside `folder`; the first.
+    """Write `train.bin` and `val.bin` in nanoGPT's format (uint16, no header) into a new folder; returns `train.bin`.
 
-    A vocabulary that is not GPT-2's has a meta.pkl beside it there; an empty one will do, for nobody here reads it.
+    With a vocabulary other than GPT-2's the folder must have a meta.pkl. It is empty, since no program reads it here.
     """
-    made = folder / f"tokens-{vocab_size}"
-    made.mkdir()
+    created = folder / f"tokens-{vocab_size}"
+    created.mkdir()
     tokens = random_tokens(vocab_size, NUM_TOKENS + NUM_TOKENS // 10)
-    tokens[:NUM_TOKENS].tofile(made / "train.bin")
-    tokens[NUM_TOKENS:].tofile(made / "val.bin")
+    tokens[:NUM_TOKENS].tofile(created / "train.bin")
+    tokens[NUM_TOKENS:].tofile(created / "val.bin")
     if vocab_size != GPT2_124M.vocab_size:
-        (made / "meta.pkl").touch()
-    return made / "train.bin"
+        (created / "meta.pkl").touch()
+    return created / "train.bin"
 
 
 def codescent(*arguments: str) -> list[str]:
-    """The product's command line, as a user types it, with the checkout that this benchmark is in."""
+    """The command line of codescent, with the code of this checkout."""
     return [sys.executable, "-m", "codescent", *arguments]
 
 
 def environment() -> dict[str, str]:
-    """The user's environment with this checkout's codescent in front; nothing that would tune it is set or left set."""
+    """The user's environment, with this checkout first on PYTHONPATH, and without variables that tune speed."""
     tuning = ("GLIBC_TUNABLES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LD_PRELOAD", "CODESCENT_ALLOCATOR")
     env = {key: value for key, value in os.environ.items() if key not in tuning}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
     return env
 
 
-CONFIG = """# Written by a benchmark: sizes, no evaluation, no checkpoint, no end. Every other key is at its default.
+CONFIG = """# Written by a benchmark: sizes, no evaluation, no checkpoint, no end. All other keys have their defaults.
 [run]
 folder = "{run}"
 
@@ -118,7 +118,10 @@ every = 1
 
 
 def training(work: Work, tokens: Path, run: Path, *overrides: str) -> list[str]:
-    """`codescent train` on `work` with a config that is written beside the run folder; `overrides` are key=value."""
+    """The command line of `codescent train` on `work`. Writes the config next to the run folder.
+
+    `overrides` are key=value.
+    """
     config = run.with_suffix(".toml")
     config.write_text(CONFIG.format(work=work, run=run, corpus=tokens.parent), encoding="utf-8")
     return codescent("train", str(config), *overrides)

@@ -1,5 +1,5 @@
-"""In: nothing. Out: the version, names for people who keep their own loop (docs/own_module.md). Verbs: cli.py.
-Does not import torch until one of the names is asked for: a program that only plans must not wait for it."""
+"""In: nothing. Out: the version, and the functions for users who write their own training loop (docs/own_module.md).
+Does not import torch before a program uses one of these functions: a program that only plans needs no torch."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from codescent.own.session import init
 else:
 
-    def __getattr__(name):  # noqa: ANN001, ANN202 - what types see stands above
-        """The module of a name is imported when it is asked for first."""
-        import importlib  # noqa: PLC0415 - `codescent --help` does without
+    def __getattr__(name):  # noqa: ANN001, ANN202 - type checkers read the imports above
+        """Import the module of a public name at its first use."""
+        import importlib  # noqa: PLC0415 - `codescent --help` does not need it
 
         module = next((module for module, names in _NAMES.items() if name in names), None)
         if module is None:
@@ -40,5 +40,5 @@ else:
         return value
 
     def __dir__():  # noqa: ANN202
-        """What is there, asked for or not."""
+        """All names of the package, imported already or not."""
         return sorted({*globals(), *__all__})

@@ -1,5 +1,5 @@
-"""In: the command line. Out: the exit code of the verb that it names.
-Does not do anything itself: cli does."""
+"""In: the arguments of the command `codescent`. Out: the exit code of the process.
+Does not parse the arguments and runs no command itself (verbs/cli.py does)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import sys
 
 def main() -> None:
     """Entry point of `codescent` and of `python -m codescent`."""
-    from codescent.verbs.cli import run  # after the interpreter is up: a Ctrl-C from here on is answered in one line
+    from codescent.verbs.cli import run  # run() answers a Ctrl-C in one line, without a traceback
 
     code = run(sys.argv[1:], may_restart=True)
-    gc.collect()  # process groups in reference cycles: their threads must be joined before the interpreter is gone
+    gc.collect()  # frees process groups in reference cycles: their threads must end before the interpreter
     sys.exit(code)
 
 

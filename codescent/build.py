@@ -1,5 +1,5 @@
-"""In: a config, the tokenizer's vocabulary, the number of ranks. Out: the Plan; every refusal happens here.
-Does not start a process, allocate a tensor or import torch; what a strategy refuses it says in its own file."""
+"""In: a config, the tokenizer's vocabulary size, the number of ranks. Out: the Plan, or all errors of the config.
+Does not start a process, allocate a tensor or import torch. Strategies check their own keys (codescent/strategies)."""
 
 from __future__ import annotations
 
@@ -39,18 +39,23 @@ if TYPE_CHECKING:
     from codescent.config.sections import Config, Parallel
 
 OPTIMIZER_TENSORS: dict[str, int] = {"adamw": 2, "adam": 2, "sgd": 1, "adagrad": 1, "adadelta": 2, "rmsprop": 2}
-"""Per-element state tensors of torch's optimizers (sgd and rmsprop: one fewer without momentum)."""
+"""Number of state tensors per parameter in torch's optimizers (sgd and rmsprop: one fewer without momentum)."""
 
 
 MAX_MICROBATCHES = 100_000
-"""Micro-batches of a step, times the stages that each goes through, at most: a plan lists every one of them."""
+"""Largest number of micro-batches of a step, times virtual stages: a plan has an instruction for each."""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a config says of model and task: nothing below reads these sections again.
+    """Model and task of a config. Code that uses a Plan does not read the sections [model], [data] and [lora] again.
 
-    `shape` is that of `model`; `request` is what the run asks of its task. A sample has `seq_len` positions.
+    Attributes:
+        model: facts of the model for the plan.
+        shape: sizes of the model.
+        task: facts of the task for the plan.
+        request: the run's request to its task.
+        seq_len: number of positions in a sample.
     """
 
     model: ModelFacts
@@ -61,15 +66,15 @@ class Resolved:
 
 
 def resolve(config: Config, vocab_size: int | None) -> Resolved:
-    """The model and the task of a config.
+    """Resolve the model and the task of a config.
 
     Args:
         config: of a run.
-        vocab_size: the tokenizer's; None where the data is not prepared yet and the model names its own.
+        vocab_size: of the tokenizer; None: the data is not prepared yet, and the config gives the model's.
 
     Raises:
-        UserError: sizes that are missing or do not fit each other or the tokenizer, a task that the model is not for,
-            adapters of layers that it has not: all of it at once.
+        UserError: all problems: sizes that are missing or do not fit each other or the tokenizer, a task that the model
+            does not support, adapters for layers that the model lacks.
     """
     problems: list[str] = []
     resolved = _resolve(config, vocab_size, problems)
@@ -79,7 +84,7 @@ def resolve(config: Config, vocab_size: int | None) -> Resolved:
 
 
 def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
-    """The plan of a run.
+    """Build the plan of a run.
 
     Args:
         config: of the run.
@@ -87,7 +92,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         world_size: number of ranks.
 
     Raises:
-        UserError: everything that stands in the way, at once.
+        UserError: all problems of the config.
     """
     problems: list[str] = []
     resolved = _resolve(config, vocab_size, problems)
@@ -106,7 +111,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         streams=resolved.shape.streams,
         prefetch=config.data.prefetch,
     )
-    problems += [*_too_long(resolved.shape, work), *_not_for(config, resolved, mesh)]
+    problems += [*_too_long(resolved.shape, work), *_unsupported(config, resolved, mesh)]
     candidate = Candidate(mesh, model, task, work, layout, world_size, config.train.microbatch_size)
     problems += [problem for strategy in ORDER for problem in strategy.refuse(candidate)]
     if problems:
@@ -129,11 +134,11 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         update=_update(config, mesh),
     )
     traffic = tuple(record for strategy in serving(plan) for record in traffic_of(strategy, plan))
-    return dataclasses.replace(plan, traffic=(*traffic, *_agreements(plan)))
+    return dataclasses.replace(plan, traffic=(*traffic, *_common_sums(plan)))
 
 
 def _resolve(config: Config, vocab_size: int | None, problems: list[str]) -> Resolved | None:
-    """See `resolve`; what is wrong is added to `problems`. None: there is no shape to go on with."""
+    """See `resolve`. Adds to `problems`; returns None if the sizes of the model are unknown."""
     try:
         request = task_request(config)
     except UserError as error:
@@ -156,7 +161,7 @@ def _resolve(config: Config, vocab_size: int | None, problems: list[str]) -> Res
 
 
 def _update(config: Config, mesh: Mesh) -> dict[str, Scalar]:
-    """The keys of [optimizer] that decide the weights after a step, each as it comes out for this mesh."""
+    """The keys of [optimizer] that decide what a step does to the weights, with their values for this mesh."""
     optimizer = config.optimizer
     steps = config.train.num_steps if optimizer.decay_steps is None else optimizer.decay_steps
     return {
@@ -167,7 +172,7 @@ def _update(config: Config, mesh: Mesh) -> dict[str, Scalar]:
 
 
 def _without(refused: Mapping[str, str], parallel: Parallel, mesh: Mesh) -> Iterator[str]:
-    """What the model does not go with, where it is asked for."""
+    """A problem for each key of [parallel] that is set although the model does not support it."""
     for key, why in refused.items():
         value = getattr(parallel, key)
         if mesh.degree(key) > 1 if key in AXES else value and mesh.tp > 1:
@@ -176,12 +181,12 @@ def _without(refused: Mapping[str, str], parallel: Parallel, mesh: Mesh) -> Iter
 
 
 def _too_long(shape: models.Shape, work: Work) -> Iterator[str]:
-    """Samples that the model cannot read."""
+    """A problem if data.seq_len does not fit the model."""
     if work.streams and work.seq_len != shape.seq_len:
         yield (
             f"data.seq_len = {work.seq_len}: a sample is a source of {work.streams[0]} tokens (model.source_len) and a "
-            f"target of {work.streams[1]} (model.target_len), {shape.seq_len} together; leave data.seq_len out, or "
-            "change those"
+            f"target of {work.streams[1]} (model.target_len), {shape.seq_len} together; leave out data.seq_len, or "
+            "change model.source_len and model.target_len"
         )
     elif work.seq_len > shape.seq_len:
         yield (
@@ -190,15 +195,15 @@ def _too_long(shape: models.Shape, work: Work) -> Iterator[str]:
         )
 
 
-def _not_for(config: Config, resolved: Resolved, mesh: Mesh) -> Iterator[str]:
-    """What model and task do not go with: layouts, generating text, being compiled."""
+def _unsupported(config: Config, resolved: Resolved, mesh: Mesh) -> Iterator[str]:
+    """Problems with settings that model or task do not support: layouts, generating text, torch.compile."""
     kind = resolved.model.kind
     yield from _without(resolved.shape.refuses, config.parallel, mesh)
     yield from tasks.refusals(resolved.request)
     if config.log.sample_tokens and kind not in models.GENERATING:
         yield (
-            f"log.sample_tokens = {config.log.sample_tokens}: text is generated by {' and '.join(models.GENERATING)} "
-            f'alone so far, not by model.kind = "{kind}"; set it to 0'
+            f"log.sample_tokens = {config.log.sample_tokens}: only {' and '.join(models.GENERATING)} can generate "
+            f'text, not model.kind = "{kind}"; set it to 0'
         )
     if config.train.compile != "none" and kind in models.UNCOMPILED:
         yield (
@@ -207,8 +212,8 @@ def _not_for(config: Config, resolved: Resolved, mesh: Mesh) -> Iterator[str]:
         )
 
 
-def _agreements(plan: Plan) -> Iterator[Traffic]:
-    """What ranks find out together, whatever the strategies are: gradients of which each has a part, and scalars."""
+def _common_sums(plan: Plan) -> Iterator[Traffic]:
+    """The all-reduces of every layout: of partial gradients of replicated tensors, and of scalars."""
     mesh = plan.mesh
     for stage in range(mesh.pp):
         tensors = plan.held_by(stage)
@@ -216,27 +221,27 @@ def _agreements(plan: Plan) -> Iterator[Traffic]:
             parts = [tensor for tensor in tensors if axis in tensor.partial]
             dtype = parts[0].bucket_dtype or parts[0].gradient_dtype
             numel = sum(tensor.optimizer.numel(tensor.parameter.shape, mesh) for tensor in parts)
-            payload_bytes, what = numel * DTYPE_BYTES[dtype], f"gradients of {len(parts)} tensor(s) that all hold"
+            payload_bytes, what = numel * DTYPE_BYTES[dtype], f"partial gradients of {len(parts)} replicated tensor(s)"
             at = stage if mesh.pp > 1 else None
             yield Traffic(Collective.ALL_REDUCE, axis, payload_bytes, dtype, Verb.REDUCE, None, what, stage=at)
     everyone, parts_of = mesh.joint(*AXES), mesh.joint(*DIVIDING)
     if mesh.degree(everyone) > 1:
-        yield Traffic(Collective.ALL_REDUCE, everyone, SCALARS * 8, "fp64", Verb.REDUCE, None, "loss and wish to stop")
+        yield Traffic(Collective.ALL_REDUCE, everyone, SCALARS * 8, "fp64", Verb.REDUCE, None, "loss and stop request")
     if mesh.degree(parts_of) > 1:
         yield Traffic(Collective.ALL_REDUCE, parts_of, 8, "fp64", Verb.STEP, None, "square of the gradient norm")
 
 
 def task_request(config: Config) -> tasks.TaskRequest:
-    """What a run asks of its task; nothing is kept or pinned yet.
+    """The run's request to its task, without files of a run folder and without pinned values.
 
     Raises:
-        UserError: there is no such task, or the model's kind is not for it.
+        UserError: the task does not exist, or does not support the model's kind.
     """
     return tasks.request_of(config.data, config.model, config.run.seed, config.train.compile)
 
 
 def needs_vocab_size(config: Config) -> bool:
-    """Whether nothing in the config gives the size of the vocabulary: the tokenizer does."""
+    """Whether the model's vocabulary size comes from the tokenizer, because the config does not give it."""
     model = config.model
     return model.preset is None and model.vocab_size is None and model.embedding != "none"
 
@@ -273,7 +278,7 @@ def _shape(
 
 
 def _mesh(config: Config, world_size: int, problems: list[str]) -> Mesh:
-    """The mesh; where it has not as many ranks as the run, as it was asked for: there may be more to refuse."""
+    """The mesh of the config. If its size is not the number of ranks, add a problem and return it unchanged."""
     degrees = {axis: getattr(config.parallel, axis) for axis in AXES}
     copies = degrees["dp_replicate"]
     mesh = Mesh(**{**degrees, "dp_replicate": copies or 1})
@@ -285,7 +290,7 @@ def _mesh(config: Config, world_size: int, problems: list[str]) -> Mesh:
         ranks = in_words(_near_ranks(config, mesh, world_size / copy)) or near_multiples(world_size, copy)
         problems.append(
             f"parallel: {_equation(degrees)} = {copy} ranks for one copy of the model, which do not divide the run's "
-            f"{world_size}; nearest that would do: {ranks} ranks"
+            f"{world_size} ranks; nearest that would do: {ranks} ranks"
         )
     elif mesh.world_size != world_size:
         divides = left and not rest and config.train.global_batch_size % (left * _unit(config, mesh)) == 0
@@ -301,12 +306,12 @@ def _equation(degrees: Mapping[str, int | None]) -> str:
 
 
 def _unit(config: Config, mesh: Mesh) -> int:
-    """Samples of a micro-batch of one copy of the model; of the smallest that there can be, where no size is given."""
+    """Samples in a micro-batch of one copy of the model; the smallest number if train.microbatch_size is not given."""
     return mesh.dp_shard * (config.train.microbatch_size or 1)
 
 
 def _near_ranks(config: Config, mesh: Mesh, copies: float) -> list[int]:
-    """Ranks of the next smaller and the next larger number of copies than `copies` that can share the batch."""
+    """Numbers of ranks near the wanted one: the next smaller and larger number of copies that divide the batch."""
     microbatches, rest = divmod(config.train.global_batch_size, _unit(config, mesh))
     copy = mesh.world_size // mesh.dp_replicate
     return [] if rest else [number * copy for number in nearest_divisors(microbatches, copies)]
@@ -315,7 +320,8 @@ def _near_ranks(config: Config, mesh: Mesh, copies: float) -> list[int]:
 def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
     """(microbatch_size, num_microbatches) from: global_batch_size = dp x microbatch_size x num_microbatches.
 
-    Where there is no answer, one that no strategy will refuse: there is a better reason already.
+    If there is no solution, add a problem, and return values that no strategy refuses, so that no second problem hides
+    the first.
     """
     size, microbatch = config.train.global_batch_size, config.train.microbatch_size
     if size % mesh.dp:
@@ -335,7 +341,7 @@ def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
     if share % microbatch:
         problems.append(
             f"train.microbatch_size = {microbatch}: {size} (global_batch_size) = {mesh.dp} (data-parallel ranks) x "
-            f"{microbatch} (microbatch_size) x {share / microbatch:g}, which is no whole number of micro-batches; "
+            f"{microbatch} (microbatch_size) x {share / microbatch:g}, which is not a whole number of micro-batches; "
             f"nearest that would do: {near_divisors(share, microbatch)}"
         )
         return 1, mesh.pp
@@ -344,8 +350,8 @@ def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
     if share // microbatch * stages > MAX_MICROBATCHES:
         where = f" on each of {stages:,} stages" if stages > 1 else ""
         problems.append(
-            f"train.microbatch_size = {microbatch}: a step would be {share // microbatch:,} micro-batches{where}, more "
-            f"than {MAX_MICROBATCHES:,}; give at least {-(-share * stages // MAX_MICROBATCHES)}, or a smaller "
+            f"train.microbatch_size = {microbatch}: a step would have {share // microbatch:,} micro-batches{where}, "
+            f"more than {MAX_MICROBATCHES:,}; give at least {-(-share * stages // MAX_MICROBATCHES)}, or a smaller "
             "train.global_batch_size"
         )
         return microbatch, mesh.pp
@@ -353,8 +359,10 @@ def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
 
 
 def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> TensorPlan:
-    """Dtypes before any strategy: bf16 weights have fp32 masters and state, and fp32 sums over micro-batches; those
-    that are not trained have neither."""
+    """The plan of a tensor before any strategy changes it.
+
+    Trained bf16 weights have fp32 master copies, optimizer state and sums of gradients. Frozen weights have none.
+    """
     precision, optimizer = config.train.precision, config.optimizer
     momentum = optimizer.kind not in ("sgd", "rmsprop") or optimizer.momentum > 0
     return TensorPlan(

@@ -1,5 +1,5 @@
-"""In: a config. Out: its run folder and plan; every refusal that needs no rank to be running.
-Does not import torch or start anything: `codescent plan` and the parent of local ranks call it before torch is up."""
+"""In: a config. Out: the run folder's path and the plan; or all errors that can be found before ranks start.
+Does not import torch or start a process. `codescent plan` and the process that starts local ranks call it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from codescent.record import RunFolder
 
 
 def run_folder(config: Config) -> Path:
-    """The run folder: run.folder, or runs/NAME."""
+    """The path of the run folder: run.folder, or runs/NAME."""
     return config.run.folder if config.run.folder is not None else Path("runs") / config.run.name
 
 
 def plan_of(config: Config, world_size: int) -> Plan:
-    """The plan of a config. The corpus is prepared for it only where nothing else tells the vocabulary (char).
+    """Build the plan of a config. The corpus is prepared only if the size of the vocabulary depends on it ("char").
 
     Raises:
-        UserError: whatever stands in the way of the run.
+        UserError: all problems of the config, or a corpus that cannot be prepared.
     """
     request = task_request(config)
     vocab_size = tasks.task_of(request).vocab_size(request)
@@ -40,10 +40,10 @@ def plan_of(config: Config, world_size: int) -> Plan:
 
 
 def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
-    """The plan of a config for an open dataset.
+    """Build the plan of a config for an open dataset.
 
     Raises:
-        UserError: whatever stands in the way of the run, and splits that are too short for it.
+        UserError: all problems of the config, or splits that are too short for it.
     """
     plan = build(config, dataset.vocab_size, world_size)
     if problems := list(tasks.task_named(plan.task.name).misfits(dataset, plan)):
@@ -58,7 +58,7 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
         )
     if config.train.eval_every and validation.num_samples < 1:
         problems.append(
-            f"{dataset.path}: the validation split has not one sample of {work.seq_len} positions; raise "
+            f"{dataset.path}: the validation split has less than one sample of {work.seq_len} positions; raise "
             "data.validation_fraction, lower data.seq_len, or set train.eval_every = 0"
         )
     if problems:
@@ -67,10 +67,10 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
 
 
 def check(config: Config, world_size: int, *, resume: bool) -> None:
-    """Prepare the data and refuse what can be refused, before any rank is started.
+    """Prepare the data and check the run before any rank is started.
 
     Raises:
-        UserError: whatever stands in the way of the run.
+        UserError: the run cannot begin, or cannot be resumed, with this config and data.
     """
     path = run_folder(config)
     folder = RunFolder.open(path) if resume else None
@@ -86,39 +86,39 @@ def check(config: Config, world_size: int, *, resume: bool) -> None:
 
 
 def request_with_kept(request: tasks.TaskRequest, folder: RunFolder) -> tasks.TaskRequest:
-    """The request with the files that the run in a folder keeps."""
-    return dataclasses.replace(request, run=folder.path, kept=folder.read_kept(tasks.task_of(request).files))
+    """The request with the task's files in the run folder."""
+    return dataclasses.replace(request, run=folder.path, kept=folder.read_task_files(tasks.task_of(request).files))
 
 
 def pin(request: tasks.TaskRequest, folder: RunFolder | None) -> Mapping[str, Any]:
-    """What rank 0 decides for all ranks before the data is prepared: see `Task.pin`.
+    """The values that rank 0 decides for all ranks before the data is prepared: see `Task.pin`.
 
     Args:
         request: of the run.
-        folder: of the run that is to go on; None: it begins.
+        folder: of the run to resume; None: a new run.
 
     Raises:
-        UserError: it cannot be read, or is not that with which the run began.
+        UserError: a file of the task (a chat template) cannot be read, or has changed since the run began.
     """
     return tasks.task_of(request).pin(request if folder is None else request_with_kept(request, folder))
 
 
 def check_same_files(request: tasks.TaskRequest, folder: RunFolder, dataset: AnyDataset) -> None:
-    """Refuse to continue a run on data that does not go with the files that it keeps.
+    """Check that the data fits the task's files in the folder of a run to resume.
 
     Raises:
-        UserError: why not.
+        UserError: the data or the files have changed.
     """
     if problems := list(tasks.task_of(request).refuse_resume(request_with_kept(request, folder), dataset)):
         raise UserError(*problems)
 
 
 def check_weights(plan: Plan, dataset: AnyDataset, *, resume: bool) -> None:
-    """Refuse a folder of weights that a run cannot begin with; one that goes on reads it where it has adapters alone.
+    """Check the folder model.weights of a run. A resumed run needs it only if it trains adapters.
 
     Raises:
-        UserError: what is wrong with the folder, every size of the model that is not its model's, another tokenizer;
-            parameters that it has not, and that are not trained.
+        UserError: the folder is damaged, has other sizes than the model or another tokenizer, or lacks parameters that
+            stay frozen.
     """
     model = plan.model
     if model.weights is None or (resume and model.lora is None):
@@ -127,34 +127,34 @@ def check_weights(plan: Plan, dataset: AnyDataset, *, resume: bool) -> None:
     shape = models.shape_of_facts(model)
     folder = fitting(Path(model.weights), model.kind, shape, dataset.tokenizer_text, named)
     declared = [tensor.parameter for tensor in plan.tensors]
-    drawn = [parameter.name for parameter in declared if not (parameter.trained or folder.has(parameter))]
-    if drawn:
-        layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in drawn))
+    missing = [parameter.name for parameter in declared if not (parameter.trained or folder.has(parameter))]
+    if missing:
+        layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] for name in missing))
         raise UserError(
-            f"model.weights = {model.weights}: has no {', '.join(drawn)}, which with lora.rank would stay as drawn; "
-            f"add {layers} to lora.whole"
+            f"model.weights = {model.weights}: has no {', '.join(missing)}, which with lora.rank would keep their "
+            f"random values; add {layers} to lora.whole to train them"
         )
 
 
 def check_same_trajectory(folder: RunFolder, plan: Plan) -> dict[str, tuple[Scalar, Scalar]]:
-    """Refuse to continue a run by a plan under which the steps so far would have had other losses.
+    """Check that a run can be resumed with a plan: with this plan, the steps so far would have had the same losses.
 
-    A change of layout, of what is logged or of what is kept is no hindrance. Where the run has failed since its numbers
-    were not finite (`ruined_step`), it may go on with another update.
+    The layout, logging and the number of stored checkpoints may change. If the run has failed because numbers were not
+    finite (`ruined_step`), keys of the optimizer may change, too, except its kind.
 
     Args:
         folder: the run.
         plan: of the command.
 
     Returns:
-        Every key of the update that changes, with both values.
+        Each key of the optimizer that changes: (old value, new value).
 
     Raises:
-        UserError: every other key that differs, with both values.
+        UserError: each other key that differs, with both values.
     """
     before, after = saved_plan(folder).trajectory(), plan.trajectory()
     differs = {key: (before[key], after[key]) for key in before if key in after and before[key] != after[key]}
-    free = [key for key in differs if "optimizer." in key and key != "optimizer.kind"]  # whose state is saved
+    free = [key for key in differs if "optimizer." in key and key != "optimizer.kind"]  # its state was saved
     changes = {key: differs[key] for key in free} if free and ruined_step(folder) is not None else {}
     problems = [
         f"{key}: the run in {folder.path} has {old!r}, this config {new!r}"
@@ -167,7 +167,7 @@ def check_same_trajectory(folder: RunFolder, plan: Plan) -> dict[str, tuple[Scal
 
 
 def ruined_step(folder: RunFolder) -> int | None:
-    """The step whose weights were no good, where a run has failed for that and not gone on since; else None."""
+    """The step after which the weights were bad, if the run failed for this reason and was not resumed; else None."""
     for event in reversed(folder.read_events()):
         if event.get("kind") in ("failed", "start", "resume"):
             ruined: int | None = event.get("ruined_step")
@@ -176,7 +176,7 @@ def ruined_step(folder: RunFolder) -> int | None:
 
 
 def saved_plan(folder: RunFolder) -> Plan:
-    """The plan with which a run began; one that an earlier version wrote is built again from the run's config.
+    """The plan with which a run began. A plan of an earlier version is built again from the run's config.
 
     Raises:
         UserError: the folder's config or plan is damaged.

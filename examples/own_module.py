@@ -1,5 +1,5 @@
-"""In: nothing, or sizes on the command line. Out: an encoder-decoder Transformer, trained on 1 rank or on any number.
-Does not know how many: `python examples/own_module.py`, or `torchrun --nproc-per-node 2 examples/own_module.py`."""
+"""In: sizes on the command line, all optional. Out: an encoder-decoder Transformer, trained on any number of ranks.
+Does not start ranks: call `python examples/own_module.py`, or `torchrun --nproc-per-node 2 examples/own_module.py`."""
 
 import argparse
 

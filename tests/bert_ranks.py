@@ -1,19 +1,14 @@
-"""In: a folder, numbers of ranks. Out: JSON files there: the losses of a BERT in every layout of so many ranks.
-Does not assert anything: test_hybrids_bert does. Ranks are forked, so that each does not import torch."""
+"""In: a layout. Out: losses of a BERT on padded samples; some micro-batches have no target at all.
+Does not assert anything (test_models_bert_divided does) and starts no process (rank_server does)."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from checkpoint_ranks import SURVIVED, fork, join
 from declared_ranks import VOCAB, plan_of, trainer_of
+from rank_server import Place
 
 from codescent.data.loader import Batch, Portion
 from codescent.plan import Plan
@@ -22,39 +17,6 @@ STEPS, SAMPLES, LENGTH = 3, 8, 12
 SIZES = {"kind": "bert", "num_layers": 4, "num_heads": 4, "hidden_dim": 20, "seq_len": 14, "vocab_size": VOCAB}
 SIZES |= {"ffn_dim": 45}  # odd: no multiple of any tp; nor are VOCAB's rows
 HEADS = ("mlm", "qa")
-QUICK: dict[str, dict[str, Any]] = {
-    "dp_replicate=2": {"dp_replicate": 2},
-    "dp_shard=2": {"dp_shard": 2},
-    "dp_shard=2 zero_stage=1": {"dp_shard": 2, "zero_stage": 1},
-    "dp_shard=2 zero_stage=2": {"dp_shard": 2, "zero_stage": 2},
-    "pp=2": {"pp": 2},
-    "tp=2": {"tp": 2},
-    "tp=2 sequence_parallel=false": {"tp": 2, "sequence_parallel": False},
-}
-SLOW: dict[str, dict[str, Any]] = {
-    "pp=2 zero-bubble recompute=full": {"pp": 2, "schedule": "zero-bubble", "recompute": "full"},
-    "pp=2 interleaved": {"pp": 2, "schedule": "interleaved", "virtual_stages": 2, "recompute": "selective"},
-    "pp=4": {"pp": 4, "schedule": "gpipe"},
-    "tp=2 recompute=full": {"tp": 2, "recompute": "full"},
-    "tp=2 sequence_parallel=false recompute=full": {"tp": 2, "sequence_parallel": False, "recompute": "full"},
-    "tp=4": {"tp": 4},
-    "tp=4 sequence_parallel=false recompute=selective": {"tp": 4, "sequence_parallel": False, "recompute": "selective"},
-    "dp_shard=2 tp=2": {"dp_shard": 2, "tp": 2, "recompute": "full"},
-    "dp_shard=2 pp=2 zero_stage=2": {"dp_shard": 2, "pp": 2, "zero_stage": 2},
-    "dp_replicate=2 tp=2": {"dp_replicate": 2, "tp": 2},
-    "pp=2 tp=2": {"pp": 2, "tp": 2, "schedule": "zero-bubble"},
-}
-
-
-def layouts_of(ranks: int, *, slow: bool) -> dict[str, dict[str, Any]]:
-    """By name, those of so many ranks."""
-    layouts = SLOW if slow else QUICK
-    degrees = ("dp_replicate", "dp_shard", "pp", "tp")
-    return {
-        name: layout
-        for name, layout in layouts.items()
-        if torch.tensor([layout.get(axis, 1) for axis in degrees]).prod() == ranks
-    }
 
 
 def case_of(layout: dict[str, Any], head: str, ranks: int) -> dict[str, Any]:
@@ -121,23 +83,9 @@ def losses_of(layout: dict[str, Any], head: str, ranks: int, rank: int) -> dict[
     }
 
 
-def work(rank: int, ranks: int, folder: Path, slow: bool) -> None:
-    """All layouts of so many ranks, on one process group."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store_{ranks}", rank=rank, world_size=ranks)
-    layouts = {"alone": dict[str, Any]()} if ranks == 1 else layouts_of(ranks, slow=slow)
-    found = {
-        f"{name} {head}": losses_of(layout, head, ranks, rank) for name, layout in layouts.items() for head in HEADS
-    }
-    (folder / f"{ranks}_{rank}").write_text(json.dumps(found))
+def work(place: Place, layout: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
+    """By head, what one rank of a layout finds; of one process without a layout."""
+    place.join()
+    found = {head: losses_of(layout, head, place.ranks, place.rank) for head in HEADS}
     dist.barrier()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    target, slow = Path(sys.argv[1]), sys.argv[2] == "slow"
-    codes = []
-    for ranks in (1, 2, 4) if slow else (1, 2):
-        pids = [fork(partial(work, rank, ranks, target, slow)) for rank in range(ranks)]
-        codes += [join(pid, 150) for pid in pids]
-    sys.exit(any(code != SURVIVED for code in codes))
+    return found

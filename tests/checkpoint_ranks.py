@@ -1,5 +1,5 @@
-"""In: a scenario and a folder. Out: what real processes that save and load there did, as JSON on standard output.
-Does not assert anything: the tests that run it do. Ranks are forked, so that each does not import torch again."""
+"""In: a scenario and a folder. Out: what real processes did that save and load there.
+Does not assert anything: the tests do. A scenario forks its own ranks, because it kills them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import random
 import select
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rank_server import Place
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -30,21 +30,12 @@ WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
 SURVIVED, RAISED = 0, 3
 
 
-def run_scenario(name: str, folder: Path, *words: str) -> Any:
-    """Run a scenario of this file in a process of its own; what it printed."""
-    repository = Path(__file__).resolve().parent.parent
-    python_path = os.pathsep.join([str(repository), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": python_path}
-    done = subprocess.run(
-        [sys.executable, __file__, name, str(folder), *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def run(place: Place, scenario: str, where: str, words: list[str]) -> Any:
+    """Run a scenario of this file on a folder of checkpoints; what it returns."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    checkpoint_storage.PART_BYTES = 256 << 10  # several files of each rank
+    Path(where).mkdir(parents=True, exist_ok=True)
+    return globals()[scenario](Path(where), *words)
 
 
 def make_tensors(step: int, variant: int = 0) -> dict[str, torch.Tensor]:
@@ -349,11 +340,3 @@ def full_disk(folder: Path, capacity_bytes: str) -> dict[str, Any]:
     before: dict[str, Any] = {"answers": ranks(folder.parent.parent / "of_ranks", [large, large])}
     before |= {"names": sorted(path.name for path in folder.iterdir()), **look(folder)}
     return {"during": during, "before": before}
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    checkpoint_storage.PART_BYTES = 256 << 10  # several files of each rank
-    scenario, where, *rest = sys.argv[1:]
-    Path(where).mkdir(parents=True, exist_ok=True)
-    print(json.dumps(globals()[scenario](Path(where), *rest)))

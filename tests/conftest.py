@@ -11,8 +11,10 @@ import pytest
 from forker import Forker
 from hypothesis import settings
 
-settings.register_profile("no deadline", deadline=None)  # tests never assert wall-clock times
-settings.load_profile("no deadline")
+# Tests never assert wall-clock times. `make slow` takes the deep profile (--hypothesis-profile).
+settings.register_profile("quick", deadline=None)
+settings.register_profile("deep", deadline=None, max_examples=2000)
+settings.load_profile("quick")
 
 os.environ.setdefault("CODESCENT_TOKEN", "of the tests")  # no test makes a file in the user's home
 

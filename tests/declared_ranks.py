@@ -1,25 +1,17 @@
-"""In: cases (a config, a number of ranks). Out: what ranks of each really issue in a step and hold, as JSON.
+"""In: cases (a config, a number of ranks). Out: what ranks of each really issue in a step and hold.
 Does not assert anything: test_declared does. A case runs rank by rank on torch's fake process group, or on gloo."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from datetime import timedelta
-from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from checkpoint_ranks import fork, join
+from rank_server import Place
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -225,8 +217,8 @@ def _ranks(args: Sequence[Any]) -> list[int]:
     raise AssertionError("a collective without a process group")
 
 
-def on_fake_ranks(cases: dict[str, Any]) -> dict[str, dict[int, Answer]]:
-    """Of every case and each of its `ranks`, in this process; a failure is its traceback."""
+def on_fake_ranks(place: Place, cases: dict[str, Any]) -> dict[str, dict[int, Answer]]:
+    """By case, each of its `ranks`, all in this process; a failure is its traceback."""
     answers: dict[str, dict[int, Answer]] = {}
     for name, case in cases.items():
         answers[name] = {}
@@ -240,48 +232,9 @@ def on_fake_ranks(cases: dict[str, Any]) -> dict[str, dict[int, Answer]]:
     return answers
 
 
-def on_gloo_ranks(cases: dict[str, Any]) -> dict[str, dict[int, Answer]]:
-    """Of every case and all of its ranks, each a process."""
-    answers: dict[str, dict[int, Answer]] = {}
-    for name, case in cases.items():
-        with tempfile.TemporaryDirectory() as folder:
-
-            def work(rank: int, case: dict[str, Any] = case, folder: str = folder) -> None:
-                store = f"file://{folder}/store"
-                dist.init_process_group("gloo", init_method=store, rank=rank, world_size=case["world_size"])
-                answer = observed_step(case, rank, fake=False)
-                Path(folder, str(rank)).write_text(json.dumps(answer))
-                dist.barrier()
-
-            for pid in [fork(partial(work, rank)) for rank in range(case["world_size"])]:
-                join(pid)
-            answers[name] = {}
-            for rank in range(case["world_size"]):
-                answers[name][rank] = {"failed": "see standard error"}
-                with suppress(FileNotFoundError):
-                    answers[name][rank] = json.loads(Path(folder, str(rank)).read_text())
-    return answers
-
-
-def run(cases: dict[str, Any], *, fake: bool) -> dict[str, dict[int, Answer]]:
-    """Of every case what each of its ranks did, from a process of its own."""
-    repository = Path(__file__).resolve().parent.parent
-    python_path = os.pathsep.join([str(repository), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, __file__, "fake" if fake else "gloo"],
-        input=json.dumps(cases),
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": python_path},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    answers = json.loads(done.stdout.splitlines()[-1])
-    return {name: {int(rank): answer for rank, answer in of.items()} for name, of in answers.items()}
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    found = (on_fake_ranks if sys.argv[1] == "fake" else on_gloo_ranks)(json.loads(sys.stdin.read()))
-    print(json.dumps(found))
+def on_gloo_rank(place: Place, case: dict[str, Any]) -> Answer:
+    """One rank of a case, each a process."""
+    place.join()
+    answer = observed_step(case, place.rank, fake=False)
+    dist.barrier()
+    return answer

@@ -1,5 +1,5 @@
-"""In: runs that tests ask for. Out: how the ranks of each ended; one process imports torch, once, and forks them.
-Does not do a run itself: the program layout_ranks does, on the other end of the pipe."""
+"""In: runs and functions that tests want on ranks. Out: how the ranks ended and what they found.
+Does not fork ranks itself: the program rank_server does, which imports torch once for all tests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from codescent.record import RunFolder
 
@@ -31,20 +32,17 @@ class Forker:
         self.process: subprocess.Popen[str] | None = None
         self.number = 0
 
+    def call(self, function: str, folder: Path, ranks: int = 1, **options: Any) -> list[Any]:
+        """Call `module:name` with a Place and the options on so many ranks, which must end well; each rank's result."""
+        codes, found, said = self._ask(function, folder, ranks, options)
+        assert codes == [0] * ranks, f"{codes}\n{said}"
+        return found
+
     def run(self, folder: Path, ranks: int, words: Sequence[str], *, resume: bool = False, fault: str = "") -> Done:
         """`codescent train run.toml WORDS` in `folder`, as so many ranks. `fault`: of layout_ranks.FAULTS."""
-        self.process = self.process or _start()
-        self.number += 1
-        request = {"folder": str(folder), "ranks": ranks, "words": list(words), "resume": resume, "fault": fault}
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps([self.number, request]) + "\n")
-        self.process.stdin.flush()
-        for line in self.process.stdout:
-            number, codes, said = json.loads(line)
-            if number == self.number:  # an earlier one is of a test that pytest has given up
-                return Done(codes, said)
-        raise AssertionError(f"the forking process ended with {self.process.wait()}")
+        options = {"words": list(words), "resume": resume, "fault": fault}
+        codes, _, said = self._ask("layout_ranks:run", folder, ranks, options)
+        return Done(codes, said)
 
     def train(
         self, folder: Path, name: str, ranks: int, *words: str, resume: bool = False, fault: str = ""
@@ -53,6 +51,29 @@ class Forker:
         done = self.run(folder, ranks, [f"run.name={name}", *words], resume=resume, fault=fault)
         assert done.codes == [0] * ranks, f"{done.codes}\n{done.said}"
         return RunFolder.open(folder / "runs" / name)
+
+    def train_on_cpus(self, folder: Path, name: str, ranks: int, *words: str, resume: bool = False) -> RunFolder:
+        """A run of a layout that needs CUDA: here each rank's device and its host are the CPU. It must end well."""
+        words = (f"run.name={name}", "train.device=auto", *words)
+        options = {"words": words, "resume": resume, "any_device": True}
+        self.call("layout_ranks:run", folder, ranks, **options)
+        return RunFolder.open(folder / "runs" / name)
+
+    def _ask(
+        self, function: str, folder: Path, ranks: int, options: dict[str, Any]
+    ) -> tuple[list[int | None], list[Any], str]:
+        self.process = self.process or _start()
+        self.number += 1
+        request = {"function": function, "folder": str(folder), "ranks": ranks, "options": options}
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps([self.number, request]) + "\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            number, codes, found, said = json.loads(line)
+            if number == self.number:  # an earlier one is of a test that pytest has given up
+                return codes, found, said
+        raise AssertionError(f"the process that forks ranks ended with {self.process.wait()}")
 
     def close(self) -> None:
         """End it."""
@@ -99,7 +120,13 @@ class Runs:
 
 
 def _start() -> subprocess.Popen[str]:
-    python_path = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb", "PYTHONPATH": python_path}
-    command = [sys.executable, str(TESTS / "layout_ranks.py")]
+    python_path = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TERM": "dumb",
+        "PYTHONPATH": python_path,
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    command = [sys.executable, "-c", "import rank_server; rank_server.serve()"]
     return subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -1,29 +1,19 @@
-"""In: requests, a JSON line each: a project, ranks, words of a config. Out: the run, done by ranks forked for it.
-Does not assert anything: the tests do. Tests ask through `forker`; a rank does not import torch again."""
+"""In: a project, words of a config, a fault. Out: one rank of a real run, with the fault planted in it.
+Does not assert anything (the tests do) and starts no process (rank_server does)."""
 
 from __future__ import annotations
 
 import dataclasses
-import gc
-import importlib
-import json
 import os
-import select
 import signal
-import socket
-import sys
-import time
-import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch.distributed import distributed_c10d
+from rank_server import Place
 from torch.distributed.tensor import DTensor
 
-from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.checkpoint.box import Box
 from codescent.config.load import load
@@ -35,105 +25,28 @@ from codescent.train import loop, machine
 from codescent.train.execute import Executor
 from codescent.train.loop import train
 
-TIMEOUT_S = 100.0
-PATIENCE_S = 20.0
-"""For the other ranks, after one has failed."""
 
+def run(place: Place, words: list[str], resume: bool, fault: str = "", any_device: bool = False) -> None:
+    """`codescent train run.toml WORDS` as one rank; the last rank has the fault. Ends with the run's exit code.
 
-def prepare() -> None:
-    """What every fork would do again: imports, a measurement that only `mfu` needs, a look at all these objects."""
-    for module in ("torch._dynamo", "torch.utils.checkpoint", "numpy.ma"):
-        importlib.import_module(module)
-    for module in (
-        "models.gpt2.module",
-        "models.transformer.module",
-        "strategies.shards",
-        "strategies.ring",
-        "strategies.vocabulary",
-    ):
-        importlib.import_module(f"codescent.{module}")
-    machine.peak_flops_per_s = lambda device, precision: 1e9
-    refuse_pickles()
-    gc.freeze()
-
-
-def refuse_pickles() -> None:
-    """No rank opens a pickle of another: all of torch's collectives of objects go through these two."""
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("a pickle is on its way between ranks")
-
-    distributed_c10d._object_to_tensor = distributed_c10d._tensor_to_object = refuse
-
-
-def serve() -> None:
-    """Answer requests until there are no more."""
-    for line in sys.stdin:
-        number, request = json.loads(line)
-        print(json.dumps([number, *answer(**request)]), flush=True)
-
-
-def answer(folder: str, ranks: int, words: list[str], resume: bool, fault: str) -> tuple[list[int | None], str]:
-    """Fork the ranks, wait for them, put an end to those that hang; their exit codes and what they said."""
-    os.chdir(folder)
-    said = Path(folder) / "said.txt"
-    said.write_text("")
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
-        acts = [partial(work, rank, ranks, words, resume, fault, listener) for rank in range(ranks)]
-        codes = join([fork(act, said) for act in acts])
-    return codes, said.read_text()[-6000:]
-
-
-def work(rank: int, ranks: int, words: list[str], resume: bool, fault: str, listener: socket.socket) -> int:
-    """What one rank does."""
-    store_fd = os.dup(listener.fileno()) if rank == 0 else None
-    place = Rank(rank, rank, ranks, ranks, "127.0.0.1", listener.getsockname()[1], store_fd=store_fd)
-    listener.close()
-    if fault and rank == ranks - 1:
+    With `any_device` a layout that needs CUDA is not refused on a CPU.
+    """
+    if any_device:
+        machine.refuse_device = lambda plan, device: None
+    store_fd = os.dup(place.listener.fileno()) if place.rank == 0 else None
+    port = place.listener.getsockname()[1]
+    place.listener.close()
+    if fault and place.rank == place.ranks - 1:
         name, *arguments = fault.split()
         FAULTS[name](*arguments)
-    config = load("run.toml", [*words, f"parallel.ranks={ranks}"]).config
-    return train(config, place, resume=resume).exit_code
+    config = load("run.toml", [*words, f"parallel.ranks={place.ranks}"]).config
+    rank = Rank(place.rank, place.rank, place.ranks, place.ranks, "127.0.0.1", port, store_fd=store_fd)
+    raise SystemExit(train(config, rank, resume=resume).exit_code)
 
 
-def fork(act: Callable[[], int], said: Path) -> int:
-    """Start `act` in a process of its own, which appends to `said` what it prints."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        with said.open("a") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        code = act()
-    except UserError as error:
-        code = error.exit_code
-        print(*(f"error: {problem}" for problem in error.problems), sep="\n")
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(code)  # without the interpreter's end, where gloo's threads may abort
-
-
-def join(pids: list[int]) -> list[int | None]:
-    """Their exit codes, None of those that had to be killed."""
-    descriptors = {os.pidfd_open(pid): pid for pid in pids}
-    codes: dict[int, int | None] = {}
-    deadline = time.monotonic() + TIMEOUT_S
-    while descriptors:
-        ready, _, _ = select.select(list(descriptors), [], [], max(0.0, deadline - time.monotonic()))
-        for descriptor in ready or list(descriptors):
-            pid = descriptors.pop(descriptor)
-            os.close(descriptor)
-            if not ready:
-                os.kill(pid, signal.SIGKILL)
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            codes[pid] = code if ready else None
-            if code:
-                deadline = min(deadline, time.monotonic() + PATIENCE_S)
-    return [codes[pid] for pid in pids]
+def has_cuda(place: Place) -> bool:
+    """Whether a rank would find a CUDA device."""
+    return torch.cuda.is_available()
 
 
 class Infinite(torch.autograd.Function):
@@ -293,9 +206,4 @@ FAULTS: dict[str, Callable[..., None]] = {
         reductions_of_fully_shard,
     )
 }
-"""What is done to the last rank before it begins; words after the name are arguments."""
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    prepare()
-    serve()
+"""Faults that `run` plants in the last rank before it begins; words after the name are arguments."""

@@ -1,23 +1,18 @@
-"""In: requests, a JSON line each: a job of this file, a folder, a number of ranks. Out: what each rank returned.
-Does not assert anything: test_own does. Ranks are forked, so that each does not import torch again."""
+"""In: a job of this file and its options. Out: what one rank of it returned.
+Does not assert anything (test_own does) and starts no process (rank_server does)."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
-import json
 import os
-import socket
-import sys
 import weakref
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
-from layout_ranks import fork, join, refuse_pickles
+from rank_server import Place
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -586,39 +581,12 @@ def measured(folder: str) -> dict[str, Any]:
     return vars(profile)
 
 
-def act(rank: int, ranks: int, listener: socket.socket, folder: str, job: str, options: dict[str, Any]) -> int:
-    """What one rank does: a job, as it is under our launcher."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": listener.getsockname()[1]}
-    os.environ.update({name: str(value) for name, value in {**place, **address}.items()})
-    if rank == 0:
-        os.environ["CODESCENT_STORE_FD"] = str(os.dup(listener.fileno()))
-    listener.close()
-    found = globals()[job](folder, **options)
-    (Path(folder) / f"found_{rank}.json").write_text(json.dumps(found))
-    return 0
-
-
-def serve() -> None:
-    """Answer requests until there are no more."""
-    for line in sys.stdin:
-        folder, ranks, job, options = json.loads(line)
-        said = Path(folder) / "said.txt"
-        said.write_text("")
-        for old in Path(folder).glob("found_*.json"):
-            old.unlink()
-        with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
-            acts = [partial(act, rank, ranks, listener, folder, job, options) for rank in range(ranks)]
-            codes = join([fork(one, said) for one in acts])
-        found = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("found_*.json"))]
-        print(json.dumps([codes, found, said.read_text()[-6000:]]), flush=True)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for name in ("distribute", "saved", "sampler", "metrics", "profile"):
-        importlib.import_module(f"codescent.own.{name}")
-    importlib.import_module("torch._dynamo")
-    refuse_pickles()
-    gc.freeze()
-    serve()
+def act(place: Place, job: str, options: dict[str, Any]) -> Any:
+    """What one rank returns for a job, in the environment that our launcher gives it."""
+    sizes = {"RANK": place.rank, "LOCAL_RANK": place.rank, "WORLD_SIZE": place.ranks, "LOCAL_WORLD_SIZE": place.ranks}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": place.listener.getsockname()[1]}
+    os.environ.update({name: str(value) for name, value in {**sizes, **address}.items()})
+    if place.rank == 0:
+        os.environ["CODESCENT_STORE_FD"] = str(os.dup(place.listener.fileno()))
+    place.listener.close()
+    return globals()[job](str(place.folder), **options)

@@ -1,18 +1,14 @@
-"""In: a folder. Out: JSON files there: how attention over a split sequence differs from one device's, by degree.
-Does not assert anything: test_ring does. Ranks are forked, so that each does not import torch again."""
+"""In: one rank of several groups. Out: how attention over a split sequence differs from one device's, for each group.
+Does not assert anything (test_ring does) and starts no process (rank_server does)."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from checkpoint_ranks import SURVIVED, fork, join
+from rank_server import Place
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -174,13 +170,15 @@ def largest(group: Any) -> dict[str, int]:
     return found
 
 
-def work(rank: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(GROUPS))
+def work(place: Place) -> dict[int, tuple[int, dict[str, Any]]]:
+    """By size of the group: this rank's number in it and what it found."""
+    place.join()
     groups = [dist.new_group(ranks, sort_ranks=False) for ranks in GROUPS]
+    found = {}
     for ranks, group in zip(GROUPS, groups, strict=True):
-        if rank not in ranks:
+        if place.rank not in ranks:
             continue
-        assert group.rank() == ranks.index(rank)
+        assert group.rank() == ranks.index(place.rank)
         answer = {
             "cases": [case(spec, group) for spec in CASES],
             "some_heads": some_heads(group),
@@ -188,12 +186,6 @@ def work(rank: int, folder: Path) -> None:
             "compiled": compiled(group) if group.size() == 2 else [],
             "largest": largest(group),
         }
-        (folder / f"answer_{group.rank()}_of_{len(ranks)}").write_text(json.dumps(answer))
+        found[len(ranks)] = group.rank(), answer
     dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    pids = [fork(partial(work, rank, Path(sys.argv[1]))) for rank in range(len(GROUPS))]
-    sys.exit(any(join(pid, 120) != SURVIVED for pid in pids))
+    return found

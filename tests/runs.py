@@ -3,15 +3,16 @@ Does not decide what is tested: the tests that import it do."""
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import random
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import chdir
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,19 @@ def codescent(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def called(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`codescent WORDS` in `folder`, in this process: for what ends before ranks are started, and without a kill."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        patch.setenv("TERM", "dumb")
+        try:
+            code: Any = run(words)
+        except SystemExit as end:  # argparse
+            code = end.code
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
 def train(folder: Path, name: str, *words: str) -> RunFolder:
     """`codescent train run.toml` under `name`, which must succeed."""
     done = codescent(folder, "train", "run.toml", f"run.name={name}", *words)
@@ -117,36 +131,3 @@ def refused(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> st
         assert run(["train", "run.toml", "run.name=never", *words]) == 2
     assert not (folder / "runs" / "never").exists()
     return capsys.readouterr().err
-
-
-UNREFUSED = """
-import sys
-from codescent.train import machine
-machine.refuse_device = lambda plan, device: None
-from codescent.verbs.cli import run
-sys.exit(run(sys.argv[1:], may_restart=False))
-"""
-
-
-def train_on_cpus(folder: Path, name: str, ranks: int, *words: str) -> RunFolder:
-    """A run of what needs CUDA, on so many ranks of this machine: all its devices, and their host, are the CPU."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    common = environment(CUDA_VISIBLE_DEVICES="", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    sizes = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    command = [sys.executable, "-c", UNREFUSED, "train", "run.toml", f"run.name={name}", "train.device=auto", *words]
-    processes = [
-        subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**common, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    said = [process.communicate(timeout=150)[0] for process in processes]
-    assert not any(process.returncode for process in processes), said
-    return RunFolder.open(folder / "runs" / name)

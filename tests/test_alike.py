@@ -86,8 +86,8 @@ def test_a_flipped_bit_is_named_and_nothing_is_saved(
     (named,) = difference["tensors"]
     assert named.partition(" ")[0] == tensor.replace("read.", "model.")
     who = ", ".join(f"rank {rank} ({socket.gethostname()})" for rank in odd)
-    certain = f"{who}: other values than on the ranks that hold the same ({', '.join(map(str, majority))}): {named}"
-    uncertain = f"{who}: different values, and no majority says which ones are right: {named}"
+    certain = f"{who}: values differ from those of the majority (ranks {', '.join(map(str, majority))}): {named}"
+    uncertain = f"{who}: values differ, and no majority of ranks shows which are right: {named}"
     assert done.said.count(certain if majority else uncertain) == ranks
     assert saved(runs) == ["step_00000002"]
 

@@ -3,11 +3,14 @@ Does not measure anything: no peer is needed, and no time is compared."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ import work  # noqa: E402
 
 SCRIPTS = ("peers", "small_job", "ranks", "bf16_parity", "startup", "pipeline", "data_formats", "lora", "alike")
 
-TELLER = """
+PEER = """
 import sys
 print("what a peer prints")
 print("benchmark: ready", flush=True)
@@ -49,9 +52,31 @@ def script(name: str, *words: str, timeout_s: float = 60, **variables: str) -> s
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=timeout_s, cwd="/")
 
 
+def script_here(name: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """As `script`, in this process: for what ends before anything is measured."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.delenv("CODESCENT_DATA_DIR", raising=False)
+        patch.setattr(sys, "argv", [f"{name}.py", *words])
+        patch.chdir("/")
+        for variable, value in variables.items():
+            patch.setenv(variable, value)
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+    code = end.value.code
+    said = f"{code}\n" if isinstance(code, str) else ""
+    return subprocess.CompletedProcess(words, 1 if said else code or 0, out.getvalue(), err.getvalue() + said)  # type: ignore[arg-type]
+
+
+def test_help_of_a_program() -> None:
+    done = script("peers", "--help")
+    assert done.returncode == 0
+    assert "--json" in done.stdout
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_help_says_what_it_measures(name: str) -> None:
-    done = script(name, "--help")
+    done = script_here(name, "--help")
     assert done.returncode == 0
     assert "--json" in done.stdout
 
@@ -59,13 +84,13 @@ def test_help_says_what_it_measures(name: str) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["peers", "--nanogpt", "/nowhere"], "/nowhere is no checkout of nanoGPT: it has no model.py"),
-        (["peers", "--llmc", "/nowhere"], "/nowhere is no checkout of llm.c: it has no train_gpt2.c, Makefile"),
-        (["peers"], "nanogpt is to be measured: give its checkout with --nanogpt DIR"),
-        (["peers", "--only", "codescent,llmc"], "llmc is to be measured: give its checkout with --llmc DIR"),
+        (["peers", "--nanogpt", "/nowhere"], "/nowhere is not a checkout of nanoGPT: it lacks model.py"),
+        (["peers", "--llmc", "/nowhere"], "/nowhere is not a checkout of llm.c: it lacks train_gpt2.c, Makefile"),
+        (["peers"], "nanogpt needs its checkout: give --nanogpt DIR"),
+        (["peers", "--only", "codescent,llmc"], "llmc needs its checkout: give --llmc DIR"),
         (["peers", "--only", "codescent,torchtitan"], "no system begins with torchtitan"),
         (["peers", "--only", "codescent", "--rounds", "0"], "0 is less than 1"),
-        (["ranks", "--nanogpt", "/nowhere"], "/nowhere is no checkout of nanoGPT"),
+        (["ranks", "--nanogpt", "/nowhere"], "/nowhere is not a checkout of nanoGPT"),
         (["small_job"], "--nanogpt"),
         (["pipeline", "--ranks", "1"], "a pipeline has at least 2"),
         (["pipeline", "--schedules", "2f2b"], "there is naive, gpipe, 1f1b"),
@@ -76,7 +101,7 @@ def test_help_says_what_it_measures(name: str) -> None:
     ],
 )
 def test_what_cannot_be_measured_is_refused(words: list[str], expected: str) -> None:
-    done = script(*words)
+    done = script_here(*words)
     assert done.returncode == 2, done.stderr
     assert expected in done.stderr
     assert done.stdout == ""
@@ -86,7 +111,7 @@ def test_small_job_needs_the_text(tmp_path: Path) -> None:
     for name in ("train.py", "model.py", "config/train_shakespeare_char.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    done = script("small_job", "--nanogpt", str(tmp_path), CODESCENT_DATA_DIR=str(tmp_path))
+    done = script_here("small_job", "--nanogpt", str(tmp_path), CODESCENT_DATA_DIR=str(tmp_path))
     assert done.returncode == 2
     assert f"no tinyshakespeare/input.txt in {tmp_path}" in done.stderr
 
@@ -96,7 +121,7 @@ def pipelines(file: Path, schedules: str, *words: str) -> dict[str, Any]:
     few = ("--batch-size", "1", "--rounds", "1", "--json", str(file))
     done = script("pipeline", "--schedules", schedules, *sizes, *few, *words, timeout_s=170)
     assert done.returncode == 0, done.stderr
-    assert ("NOBODY COMPUTES" in done.stdout) == ("--real" not in words)
+    assert ("RANKS SLEEP" in done.stdout) == ("--real" not in words)
     result: dict[str, Any] = json.loads(file.read_text())
     return result
 
@@ -221,8 +246,10 @@ def test_number_of_parameters_is_openais() -> None:
 
 
 def test_told_programs_take_turns_and_a_failure_is_told(tmp_path: Path) -> None:
-    names = [systems.Told(name, [sys.executable, "-c", TELLER], os.environ, tmp_path) for name in ("one", "two")]
-    broken = systems.Told("broken", [sys.executable, "-c", "raise SystemExit('no such peer')"], os.environ, tmp_path)
+    names = [systems.PipedProgram(name, [sys.executable, "-c", PEER], os.environ, tmp_path) for name in ("one", "two")]
+    broken = systems.PipedProgram(
+        "broken", [sys.executable, "-c", "raise SystemExit('no such peer')"], os.environ, tmp_path
+    )
     measured = measure.interleave([*names, broken], num_rounds=3, num_steps=2)
     assert {timing.name: timing.seconds for timing in measured.timings} == {"one": [1.0] * 3, "two": [1.0] * 3}
     assert all(timing.peak_bytes > 2**20 for timing in measured.timings)

@@ -1,5 +1,5 @@
 """In: configs. Out: plans with the published sizes, closed-form bytes and traffic; every refusal, all at once.
-Does not run a plan: test_trajectory and test_declared do."""
+Does not run a plan: test_trajectories and test_declared do."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """In: configs of an encoder-decoder. Out: its plan, its cut between encoder and decoder, its FLOPs; what is refused.
-Does not run a plan: test_hybrids_transformer does."""
+Does not run a plan: test_trajectories does."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_cut_that_leaves_a_side_without_a_part_is_refused() -> None:
     [
         (MODEL, 1, {"data": {"seq_len": 16}}, ["data.seq_len = 16", "model.source_len", "18 together"]),
         (MODEL, 3, {"parallel": {"cp": 3}}, ["parallel.cp = 3: in an encoder-decoder", "parallel.cp = 1"]),
-        (MODEL, 1, {"parallel": BETWEEN}, ["parallel.pp = 1 nothing is cut", "parallel.pp = 2"]),
+        (MODEL, 1, {"parallel": BETWEEN}, ["parallel.pp = 1 does not cut the model", "parallel.pp = 2"]),
         (MODEL, 4, {"parallel": {"tp": 4}}, ["2 heads do not divide into 4 parts"]),
         (MODEL, 1, {"log": {"sample_tokens": 5}}, ["log.sample_tokens = 5", "gpt2 and llama alone"]),
         (

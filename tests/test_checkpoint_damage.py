@@ -129,7 +129,7 @@ def test_a_shard_of_another_step_is_found_and_its_step_named(checkpoints: Checkp
         data = file.read_bytes()
         shutil.copy(saved.path.with_name("step_00000001") / file.name, file)
         assert file.stat().st_size == len(data)
-        refused(checkpoints, saved, file, r"of another save, of step 1; this one is of step 2")
+        refused(checkpoints, saved, file, r"belongs to another save, of step 1; this checkpoint is of step 2")
         file.write_bytes(data)
     assert loads(checkpoints)
 
@@ -140,16 +140,16 @@ def test_two_saves_of_the_same_step_do_not_mix(checkpoints: Checkpoints, tmp_pat
     again = Checkpoints(tmp_path / "again", 1, keep_best=True).save(2, make_tensors(2, variant=1), {"step": 2}, 0.5)
     file = saved.path / "rank_00000_part_000.safetensors"
     shutil.copy(again / file.name, file)
-    refused(checkpoints, saved, file, "of another save, of step 2")
+    refused(checkpoints, saved, file, "belongs to another save, of step 2")
 
 
 def test_a_folder_under_the_name_of_another_step_is_refused(checkpoints: Checkpoints) -> None:
     saved = newest_of(checkpoints)
     shutil.rmtree(saved.path)
     shutil.copytree(saved.path.with_name("step_00000001"), saved.path)
-    with pytest.raises(CheckpointError, match=r"manifest\.json: is of step 1, in the folder of step 2"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json: belongs to step 1, not to step 2"):
         checkpoints.latest()
-    refused(checkpoints, saved, saved.path / "manifest.json", "of step 1, in the folder of step 2")
+    refused(checkpoints, saved, saved.path / "manifest.json", "belongs to step 1, not to step 2")
 
 
 def test_a_damaged_newest_one_is_not_passed_over_and_the_way_back_is_said(checkpoints: Checkpoints) -> None:
@@ -160,7 +160,7 @@ def test_a_damaged_newest_one_is_not_passed_over_and_the_way_back_is_said(checkp
     older = checkpoints.latest(before=2)
     assert older is not None
     assert older.step == 1
-    with pytest.warns(RuntimeWarning, match="left alone"):
+    with pytest.warns(RuntimeWarning, match="not deleted"):
         checkpoints.save(3, make_tensors(3), {}, 2.0)
     assert saved.path.is_dir()
     flip(saved.path / "manifest.json", 4000)

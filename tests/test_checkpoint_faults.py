@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from checkpoint_ranks import make_tensors, run_scenario
+from checkpoint_ranks import make_tensors
 from disks import small_disk
+from forker import Forker
 
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints
 
+Scenario = Callable[..., Any]
 KILLED, RAISED, SURVIVED = -9, 3, 0
 
 
@@ -23,10 +26,22 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture
+def scenario(forker: Forker, tmp_path: Path) -> Scenario:
+    """`scenario(name, folder, *words)`: what a scenario of checkpoint_ranks found."""
+
+    def run(name: str, where: Path, *words: str) -> Any:
+        return forker.call("checkpoint_ranks:run", tmp_path, scenario=name, where=str(where), words=words)[0]
+
+    return run
+
+
 @pytest.mark.parametrize(("world_size", "victim"), [(1, 0), (2, 0), (2, 1)])
-def test_killed_at_every_point_where_a_save_touches_the_disk(tmp_path: Path, world_size: int, victim: int) -> None:
+def test_killed_at_every_point_where_a_save_touches_the_disk(
+    scenario: Scenario, tmp_path: Path, world_size: int, victim: int
+) -> None:
     """Steps 1 and 2 are there; step 3 is saved with keep_last = 1, so that 1 and 2 are deleted by the same call."""
-    rows = run_scenario("kill_points", tmp_path / "checkpoints", str(world_size), str(victim), "plain")
+    rows = scenario("kill_points", tmp_path / "checkpoints", str(world_size), str(victim), "plain")
     assert len(rows) > (10 if victim == 0 else 3)
     for row in rows[:-1]:
         assert row["codes"][victim] == KILLED
@@ -42,9 +57,9 @@ def test_killed_at_every_point_where_a_save_touches_the_disk(tmp_path: Path, wor
     assert seen == sorted(seen)
 
 
-def test_killed_at_every_point_while_a_step_is_replaced(tmp_path: Path) -> None:
+def test_killed_at_every_point_while_a_step_is_replaced(scenario: Scenario, tmp_path: Path) -> None:
     """Step 2 is saved again with other tensors: at every moment one of the two is there whole."""
-    rows = run_scenario("kill_points", tmp_path / "checkpoints", "1", "0", "replace")
+    rows = scenario("kill_points", tmp_path / "checkpoints", "1", "0", "replace")
     assert {row["step"] for row in rows} == {2}
     variants = [row["variant"] for row in rows]
     assert variants == sorted(variants)
@@ -56,9 +71,9 @@ def test_killed_at_every_point_while_a_step_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("world_size", "trials"), [(1, 20), (2, 10)])
 def test_killed_at_random_moments_it_goes_on_from_the_last_complete_one(
-    tmp_path: Path, world_size: int, trials: int
+    scenario: Scenario, tmp_path: Path, world_size: int, trials: int
 ) -> None:
-    rows = run_scenario("random_kills", tmp_path / "checkpoints", str(world_size), str(trials), "1")
+    rows = scenario("random_kills", tmp_path / "checkpoints", str(world_size), str(trials), "1")
     last = 0
     for row in rows:
         assert row["variant"] == 0
@@ -70,15 +85,17 @@ def test_killed_at_random_moments_it_goes_on_from_the_last_complete_one(
     assert any(row["leftovers"] for row in rows)
 
 
-def test_shards_are_loaded_into_any_other_layout(tmp_path: Path) -> None:
-    first, second, alone = run_scenario("layouts", tmp_path / "checkpoints")
+def test_shards_are_loaded_into_any_other_layout(scenario: Scenario, tmp_path: Path) -> None:
+    first, second, alone = scenario("layouts", tmp_path / "checkpoints")
     assert first["result"] == second["result"] == [True, True, True]
     assert alone["result"] == [True, True]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_replicated_tensors_are_written_once_and_divided_by_bytes(tmp_path: Path, world_size: int) -> None:
-    done = run_scenario("division", tmp_path / "checkpoints", str(world_size))
+def test_replicated_tensors_are_written_once_and_divided_by_bytes(
+    scenario: Scenario, tmp_path: Path, world_size: int
+) -> None:
+    done = scenario("division", tmp_path / "checkpoints", str(world_size))
     assert [answer.get("result") for answer in done["answers"]] == [True] * world_size
     of_rank = [
         sum(size for name, size in done["files"].items() if name.startswith(f"rank_{rank:05d}"))
@@ -88,8 +105,8 @@ def test_replicated_tensors_are_written_once_and_divided_by_bytes(tmp_path: Path
     assert max(of_rank) < 4 / 3 * sum(of_rank) / world_size  # the bound of "longest first" (Graham 1969)
 
 
-def test_all_ranks_are_refused_alike(tmp_path: Path) -> None:
-    found = run_scenario("disagreement", tmp_path / "checkpoints")
+def test_all_ranks_are_refused_alike(scenario: Scenario, tmp_path: Path) -> None:
+    found = scenario("disagreement", tmp_path / "checkpoints")
     assert [answer["result"] for answer in found["halves"]] == [None, None]  # between them they have every tensor
     for kind, words in {
         "missing": "more: not in the checkpoint",
@@ -103,8 +120,8 @@ def test_all_ranks_are_refused_alike(tmp_path: Path) -> None:
     assert [answer["code"] for answer in found["step"]] == [RAISED, RAISED]
 
 
-def test_full_disk_on_one_of_two_ranks(disk: Path) -> None:
-    found = run_scenario("full_disk", disk / "checkpoints", str(6 << 20))
+def test_full_disk_on_one_of_two_ranks(scenario: Scenario, disk: Path) -> None:
+    found = scenario("full_disk", disk / "checkpoints", str(6 << 20))
     for when, file in {"during": ".safetensors", "before": "/checkpoints"}.items():
         for answer in found[when]["answers"]:
             assert answer["kind"] == "CheckpointError"
@@ -115,9 +132,9 @@ def test_full_disk_on_one_of_two_ranks(disk: Path) -> None:
         assert found[when]["variant"] == 0
 
 
-def test_full_disk_at_each_point_of_a_save(disk: Path) -> None:
+def test_full_disk_at_each_point_of_a_save(scenario: Scenario, disk: Path) -> None:
     """The disk fills up just before each of: the partial folder, its files, the manifest, the renaming."""
-    rows = run_scenario("full_disk_points", disk / "checkpoints")
+    rows = scenario("full_disk_points", disk / "checkpoints")
     refused = [row for row in rows if "problems" in row]
     assert len(refused) > 5
     for row in refused:
@@ -131,7 +148,7 @@ def test_full_disk_at_each_point_of_a_save(disk: Path) -> None:
     assert len(rows) > len(refused)
 
 
-def test_a_read_only_disk_is_named(disk: Path) -> None:
+def test_a_read_only_disk_is_named(scenario: Scenario, disk: Path) -> None:
     checkpoints = Checkpoints(disk / "checkpoints", 2, keep_best=True)
     checkpoints.save(1, make_tensors(1), {}, 1.0)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
@@ -140,7 +157,7 @@ def test_a_read_only_disk_is_named(disk: Path) -> None:
     assert [path.name for path in (disk / "checkpoints").iterdir()] == ["step_00000001"]
 
 
-def test_a_checkpoint_deleted_while_it_is_looked_for_is_passed_over(tmp_path: Path) -> None:
+def test_a_checkpoint_deleted_while_it_is_looked_for_is_passed_over(scenario: Scenario, tmp_path: Path) -> None:
     """`codescent sample` looks while the run deletes: the folder is gone between the listing and the reading."""
     checkpoints = Checkpoints(tmp_path, 9, keep_best=True)
     for step in (1, 2):

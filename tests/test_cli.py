@@ -1,5 +1,5 @@
 """In: command lines. Out: verbs that answer, quickly where torch is not needed, and plain words where they cannot.
-Does not train: test_trajectory and test_train_* do."""
+Does not train: test_trajectories and test_train_* do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import codescent, environment, make_project
+from runs import called, codescent, environment, make_project
 
 from codescent.plan import Plan
 
@@ -57,7 +57,7 @@ def test_plan_prints_what_a_run_will_cost(project: Path) -> None:
 
 def test_plan_shows_who_has_what_and_who_sends_to_whom(project: Path) -> None:
     layers = ("parallel.pp=4", "parallel.tp=2", "parallel.dp_shard=2", "parallel.cp=2", "parallel.zero_stage=1")
-    out = codescent(project, "plan", "gpt2_124m", "train.microbatch_size=4", "--ranks", "64", *layers).stdout
+    out = called(project, "plan", "gpt2_124m", "train.microbatch_size=4", "--ranks", "64", *layers).stdout
     for part in (
         "stage 0: embedding, layers 0 to 3 (67,735,296 parameters, 24% of the FLOPs)",
         "stage 3: head (38,598,912 parameters, 27% of the FLOPs)",
@@ -66,8 +66,8 @@ def test_plan_shows_who_has_what_and_who_sends_to_whom(project: Path) -> None:
         "send between stages: at most",
         "360 send over cp (2 ranks): 1.41 GiB",
         "all_reduce over dp_replicate x cp (4 ranks)",
-        "1 all_reduce between stages 0 and 3 (gradients of 1 tensor(s) that all hold)",
-        "all_reduce over all 64 ranks (loss and wish to stop)",
+        "1 all_reduce between stages 0 and 3 (partial gradients of 1 replicated tensor(s))",
+        "all_reduce over all 64 ranks (loss and stop request)",
         "the busiest rank sends",
     ):
         assert part in " ".join(out.split())
@@ -85,7 +85,7 @@ def test_output_to_a_full_disk_is_told_in_one_line(project: Path, words: list[st
 
 
 def test_plan_as_json_loads_back(project: Path) -> None:
-    done = codescent(project, "plan", "run.toml", "--json")
+    done = called(project, "plan", "run.toml", "--json")
     plan = Plan.from_json(json.loads(done.stdout))
     assert plan.to_json() == json.loads(done.stdout)
     assert plan.work.global_batch_size == 8
@@ -93,7 +93,7 @@ def test_plan_as_json_loads_back(project: Path) -> None:
 
 def test_overrides_may_stand_anywhere(project: Path) -> None:
     words = ("plan", "run.toml", "train.global_batch_size=6", "--ranks", "2", "train.microbatch_size=3", "--json")
-    plan = Plan.from_json(json.loads(codescent(project, *words).stdout))
+    plan = Plan.from_json(json.loads(called(project, *words).stdout))
     assert (plan.work.global_batch_size, plan.work.microbatch_size, plan.mesh.dp_replicate) == (6, 3, 2)
 
 
@@ -111,12 +111,12 @@ def test_overrides_may_stand_anywhere(project: Path) -> None:
         (["data", " "], "corpus: is empty"),
         (["data", "corpus.txt", "--tokenizer", ""], "--tokenizer: is empty"),
         (["sample", "run.toml"], "run.toml: is a file, not a run folder"),
-        (["train", "run.toml", "run.folder=run.toml/inside"], "run.toml is a file, no folder can be made in it"),
+        (["train", "run.toml", "run.folder=run.toml/inside"], "run.toml is a file, not a folder"),
         (["plan", "run.toml", "parallel.timeout_s=inf"], "must be finite"),
     ],
 )
 def test_wrong_words_end_with_code_2(project: Path, words: list[str], expected: str) -> None:
-    done = codescent(project, *words)
+    done = called(project, *words)
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
@@ -138,4 +138,4 @@ def test_data_prints_the_folder_and_finds_it_again(project: Path) -> None:
     assert first.returncode == 0, first.stderr
     folder = project / first.stdout.strip().splitlines()[-1]
     assert (folder / "description.json").is_file()
-    assert codescent(project, "data", "corpus.txt").stdout == first.stdout
+    assert called(project, "data", "corpus.txt").stdout == first.stdout

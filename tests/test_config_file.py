@@ -161,7 +161,7 @@ def test_shipped_configs_round_trip(name: str) -> None:
 sane_text = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).map(str.strip).filter(bool)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**63 - 1),
     learning_rate=st.floats(min_value=0, exclude_min=True, allow_infinity=False),

@@ -98,7 +98,7 @@ def test_every_turn_of_the_assistant_and_its_end_are_wanted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_random_conversations(name: str, data: st.DataObject) -> None:
     messages = data.draw(conversations(system=name != "mistral"))
@@ -184,26 +184,26 @@ def test_where_templates_lie(tmp_path: Path) -> None:
         ({"tokenizer_config.json": "{"}, "tokenizer_config.json: not JSON"),
         (
             {"tokenizer_config.json": '{"chat_template": [{"name": "rag", "template": "x"}]}'},
-            'none of its chat templates is called "default" (there is: rag)',
+            'none of its chat templates is called "default" (their names: rag)',
         ),
         ({"chat_template.jinja": " \n"}, "chat_template.jinja: empty"),
         ({"chat_template.jinja": "a\n{% if x %}\n{% endfor %}"}, "chat_template.jinja: line 3 of the template: "),
         ({"chat_template.jinja": "{{ 10**5000 }}"}, "chat_template.jinja: cannot be compiled: ValueError: "),
         ({"chat_template.jinja": "{% for x in y %}" * 30 + "{% endfor %}" * 30}, "be compiled: SyntaxError: "),
         ({"chat_template.jinja": "{{ " + "(" * 9000 + ")" * 9000 + " }}"}, "cannot be compiled: RecursionError"),
-        ({"chat_template.jinja": "x" * ((1 << 22) + 1)}, "a template of 4,194,305 characters: 4 million at the most"),
+        ({"chat_template.jinja": "x" * ((1 << 22) + 1)}, "a template of 4,194,305 characters: more than 4 million"),
         (
             {"tokenizer_config.json": '{"chat_template": "\\ud800", "bos_token": "\\udfff"}'},
             "tokenizer_config.json: the template, bos_token: holds half of a surrogate pair",
         ),
         (
             {"chat_template.jinja": "{{ bos_token }}", "tokenizer_config.json": '{"eos_token": "a"}'},
-            "it asks for bos_token, and neither tokenizer_config.json",
+            "it reads bos_token, but neither tokenizer_config.json",
         ),
         ({"chat_template.jinja": "{{ x | nothing }}"}, "line 1 of the template: No filter named 'nothing'"),
         (
             {"chat_template.jinja": "{{ bos_token }}{{ eos_token }}"},
-            "it asks for bos_token, eos_token, and neither tokenizer_config.json nor special_tokens_map.json beside it",
+            "it reads bos_token, eos_token, but neither tokenizer_config.json nor special_tokens_map.json next to it",
         ),
     ],
 )
@@ -237,22 +237,34 @@ CHANGED = "{% set it %}{% generation %}x{% endgeneration %}{% endset %}{{ it | l
         ("{{ messages[0].content.nothing.at_all }}", TALK, "has no attribute 'nothing'"),
         ("{{ 1 + messages }}", TALK, "a.jinja: TypeError: "),
         ("{{ ''.__class__.mro() }}", TALK, "access to attribute '__class__' of 'str' object is unsafe"),
-        ("{{ '\\ud800' }}", TALK, "a.jinja: what it writes holds half of a surrogate pair"),
+        ("{{ '\\ud800' }}", TALK, "a.jinja: its text holds half of a surrogate pair"),
         ("{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}", TALK, "a.jinja: writes more than 67,108,864 char"),
         ('{{ dict.update(messages[1].tool_calls[0], {"a": 2}) }}', CALLS, "._Dict object' has no attribute 'update'"),
         (ESCAPE, TALK, "a.jinja: a field of a namespace may not begin with an underscore: '__html__'"),
         ("{% set ns = namespace(_a=1) %}", TALK, "a.jinja: a field of a namespace may not begin"),
         ("{{ messages.append(1) }}", TALK, "a.jinja: access to attribute 'append' of 'list' object is unsafe"),
-        (ASKS_OTHERWISE, TALK[:2], "asks for it with '<|im_start|>assistant\\n<think>', and writes it without that"),
-        (NESTED, TALK, "a.jinja: {% generation %} … {% endgeneration %} within {% generation %}"),
-        (CHANGED, TALK, "a.jinja: what it writes in {% generation %} … {% endgeneration %} it goes on to change"),
-        (QWEN3, TALK, "message 2, the assistant's: a.jinja writes the messages up to it otherwise when others follow"),
-        (HEADLESS, TALK, "message 2, the assistant's: a.jinja does not heed add_generation_prompt"),
-        (ALWAYS_ASKING, TALK[:2], "message 2, the assistant's: a.jinja does not heed add_generation_prompt"),
-        ("{{ messages[1].content }}" + CHATML, TALK, "where it begins and ends is found by writing"),
-        ("{% generation %}{% endgeneration %}" + CHATML, TALK, "of this conversation it writes nothing in {% gen"),
-        ("{% generation %}x{% endgeneration %}", TALK, "no token of what it writes is the assistant's"),
-        ("{% if add_generation_prompt %}{% endif %}", TALK, "a.jinja does not heed add_generation_prompt"),
+        (
+            ASKS_OTHERWISE,
+            TALK[:2],
+            "has the generation prompt '<|im_start|>assistant\\n<think>', but the turn does not begin",
+        ),
+        (NESTED, TALK, "a.jinja: {% generation %} … {% endgeneration %} inside {% generation %}"),
+        (CHANGED, TALK, "a.jinja: it changes the text of {% generation %} … {% endgeneration %} afterwards"),
+        (
+            QWEN3,
+            TALK,
+            "message 2, the assistant's: a.jinja renders the messages up to it differently when others follow",
+        ),
+        (HEADLESS, TALK, "message 2, the assistant's: a.jinja ignores add_generation_prompt"),
+        (ALWAYS_ASKING, TALK[:2], "message 2, the assistant's: a.jinja ignores add_generation_prompt"),
+        (
+            "{{ messages[1].content }}" + CHATML,
+            TALK,
+            "to find where it begins, the messages before it are rendered alone",
+        ),
+        ("{% generation %}{% endgeneration %}" + CHATML, TALK, "for this conversation it writes no text in {% gen"),
+        ("{% generation %}x{% endgeneration %}", TALK, "no token of its text is the assistant's"),
+        ("{% if add_generation_prompt %}{% endif %}", TALK, "a.jinja ignores add_generation_prompt"),
     ],
 )
 def test_conversations_that_are_refused(text: str, messages: list[dict[str, Any]], expected: str) -> None:
@@ -271,12 +283,12 @@ def test_what_the_template_does_not_get_is_nothing_as_transformers_has_it() -> N
 def test_marks_in_a_conversation_are_refused_where_they_matter() -> None:
     marked = [TALK[0], {"role": "assistant", "content": "a\ufdd0b"}]
     assert said(CHATML, marked) == ["a\ufdd0b<|im_end|>"]
-    with pytest.raises(UserError, match="which mark what is in"):
+    with pytest.raises(UserError, match="which are reserved to mark the text in"):
         said(TEMPLATES["dated"], marked)
 
 
 def test_template_and_tokenizer_of_different_models_are_refused() -> None:
-    with pytest.raises(UserError, match=r"its eos_token '<eot>' is no token of data\.tokenizer"):
+    with pytest.raises(UserError, match=r"its eos_token '<eot>' is not a token of data\.tokenizer"):
         ChatTokens(ChatTemplate(ChatFiles("a", ZEPHYR, {"eos_token": "<eot>"})), ours())
 
 
@@ -299,7 +311,7 @@ def test_what_a_template_does_to_messages_stays_with_it() -> None:
     deep: Any = []
     for _ in range(5000):
         deep = [deep]
-    with pytest.raises(UserError, match="nested too deep"):
+    with pytest.raises(UserError, match="nested too deeply"):
         template(text).render([{**TALK[0], "deep": deep}])
 
 
@@ -348,7 +360,7 @@ def test_a_template_of_phi_3_serves_one_turn_and_not_two() -> None:
     end = chat(text).end()
     assert end is not None
     assert chat(text).text_of(end) == "<|im_end|>"
-    with pytest.raises(UserError, match="otherwise when others follow"):
+    with pytest.raises(UserError, match="differently when others follow"):
         chat(text).encode(TALK)
 
 
@@ -356,11 +368,11 @@ def test_a_template_has_the_day_that_it_was_given() -> None:
     text = "{{ strftime_now('%d.%m.%Y %H:%M') }}" + CHATML
     dated = ChatTemplate(ChatFiles("a", text, SPECIAL, "2024-02-29"))
     assert dated.render(TALK).startswith("29.02.2024 00:00")
-    assert ChatFiles.of_kept("a", json.loads(json.dumps(dated.files.kept()))) == dated.files
+    assert ChatFiles.from_json("a", json.loads(json.dumps(dated.files.as_json()))) == dated.files
     assert dated.files.day == "2024-02-29"
     assert ChatTemplate(ChatFiles("a", CHATML, SPECIAL, "2024-02-29")).files.day is None
     with pytest.raises(UserError, match=r"here/chat\.json: damaged: an object with"):
-        ChatFiles.of_kept("here/chat.json", {"template": 1})
+        ChatFiles.from_json("here/chat.json", {"template": 1})
 
 
 def test_a_tokenizer_that_puts_a_space_before_a_text() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from codescent.data.text import chunks
@@ -52,7 +52,6 @@ def test_the_split_point_is_nanogpts() -> None:
     assert split_point(1_115_394, 0.1) == 1_003_854
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     documents=st.lists(st.text("ab \n", min_size=1, max_size=120), min_size=1, max_size=6),
     block=st.integers(1, 50),
@@ -102,7 +101,6 @@ def test_chunks_give_the_ids_of_the_whole_on_real_text(gpt2: Tokenizer, data_dir
         assert encoded(found, "validation", gpt2) == gpt2.encode(text[border:]).tolist()
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     text=st.text(st.sampled_from("aab'st1!?  \n\r\t\u00a0é漢\x1c\u3000"), max_size=400),
     block=st.sampled_from([3, 50, 400]),

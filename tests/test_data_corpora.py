@@ -80,7 +80,7 @@ def test_file_and_glob(tmp_path: Path) -> None:
         ("python-stlib", "did you mean python-stdlib?"),
         ("somewhere/none.txt", "no such file or folder"),
         ("*.nothing", "no file matches"),
-        ("/dev/null", "not a file"),
+        ("/dev/null", "not a regular file"),
     ],
 )
 def test_what_is_not_there(corpus: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

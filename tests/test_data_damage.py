@@ -18,7 +18,7 @@ import pytest
 from forker import Forker
 from questions import files as squad_files
 from questions import vocabulary
-from runs import codescent, losses, make_project, start
+from runs import called, losses, make_project, start
 
 from codescent import tasks
 from codescent.base.errors import UserError
@@ -174,7 +174,7 @@ def test_a_zeroed_shard_is_neither_resumed_nor_scored(project: Path, forker: For
     os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
     words = ("train.num_steps=8", "optimizer.decay_steps=8")
     for command in (("train", "run.toml", "run.name=zeroed", *words, "--resume"), ("evaluate", "runs/zeroed")):
-        done = codescent(project, *command)
+        done = called(project, *command)
         assert done.returncode == 2, done.stderr
         assert f"{shard.name}: changed: sha256" in done.stderr
         assert "delete this folder and prepare it again" in done.stderr
@@ -195,7 +195,7 @@ def test_shards_of_others_are_those_that_the_run_began_with(project: Path, forke
     done = forker.run(project, 1, ["run.name=theirs", *FOREIGN, "train.num_steps=8"], resume=True)
     assert done.codes == [2]
     assert "not the tokens that the run in runs/theirs was trained on" in done.said
-    done = codescent(project, "evaluate", "runs/theirs")
+    done = called(project, "evaluate", "runs/theirs")
     assert done.returncode == 2
     assert "not what the run in runs/theirs was trained on" in done.stderr
     data[150_000] ^= 1
@@ -254,6 +254,6 @@ def test_a_shard_that_is_cut_under_a_run_ends_it_with_a_sentence(tmp_path: Path)
     os.truncate(shard, 4096)
     _, said = run.communicate(timeout=120)
     assert run.returncode == 2, said
-    assert f"{shard.name}: cut while it was in use: ends at byte 4096" in said
+    assert f"{shard.name}: truncated while it was in use: ends at byte 4096" in said
     assert "--resume" in said
     assert "Traceback" not in said

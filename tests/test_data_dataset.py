@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from codescent.base.errors import UserError
@@ -35,7 +35,6 @@ def split_of(tmp_path: Path, lengths: list[int], vocab_size: int = 1 << 16) -> t
     return Split("train", tuple(files), vocab_size), tokens
 
 
-@settings(max_examples=150, deadline=None)
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=6), seq_len=st.integers(1, 30), data=st.data())
 def test_samples_are_the_tokens_wherever_shards_end(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], seq_len: int, data: st.DataObject
@@ -126,8 +125,8 @@ def test_descriptions_that_are_not_ours(ours: Path, tmp_path: Path) -> None:
     assert "codescent tokens 9" in refusal(ours)[0]
     (ours / "description.json").write_text("[]")
     assert "description.json: damaged" in refusal(ours)[0]
-    assert "no token shards here" in refusal(tmp_path)[0]
-    assert "no token shards here" in refusal(tmp_path / "nowhere")[0]
+    assert "no token shards in this folder" in refusal(tmp_path)[0]
+    assert "no token shards in this folder" in refusal(tmp_path / "nowhere")[0]
 
 
 @pytest.mark.parametrize(

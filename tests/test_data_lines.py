@@ -1,5 +1,5 @@
 """In: prepared texts. Out: their lines as samples: the tokens, the marks, the padding, the losses.
-Does not train (test_hybrids_seq2seq does)."""
+Does not train (test_pairs_runs does)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_copy_and_a_short_target(tmp_path: Path) -> None:
     dataset = dataset_of(tmp_path, TEXT, pairs="copy")
     source = dataset.source("train", 7, 3)
     assert words(source, dataset, np.array([0, 1])) == [("ab>>", "<ab", "ab>"), ("de>>", "<de", "de>")]
-    with pytest.raises(UserError, match=r"model.target_len = 1: .* at the least: 2"):
+    with pytest.raises(UserError, match=r"model.target_len = 1: .* at least 2 positions"):
         dataset.source("train", 5, 1)
 
 
@@ -130,7 +130,7 @@ def test_a_tokenizer_that_drops_ends_of_lines_is_refused(tmp_path: Path) -> None
     assert made.text.tokenizer.separator is not None
     with pytest.raises(UserError, match=r'drops the ends of lines.* "byte", "char", "gpt2" or "bpe:VOCAB"'):
         made.source("train", 20, 10)
-    with pytest.raises(UserError, match="the text has no end of a line in it"):
+    with pytest.raises(UserError, match="the text has no end of a line"):
         dataset_of(tmp_path, "one line " * 100).source("train", 20, 10)
 
 
@@ -160,5 +160,5 @@ def test_shards_of_others_without_a_tokenizer_have_no_lines(tmp_path: Path) -> N
     for name in ("train", "val"):
         np.arange(100, dtype="<u2").tofile(tmp_path / f"{name}.bin")
     (tmp_path / "meta.pkl").write_bytes(b"")
-    with pytest.raises(UserError, match="nobody knows where lines end"):
+    with pytest.raises(UserError, match="it is needed to find lines"):
         LineDataset(open_dataset(tmp_path), "copy").source("train", 20, 10)

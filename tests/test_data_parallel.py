@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from forker import Forker
-from runs import codescent, losses, make_project, train, train_on_cpus
+from runs import called, losses, make_project, train
 
 from codescent import models
 from codescent.base.errors import UserError
@@ -183,7 +183,7 @@ def test_traffic_stays_inside_the_rank(precision: str, itemsize: int) -> None:
         (lambda: planned(2, 2), "the run has dp_replicate 2 = 2 ranks; leave it out: dp_replicate gives each device"),
         (lambda: planned(2, 2, tp=2), "tp 2 = 2 ranks"),
         (lambda: planned(7), r"micro-batches of 6 sample\(s\) do not reach 7 devices; nearest that would do"),
-        (lambda: planned(2, recompute="full"), 'take recompute = "selective", or dp_replicate'),
+        (lambda: planned(2, recompute="full"), 'set recompute = "selective", or dp_replicate'),
         (lambda: machine.refuse_device(planned(2), torch.device("cpu")), "this run computes on a CPU; leave it out"),
     ],
 )
@@ -211,7 +211,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ((), 'train.device is "cpu"'),
         (("train.device=auto",), "this run computes on a CPU"),
-        (("train.device=auto", "train.compile=blocks"), "a compiled one is not copied"),
+        (("train.device=auto", "train.compile=blocks"), "compiled modules cannot be copied"),
         (("train.device=auto", "--ranks", "2"), "is one process with all the devices"),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_run_without_cuda_is_refused_before_anything_is_written(
     project: Path, words: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = codescent(project, "train", "run.toml", "run.name=refused", "parallel.data_parallel=2", *words)
+    done = called(project, "train", "run.toml", "run.name=refused", "parallel.data_parallel=2", *words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
@@ -229,7 +229,7 @@ def test_a_run_without_cuda_is_refused_before_anything_is_written(
 def test_a_run_by_torchs_fallback_is_one_without(project: Path, forker: Forker) -> None:
     words = ("train.precision=fp64", "train.microbatch_size=4", "model.dropout=0.1", "train.num_steps=10")
     expected = forker.train(project, "without", 1, *words).read_metrics()
-    found = train_on_cpus(project, "fallback", 1, *words, "parallel.data_parallel=2").read_metrics()
+    found = forker.train_on_cpus(project, "fallback", 1, *words, "parallel.data_parallel=2").read_metrics()
     for column in ("train_loss", "grad_norm", "val_loss"):
         assert [row[column] for row in found] == [row[column] for row in expected]
 

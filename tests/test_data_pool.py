@@ -13,7 +13,7 @@ import tokenizers as library
 
 from codescent.base.errors import UserError
 from codescent.data.text.chunks import Chunk
-from codescent.data.text.pool import WorkerPool, encode_here
+from codescent.data.text.pool import WorkerPool, encode_in_process
 from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer, load
 
 TEXTS = ["", "a", "\n\r\n\0", "é漢🎭", "many words " * 9000, "\u2028", "é" * 70_000]
@@ -34,7 +34,7 @@ def test_tokens_are_those_of_this_process(tmp_path: Path, kind: str, separate: b
     path.write_text(json.dumps({"codescent_tokenizer": "byte"}))
     tokenizer: Tokenizer = CharTokenizer(ALPHABET, with_separator=True) if kind == "char" else load(path)
     tokenizer.save(path)
-    expected = list(encode_here(chunks(), tokenizer, separate))
+    expected = list(encode_in_process(chunks(), tokenizer, separate))
     with closing(WorkerPool(path, separate, 2)) as pool:
         found = list(pool.encode(chunks()))
     assert [chunk for chunk, _ in found] == [chunk for chunk, _ in expected]
@@ -47,7 +47,7 @@ def test_errors_are_those_of_this_process_and_a_worker_outlives_them(tmp_path: P
     tokenizer.save(path)
     bad, good = Chunk("train", [("abc\n", True)]), Chunk("train", [("ba", True)])
     with pytest.raises(UserError) as expected:
-        list(encode_here([bad], tokenizer, False))
+        list(encode_in_process([bad], tokenizer, False))
     with closing(WorkerPool(path, False, 1)) as pool:
         with pytest.raises(UserError) as caught:
             list(pool.encode([bad]))

@@ -250,7 +250,7 @@ def test_all_bad_files_of_a_folder_are_told_at_once(tmp_path: Path) -> None:
     assert {problem.split(":")[0] for problem in problems} == {str(folder / f"bad {n}.txt") for n in ("one", "two")}
     for number in range(60):
         (folder / f"good{number}.txt").write_bytes(b"\xff")
-    assert "maybe more" in refusal(str(folder), "char", tmp_path / "datasets")[-1]
+    assert "there may be more" in refusal(str(folder), "char", tmp_path / "datasets")[-1]
 
 
 def test_bad_arguments_are_told_at_once(tmp_path: Path) -> None:

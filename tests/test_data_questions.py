@@ -168,12 +168,12 @@ def test_damage_is_found_when_it_is_opened(tmp_path: Path, request_: Asked) -> N
 def test_every_problem_of_a_request_is_told_at_once(tmp_path: Path, request_: Asked) -> None:
     wrong = questions("none.json", tokenizer="gpt2", seq_len=4, stride=1, question_len=1)
     assert refusal(wrong, tmp_path / "datasets") == (
-        "data.seq_len: 4 leaves no room for a context beside a question of data.question_len = 1 tokens and 3 control "
+        "data.seq_len: 4 leaves no room for a context next to a question of data.question_len = 1 tokens and 3 control "
         "tokens; nearest that would do: 5",
         "none.json: cannot be read: No such file or directory: the train questions",
-        "none.json: name a validation file beside it, such as SQuAD's dev-v1.1.json",
-        "tokenizer gpt2: questions are cut by WordPiece: bert, bert-cased, bert:FILE, bert-cased:FILE, or a JSON file "
-        "of a WordPiece tokenizer with [PAD], [UNK], [CLS], [SEP], [MASK]",
+        "none.json: name a validation file too (data.validation), such as SQuAD's dev-v1.1.json",
+        "tokenizer gpt2: questions need a WordPiece tokenizer: bert, bert-cased, bert:FILE, bert-cased:FILE, or a JSON "
+        "file of a WordPiece tokenizer with [PAD], [UNK], [CLS], [SEP], [MASK]",
     )
     Path(request_.request.data.corpus).write_text('{"version": "1.1", "data": [')
     assert "not JSON" in refusal(request_, tmp_path / "datasets")[0]
@@ -186,7 +186,7 @@ def test_training_needs_an_answer_that_is_there(tmp_path: Path, request_: Asked)
     Path(request_.request.data.corpus).write_text(json.dumps(value))
     summary = QuestionDataset.open(request_.prepare(tmp_path / "datasets")).summary()
     assert "train: 3 questions, 2 windows, 2 with the answer" in summary
-    assert "train: 1 questions with an answer not where the file says: left out: t1" in summary
+    assert "train: 1 questions with an answer not at its answer_start: left out: t1" in summary
     for question in asked:
         question["answers"][0]["answer_start"] = 0
         question["answers"][0]["text"] = "nowhere"

@@ -143,7 +143,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "the journal": (shards.JOURNAL, flipped, "damaged, or of an earlier version"),
     "the first reading": ("scan.json", flipped, "damaged, or of an earlier version"),
     "the first reading, cut": ("scan.json", cut, "damaged, or of an earlier version"),
-    "the tokenizer": ("tokenizer.json", flipped, "changed since it was written: made again"),
+    "the tokenizer": ("tokenizer.json", flipped, "changed since it was written: it is built again"),
 }
 
 
@@ -196,14 +196,14 @@ def wait_for_chunks(run: subprocess.Popen[bytes], root: Path, wanted: int) -> li
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, encoded = preparing.encode_here, []
+    original, encoded = preparing.encode_in_process, []
 
     def noted(*arguments: Any) -> Iterator[Any]:
         for pair in original(*arguments):
             encoded.append(pair)
             yield pair
 
-    monkeypatch.setattr(preparing, "encode_here", noted)
+    monkeypatch.setattr(preparing, "encode_in_process", noted)
     prepare(str(text), "char", tmp_path / "whole")
     total = len(encoded)
     encoded.clear()
@@ -248,7 +248,7 @@ def test_a_file_size_limit_is_told_and_nothing_half_made_has_the_name(tmp_path: 
         assert run.returncode == 1
         assert "UserError: " in run.stderr
         assert "no space left on the disk" in run.stderr
-        assert ("what was prepared is kept" in run.stderr) == kept
+        assert ("the finished part is saved" in run.stderr) == kept
         assert [path.name.startswith(".partial-") for path in root.iterdir()] == [True] * kept
         assert files_of(prepare(str(text), "char", root)) == files_of(prepare(str(text), "char", tmp_path / "whole"))
 
@@ -271,7 +271,7 @@ def test_a_full_disk_keeps_what_is_done_and_goes_on_when_there_is_room(
     with pytest.raises(UserError, match="no space left on the disk") as caught:
         prepare(str(text), "bpe:300", tiny_disk)
     assert "bytes were written of about" in str(caught.value)
-    assert "what was prepared is kept" in str(caught.value)
+    assert "the finished part is saved" in str(caught.value)
     partial = only(tiny_disk)
     assert json.loads((partial / shards.JOURNAL).read_text())["chunks_done"] > 5
     subprocess.run(["mount", "-o", "remount,size=4m", str(tiny_disk)], check=True)

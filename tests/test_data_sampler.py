@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from codescent.base.errors import UserError
@@ -24,7 +24,6 @@ def step_of(sampler: Sampler, step: int) -> list[int]:
     return sampler.indices_of_steps(step, 1, 0, sampler.global_batch_size)[0].tolist()
 
 
-@settings(max_examples=200, deadline=None)
 @given(sampler=samplers(), epoch=st.integers(0, 1 << 40))
 def test_an_epoch_holds_no_sample_twice_and_all_but_a_rest(sampler: Sampler, epoch: int) -> None:
     first = epoch * sampler.steps_per_epoch
@@ -34,7 +33,6 @@ def test_an_epoch_holds_no_sample_twice_and_all_but_a_rest(sampler: Sampler, epo
     assert set(seen) <= set(range(sampler.num_samples))
 
 
-@settings(max_examples=200, deadline=None)
 @given(sampler=samplers(), step=st.integers(0, 1 << 50), data=st.data())
 def test_any_division_among_ranks_and_microbatches_gives_the_same_samples(
     sampler: Sampler, step: int, data: st.DataObject
@@ -49,7 +47,6 @@ def test_any_division_among_ranks_and_microbatches_gives_the_same_samples(
     assert len(set(whole)) == len(whole)  # no two ranks see the same sample in a step
 
 
-@settings(max_examples=100, deadline=None)
 @given(sampler=samplers(), first=st.integers(0, 1 << 50), count=st.integers(1, 40), data=st.data())
 def test_many_steps_at_once_are_the_steps_one_by_one(
     sampler: Sampler, first: int, count: int, data: st.DataObject

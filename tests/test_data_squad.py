@@ -111,7 +111,7 @@ def test_every_place_that_is_not_of_the_form_is_named(tmp_path: Path) -> None:
         f"{where}[6].answers[0].answer_start: missing: {number}",
         "data[0].paragraphs[1].context: empty: text is needed",
         "data[1].paragraphs: missing: a list is needed",
-        "id 'h': of more than one question: a prediction would be for all of them",
+        "id 'h': more than one question has this id",
     ]
 
 

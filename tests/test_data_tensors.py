@@ -1,5 +1,5 @@
 """In: synthetic tensors, users' files of tensors. Out: the same numbers in every format; what is wrong is named.
-Does not train (test_hybrids_tensors does)."""
+Does not train (test_tensors_runs does)."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_full_disk_leaves_nothing_and_a_kill_no_half(tmp_path: Path, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setitem(tensor_prepare._WRITE, "pt", full)  # type: ignore[index]
-        with pytest.raises(UserError, match="nothing was kept"):
+        with pytest.raises(UserError, match="nothing was saved"):
             prepare_synthetic(RECIPE, "pt", tmp_path)
     assert not list(tmp_path.iterdir())
     left = tmp_path / f".partial-{tensor_prepare.folder_of(RECIPE, 'pt', tmp_path).name}"
@@ -123,7 +123,7 @@ def test_a_file_that_may_not_grow_is_told_in_words(storage: str, tmp_path: Path)
     for limit_bytes in (1000, 102_400):
         done = write_small(tmp_path, storage, f"resource.setrlimit(resource.RLIMIT_FSIZE, 2 * ({limit_bytes},))")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert "no space left on the disk (File too large): nothing was kept" in done.stderr
+        assert "no space left on the disk (File too large): nothing was saved" in done.stderr
         assert list(tmp_path.iterdir()) == []
     done = write_small(tmp_path, storage)
     assert done.returncode == 0, done.stderr
@@ -243,7 +243,7 @@ def test_a_file_that_is_cut_short_or_another_thing(suffix: str, tmp_path: Path) 
 
 def test_other_names_in_a_file_are_told(tmp_path: Path) -> None:
     torch.save({"source": torch.zeros(4, 2, 2), 1: 3}, tmp_path / "mine.pt")
-    with pytest.raises(UserError, match='has no "target"; there is 1, source in it'):
+    with pytest.raises(UserError, match='has no "target"; it holds: 1, source'):
         open_file(tmp_path / "mine.pt", 0.5)
 
 
@@ -311,8 +311,12 @@ def test_the_verb_writes_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture
     words = ["data", "--synthetic", "12", "--source", "2x5", "--target", "3x5", "--format", "pt", "--seed", "7"]
     assert run([*words, "--folder", str(tmp_path), "--verify"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0].endswith("synthetic: random numbers, to measure with; pt, source 2x5, target 3x5")
-    assert said[1:4] == ["train: 12 samples", "validation: 1 samples", "verified: every file is as it was made"]
+    assert said[0].endswith("synthetic: random numbers, for speed measurements; pt, source 2x5, target 3x5")
+    assert said[1:4] == [
+        "train: 12 samples",
+        "validation: 1 samples",
+        "verified: no file has changed since the preparation",
+    ]
     assert run(["data", said[-1]]) == 0
     assert run(["data", str(write(tmp_path / "mine.h5", tensors()))]) == 0
     assert "tensors; hdf5, source 2x5, target 3x5" in capsys.readouterr().out
@@ -323,8 +327,8 @@ def test_the_verb_writes_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         ([], "give a corpus, or --synthetic"),
         (["shakespeare", "--synthetic", "4"], "give a corpus, or --synthetic"),
-        (["shakespeare", "--format", "pt"], "--format: only --synthetic"),
-        (["--synthetic", "4", "--tokenizer", "char"], "--tokenizer: tensors are no text"),
+        (["shakespeare", "--format", "pt"], "--format: for --synthetic only"),
+        (["--synthetic", "4", "--tokenizer", "char"], "--tokenizer: for text only, not for tensors"),
         (["--synthetic", "4", "--source", "1", "--target", "0x3"], "--source 1: must be"),
         (["--synthetic", "4", "--source", "1x4", "--target", "2x3"], "vectors of one width"),
         (["--synthetic", "4", "--seed", "-1"], "seed: -1"),

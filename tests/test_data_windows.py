@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from questions import CONTEXT, vocabulary
 from transformers import BertTokenizerFast
@@ -126,7 +126,7 @@ def test_what_cannot_be_trained_on_is_left_out_and_told(small: WordPiece) -> Non
 def test_sizes_that_leave_no_room(small: WordPiece) -> None:
     assert WindowSizes(68, 1, 64).problems() == []
     assert WindowSizes(67, 1, 64).problems() == [
-        "data.seq_len: 67 leaves no room for a context beside a question of data.question_len = 64 tokens and 3 "
+        "data.seq_len: 67 leaves no room for a context next to a question of data.question_len = 64 tokens and 3 "
         "control tokens; nearest that would do: 68"
     ]
     assert len(WindowSizes(0, -1, 0).problems()) == 3
@@ -214,7 +214,6 @@ def test_every_answer_comes_back_from_its_tokens(
     assert (seen, differing) == (answers, inside_a_token)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     text=st.text("the king ran to sea.,é\u0301-9 ", min_size=1, max_size=80),
     begin=st.integers(0, 79),

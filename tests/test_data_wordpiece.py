@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from questions import vocabulary
 from transformers import BertTokenizerFast
@@ -50,7 +50,6 @@ def test_known_ids(uncased: WordPiece) -> None:
     assert [("Zoë's unaffable"[a:b]) for a, b in pieces.characters] == ["Zoë", "'", "s", "una", "ffa", "ble"]
 
 
-@settings(max_examples=300, deadline=None)
 @given(text=odd_text)
 @example(text=ODD)
 def test_it_is_that_of_transformers(uncased: WordPiece, reference: BertTokenizerFast, text: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import pytest
-from declared_ranks import Answer, plan_of, run
+from declared_ranks import Answer, plan_of
+from forker import Forker
 
 from codescent.cost.memory import StateBytes, state_bytes
 from codescent.plan import DTYPE_BYTES, SENDS, WIDE, Plan, TensorPlan
@@ -247,7 +248,7 @@ def named(**kinds: dict[str, Case]) -> dict[str, Case]:
     return {f"{kind}: {name}": of for kind, cases in kinds.items() for name, of in cases.items()}
 
 
-# Those of a group are run by one process, which imports torch once.
+# The cases of a group are run by one process.
 CASES = {
     "strategies": named(replicate=replicate_cases(), zero=zero_cases(), tensor=tensor_cases(), context=context_cases()),
     "stages": named(pipeline=pipeline_cases(), recompute=recompute_cases()),
@@ -258,9 +259,27 @@ CASES = {
 }
 
 
-@functools.cache
-def answers(group: str) -> dict[str, dict[int, Answer]]:
-    return run(CASES[group], fake=group != "gloo")
+Answers = dict[str, dict[int, Answer]]
+
+
+@pytest.fixture(scope="module")
+def answers(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Answers]:
+    """By group of cases: of each case, by rank, what it issued and held."""
+    folder = tmp_path_factory.mktemp("declared")
+
+    @functools.cache
+    def of_group(group: str) -> Answers:
+        cases = CASES[group]
+        if group == "gloo":
+            return {name: dict(enumerate(on_gloo(name))) for name in cases}
+        (found,) = forker.call("declared_ranks:on_fake_ranks", folder, cases=cases)
+        return {name: {int(rank): answer for rank, answer in ranks.items()} for name, ranks in found.items()}
+
+    def on_gloo(name: str) -> list[Answer]:
+        case = CASES["gloo"][name]
+        return forker.call("declared_ranks:on_gloo_rank", folder, case["world_size"], case=case)
+
+    return of_group
 
 
 def declared(plan: Plan, rank: int) -> Counter[Key]:
@@ -328,7 +347,7 @@ def check_bytes(plan: Plan, rank: int, held: dict[str, int]) -> StateBytes:
 
 
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group, cases in CASES.items() for name in cases])
-def test_a_step_issues_and_holds_what_is_declared(group: str, name: str) -> None:
+def test_a_step_issues_and_holds_what_is_declared(answers: Callable[[str], Answers], group: str, name: str) -> None:
     plan, firsts = plan_of(CASES[group][name]), []
     for rank, answer in answers(group)[name].items():
         assert "failed" not in answer, answer["failed"]

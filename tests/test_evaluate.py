@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from asked import questions
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from questions import CONTEXT, files, question, squad, vocabulary
 
@@ -114,7 +114,6 @@ def brute_force(row: Rows, starts: Any, ends: Any, decoding: Decoding) -> list[t
     return [(-score, begin, end) for score, _, _, begin, end in sorted(found)[: decoding.n_best]]
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data(), tokens=st.integers(0, 12), n_best=st.integers(1, 30), max_answer=st.integers(1, 20))
 def test_the_best_spans_are_brute_forces(data: st.DataObject, tokens: int, n_best: int, max_answer: int) -> None:
     logit = st.one_of(st.integers(-3, 3).map(float), st.floats(-30, 30))  # ties are common
@@ -247,7 +246,7 @@ def test_every_wrong_entry_is_named(project: Path) -> None:
         f"'x': no such question in {dev}",
         "'y': an object: text is needed",
         f"'y': no such question in {dev}",
-        "'3': is there more than once",
+        "'3': occurs more than once",
     ]
     assert refusal(project, "[]") == ["a JSON object {question id: text} is needed, found list"]
     assert refusal(project, '"x"') == ["a JSON object {question id: text} is needed, found str"]

@@ -1,14 +1,15 @@
 """In: pipeline schedules on real ranks. Out: executor and simulator run the same instructions in the same order.
-Does not look at what is computed: test_trajectory does, nor at what is sent: test_declared does."""
+Does not look at what is computed: test_trajectories does, nor at what is sent: test_declared does."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from declared_ranks import plan_of
-from order_ranks import run
+from forker import Forker
 from test_declared import Case, case
 
 from codescent.cost.simulate import Costs, simulate
@@ -32,17 +33,26 @@ def cases_of(pp: int) -> dict[str, Case]:
 CASES = {pp: cases_of(pp) for pp in (2, 4)}
 
 
-@functools.cache
-def stages_of(pp: int) -> dict[str, list[dict[str, Any]]]:
-    return run(CASES[pp])
+@pytest.fixture(scope="module")
+def stages(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, Any]]]:
+    """By number of stages: of each stage, by case, what it did."""
+
+    @functools.cache
+    def stages_of(pp: int) -> list[dict[str, Any]]:
+        return forker.call("order_ranks:work", tmp_path_factory.mktemp("order"), pp, cases=CASES[pp])
+
+    return stages_of
 
 
 @pytest.mark.parametrize(("pp", "name"), [(pp, name) for pp, cases in CASES.items() for name in cases])
-def test_the_executor_runs_what_the_simulator_runs(pp: int, name: str) -> None:
+def test_the_executor_runs_what_the_simulator_runs(
+    stages: Callable[[int], list[dict[str, Any]]], pp: int, name: str
+) -> None:
     plan = plan_of(CASES[pp][name])
     microbatches = plan.work.num_microbatches
     simulation = simulate(plan.schedule, Costs(latency_s=0.1, transfer_s=0.1))
-    for stage, done in enumerate(stages_of(pp)[name]):
+    for stage, of_stage in enumerate(stages(pp)):
+        done = of_stage[name]
         assert done["ran"] == [str(span.instruction) for span in simulation.timeline if span.stage == stage]
         assert done["peak_live"] == simulation.stages[stage].peak_live
         if name.startswith("1f1b"):

@@ -56,14 +56,16 @@ def array(path: Path) -> FileArray:
 def test_a_file_that_is_cut_is_told(array: FileArray, path: Path) -> None:
     os.truncate(path, 5000)
     for _ in range(2):
-        with pytest.raises(UserError, match=r"a\.npy: cut while it was in use: ends at byte 5000, had 200128: put it"):
+        with pytest.raises(
+            UserError, match=r"a\.npy: truncated while it was in use: ends at byte 5000, had 200128: restore"
+        ):
             array[90_000:90_010]
 
 
 def test_a_file_that_is_cut_between_check_and_read_is_told(array: FileArray, path: Path) -> None:
     watched = Watched(path)
     os.truncate(path, 5000)
-    with pytest.raises(UserError, match="cut while it was in use: ends at byte 100000"):
+    with pytest.raises(UserError, match="truncated while it was in use: ends at byte 100000"):
         watched.read_into(memoryview(bytearray(10)), 100_000)
 
 

@@ -148,7 +148,7 @@ def test_llama_3_1_has_its_rotary_scaling_in_the_words_of_transformers_4_and_5(t
     change(tmp_path, rope_parameters=None, rope_theta=500000.0, rope_scaling=scaling)
     assert difference(model, ours(tmp_path)) < 1e-5
     change(tmp_path, rope_scaling={**scaling, "factor": 32.0})
-    with pytest.raises(UserError, match=r"rotary scaling .*32\.0.* Llama 3\.1's alone"):
+    with pytest.raises(UserError, match=r"rotary scaling .*32\.0.*: codescent has only that of Llama 3\.1"):
         open_folder(tmp_path)
 
 
@@ -175,7 +175,7 @@ def test_a_tied_head_may_be_stored_twice_but_not_differ(tmp_path: Path) -> None:
     retensor(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors["transformer.wte.weight"].clone()}))
     assert difference(model, ours(tmp_path)) < 1e-5
     retensor(tmp_path, lambda tensors: tensors["lm_head.weight"].mul_(2.0))
-    with pytest.raises(UserError, match=r"lm_head\.weight is not transformer\.wte\.weight"):
+    with pytest.raises(UserError, match=r"lm_head\.weight differs from transformer\.wte\.weight"):
         open_folder(tmp_path)
 
 
@@ -295,7 +295,10 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: change(path, model_type="mamba"),
         "model_type = 'mamba': known are gpt2, llama, bert",
     ),
-    "activation": (lambda path: change(path, activation_function="relu"), 'activation_function = "relu": our gpt2 has'),
+    "activation": (
+        lambda path: change(path, activation_function="relu"),
+        'function = "relu": codescent.s gpt2 supports only',
+    ),
     "scaled": (lambda path: change(path, scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx"),
     "untied": (lambda path: change(path, tie_word_embeddings=False), "tie_word_embeddings = false"),
     "unknown key": (lambda path: change(path, sliding_window=8), "sliding_window = 8: not known for gpt2"),
@@ -305,7 +308,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "half a layer": (lambda path: change(path, n_layer=2.5), r"n_layer = 2\.5: not a size"),
     "dropouts": (lambda path: change(path, attn_pdrop=0.0), "one probability for all three"),
     "heads": (lambda path: change(path, n_head=7), "7 heads do not divide"),
-    "one architecture": (lambda path: change(path, architectures=1), "architectures: given 1, no list of names"),
+    "one architecture": (lambda path: change(path, architectures=1), "architectures: given 1; must be a list of names"),
     "not JSON": (lambda path: (path / "config.json").write_text("{"), "config.json: not JSON"),
     "no config": (lambda path: (path / "config.json").unlink(), "not a Hugging Face folder"),
 }
@@ -340,7 +343,7 @@ def test_berts_that_ours_is_not(tmp_path: Path) -> None:
     bert(hidden_act="relu", type_vocab_size=3, attention_probs_dropout_prob=0.0).save_pretrained(tmp_path)
     with pytest.raises(UserError) as caught:
         open_folder(tmp_path)
-    for part in ('hidden_act = "relu"', "type_vocab_size = 3", "attention_probs_dropout_prob = 0.0: ours has one"):
+    for part in ('hidden_act = "relu"', "type_vocab_size = 3", "attention_probs_dropout_prob = 0.0: codescent has one"):
         assert part in str(caught.value)
 
 
@@ -354,7 +357,7 @@ def test_an_index_with_holes_or_ways_out(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"{first.name}: missing, though model\.safetensors\.index\.json lists it"):
         open_folder(tmp_path)
     index.write_text(text.replace(first.name, "../" + first.name))
-    with pytest.raises(UserError, match="not the name of a safetensors file beside it"):
+    with pytest.raises(UserError, match="not the name of a safetensors file in the same folder"):
         open_folder(tmp_path)
 
 

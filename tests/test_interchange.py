@@ -220,7 +220,7 @@ def test_an_imported_run_is_sampled_and_trained(
     assert len(started["weights"]["fingerprint"]) == 64
     done = codescent(project, "train", str(path / "config.toml"), "--resume")
     assert done.returncode == 2
-    assert "was imported, and no step has been made in it" in done.stderr
+    assert "was imported and has no training steps" in done.stderr
 
 
 UNTRAINED = ("train.num_steps=1", "optimizer.learning_rate=1e-30", "train.eval_every=0")
@@ -262,7 +262,7 @@ def test_what_the_folder_lacks_is_drawn_and_said(project: Path, tmp_path: Path, 
     assert not torch.equal(begun["model.tok.weight"], drawn["model.tok.weight"])
     (started, *_) = RunFolder.open(project / "runs" / "begun").read_events()
     assert started["weights"]["drawn"] == ["head.weight"]
-    with pytest.raises(UserError, match=r"head\.weight: missing: it is the folder of a model without a head"):
+    with pytest.raises(UserError, match=r"head\.weight: missing: the folder's model has no head"):
         interchange.import_folder(folder, tmp_path / "run", load("default"))
 
 
@@ -289,7 +289,7 @@ def test_weights_of_another_model_are_refused_before_a_rank_starts(project: Path
     folder = a_folder(tmp_path / "hf", gpt2())
     for words, parts in (
         (["model.num_layers=3", "model.hidden_dim=32"], ["model.num_layers = 3", "model.hidden_dim = 32"]),
-        (["data.tokenizer=char", "model.vocab_size=257"], ["data.tokenizer = char", "not the same number"]),
+        (["data.tokenizer=char", "model.vocab_size=257"], ["data.tokenizer = char", "another id in the tokenizer"]),
         (list(LIKE_LLAMA), ['of a gpt2, but model.kind = "llama"']),
         (["model.weights=nowhere"], ["model.weights: ", "nowhere: no such folder"]),
     ):
@@ -348,12 +348,12 @@ def test_what_cannot_be_done_has_exit_code_2(
     a_folder(cut, gpt2())
     (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-4])
     for words, message in (
-        (["export", str(path), str(tmp_path / "there")], "is there already"),
+        (["export", str(path), str(tmp_path / "there")], "exists already"),
         (["export", str(tmp_path / "there"), str(tmp_path / "out")], "not a run folder"),
         (["export", str(project / "runs" / "encoder"), str(tmp_path / "out")], 'model.kind = "transformer"'),
         (["import", str(tmp_path / "nowhere"), str(tmp_path / "out")], "no such folder"),
         (["import", str(cut), str(tmp_path / "out")], "not a whole safetensors file"),
-        (["import", str(cut), str(tmp_path / "there")], "is there already"),
+        (["import", str(cut), str(tmp_path / "there")], "exists already"),
         (["import", str(project / "out"), f"{tmp_path}/ends in a space "], "cannot be a run: name: "),
     ):
         assert run(words) == 2

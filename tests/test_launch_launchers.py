@@ -241,7 +241,7 @@ def test_what_a_script_exports_for_torch_fills_what_the_launcher_does_not_say() 
     pals = {name: value for name, value in PALS.items() if not name.startswith("PMI_")}
     assert numbers(pals | ADDRESS | {"WORLD_SIZE": "8"}) == (5, 1, 8, 4)
     (problem,) = problems(pals | ADDRESS)
-    assert problem.startswith("environment: PMI_SIZE or WORLD_SIZE (number of processes in all) is not set")
+    assert problem.startswith("environment: PMI_SIZE or WORLD_SIZE (number of all processes) is not set")
 
 
 def test_what_a_script_exports_for_torch_must_agree() -> None:
@@ -257,8 +257,8 @@ def test_what_a_script_exports_for_torch_must_agree() -> None:
 def test_a_job_submitted_from_inside_a_step_is_refused() -> None:
     """Its script has the SLURM_STEP_ variables of the step in which sbatch was typed (SLURM 22.05)."""
     (size, *_) = problems(PTY | {"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "2", "SLURM_JOB_NODELIST": "n2"})
-    assert size.startswith("environment: SLURM_STEP_NUM_TASKS says 1, SLURM_NTASKS says 2 (number of processes in all)")
-    assert "unset those that are not of this process's srun" in size
+    assert size.startswith("environment: SLURM_STEP_NUM_TASKS says 1, SLURM_NTASKS says 2 (number of all processes)")
+    assert "unset the variables that this process's srun did not set" in size
 
 
 # the address
@@ -301,7 +301,7 @@ def test_the_job_of_open_mpi_4() -> None:
 def test_a_launcher_without_addresses_needs_one_across_machines() -> None:
     env = OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}
     (problem,) = problems(env)
-    assert problem.startswith("environment: MASTER_ADDR (address at which rank 0 is reached) is not set, and mpirun of")
+    assert problem.startswith("environment: MASTER_ADDR (address of rank 0) is not set, and mpirun of")
     assert problem.endswith(
         "only 2 of 4 ranks are on this machine; give every rank the name of the machine of rank 0: mpirun -x NAME=VALUE"
     )
@@ -309,10 +309,8 @@ def test_a_launcher_without_addresses_needs_one_across_machines() -> None:
 
 
 def test_a_job_without_a_name_needs_a_port() -> None:
-    (problem,) = problems(MPICH)  # here is no proxy of Hydra's above this process
-    assert problem.startswith(
-        "environment: MASTER_PORT (port at which rank 0 is reached) is not set, and nothing names"
-    )
+    (problem,) = problems(MPICH)  # this process has no Hydra proxy as a parent
+    assert problem.startswith("environment: MASTER_PORT (port of rank 0) is not set, and the ranks")
     assert problem.endswith("mpiexec -genv NAME VALUE")
     assert len(problems(MPICH | {"PMI_SIZE": "4"})) == 2
 
@@ -326,10 +324,14 @@ def test_a_job_without_a_name_needs_a_port() -> None:
         (
             SRUN,
             ["SLURM_PROCID"],
-            "SLURM_PROCID or RANK (number of this process among all) is not set, but SLURM_LOCALID",
+            "SLURM_PROCID or RANK (number of this process among all processes) is not set, but SLURM_LOCALID",
         ),
-        (SRUN, ["SLURM_LOCALID"], "SLURM_LOCALID or LOCAL_RANK (number of this process among those of its machine)"),
-        (SRUN, ["SLURM_NODEID"], "SLURM_NODEID (number of this machine among those of the step) is not set"),
+        (
+            SRUN,
+            ["SLURM_LOCALID"],
+            "SLURM_LOCALID or LOCAL_RANK (number of this process among the processes of its machine)",
+        ),
+        (SRUN, ["SLURM_NODEID"], "SLURM_NODEID (number of this machine among the machines of the step) is not set"),
         (SRUN, ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"], "SLURM_STEP_NUM_TASKS or SLURM_NTASKS or WORLD_SIZE ("),
         (
             SRUN,
@@ -339,15 +341,15 @@ def test_a_job_without_a_name_needs_a_port() -> None:
         (
             SRUN,
             ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"],
-            "SLURM_STEP_NODELIST or SLURM_JOB_NODELIST or MASTER_ADDR (address at which rank 0 is reached) is not set",
+            "SLURM_STEP_NODELIST or SLURM_JOB_NODELIST or MASTER_ADDR (address of rank 0) is not set",
         ),
-        (SRUN, ["SLURM_JOB_ID"], "MASTER_PORT (port at which rank 0 is reached) is not set, and nothing names the job"),
+        (SRUN, ["SLURM_JOB_ID"], "MASTER_PORT (port of rank 0) is not set, and the ranks of"),
         (OPEN_MPI, ["OMPI_COMM_WORLD_RANK"], "OMPI_COMM_WORLD_RANK or RANK ("),
         (OPEN_MPI, ["OMPI_COMM_WORLD_LOCAL_SIZE"], "OMPI_COMM_WORLD_LOCAL_SIZE or LOCAL_WORLD_SIZE ("),
         (
             INTEL_MPI,
             ["PMI_RANK"],
-            "PMI_RANK or RANK (number of this process among all) is not set, but MPI_LOCALRANKID",
+            "PMI_RANK or RANK (number of this process among all processes) is not set, but MPI_LOCALRANKID",
         ),
         (INTEL_MPI, ["MPI_LOCALNRANKS"], "MPI_LOCALNRANKS or LOCAL_WORLD_SIZE ("),
         (
@@ -369,8 +371,11 @@ def test_a_missing_part_is_named(env: dict[str, str], without: list[str], expect
         ({"SLURM_LOCALID": "1"}, "SLURM_LOCALID is 1; must be below SLURM_STEP_TASKS_PER_NODE (1)"),
         ({"SLURM_PROCID": "two"}, 'SLURM_PROCID: given "two"; must be a whole number >= 0'),
         ({"SLURM_NODEID": "-1"}, 'SLURM_NODEID: given "-1"; must be a whole number >= 0'),
-        ({"SLURM_STEP_TASKS_PER_NODE": "2;1"}, 'SLURM_STEP_TASKS_PER_NODE: given "2;1"; "2;1" is no number of tasks'),
-        ({"SLURM_STEP_NODELIST": "n[1"}, 'SLURM_STEP_NODELIST: given "n[1"; "n[1" is no name of a host'),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "2;1"},
+            'SLURM_STEP_TASKS_PER_NODE: given "2;1"; "2;1" is not a number of tasks',
+        ),
+        ({"SLURM_STEP_NODELIST": "n[1"}, 'SLURM_STEP_NODELIST: given "n[1"; "n[1" is not a host name'),
         ({"MASTER_PORT": "0"}, "MASTER_PORT is 0; must be from 1 to 65535"),
         ({"SLURM_RESTART_COUNT": "x"}, 'SLURM_RESTART_COUNT: given "x"; must be a whole number >= 0'),
     ],

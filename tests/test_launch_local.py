@@ -312,10 +312,7 @@ def test_a_rank_killed_by_kill_9_is_named_with_the_signal_and_the_others_are_sto
     os.kill(pids[1], signal.SIGKILL)
     code, _, err = run.end()
     assert code == 128 + 9
-    assert (
-        f"rank 1 of 3 (pid {pids[1]}) was killed by SIGKILL (9); the kernel has counted no process killed for lack"
-        in err
-    )
+    assert f"rank 1 of 3 (pid {pids[1]}) was killed by SIGKILL (9); the kernel has counted no out-of-memory kill" in err
 
 
 def test_ranks_that_fail_because_another_was_killed_are_not_blamed(launch: Start) -> None:

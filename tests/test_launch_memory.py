@@ -44,7 +44,7 @@ def test_a_kill_is_found_where_the_kernel_counts_it(
     if limit:
         machine.write(limit, f"{400 << 20}\n")
     before = kills.memory_kills()
-    assert kills.evidence(before) == "; the kernel has counted no process killed for lack of memory: somebody sent it"
+    assert kills.evidence(before) == "; the kernel has counted no out-of-memory kill: a user or a program sent it"
     machine.write(counts, "low 0\noom 5\noom_kill 7\n")
     said = kills.evidence(before)
     assert said.startswith(": out of memory: meanwhile the kernel has killed 2 processes in this job's cgroup")
@@ -64,7 +64,7 @@ def test_the_machines_own_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_where_nothing_can_be_read_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kills, "PROC", tmp_path)
     assert kills.memory_kills() == {}
-    assert kills.evidence({}) == "; if nobody sent it, the machine ran out of memory"
+    assert kills.evidence({}) == "; perhaps the machine ran out of memory"
 
 
 def test_a_frozen_cgroup_of_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_a_frozen_cgroup_of_version_2(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(watch, "PROC", machine.proc)
     assert watch.halted_by(77) == ""
     machine.write("job/cgroup.events", "populated 1\nfrozen 1\n")
-    assert watch.halted_by(77) == "is frozen (its cgroup is)"
+    assert watch.halted_by(77) == "is frozen (by its cgroup)"
     (machine.proc / "77" / "stat").write_text("77 (a (strange) name) T 1 2 3")
-    assert watch.halted_by(77) == "is stopped (SIGCONT would let it go on)"
+    assert watch.halted_by(77) == "is stopped (SIGCONT continues it)"
     assert watch.halted_by(78) == ""

@@ -189,7 +189,7 @@ def test_a_rank_of_a_launcher_starts_no_others(project: Path, monkeypatch: pytes
         monkeypatch.setenv(name, value)
     done = codescent(project, "train", "run.toml", "run.name=refused", "--ranks", "4")
     assert done.returncode == 2
-    assert "--ranks 4: this process is rank 0 of 2, numbered by srun, and starts no others" in done.stderr
+    assert "--ranks 4: this process is rank 0 of 2, numbered by srun, and starts no other ranks" in done.stderr
     assert not (project / "runs" / "refused").exists()
 
 

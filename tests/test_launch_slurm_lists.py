@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from codescent.launch.slurm_lists import counts, hosts
@@ -47,19 +47,19 @@ def test_newer_versions_write_text_after_the_last_bracket() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no name of a host"),
-        ("n1,,n2", "no name of a host"),
-        ("n1,", "no name of a host"),
-        ("n1 n2", "no name of a host"),
-        ("n[1", "no name of a host"),
-        ("n1]", "no name of a host"),
-        ("n[1[2]]", "no name of a host"),
-        ("n[]", "neither a number nor a range"),
-        ("n[3-1]", "neither a number nor a range"),
-        ("n[1-]", "neither a number nor a range"),
-        ("n[a-b]", "neither a number nor a range"),
-        ("n[1--2]", "neither a number nor a range"),
-        ("n[²]", "neither a number nor a range"),
+        ("", "is not a host name"),
+        ("n1,,n2", "is not a host name"),
+        ("n1,", "is not a host name"),
+        ("n1 n2", "is not a host name"),
+        ("n[1", "is not a host name"),
+        ("n1]", "is not a host name"),
+        ("n[1[2]]", "is not a host name"),
+        ("n[]", "is not a number or a range"),
+        ("n[3-1]", "is not a number or a range"),
+        ("n[1-]", "is not a number or a range"),
+        ("n[a-b]", "is not a number or a range"),
+        ("n[1--2]", "is not a number or a range"),
+        ("n[²]", "is not a number or a range"),
         ("n[0-70000]", "more than 65536 hosts"),
         ("n[0-999]m[0-999]", "more than 65536 hosts"),
         ("n[0-65535],m", "more than 65536 hosts"),
@@ -79,7 +79,7 @@ def test_counts(text: str, expected: list[int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "2(x3", "2x3", "(x3)", "2,,1", "a", "-1", "2(x99999)"])
 def test_what_is_no_list_of_counts(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no number of tasks|more than"):
+    with pytest.raises(ValueError, match=r"not a number of tasks|more than"):
         counts(text)
 
 
@@ -99,21 +99,18 @@ NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,5}[a-z-]", fullmatch=True)
 GROUPS = st.tuples(NAMES, st.lists(st.integers(0, 1200), min_size=1, max_size=20), st.integers(1, 6))
 
 
-@settings(deadline=None)
 @given(st.lists(GROUPS, min_size=1, max_size=4))
 def test_hosts_come_back_as_they_were_written(groups: list[tuple[str, list[int], int]]) -> None:
     text = ",".join(_written(*group) for group in groups)
     assert hosts(text) == [f"{name}{number:0{width}d}" for name, numbers, width in groups for number in numbers]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 50)), min_size=1, max_size=10))
 def test_counts_come_back_as_they_were_written(runs: list[tuple[int, int]]) -> None:
     text = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
     assert counts(text) == [count for count, times in runs for _ in range(times)]
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="n1[]-,(x) ²", max_size=12))
 def test_any_text_is_read_or_refused(text: str) -> None:
     for read in (hosts, counts):

@@ -16,7 +16,7 @@ from forker import Forker, Runs
 from peft import PeftModel
 from questions import files as questions
 from questions import vocabulary
-from runs import assert_same, losses, make_project, train_on_cpus
+from runs import assert_same, losses, make_project
 from safetensors.torch import load_file, save_file
 from test_interchange import a_folder, bert, gpt2, llama, logits, ours
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertForQuestionAnswering
@@ -250,7 +250,7 @@ def test_everything_in_the_hosts_memory(runs: Runs) -> None:
     """parallel.offload = "all", with a CPU for the device: shards of what is not trained are there, too."""
     words = ("train.precision=bf16", "train.microbatch_size=6")
     away = ("parallel.dp_shard=2", "parallel.offload=all")
-    found = train_on_cpus(runs.project, "away", 2, *WORDS, *words, *away)
+    found = runs.forker.train_on_cpus(runs.project, "away", 2, *WORDS, *words, *away)
     assert losses(found) == pytest.approx(losses(runs.of_one(*words)), rel=2e-3)
 
 
@@ -434,7 +434,7 @@ def test_only_adapters_change_and_the_base_is_needed(
     (project / "gpt2").rename(project / "away")
     assert run(["sample", str(path), "--prompt", "many", "--tokens", "2"]) == 2
     said = capsys.readouterr().err
-    assert "adapters alone, beside the weights of model.weights" in said
+    assert "only adapters, so the folder model.weights is needed" in said
     assert "no such folder" in said
     done = forker.run(project, 1, words, resume=True)
     assert done.codes == [2]
@@ -445,16 +445,16 @@ def test_only_adapters_change_and_the_base_is_needed(
     save_file(stored, project / "gpt2" / "model.safetensors", {"format": "pt"})
     done = forker.run(project, 1, words, resume=True)
     assert done.codes == [2]
-    assert "not the weights beside which the adapters" in done.said
+    assert "not the weights with which the adapters" in done.said
     assert run(["export", str(path), str(tmp_path / "out")]) == 2
-    assert "not the weights beside which the adapters" in capsys.readouterr().err
+    assert "not the weights with which the adapters" in capsys.readouterr().err
     assert forker.run(project, 1, [*words, "model.weights=away"], resume=True).codes == [0]
     assert run(["export", str(path), str(tmp_path / "out")]) == 0  # the run knows where its weights are now
     config = path / "config.toml"
     config.write_text(re.sub(r"(?m)^weights = .*$", 'weights = "auto"', config.read_text()))
     capsys.readouterr()
     assert run(["sample", str(path), "--prompt", "many", "--tokens", "2"]) == 2
-    assert "not the weights beside which the adapters" in capsys.readouterr().err
+    assert "not the weights with which the adapters" in capsys.readouterr().err
 
 
 # -- refused
@@ -469,9 +469,9 @@ BASE = {
     ("given", "said"),
     [
         ({"lora": {"rank": 16}}, "lora.rank = 16: attn.qkv is a matrix of 48 x 16"),
-        ({"lora": {"rank": 2, "targets": "attn.kqv"}}, "lora.targets: there is no 'attn.kqv' in this model; there are"),
+        ({"lora": {"rank": 2, "targets": "attn.kqv"}}, "lora.targets: there is no 'attn.kqv' in this model; it has"),
         ({"lora": {"rank": 2, "targets": "norm_1"}}, "lora.targets: there is no 'norm_1'"),
-        ({"lora": {"rank": 2, "targets": " , "}}, "lora.targets: names nothing"),
+        ({"lora": {"rank": 2, "targets": " , "}}, "lora.targets: names no layer"),
         ({"lora": {"rank": 2, "whole": "neck"}}, "lora.whole: there is no 'neck'"),
         ({"lora": {"rank": 2, "whole": "mlp.up"}}, "lora.whole: mlp.up is in lora.targets, too"),
     ],
@@ -501,7 +501,8 @@ def test_a_head_that_would_stay_as_drawn(bases: Path, forker: Forker) -> None:
     done = forker.run(bases, 1, words)
     assert done.codes == [2]
     assert (
-        "has no head.weight, head.bias, which with lora.rank would stay as drawn; add head to lora.whole" in done.said
+        "has no head.weight, head.bias, which with lora.rank would keep their random values; add head to lora.whole"
+        in done.said
     )
 
 
@@ -510,10 +511,10 @@ def test_exports_that_cannot_be(
 ) -> None:
     plain = of_base(bases, forker, "plain", 1, "model.weights=gpt2")
     assert run(["export", str(plain), str(tmp_path / "out"), "--adapters"]) == 2
-    assert "has no adapters (lora.rank is not set); leave --adapters out" in capsys.readouterr().err
+    assert "has no adapters (lora.rank is not set); leave out --adapters" in capsys.readouterr().err
     drawn = of_base(bases, forker, "drawn", 1, "lora.rank=2")
     assert run(["export", str(drawn), str(tmp_path / "out"), "--adapters"]) == 2
-    assert "they stand beside weights that were drawn" in capsys.readouterr().err
+    assert "the adapters need this run's frozen random weights" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert run(["export", str(drawn), str(tmp_path / "out")]) == 0
     for whole, said in (
@@ -527,7 +528,7 @@ def test_exports_that_cannot_be(
 
 def test_import_has_no_adapters(bases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["import", str(bases / "gpt2"), str(tmp_path / "run"), "lora.rank=2"]) == 2
-    assert "what is imported has no adapters; give it when training" in capsys.readouterr().err
+    assert "an imported model has no adapters; give it when training" in capsys.readouterr().err
 
 
 def test_what_comes_to_the_same_goes_on(bases: Path, forker: Forker) -> None:

@@ -376,7 +376,7 @@ def test_what_is_refused(sizes: dict[str, Any], others: dict[str, Any], words: s
 @pytest.mark.parametrize(
     ("sections", "ranks", "words"),
     [
-        ({"parallel": {"cp": 2}}, 2, "parallel.cp = 2: the attention that travels is causal"),
+        ({"parallel": {"cp": 2}}, 2, "parallel.cp = 2: context parallelism computes causal attention only"),
         ({"train": {"compile": "blocks"}}, 1, "train.compile"),
         ({"log": {"sample_tokens": 5}}, 1, "log.sample_tokens"),
     ],

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from codescent import models
@@ -32,7 +32,6 @@ def shapes_and_slices(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[slice, ..
     return shape, tuple(slice(start, stop) for start, stop in bounds)
 
 
-@settings(deadline=None, max_examples=200)
 @given(shapes_and_slices(), st.integers(0, 2**63))
 def test_a_slice_draws_the_values_that_the_whole_has_there(
     case: tuple[tuple[int, ...], tuple[slice, ...]], seed: int

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from runs import codescent, make_project, train
+from runs import called, codescent, make_project, train
 from torch import Tensor, nn
 from torch.autograd import backward
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -423,7 +423,9 @@ def test_what_is_refused() -> None:
         assert part in message, part
     assert "did you mean 'llama3-8b'" in problems({}, "llama3-8B")
     assert 'model.kind = "gpt2"' in problems({}, "gpt2-xl")
-    assert "their number must be even" in problems({"num_heads": 16, "num_kv_heads": 8, "hidden_dim": 48}, "llama-tiny")
+    assert "the number of channels must be even" in problems(
+        {"num_heads": 16, "num_kv_heads": 8, "hidden_dim": 48}, "llama-tiny"
+    )
     with pytest.raises(UserError, match="gpt2 has no such size"):
         models.shape_of("gpt2", {"num_kv_heads": 2}, "gpt2")
 
@@ -457,10 +459,10 @@ def test_a_run_learns_and_writes(project: Path) -> None:
 
 def test_planning_needs_no_torch(project: Path) -> None:
     (project / "big.toml").write_text('[model]\npreset = "llama3-8b"\n[data]\ntokenizer = "byte"\n')
-    done = codescent(project, "plan", "big.toml", "--ranks", "16", "parallel.tp=8", "parallel.dp_shard=2")
+    done = called(project, "plan", "big.toml", "--ranks", "16", "parallel.tp=8", "parallel.dp_shard=2")
     assert done.returncode == 0, done.stderr
     assert "8,030,261,248" in done.stdout
-    done = codescent(project, "plan", "big.toml", "--ranks", "16", "parallel.tp=16", "train.global_batch_size=16")
+    done = called(project, "plan", "big.toml", "--ranks", "16", "parallel.tp=16", "train.global_batch_size=16")
     assert done.returncode == 2
     assert "8 key-value heads do not divide into 16 parts; nearest that would do: tp = 8" in done.stderr
 

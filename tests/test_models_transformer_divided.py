@@ -4,37 +4,21 @@ Does not start them more than once: transformer_ranks does all the cases in one 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import transformer_ranks
+from forker import Forker
 
 from codescent.plan import Layout
 from codescent.strategies import TensorParallel
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+def answers(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
     """Of each rank, by case."""
-    folder = tmp_path_factory.mktemp("transformer_ranks")
-    root = Path(__file__).parents[1]
-    python_path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, transformer_ranks.__file__, str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": python_path},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads((folder / f"answer_{rank}").read_text()) for rank in range(transformer_ranks.DEGREE)]
+    return forker.call("transformer_ranks:work", tmp_path_factory.mktemp("divided"), transformer_ranks.DEGREE)
 
 
 @pytest.mark.parametrize("number", range(len(transformer_ranks.CASES)))

@@ -1,5 +1,5 @@
 """In: an encoder-decoder, targets of which some are not wanted. Out: losses of the others; what it tells by itself.
-Does not divide it (test_hybrids_seq2seq does)."""
+Does not divide it (test_pairs_runs does)."""
 
 from __future__ import annotations
 

@@ -67,14 +67,14 @@ def test_the_last_good_checkpoint_stays_and_the_advice_works(project: Path, fork
     last = max(row["step"] for row in run.read_metrics()) - 10
     assert steps(project, "advised") == [last - 1, last]
     assert f"{REASON}: 10" in done.said
-    assert f"goes on from step {last - 1}: codescent train" in done.said
+    assert f"continue from step {last - 1}: codescent train" in done.said
     advice = done.said[done.said.index("codescent train") :].splitlines()[0].partition(" (")[0]
     _, *words = shlex.split(advice.replace("LOWER", "1e-9"))
     before = losses(run)
     again = codescent(project, *words, f"train.num_steps={last + 5}")
     assert again.returncode == 0, again.stderr
     assert f"step {last - 1}" in again.stdout
-    assert "optimizer.learning_rate: 200.0 before, 1e-09 from here on" in again.stdout
+    assert "optimizer.learning_rate: 200.0 before, 1e-09 from this step on" in again.stdout
     assert steps(project, "advised") == [last + 5]
     (resumed,) = [event for event in run.read_events() if event["kind"] == "resume"]
     assert resumed["step"] == last - 1
@@ -88,7 +88,7 @@ def test_the_last_good_checkpoint_stays_and_the_advice_works(project: Path, fork
 def test_a_run_that_ends_within_the_skipped_steps_has_failed(project: Path, forker: Forker) -> None:
     done = fail(forker, project, "short", *DIVERGES, "train.num_steps=10", "checkpoint.every=5")
     assert re.search(f"ended at step 10, which is not saved: {REASON}: [2-5]\n", done.said)
-    assert "goes on from step 5: " in done.said
+    assert "continue from step 5: " in done.said
     assert steps(project, "short") == [5]
     run = RunFolder.open(project / "runs" / "short")
     assert [row["step"] for row in run.read_metrics()] == list(range(1, 11))
@@ -99,7 +99,7 @@ def test_infinite_weights_are_never_saved(project: Path, forker: Forker) -> None
     words = (*OVERFLOWS, "parallel.dp_shard=2", "checkpoint.every=1")
     done = fail(forker, project, "overflowed", *words, ranks=2)
     assert "ended at step 1, which is not saved: weights or the optimizer's state are not finite" in done.said
-    assert "goes on from step 0: " in done.said
+    assert "continue from step 0: " in done.said
     assert steps(project, "overflowed") == []
     words = (*words, "optimizer.learning_rate=1e-3", "train.num_steps=4")
     run = forker.train(project, "overflowed", 2, *words, resume=True)
@@ -162,7 +162,7 @@ def test_the_launcher_shows_the_reason_once(project: Path) -> None:
     assert done.returncode == 1
     reason, advice = done.stderr.splitlines()
     assert re.fullmatch(rf"error: runs/launched: ended at step \d+, which is not saved: {REASON}: 10", reason)
-    assert advice.startswith("error: with another update it goes on from step 5: ")
+    assert advice.startswith("error: change the optimizer and continue from step 5: ")
 
 
 def test_only_the_update_may_change_and_only_after_it_has_failed(project: Path, forker: Forker) -> None:

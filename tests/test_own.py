@@ -8,11 +8,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forker import Forker
 
 from codescent.own.profile import Profile, measure
 
@@ -23,49 +24,26 @@ MOST = ("ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1"
 Run = Callable[..., list[Any]]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[subprocess.Popen[str]]:
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    process = subprocess.Popen(
-        [sys.executable, str(TESTS / "own_ranks.py")], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    yield process
-    process.communicate()
-
-
 @pytest.fixture
-def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
+def run(forker: Forker, tmp_path: Path) -> Run:
     """`run(ranks, job, **options)`: what each rank returned; all must end well."""
 
     def ask(ranks: int, job: str, **options: Any) -> list[Any]:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        server.stdin.write(json.dumps([str(tmp_path), ranks, job, options]) + "\n")
-        server.stdin.flush()
-        codes, found, said = json.loads(server.stdout.readline())
-        assert codes == [0] * ranks, said
-        return found
+        return forker.call("own_ranks:act", tmp_path, ranks, job=job, options=options)
 
     return ask
 
 
 @pytest.fixture(scope="module")
-def alone(server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+def alone(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """The trajectory of torch alone in one process, computed once."""
     known: dict[str, Any] = {}
-    folder = str(tmp_path_factory.mktemp("alone"))
+    folder = tmp_path_factory.mktemp("alone")
 
     def ask(**options: Any) -> Any:
         key = json.dumps(options)
         if key not in known:
-            assert server.stdin is not None
-            assert server.stdout is not None
-            server.stdin.write(json.dumps([folder, 1, "train", {**options, "clip": "torch"}]) + "\n")
-            server.stdin.flush()
-            codes, found, said = json.loads(server.stdout.readline())
-            assert codes == [0], said
-            known[key] = found[0]
+            (known[key],) = forker.call("own_ranks:act", folder, job="train", options={**options, "clip": "torch"})
         return known[key]
 
     return ask
@@ -100,7 +78,7 @@ for call in (lambda: codescent.sampler([0], 1), lambda: codescent.init("cuda"), 
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "module 'codescent' has no attribute 'nonsense'"
-    assert lines[1] == "codescent.sampler: the ranks are not joined: call codescent.init() first"
+    assert lines[1] == "codescent.sampler: the ranks are not connected: call codescent.init() first"
     assert lines[2].startswith('codescent.init: device = "cuda": this machine has 0 CUDA device(s)')
     assert lines[3] == 'codescent.init: device "tpu"; must be one of auto, cpu, cuda'
 
@@ -234,11 +212,11 @@ def test_a_save_replaces_the_one_before(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "strategy", "replicas", "what", "said"),
     [
-        (2, "ddp", 1, "weight", "rank 0 (HOST), rank 1 (HOST): different values, and no majority says"),
-        (3, "ddp", 1, "weight", "rank 1 (HOST): other values than on the ranks that hold the same (0, 2): "),
-        (3, "ddp", 1, "exp_avg", "rank 1 (HOST): other values than on the ranks that hold the same (0, 2): "),
-        (6, "zero3", 3, "exp_avg", "rank 1 (HOST): other values than on the ranks that hold the same (3, 5): "),
-        (4, "zero1", 2, "weight", "rank 1 (HOST), rank 3 (HOST): different values, and no majority says"),
+        (2, "ddp", 1, "weight", "rank 0 (HOST), rank 1 (HOST): values differ, and no majority of ranks shows"),
+        (3, "ddp", 1, "weight", "rank 1 (HOST): values differ from those of the majority (ranks 0, 2): "),
+        (3, "ddp", 1, "exp_avg", "rank 1 (HOST): values differ from those of the majority (ranks 0, 2): "),
+        (6, "zero3", 3, "exp_avg", "rank 1 (HOST): values differ from those of the majority (ranks 3, 5): "),
+        (4, "zero1", 2, "weight", "rank 1 (HOST), rank 3 (HOST): values differ, and no majority of ranks shows"),
     ],
 )
 def test_ranks_that_have_diverged_save_nothing(
@@ -341,28 +319,28 @@ def test_ranks_agree_on_which_buffers_have_changed(run: Run) -> None:
 REFUSALS = {
     "strategy": ['strategy "zero4": must be one of ddp, zero1', "replicas = 3: must divide the 2 rank(s)"],
     "hsdp": ['hybrid sharding (HSDP) is "zero3" with replicas='],
-    "optimizer": ["4 parameter(s) that are not this module's", "make it of module.parameters()"],
+    "optimizer": ["4 parameter(s) that are not this module's", "create it with module.parameters()"],
     "twice": ["is distributed already, by ddp"],
-    "meta": ["has no values yet (meta device): call module.to"],
+    "meta": ["has no values yet (meta device): first call module.to"],
     "differ": ["rank 0 has weight [2, 2] torch.float32 trained, rank 1 has weight [3, 2]"],
     "one rank": ["that are not this module's"],
-    "blocks": ["blocks[0] (Sequential): must be a part", "blocks[1] (Linear): must be a part"],
-    "sparse": ["make it with sparse=False"],
-    "half": ["weight is of torch.float16: what is trained must be of torch.float64"],
+    "blocks": ["blocks[0] (Sequential): must be a submodule", "blocks[1] (Linear): must be a submodule"],
+    "sparse": ["create it with sparse=False"],
+    "half": ["weight is of torch.float16: trained parameters must be of torch.float64"],
     "whole": ["LBFGS computes with whole parameters"],
     "container": ['strategy "zero3": ModuleList has no forward'],
-    "container block": ["blocks[0] (listed): a ModuleList is never called: give its parts"],
-    "overlap": ["mask: elements of it share memory"],
+    "container block": ["blocks[0] (listed): a ModuleList has no forward: give its submodules"],
+    "overlap": ["mask: some of its elements share memory"],
     "accumulate": ["call codescent.distribute first"],
     "batch": ["batch_size = 5: must divide among 2 rank(s): 4 or 6"],
     "small": ["3 sample(s), fewer than one step of batch_size = 4"],
-    "file": ["/file is a file: a checkpoint is a folder"],
-    "no json": ["what: nothing for JSON"],
-    "milestones": ["scheduler.milestones: a dict with keys that are no texts, such as 2"],
-    "complex": ["turns: is of torch.complex64, which files cannot hold"],
-    "nothing": ["/nothing: there is no checkpoint"],
+    "file": ["/file is a file, but a checkpoint is a folder"],
+    "no json": ["what: JSON cannot represent"],
+    "milestones": ["scheduler.milestones: a dict whose keys are not strings, such as 2"],
+    "complex": ["turns: is of torch.complex64, which checkpoints cannot store"],
+    "nothing": ["/nothing: has no checkpoint"],
     "other": ["is of Adam, this optimizer is SGD"],
-    "device": ['device "cuda": this rank has been on cpu since'],
+    "device": ['device "cuda": an earlier call has chosen cpu'],
 }
 
 

@@ -122,7 +122,7 @@ def test_killed_at_each_point_it_is_whole_or_the_name_is_free(tmp_path: Path) ->
 def test_a_file_that_may_not_grow_leaves_nothing(tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
     done = publish(tmp_path / "new", limit)
-    assert f"UserError: {tmp_path / 'new'}: File too large: nothing was kept of it" in done.stderr
+    assert f"UserError: {tmp_path / 'new'}: File too large: nothing was saved" in done.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -133,7 +133,7 @@ def test_a_full_disk_is_told_in_words(tmp_path: Path, number: int) -> None:
             write_synced(making / "a", "1")
             raise OSError(number, os.strerror(number), str(making / "b"))
 
-    with pytest.raises(UserError, match=r"new: no space left on the disk: nothing was kept of it$"):
+    with pytest.raises(UserError, match=r"new: no space left on the disk: nothing was saved$"):
         fill()
     assert not list(tmp_path.iterdir())
 

@@ -340,7 +340,7 @@ def test_a_table_has_the_columns_of_its_first_row(tmp_path: Path) -> None:
 
 
 def test_a_table_refuses_names_that_would_break_its_lines(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no name of a column"):
+    with pytest.raises(UserError, match="is not a valid name of a column"):
         Table(tmp_path).append({"a,b": 1})
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file"):

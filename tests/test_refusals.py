@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from runs import codescent, make_project
+from runs import called, make_project
 
 from codescent.base.errors import UserError
 from codescent.build import build
@@ -60,7 +60,7 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
     "the nearest worlds are those that the batch divides among": (
         {"parallel.tp": 2, "train.microbatch_size": 2},
         9,
-        ["which do not divide the run's 9; nearest that would do: 6 or 12 ranks"],
+        ["which do not divide the run's 9 ranks; nearest that would do: 6 or 12 ranks"],
         [({}, 6), ({}, 12)],
     ),
     "batch over the ranks": (
@@ -328,7 +328,6 @@ ADVICE = re.compile(r"([tcp]p) = (\d+) (?:with dp_replicate = (\d+)|on (\d+) ran
 RANKS = re.compile(r".*(?:do:|,) (?:or )?((?:\d+ or )?\d+) ranks$")
 
 
-@settings(deadline=None)
 @given(DEGREES, DEGREES, DEGREES, st.integers(1, 60), st.sampled_from([6, 12, 20]), st.integers(1, 3))
 def test_the_degree_that_is_said_to_do_does(
     tp: int, pp: int, cp: int, ranks: int, seq_len: int, microbatch: int
@@ -380,7 +379,7 @@ def test_the_command_line_refuses_before_anything_is_written(
     project: Path, words: list[str], expected: list[str]
 ) -> None:
     before = {path for path in project.rglob("*") if "datasets" not in path.parts}
-    done = codescent(project, words[0], "run.toml", *words[1:])
+    done = called(project, words[0], "run.toml", *words[1:])
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     told = " ".join(done.stderr.split())

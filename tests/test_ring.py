@@ -3,17 +3,13 @@ Does not test a model: whoever puts it into one does."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import ring_ranks
 import torch
+from forker import Forker
 
 from codescent.strategies.causal_tiles import CausalTiles, balanced_positions
 from codescent.strategies.context_parallel import exchange_traffic
@@ -23,26 +19,16 @@ DTYPE = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every rank of every group has left what it found."""
-    folder = tmp_path_factory.mktemp("ring")
-    python_path = os.pathsep.join([str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, ring_ranks.__file__, str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": python_path},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
+def found(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank has found, by size of the group (JSON has strings as keys)."""
+    return forker.call("ring_ranks:work", tmp_path_factory.mktemp("ring"), len(ring_ranks.GROUPS))
 
 
 @pytest.fixture(params=[len(ranks) for ranks in ring_ranks.GROUPS])
-def answers(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
-    """What each rank of a group of so many found."""
-    return [json.loads((folder / f"answer_{rank}_of_{request.param}").read_text()) for rank in range(request.param)]
+def answers(request: pytest.FixtureRequest, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What each rank of a group of so many found, in the order of the group."""
+    of_group = dict(rank[str(request.param)] for rank in found if str(request.param) in rank)
+    return [of_group[rank] for rank in range(request.param)]
 
 
 def test_values_and_gradients_are_those_of_one_device(answers: list[dict[str, Any]]) -> None:

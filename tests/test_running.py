@@ -24,6 +24,7 @@ from runs import codescent, environment, make_project, start
 from codescent.record import RunFolder
 
 ENDLESS = ("train.num_steps=100000000", "optimizer.decay_steps=1000", "train.eval_every=0", "run.name=endless")
+ENDLESS += ("log.metrics_every=1",)  # by itself a run of so many steps writes a row every thousand
 TIMEOUT_S = 100
 
 
@@ -172,9 +173,9 @@ def test_a_rank_that_nobody_can_wake_does_not_keep_the_others_from_ending(projec
         run.steps()
         (freezer / "cgroup.procs").write_text(str(run.ranks[0].pid))
         (freezer / "freezer.state").write_text("FROZEN")
-        run.until("named", r"rank 0 of 2 \(pid \d+\) is frozen \(its cgroup is\): the others wait for it")
+        run.until("named", r"rank 0 of 2 \(pid \d+\) is frozen \(by its cgroup\): the others wait for it")
         run.process.send_signal(signal.SIGTERM)
-        run.until("answered", r"rank 0 is frozen \(its cgroup is\), and does not answer: all are killed")
+        run.until("answered", r"rank 0 is frozen \(by its cgroup\), and does not react: all ranks are killed")
         (freezer / "freezer.state").write_text("THAWED")  # only now can it be killed
         assert run.end()[0] == 143
     finally:
@@ -248,7 +249,7 @@ def test_ranks_end_with_who_started_them(project: Path, runs: list[Run], launche
     run.process.kill()
     gone, left = psutil.wait_procs(run.ranks, timeout=30)
     assert (len(gone), left) == (2, [])
-    assert "which started it, has gone: it ends, too" in run.end()[2]
+    assert "which started it, has ended: it ends, too" in run.end()[2]
 
 
 # ranks that were told different things

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from forker import Forker
-from runs import codescent, make_project
+from runs import called, codescent, make_project
 
 from codescent import models
 from codescent.base.errors import UserError
@@ -185,7 +185,7 @@ def test_a_run_writes_the_same_text_again(project: Path) -> None:
     assert done.stdout.startswith("many ")
     assert done.stdout.endswith("\n")
     assert len(done.stdout) == len("many ") + 30 + 1
-    assert codescent(project, "sample", "runs/chars", "--prompt", "many ", "--tokens", "30", "--seed", "3").stdout == (
+    assert called(project, "sample", "runs/chars", "--prompt", "many ", "--tokens", "30", "--seed", "3").stdout == (
         done.stdout
     )
 
@@ -200,7 +200,7 @@ def test_several_prompts_and_several_texts_of_each(project: Path) -> None:
 
 
 def test_control_characters_do_not_reach_a_terminal(project: Path) -> None:
-    done = codescent(project, "sample", "runs/bytes", "--prompt", "one\t\x1b[2J\n", "--tokens", "1")
+    done = called(project, "sample", "runs/bytes", "--prompt", "one\t\x1b[2J\n", "--tokens", "1")
     assert done.stdout.startswith("one\t\\x1b[2J\n")
     out = io.StringIO()  # a file of the caller's has the text itself
     (text,) = sample_run(project / "runs/bytes", ["one\t\x1b[2J\n"], tokens=1, device="cpu", out=out)
@@ -214,7 +214,7 @@ def test_without_a_prompt_a_document_begins(project: Path) -> None:
 
 
 def test_bad_input_is_told_all_at_once_with_exit_code_2(project: Path) -> None:
-    done = codescent(project, "sample", "runs/chars", "--prompt", "many Ω", "--top-p", "1.5", "--temperature", "-1")
+    done = called(project, "sample", "runs/chars", "--prompt", "many Ω", "--top-p", "1.5", "--temperature", "-1")
     assert done.returncode == 2
     for part in ("'Ω' (U+03A9)", "--top-p 1.5: must be in (0, 1]", "--temperature -1.0"):
         assert part in done.stderr
@@ -236,7 +236,7 @@ def test_a_run_without_checkpoint_or_tokenizer_says_so(project: Path, tmp_path: 
     with pytest.raises(UserError) as error:
         sample_run(tmp_path)
     assert "no checkpoint yet" in str(error.value)
-    assert "kept no tokenizer" in str(error.value)
+    assert "has no tokenizer" in str(error.value)
 
 
 def test_a_config_that_is_not_the_checkpoints_is_told(project: Path, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_it_is_scored_as_it_was_validated(alone: RunFolder, capsys: pytest.Captu
     assert re.search(r"validation split: loss [\d.]+ of \d+ pairs of lines", said)
     assert (alone.path / "tokenizer.json").is_file()
     assert cli(["evaluate", "runs/alone", "--data", "corpus.txt"]) == 2
-    assert 'with data.task = "order" the run\'s own validation split alone is scored' in capsys.readouterr().err
+    assert 'with data.task = "order" only the run\'s own validation split can be scored' in capsys.readouterr().err
 
 
 def test_it_is_proved(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from forker import Forker
-from questions import question, squad, vocabulary
-from runs import assert_same, codescent, losses, make_project, refused
+from questions import vocabulary
+from runs import called, codescent, losses, make_project, refused
+from trajectories import towns
 
 from codescent.build import task_request
 from codescent.config.load import load
@@ -43,23 +44,6 @@ ASKED = (
 )
 SIZES = ("model.num_layers=auto", "model.seq_len=auto", "model.num_encoder_layers=1", "model.num_decoder_layers=1")
 SIZES += ("model.source_len=2", "model.target_len=3")
-LAYOUTS = {
-    "dp_shard=2": (2, ("parallel.dp_shard=2", "train.microbatch_size=2")),
-    "pp=2": (2, ("parallel.pp=2", "train.microbatch_size=2")),
-    "tp=2": (2, ("parallel.tp=2",)),
-}
-TOWNS = ("rome", "kyiv", "lima", "oslo", "bern", "cairo", "quito", "delhi")
-
-
-def towns(first: int, count: int) -> dict[str, object]:
-    """So many questions, each of a context that says it."""
-    paragraphs = []
-    for number in range(first, first + count):
-        town, year = TOWNS[number % len(TOWNS)], str(1800 + 7 * number)
-        context = f"The king of {town} was born in {year} in the city of {TOWNS[(number + 3) % len(TOWNS)]}."
-        asked = question(f"q{number}", f"When was the king of {town} born?", year, context=context)
-        paragraphs.append((context, [asked]))
-    return squad(*paragraphs)
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +54,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "train.json").write_text(json.dumps(towns(0, 24)))
     (folder / "dev.json").write_text(json.dumps(towns(24, 6)))
     return folder
-
-
-@pytest.mark.parametrize("words", [MASKED, ASKED], ids=["mlm", "qa"])
-def test_bert_walks_one_trajectory_on_every_layout(project: Path, forker: Forker, words: tuple[str, ...]) -> None:
-    name = "qa" if words is ASKED else "mlm"
-    alone = forker.train(project, name, 1, *words)
-    assert losses(alone)[-1] < losses(alone)[0]
-    for layout, (ranks, keys) in LAYOUTS.items():
-        assert_same(forker.train(project, f"{name}-{layout}", ranks, *words, *keys), alone, 1e-9)
 
 
 def test_answers_are_written_and_scored(
@@ -145,7 +120,7 @@ def test_masked_text_is_scored_as_it_was_validated(
         (("runs/refused", "--out", "x.json"), 'data.task is "lm"'),
         (("runs/refused", "--data", "absent.txt"), "absent.txt"),
         (("runs/refused", "--device", "cuda"), "no CUDA device"),
-        (("--predictions", "answers.json", "--data", "train.json", "--best"), "--best: of a run"),
+        (("--predictions", "answers.json", "--data", "train.json", "--best"), "--best: needs a RUN"),
     ],
 )
 def test_what_evaluate_refuses(
@@ -226,7 +201,7 @@ def test_nothing_to_validate_with_is_told(
     words = ("model.kind=transformer", *SIZES, "data.task=seq2seq", "data.corpus=blank.txt", "train.eval_every=0")
     forker.train(project, "blank", 1, *words, "train.num_steps=2")
     assert cli(["evaluate", "runs/blank"]) == 2
-    assert "the validation split has not one sample" in capsys.readouterr().err
+    assert "the validation split has no sample" in capsys.readouterr().err
 
 
 def test_vectors_are_scored_as_they_were_validated(
@@ -270,6 +245,6 @@ def test_a_small_bert_learns_200_questions_by_heart(
     )
     done = codescent(tmp_path, "train", "run.toml", "run.name=squad", *words)
     assert done.returncode == 0, done.stderr
-    done = codescent(tmp_path, "evaluate", "runs/squad")
+    done = called(tmp_path, "evaluate", "runs/squad")
     assert float(re.search(r"exact match ([\d.]+) %", done.stdout)[1]) > 90, done.stdout + done.stderr
     assert RunFolder.open(tmp_path / "runs" / "squad").read_metrics()[-1]["step"] == 500

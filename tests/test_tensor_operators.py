@@ -4,25 +4,19 @@ Does not build a model. One process forks the ranks of each degree, which run ev
 from __future__ import annotations
 
 import functools
-import json
 import math
-import os
-import subprocess
-import sys
-import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from checkpoint_ranks import fork, join
+from forker import Forker
+from rank_server import Place
 from torch import Tensor
 from torch.autograd import backward
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -429,61 +423,36 @@ for _vocab_size in (97, 5, 5003):  # 97 is odd; 5 on 4 ranks is 2, 2, 1, 0; 5003
     CASES[f"vocabulary_{_vocab_size}"] = functools.partial(vocabulary_is_that_of_one_device, vocab_size=_vocab_size)
 
 
-def run_ranks(degree: int) -> list[dict[str, Any]]:
-    """Every case on so many forked ranks; for each rank, by case, what it returned or how it failed."""
-
-    def work(rank: int, folder: Path) -> None:
-        store = f"file://{folder}/store"
-        seconds = timedelta(seconds=40)
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=degree, timeout=seconds)
-        group = dist.group.WORLD
-        assert group is not None
-        answers: dict[str, Any] = {}
-        for name, case in CASES.items():
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("error", FutureWarning)  # of names that torch gives up
-                    answers[name] = {"returned": case(group)}
-            except (Exception, pytest.fail.Exception):
-                answers[name] = {"failed": traceback.format_exc()}
-            (folder / f"{rank}.json").write_text(json.dumps(answers))
-        dist.barrier()
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        codes = [join(pid, 45) for pid in [fork(functools.partial(work, rank, folder)) for rank in range(degree)]]
-        files = [folder / f"{rank}.json" for rank in range(degree)]
-        return [
-            {"code": code, **(json.loads(file.read_text()) if file.is_file() else {})}
-            for code, file in zip(codes, files)
-        ]
-
-
-@functools.cache
-def answers_of_ranks() -> dict[str, list[dict[str, Any]]]:
-    """By degree; in a process of its own, because one that has run operators in threads cannot be forked."""
-    repository = Path(__file__).resolve().parent.parent
-    paths = os.pathsep.join([str(repository), str(repository / "tests"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": paths}
-    done = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=150, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    answers: dict[str, list[dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
+def work(place: Place) -> dict[str, Any]:
+    """One rank does every case; by case, what it returned or how it failed."""
+    group = place.join(40)
+    answers: dict[str, Any] = {}
+    for name, case in CASES.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", FutureWarning)  # of names that torch gives up
+                answers[name] = {"returned": case(group)}
+        except (Exception, pytest.fail.Exception):
+            answers[name] = {"failed": traceback.format_exc()}
+    dist.barrier()
     return answers
+
+
+@pytest.fixture(scope="module")
+def answers(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, Any]]]:
+    """By degree: of each rank, by case, what it returned."""
+    folder = tmp_path_factory.mktemp("operators")
+    return functools.cache(lambda degree: forker.call(f"{__name__}:work", folder, degree))
 
 
 @pytest.mark.timeout(160)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("degree", DEGREES)
-def test_operators_do_what_one_device_does(degree: int, name: str) -> None:
-    ranks = answers_of_ranks()[str(degree)]
-    failures = [rank.get(name, {"failed": f"it ended with {rank['code']} before"}).get("failed") for rank in ranks]
+def test_operators_do_what_one_device_does(
+    answers: Callable[[int], list[dict[str, Any]]], degree: int, name: str
+) -> None:
+    ranks = answers(degree)
+    failures = [rank[name].get("failed") for rank in ranks]
     assert failures == [None] * degree, "\n".join(filter(None, failures))
-    assert all(rank["code"] == 0 for rank in ranks)
     # What a case returns is the same on every rank, to the bit.
     assert all(rank[name] == ranks[0][name] for rank in ranks)
-
-
-if __name__ == "__main__":
-    print(json.dumps({degree: run_ranks(degree) for degree in DEGREES}))

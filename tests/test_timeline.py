@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 from disks import small_disk
-from runs import codescent, make_project
+from runs import called, make_project
 
 from codescent.base.errors import UserError
 from codescent.cost.simulate import Costs, simulate
@@ -67,8 +67,8 @@ def test_a_trace_has_a_track_for_each_stage_and_every_instruction(name: str, tmp
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("a.pdf", "must end in .png (a picture) or .json"),
-        ("a", "must end in .png (a picture) or .json"),
+        ("a.pdf", "must end in .png or .svg (a picture) or .json"),
+        ("a", "must end in .png or .svg (a picture) or .json"),
         ("absent/a.png", "there is no folder"),
         ("folder.json", "is a folder"),
     ],
@@ -77,7 +77,7 @@ def test_a_file_that_cannot_be_is_refused_before_anything_is_planned(tmp_path: P
     make_project(tmp_path)
     (tmp_path / "folder.json").mkdir()
     before = sorted(tmp_path.rglob("*"))
-    done = codescent(tmp_path, "plan", "run.toml", "data.tokenizer=char", "--timeline", name)
+    done = called(tmp_path, "plan", "run.toml", "data.tokenizer=char", "--timeline", name)
     assert done.returncode == 2
     assert not done.stdout
     assert [words in line for line in done.stderr.splitlines()] == [True]
@@ -107,14 +107,14 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
 def test_plan_draws_its_schedule_beside_what_it_prints(tmp_path: Path) -> None:
     make_project(tmp_path)
     words = ("plan", "run.toml", "train.microbatch_size=2")
-    done = codescent(tmp_path, *words, "--json", "--timeline", "a.json")
+    done = called(tmp_path, *words, "--json", "--timeline", "a.json")
     assert done.returncode == 0, done.stderr
     plan = Plan.from_json(json.loads(done.stdout))
     events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
     drawn = [event["name"] for event in events if event["ph"] in "Xi"]
     assert drawn == [str(at) for at in plan.schedule.programs[0]]
     assert "backward 3" in drawn
-    done = codescent(tmp_path, *words, "--timeline", "a.png")
+    done = called(tmp_path, *words, "--timeline", "a.png")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == codescent(tmp_path, *words).stdout
+    assert done.stdout == called(tmp_path, *words).stdout
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

@@ -40,7 +40,7 @@ def test_a_run_whose_folder_is_renamed_goes_on_there(project: Path, ranks: int) 
     new = run.rename(run.with_name(f"new-{ranks}"))
     out, err = process.communicate(timeout=150)
     assert process.returncode == 0, out + err
-    assert f"was renamed; the run goes on in {new}" in out
+    assert f"was renamed; the run continues in {new}" in out
     assert f"The run is in {new}" in out
     assert not run.exists()
     folder = RunFolder.open(new)

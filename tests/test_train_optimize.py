@@ -1,5 +1,5 @@
 """In: weights and gradients. Out: the updates of torch's own optimizers, master weights, clipping, learning rates.
-Does not train a model: test_trajectory does."""
+Does not train a model: test_trajectories does."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from forker import Forker
-from runs import codescent, losses, make_project, start, train
+from runs import called, codescent, losses, make_project, start, train
 
 from codescent.checkpoint.checkpoints import Checkpoints, read_tensors
 from codescent.record import RunFolder
@@ -172,7 +172,7 @@ def test_a_run_has_one_writer(project: Path) -> None:
     words = ("train.num_steps=100000", "optimizer.decay_steps=120", "checkpoint.every=10")
     process = start(project, "train", "run.toml", "run.name=held", *words)
     wait_for_step(process, project / "runs" / "held", 15)
-    done = codescent(project, "train", "run.toml", "run.name=held", *words, "--resume")
+    done = called(project, "train", "run.toml", "run.name=held", *words, "--resume")
     process.kill()
     process.communicate()
     assert done.returncode == 2
@@ -205,7 +205,7 @@ def test_fewer_rows_than_steps(project: Path, forker: Forker) -> None:
 
 def test_a_finished_run_says_so(project: Path, forker: Forker) -> None:
     forker.train(project, "finished", 1)
-    done = codescent(project, "train", "run.toml", "run.name=finished", "--resume")
+    done = called(project, "train", "run.toml", "run.name=finished", "--resume")
     assert done.returncode == 0
     assert "has all its 20 steps already" in done.stdout
 
@@ -213,7 +213,7 @@ def test_a_finished_run_says_so(project: Path, forker: Forker) -> None:
 def test_an_existing_run_is_never_overwritten(project: Path, forker: Forker) -> None:
     run = forker.train(project, "taken", 1)
     before = run.read_metrics()
-    done = codescent(project, "train", "run.toml", "run.name=taken")
+    done = called(project, "train", "run.toml", "run.name=taken")
     assert done.returncode == 2
     assert "--resume" in done.stderr
     assert "run.name" in done.stderr
@@ -226,7 +226,7 @@ def test_another_config_is_refused_key_by_key(project: Path, forker: Forker, ran
     run = forker.train(project, name, 1)
     before = (run.path / "config.toml").read_bytes()
     words = ("optimizer.learning_rate=0.5", "model.num_layers=3", "--resume", "--ranks", ranks)
-    done = codescent(project, "train", "run.toml", f"run.name={name}", *words)
+    done = called(project, "train", "run.toml", f"run.name={name}", *words)
     assert done.returncode == 2
     assert "optimizer.learning_rate: the run in" in done.stderr
     assert "model.num_layers: the run in" in done.stderr
@@ -235,7 +235,7 @@ def test_another_config_is_refused_key_by_key(project: Path, forker: Forker, ran
 
 
 def test_nothing_to_resume(project: Path) -> None:
-    done = codescent(project, "train", "run.toml", "run.name=nowhere", "--resume")
+    done = called(project, "train", "run.toml", "run.name=nowhere", "--resume")
     assert done.returncode == 2
     assert "no such run folder" in done.stderr
 
@@ -246,7 +246,7 @@ def test_another_corpus_under_the_same_name_is_refused(tmp_path: Path, forker: F
     text = (tmp_path / "corpus.txt").read_text()
     (tmp_path / "corpus.txt").write_text(text.replace("many", "much"))
     words = ("run.name=run", "train.num_steps=20", "optimizer.decay_steps=20", "--resume")
-    done = codescent(tmp_path, "train", "run.toml", *words)
+    done = called(tmp_path, "train", "run.toml", *words)
     assert done.returncode == 2
     assert "not the tokens that the run" in done.stderr
 
@@ -258,7 +258,7 @@ def test_changed_checkpoint_is_refused_and_left(project: Path, forker: Forker) -
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     words = ("run.name=changed", "train.num_steps=20", "optimizer.decay_steps=20", "--resume")
-    done = codescent(project, "train", "run.toml", *words)
+    done = called(project, "train", "run.toml", *words)
     assert done.returncode == 2
     assert file.name in done.stderr
     assert "Traceback" not in done.stderr
@@ -271,7 +271,7 @@ def test_a_checkpoint_without_the_state_of_a_training_is_refused(project: Path, 
     Checkpoints(run.checkpoints, 1, keep_best=False).save(4, read_tensors(run.checkpoints / "step_00000004"), {})
     done = forker.run(project, 1, ["run.name=stateless", *words, "train.num_steps=8"], resume=True)
     assert done.codes == [2]
-    assert "not the checkpoint of a training: its state names no dataset" in done.said
+    assert "not a checkpoint of `codescent train`: its state names no dataset" in done.said
 
 
 def test_what_is_not_read_may_be_damaged_and_a_damaged_plan_is_refused(project: Path, forker: Forker) -> None:
@@ -280,12 +280,12 @@ def test_what_is_not_read_may_be_damaged_and_a_damaged_plan_is_refused(project: 
     (run.path / "tokenizer.json").write_bytes(b"\xff")
     words = ("train", "run.toml", "run.name=damaged", "train.num_steps=2", "--resume")
     for command in (words, ("evaluate", "runs/damaged")):
-        done = codescent(project, *command)
+        done = called(project, *command)
         assert done.returncode == 0, done.stderr
     plan = json.loads((run.path / "plan.json").read_text())
     plan["model"]["sizes"] = 3
     (run.path / "plan.json").write_text(json.dumps(plan))
-    done = codescent(project, *words)
+    done = called(project, *words)
     assert done.returncode == 2
     assert "its config.toml or plan.json is not of this version" in done.stderr
 

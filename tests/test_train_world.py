@@ -19,7 +19,7 @@ from codescent.base.rank import LOOPBACK, Rank
 from codescent.train import addresses
 from codescent.train.addresses import listening_address, name_interface
 from codescent.train.devices import choose_device, name_of, refusal
-from codescent.train.rendezvous import Neighbours, _compared, compare, meet
+from codescent.train.rendezvous import Topology, _compared, compare, meet
 
 SECOND = timedelta(seconds=1)
 
@@ -60,7 +60,7 @@ def test_too_few_devices(monkeypatch: pytest.MonkeyPatch, wanted: str, devices: 
     [
         (["a 1", "a 2", "b 1", "b 2"], ""),
         (["cpu"] * 4, ""),
-        (["a 1", "a 1", "b 1", "b 2"], r"ranks 0, 1 of 4 see one and the same CUDA device \(a 1\)"),
+        (["a 1", "a 1", "b 1", "b 2"], r"ranks 0, 1 of 4 see the same CUDA device \(a 1\)"),
         (["a 1", "a 2", "cpu", "cpu"], r"rank\(s\) 2, 3 of 4 see no CUDA device, the others do"),
     ],
 )
@@ -78,9 +78,9 @@ def test_ranks_are_compared_by_the_first_and_told_to_all() -> None:
             tasks = [pool.submit(compare, store, place, "auto", name, {}) for place, name in zip(places, names)]
         errors = [task.exception() for task in tasks]
         if refused:
-            assert all("see one and the same CUDA device" in str(error) for error in errors)
+            assert all("see the same CUDA device" in str(error) for error in errors)
         else:
-            assert [task.result() for task in tasks] == [Neighbours([0, 1], 4)] * 4
+            assert [task.result() for task in tasks] == [Topology([0, 1], 4)] * 4
 
 
 def test_bound_ranks_share_their_cores_with_nobody() -> None:
@@ -99,9 +99,9 @@ def test_a_host_that_calls_itself_loopback(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(addresses, "route_to", lambda host: "127.0.1.1")
     monkeypatch.setattr(addresses, "interfaces", lambda: {"lo": LOOPBACK, "eth0": "10.0.0.1", "eth1": "10.0.1.1"})
     several = Rank(1, 0, 2, 1, "node0", 1)
-    with pytest.raises(UserError, match=r"node0 stands for 127.0.1.1 here.*_IFNAME.*eth0 \(10.0.0.1\), eth1"):
+    with pytest.raises(UserError, match=r"node0 resolves to 127.0.1.1 on this one.*_IFNAME.*eth0 \(10.0.0.1\), eth1"):
         listening_address(several)
-    with pytest.raises(UserError, match=r"the name of this one, .* stands for loopback"):
+    with pytest.raises(UserError, match=r"the name of this one, .* resolves to loopback"):
         name_interface(several, "10.0.9.9")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")
     name_interface(several, "10.0.9.9")
@@ -141,7 +141,7 @@ def test_who_finds_nobody_says_where_it_looked_and_who_numbered_it() -> None:
     port = free_port()
     problem = said(Rank(1, 1, 2, 2, LOOPBACK, port, launcher="srun"))
     assert problem.startswith(
-        f"rank 1 of 2, numbered by srun, on {socket.gethostname()}: nobody answered at 127.0.0.1:"
+        f"rank 1 of 2, numbered by srun, on {socket.gethostname()}: rank 0 did not answer at 127.0.0.1:"
     )
     assert f":{port} within 1 s" in problem
     assert "set MASTER_ADDR" in problem
@@ -151,12 +151,12 @@ def test_who_finds_nobody_says_where_it_looked_and_who_numbered_it() -> None:
 def test_rank_0_says_that_others_have_not_come(address: str) -> None:
     problem = said(Rank(0, 0, 2, 1, address, free_port(), launcher="srun"))
     assert problem.startswith("rank 0 of 2, numbered by srun, on ")
-    assert "not every rank has come: missing 1 of 2 (not there after 1 s: rank1)" in problem
+    assert "not all ranks have connected: missing 1 of 2 (not set after 1 s: rank1)" in problem
 
 
 def test_rank_0_says_that_the_address_is_not_its_own() -> None:
     problem = said(Rank(0, 0, 2, 1, "nowhere.invalid", free_port(), launcher="srun"))
-    assert "but is not reached at nowhere.invalid:" in problem
+    assert "but cannot be reached at nowhere.invalid:" in problem
     assert f"set MASTER_ADDR={socket.gethostname()}" in problem
 
 
@@ -165,7 +165,7 @@ def test_a_port_that_is_taken(address: str) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         problem = said(Rank(0, 0, 2, 2, address, port))
-    assert f"cannot listen at port {port}, which is taken; set MASTER_PORT to a free one" in problem
+    assert f"cannot listen at port {port}, which is taken; set MASTER_PORT to a free port" in problem
 
 
 def test_one_rank_alone_needs_no_port() -> None:

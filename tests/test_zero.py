@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pytest
 from forker import Forker
-from runs import assert_same, codescent, losses, make_project
+from runs import assert_same, called, losses, make_project
 
 from codescent.record import RunFolder
 
@@ -55,10 +55,10 @@ def alone(run: Run) -> dict[str, RunFolder]:
 @pytest.mark.parametrize(
     ("layout", "microbatch_size"),
     [
-        ("zero1x2", 2),
-        ("zero2x2", 2),
-        ("zero3x2", 4),
-        ("hsdp3", 1),
+        pytest.param("zero1x2", 2, marks=pytest.mark.slow),
+        pytest.param("zero2x2", 2, marks=pytest.mark.slow),
+        pytest.param("zero3x2", 4, marks=pytest.mark.slow),
+        pytest.param("hsdp3", 1, marks=pytest.mark.slow),
         pytest.param("zero1x2", 4, marks=pytest.mark.slow),
         pytest.param("zero2x2", 4, marks=pytest.mark.slow),
         pytest.param("zero3x2", 2, marks=pytest.mark.slow),
@@ -74,11 +74,13 @@ def test_zero_walks_the_trajectory_of_one(
     assert_same(run(f"{layout}-{microbatch_size}", layout, *words), alone["fp64"], 1e-9)
 
 
-@pytest.mark.parametrize("layout", ["zero3x2", pytest.param("zero3x4", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["zero3x2", "zero3x4"])
 def test_zero_in_fp32(run: Run, alone: dict[str, RunFolder], layout: str) -> None:
     assert_same(run(f"{layout}-fp32", layout, "train.precision=fp32"), alone["fp32"], 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["zero1x2", "zero3x2"])
 def test_reductions_of_fully_shard_are_ours(
     project: Path, forker: Forker, alone: dict[str, RunFolder], layout: str
@@ -155,7 +157,7 @@ def test_a_rank_whose_shards_are_empty(run: Run) -> None:
 
 def test_a_plan_says_what_a_rank_holds(project: Path) -> None:
     words = ("plan", "run.toml", "parallel.dp_shard=4", "--ranks", "4")
-    done = codescent(project, *words)
+    done = called(project, *words)
     assert done.returncode == 0, done.stderr
     assert "dp_shard 4" in done.stdout
     assert "reduce_scatter" in done.stdout
@@ -176,7 +178,7 @@ def test_a_plan_says_what_a_rank_holds(project: Path) -> None:
     ],
 )
 def test_what_zero_refuses(project: Path, words: list[str], expected: str) -> None:
-    done = codescent(project, "train", "run.toml", "run.name=refused", *words, "--ranks", "2")
+    done = called(project, "train", "run.toml", "run.name=refused", *words, "--ranks", "2")
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr

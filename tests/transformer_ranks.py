@@ -1,23 +1,19 @@
-"""In: a folder. Out: JSON files there: how an encoder-decoder divided over tp differs from one device's, what it sent.
-Does not assert anything: test_models_transformer_divided does. Ranks are forked, so that each does not import torch."""
+"""In: one rank of tp. Out: how an encoder-decoder divided over tp differs from one device's, and what the rank sent.
+Does not assert anything (test_models_transformer_divided does) and starts no process (rank_server does)."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from checkpoint_ranks import SURVIVED, fork, join
+from rank_server import Place
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from codescent import models
-from codescent.models.initialize import draw_
+from codescent.models.initialize import fill_
 from codescent.models.transformer.declare import TransformerShape
 from codescent.models.transformer.module import Transformer
 from codescent.plan import Layout, Mesh, ModelFacts, Plan, TaskFacts, TensorPlan, Work
@@ -145,8 +141,8 @@ def run(case: dict[str, Any], group: Any) -> dict[str, Any]:
         strategy.divide(divided, ThisRank(plan, rank, {"tp": group}))
     whole.to_empty(device="cpu")
     divided.to_empty(device="cpu")
-    draw_(3, [(t.parameter, whole.get_parameter(t.parameter.name), None) for t in plan.tensors])
-    draw_(3, [(t.parameter, divided.get_parameter(t.parameter.name), slices(t, plan, rank)) for t in plan.tensors])
+    fill_(3, [(t.parameter, whole.get_parameter(t.parameter.name), None) for t in plan.tensors])
+    fill_(3, [(t.parameter, divided.get_parameter(t.parameter.name), slices(t, plan, rank)) for t in plan.tensors])
     expected, _ = step(whole, plan, case)
     loss, issued = step(divided, plan, case)
     errors = {}
@@ -162,15 +158,9 @@ def run(case: dict[str, Any], group: Any) -> dict[str, Any]:
     return {"loss": abs(loss.item() / expected.item() - 1), "errors": errors, "issued": issued}
 
 
-def work(rank: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=DEGREE)
-    answer = [run(case, dist.group.WORLD) for case in CASES]
-    (folder / f"answer_{rank}").write_text(json.dumps(answer))
+def work(place: Place) -> list[dict[str, Any]]:
+    """What this rank found in each case."""
+    group = place.join()
+    answer = [run(case, group) for case in CASES]
     dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    pids = [fork(partial(work, rank, Path(sys.argv[1]))) for rank in range(DEGREE)]
-    sys.exit(any(join(pid, 120) != SURVIVED for pid in pids))
+    return answer

@@ -1,2 +1,2 @@
-"""In: nothing. Out: what every room needs: the user's error, files that survive a kill, cores, this process's rank.
+"""In: nothing. Out: small helpers for all other packages: user errors, safe file writes, CPU cores, rank numbers.
 Does not know a model, a task, a strategy or a plan."""

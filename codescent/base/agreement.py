@@ -1,5 +1,6 @@
-"""In: local work, the same on every rank. Out: its result on each rank, or one error raised on all of them.
-Does not time out (the process group does) and sends no pickle: ranks send each other JSON."""
+"""In: a function that each rank calls. Out: on every rank, the results of all ranks in rank order.
+If the function fails on one rank or more, every rank raises the same error.
+Does not set a timeout (the process group does) and sends no pickle: ranks exchange JSON."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ R = TypeVar("R")
 
 
 class RanksFailed(RuntimeError):
-    """The work of some ranks raised what is no UserError; every rank has reported, and none is at work any more."""
+    """Some ranks raised an exception other than UserError. By now every rank has finished its work and reported."""
 
 
 def alone() -> bool:
-    """Whether this process has no process group."""
+    """Whether this process runs without a process group."""
     return not (dist.is_available() and dist.is_initialized())
 
 
@@ -38,27 +39,31 @@ def world_size() -> int:
 
 
 def together(error: type[UserError], work: Callable[[], T]) -> list[T]:
-    """The results of local work on every rank, by rank. Collective: no rank waits for one whose work failed.
+    """Run `work` on every rank. Returns the results in the order of the ranks, on every rank.
+
+    Collective: if `work` fails on one rank, every rank raises and no rank waits.
 
     Args:
-        error: the class of what is raised.
-        work: returns JSON data.
+        error: the class of the exception to raise for UserErrors.
+        work: local work; returns JSON data.
 
     Raises:
-        error: the UserErrors of all the ranks, each problem once.
-        RanksFailed: any other exception on any rank, with the rank named; it comes first. One process alone raises the
-            exception itself.
+        error: some ranks raised a UserError. It lists the problems of all ranks, each once.
+        RanksFailed: a rank raised another exception. The text names the rank. It takes precedence over `error`.
+            Without a process group the exception itself is raised.
     """
     return decided(error, work, list)
 
 
 def decided(error: type[UserError], work: Callable[[], T], decide: Callable[[list[T]], R]) -> R:
-    """Rank 0 is sent the results of all ranks, by rank; what it decides is returned on each. Otherwise as `together`.
+    """Run `work` on every rank, then `decide` on rank 0 with all results. Every rank returns what `decide` returned.
+
+    Errors of `work` and of `decide` are raised as in `together`.
 
     Args:
-        error: the class of what is raised.
-        work: on every rank; returns JSON data.
-        decide: on rank 0 alone; returns JSON data.
+        error: the class of the exception to raise for UserErrors.
+        work: runs on every rank; returns JSON data.
+        decide: runs on rank 0 only, with the results in the order of the ranks; returns JSON data.
     """
     if alone():
         return decide([work()])
@@ -74,7 +79,7 @@ def decided(error: type[UserError], work: Callable[[], T], decide: Callable[[lis
 
 
 def from_first(error: type[UserError], make: Callable[[], T]) -> T:
-    """What `make` returns on rank 0 (JSON data), on every rank. Otherwise as `together`."""
+    """Run `make` on rank 0 only. Every rank returns its result (JSON data). Errors are raised as in `together`."""
     if alone():
         return make()
     answer, cause = _tried(make) if rank() == 0 else ({}, None)
@@ -87,7 +92,7 @@ _RAISED = ("problems", "faults")
 
 
 def _tried(work: Callable[[], Any]) -> tuple[_Answer, Exception | None]:
-    """What the work returned or raised, as JSON data, and the exception."""
+    """Run the work. Returns its result or its error as JSON data, and the exception (None without one)."""
     try:
         return {"value": work(), "problems": [], "faults": []}, None
     except UserError as problem:
@@ -98,7 +103,7 @@ def _tried(work: Callable[[], Any]) -> tuple[_Answer, Exception | None]:
 
 
 def _shared(error: type[UserError], answer: _Answer, cause: Exception | None) -> Any:
-    """The value of rank 0's answer, on every rank, or what it says to raise."""
+    """Broadcast the answer of rank 0. Every rank returns its value, or raises its errors."""
     answer = json.loads(_broadcast(json.dumps(answer).encode()))
     if answer["faults"]:
         raise RanksFailed("; ".join(answer["faults"])) from cause
@@ -108,7 +113,7 @@ def _shared(error: type[UserError], answer: _Answer, cause: Exception | None) ->
 
 
 def _gathered(data: bytes) -> list[bytes] | None:
-    """The bytes of every rank, by rank, on rank 0; None on the others. Collective."""
+    """Gather the bytes of every rank on rank 0, in the order of the ranks; None on the other ranks. Collective."""
     size = torch.tensor([len(data)])
     sizes = [torch.zeros_like(size) for _ in range(world_size())]
     dist.all_gather(sizes, size)
@@ -124,7 +129,7 @@ def _gathered(data: bytes) -> list[bytes] | None:
 
 
 def _broadcast(data: bytes) -> bytes:
-    """The bytes that rank 0 hands in, on every rank. Collective."""
+    """Broadcast the bytes of rank 0 to every rank. Collective."""
     size = torch.tensor([len(data)])
     dist.broadcast(size, 0)
     buffer = torch.empty(int(size), dtype=torch.uint8)
@@ -135,6 +140,6 @@ def _broadcast(data: bytes) -> bytes:
 
 
 def shortened(problems: list[str] | tuple[str, ...]) -> list[str]:
-    """At most LISTED_PROBLEMS lines, and how many more there are."""
+    """The first LISTED_PROBLEMS problems, then a line with the number of the others."""
     more = len(problems) - LISTED_PROBLEMS
     return list(problems) if more <= 1 else [*problems[:LISTED_PROBLEMS], f"and {more:,} more"]

@@ -1,5 +1,5 @@
-"""In: how far a rank has come. Out: the same, readable by the process that started it, without asking the rank.
-Does not judge who is late (launch/watch does)."""
+"""In: heartbeats: how many steps each rank has done. Out: shared memory that the ranks write and the launcher reads.
+Does not decide which rank is late (launch/watch.py does)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import struct
 from collections.abc import Mapping
 
 BEATS_FD = "CODESCENT_BEATS_FD"
-"""Descriptor of the memory that the launcher of this machine's ranks hands to each of them."""
+"""Environment variable with the file descriptor of the shared memory. The launcher sets it for each rank."""
 
 ENDED = math.inf
-"""Where a rank is that has done all it was to do."""
+"""Position of a rank that has finished all its steps."""
 
 _SLOT = struct.Struct("<dd")
 
 
 class Beats:
-    """Two numbers for each rank: its position, and its pipeline stage.
+    """Shared memory with two numbers for each rank: its position and its pipeline stage.
 
-    The position is the steps done, and the share of its stage's instruction list that is done of the next one: only
-    ranks of one stage walk the same list. 0: the rank has not begun to train. The memory is shared: a rank that is
-    stopped or hangs does not have to be asked.
+    The position is the number of steps done, plus the finished fraction of the stage's instruction list in this step.
+    0: the rank has not begun to train. Compare positions within a stage only: stages have different lists.
+    The launcher can read the position of a rank that is stopped or hangs.
     """
 
     def __init__(self, descriptor: int, ranks: int) -> None:
@@ -31,22 +31,22 @@ class Beats:
 
     @classmethod
     def of(cls, env: Mapping[str, str], ranks: int) -> Beats | None:
-        """Those of the launcher that started this rank; None: it wants none."""
+        """Open the memory that the launcher passed to this rank; None if it passed none."""
         text = env.get(BEATS_FD, "")
         return cls(int(text), ranks) if text.isdigit() else None
 
     def put(self, rank: int, position: float, stage: int = 0) -> None:
-        """Say where a rank is."""
+        """Write the position and the stage of a rank."""
         _SLOT.pack_into(self.memory, rank * _SLOT.size, position, stage)
 
     def get(self, rank: int) -> tuple[float, float]:
-        """Position and stage of a rank."""
+        """Read the position and the stage of a rank."""
         position, stage = _SLOT.unpack_from(self.memory, rank * _SLOT.size)
         return position, stage
 
 
 def shared_memory(ranks: int) -> int:
-    """A descriptor of memory for so many ranks, which vanishes with its last user."""
+    """Create shared memory for `ranks` ranks. Returns its descriptor. The last process that closes it frees it."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("codescent beats")
     else:

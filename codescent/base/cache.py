@@ -1,5 +1,5 @@
-"""In: the environment. Out: the user's folder of what can be had again: downloads, notes.
-Does not make it."""
+"""In: environment variables. Out: the path of codescent's cache folder (downloads, records of verified files).
+Does not create the folder."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from codescent.base.home import expanded
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/codescent`, by default `~/.cache/codescent`. Raises UserError: there is no home."""
+    """`$XDG_CACHE_HOME/codescent`, by default `~/.cache/codescent`. Raises UserError: the user has no home folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else expanded("~/.cache")) / "codescent"

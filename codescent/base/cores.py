@@ -1,5 +1,5 @@
-"""In: the affinity mask and the cgroup of this process. Out: how many cores it may use, and threads per rank.
-Does not set anything."""
+"""In: the CPU affinity mask and the cgroup of this process. Out: the number of CPU cores it may use, threads per rank.
+Does not set the number of threads."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_cores(cgroup: Path = CGROUP) -> int:
-    """Cores that this process may use, at least 1: those of its affinity mask, or fewer by a container's quota."""
+    """Number of cores that this process may use, at least 1: its affinity mask, limited by the container's quota."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     quota = _quota_cores(cgroup)
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 def threads_per_rank(cores: int, ranks: int) -> int:
-    """Threads of each of `ranks` processes that share `cores`: more would only wait for one another."""
+    """Threads for each of `ranks` processes that share `cores` cores, at least 1."""
     return max(1, cores // ranks)
 
 
 def _quota_cores(cgroup: Path) -> float | None:
-    """CPU time per time, as the container's cgroup (version 2, else 1) limits it; None: no limit."""
+    """The CPU limit of the cgroup (version 2, else 1), in cores; None: no limit."""
     try:
         quota, period = (cgroup / "cpu.max").read_text(encoding="utf-8").split()
     except (OSError, ValueError):

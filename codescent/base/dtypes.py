@@ -1,5 +1,5 @@
-"""In: nothing. Out: the one table of number formats: bytes, wide format, names in torch, safetensors and numpy.
-Does not import torch (torch_dtypes does): plans are made without it."""
+"""In: nothing. Out: a table of all dtypes: bytes per element, master dtype, names in torch, safetensors and numpy.
+Does not import torch (torch_dtypes.py does): a plan is computed without torch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 
 class NumberFormat(NamedTuple):
-    """One number format. Little-endian, as safetensors has it.
+    """One dtype, little-endian as in safetensors.
 
     Attributes:
-        size_bytes: of one element.
-        wide: dtype of its master weights and optimizer state, and of sums of several micro-batches' gradients.
-        torch: attribute of `torch`, which is also the name in a Hugging Face config.json.
-        code: name in a safetensors header.
-        numpy: numpy's type string; "" where numpy has no such format.
+        size_bytes: bytes per element.
+        wide: dtype of master weights, of optimizer state and of gradients summed over micro-batches.
+        torch: its name in `torch` and in a Hugging Face config.json.
+        code: its name in a safetensors header.
+        numpy: its type string in numpy; "" if numpy lacks this dtype.
     """
 
     size_bytes: int
@@ -37,10 +37,10 @@ NUMBER_FORMATS: dict[str, NumberFormat] = {
     "bool": NumberFormat(1, "bool", "bool", "BOOL", "|b1"),
 }
 TRAINED = ("fp64", "fp32", "bf16")
-"""Formats in which weights are trained."""
+"""Dtypes that `train.precision` accepts."""
 
 FLOATS = (*TRAINED, "fp16")
-"""Formats in which weights are read and written."""
+"""Floating-point dtypes that files of weights or tensors may have."""
 
 DTYPE_BYTES = {name: one.size_bytes for name, one in NUMBER_FORMATS.items()}
 WIDE = {name: one.wide for name, one in NUMBER_FORMATS.items()}

@@ -1,5 +1,5 @@
-"""In: a path and its content. Out: a file with the old content or the new, whole, that survives a kill or a power cut.
-Does not publish folders (published does) and leaves the file system's errors to the caller."""
+"""In: a path and its content. Out: a file written atomically: after a kill or a power cut it is complete, old or new.
+Does not write folders atomically (published.py does) and does not catch OSError."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 Content = str | bytes | Iterable[bytes]
-"""Of a file; what is iterated is never in memory as a whole."""
+"""Content of a file. The parts of an iterable are written one by one."""
 
 
 def write_synced(path: Path, content: Content) -> None:
-    """Write a new file and wait until it is on the disk. Its name is, once the folder is synced."""
+    """Write a new file and wait until its bytes are on the disk. Then call `sync_folder`: it makes the name durable."""
     text = content.encode() if isinstance(content, str) else content
     with path.open("wb") as file:
         file.writelines([text] if isinstance(text, bytes) else text)
@@ -24,7 +24,7 @@ def write_synced(path: Path, content: Content) -> None:
 
 
 def replace_file(path: Path, content: Content) -> None:
-    """The old content or the new, never a part: written beside as `.NAME.partial`, synced, renamed over."""
+    """Replace a file atomically: write `.NAME.partial` in the same folder, sync it, rename it to the file's name."""
     making = path.with_name(f".{path.name}.partial")
     try:
         write_synced(making, content)
@@ -36,7 +36,7 @@ def replace_file(path: Path, content: Content) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file: a reader sees the old one or the new one, whole."""
+    """Replace a JSON file atomically."""
     replace_file(path, json.dumps(value, indent=1) + "\n")
 
 

@@ -1,5 +1,5 @@
-"""In: every problem found in what the user gave, or why a run failed. Out: one exception that the command line prints.
-Does not print, does not exit, and is never raised for a fault of our own."""
+"""In: sentences that describe wrong user input or a failed run. Out: exceptions; the command line prints their text.
+Does not print, does not exit the process, and is not for bugs of codescent."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import ClassVar
 
 
 class UserError(Exception):
-    """What the user gave cannot be used: every problem, a sentence each: where it is, and what would be right.
+    """The user's input is wrong. Each problem is one sentence: the place of the error and the correct form.
 
-    `exit_code` is the command line's: 2, but of a subclass whose cause is not what the user gave.
+    `exit_code` is the exit code of the command: 2. A subclass with another cause has another code.
     """
 
     exit_code: ClassVar[int] = 2
@@ -20,6 +20,6 @@ class UserError(Exception):
 
 
 class RunFailed(UserError):
-    """What the user gave could be used, but the run cannot go on: why, and what to do, a sentence each."""
+    """The input is correct, but the run cannot continue. The sentences give the cause and what the user can do."""
 
     exit_code = 1

@@ -1,5 +1,5 @@
-"""In: a path as a user writes it. Out: the same with ~ or ~USER at its beginning as a folder.
-Does not look whether anything is there."""
+"""In: a path as a user writes it. Out: the path with a leading ~ or ~USER replaced by the home folder.
+Does not check whether the path exists."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from codescent.base.errors import UserError
 
 
 def expanded(path: Path | str) -> Path:
-    """The path, from the home folder that it begins with. Raises UserError: there is none."""
+    """Replace a leading ~ or ~USER by the home folder. Raises UserError: that home folder is unknown."""
     if problem := unknown_home(path):
         raise UserError(f"{path}: {problem}")
     return Path(_expand(path))
 
 
 def unknown_home(path: Path | str) -> str:
-    """Why a path that begins with ~ has no home folder; "" where it has one, or needs none."""
+    """Why the home folder of a path with a leading ~ is unknown, as a sentence; "" if the path is usable."""
     user = str(path).partition("/")[0]
     if not _expand(path).startswith("~"):
         return ""

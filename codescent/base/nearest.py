@@ -1,5 +1,5 @@
-"""In: a number that does not divide another. Out: the nearest ones that do, as numbers or in words for a refusal.
-Does not refuse anything and knows no key of the config."""
+"""In: a number, and a divisor or factor that does not fit it. Out: the nearest valid numbers, for error messages.
+Does not raise errors and knows no key of the config."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 
 
 def nearest_divisors(value: int, wanted: float) -> list[int]:
-    """The divisors of `value` next below and next above `wanted`; fewer where there is none on a side."""
+    """The largest divisor of `value` below `wanted` and the smallest above it, as far as they exist."""
     small = [number for number in range(1, math.isqrt(value) + 1) if value % number == 0]
     divisors = [*small, *(value // number for number in small)]
     below = max((number for number in divisors if number < wanted), default=None)
@@ -16,7 +16,7 @@ def nearest_divisors(value: int, wanted: float) -> list[int]:
 
 
 def in_words(numbers: list[int]) -> str:
-    """The numbers with "or" between them."""
+    """The numbers as text, joined with "or"."""
     return " or ".join(map(str, numbers))
 
 
@@ -26,6 +26,6 @@ def near_divisors(value: int, wanted: float) -> str:
 
 
 def near_multiples(value: int, factor: int) -> str:
-    """The positive multiples of `factor` next below and next above `value`, in words."""
+    """The nearest positive multiples of `factor` at or below and at or above `value`, in words."""
     below, above = value // factor * factor, -(-value // factor) * factor
     return in_words([number for number in (below, above) if number])

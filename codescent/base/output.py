@@ -1,5 +1,5 @@
-"""In: this process's standard output and error. Out: the same; what cannot be written is told once, not raised.
-Does not touch other files, and changes nothing until it is asked to: by the program, never by who imports it."""
+"""In: standard output and standard error of this process. Out: streams on which a failed write raises no error.
+Does not change the streams on import: the program calls the functions. Does not touch other files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 from codescent.base.visible import visible
 
-_why: dict[str, str] = {}
-_told: set[str] = set()
+_failures: dict[str, str] = {}  # stream to the error of its first failed write
+_reported: set[str] = set()
 
 
-def open_closed() -> None:
-    """Open /dev/null where standard input, output or error is closed.
+def open_closed_streams() -> None:
+    """Open /dev/null for standard input, output and error if they are closed.
 
-    Else a file of ours, such as a checkpoint, would get its number, and what native code prints.
+    Without this the next file, such as a checkpoint, gets descriptor 0, 1 or 2. Native code would print into it.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -29,36 +29,36 @@ def open_closed() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
-def endure() -> None:
-    """Let standard output and error survive a full disk, a closed pipe and a closed terminal, to the process's end."""
+def tolerate_write_errors() -> None:
+    """Replace sys.stdout and sys.stderr: a full disk, a closed pipe or a closed terminal raises no error any more."""
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(
-            io.BufferedWriter(_Enduring(number, stream)), before.encoding, "backslashreplace", line_buffering=True
+            io.BufferedWriter(_Tolerant(number, stream)), before.encoding, "backslashreplace", line_buffering=True
         )
         for number, stream, before in ((1, "standard output", sys.stdout), (2, "standard error", sys.stderr))
     )
 
 
 def say(lines: Iterable[str]) -> None:
-    """Print lines, of which a file or a user may have brought a part, to the standard output."""
+    """Print lines to standard output, with control characters escaped."""
     for line in lines:
         print(visible(line))
 
 
 def warn(text: str) -> None:
-    """Print the like at once to the standard error."""
+    """Print text to standard error at once, with control characters escaped."""
     print(visible(text), file=sys.stderr, flush=True)
 
 
-def news() -> list[dict[str, str]]:
-    """Which of the two has lost something, and why; each of them once."""
-    lost = [{"stream": stream, "why": why} for stream, why in _why.items() if stream not in _told]
-    _told.update(one["stream"] for one in lost)
+def new_failures() -> list[dict[str, str]]:
+    """The streams that have lost output since the last call, each with the cause. A stream is reported once."""
+    lost = [{"stream": stream, "why": why} for stream, why in _failures.items() if stream not in _reported]
+    _reported.update(one["stream"] for one in lost)
     return lost
 
 
-class _Enduring(io.FileIO):
-    """A file descriptor whose writes succeed. Later ones are tried again: a full disk may have room by then."""
+class _Tolerant(io.FileIO):
+    """A file whose writes never raise. A failed write is dropped; the next write is tried normally."""
 
     def __init__(self, descriptor: int, stream: str) -> None:
         super().__init__(descriptor, "w", closefd=False)
@@ -66,9 +66,9 @@ class _Enduring(io.FileIO):
 
     def write(self, data: Any) -> int:
         try:
-            while (count := super().write(data)) is None:  # set not to block by its reader, who is slow
+            while (count := super().write(data)) is None:  # a non-blocking pipe whose reader is slow: wait
                 select.select([], [self.fileno()], [])
         except OSError as error:
-            _why.setdefault(self.stream, error.strerror or str(error))
+            _failures.setdefault(self.stream, error.strerror or str(error))
             return len(data)
         return int(count)

@@ -1,5 +1,5 @@
-"""In: nothing. Out: this process ends when the one that started it does.
-Does not save anything: whoever starts the run again resumes it from its last checkpoint."""
+"""In: nothing. Out: a thread that ends this process soon after its parent process has ended.
+Does not save anything: a new start resumes the run from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ EXIT_CODE = 1
 
 
 def end_with_parent(who: str) -> None:
-    """End this process, at once, soon after its parent. Two launchers must not train one run.
+    """Start a thread that ends this process when its parent has ended. So two launchers never train one run.
 
-    The kernel's own signal for it (PR_SET_PDEATHSIG) comes when the parent's *thread* ends that started us: not with
-    every launcher is that the parent's last one.
+    The kernel signal PR_SET_PDEATHSIG is not used: the kernel sends it when the parent's starting *thread* ends.
+    Some launchers end that thread before the process.
 
     Args:
-        who: this process, in the message.
+        who: name of this process in the message, such as "rank 3".
     """
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(LOOK_EVERY_S)
-        words = f"codescent: {who}: process {parent}, which started it, has gone: it ends, too\n"
+        words = f"codescent: {who}: process {parent}, which started it, has ended: it ends, too\n"
         try:
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, words.encode())
         finally:

@@ -1,5 +1,5 @@
-"""In: a path, the bytes it needs. Out: a hidden folder that takes this path when complete, and is deleted otherwise.
-Does not lock and does not continue what was killed: `data/prepared.py` does."""
+"""In: the path of a new folder, the bytes it needs. Out: a hidden folder to fill, renamed to the path when complete.
+Does not lock a folder, and does not continue a half-written folder after a kill (data/prepared.py does both)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ NO_SPACE = "no space left on the disk"
 def published(
     path: Path, needs_bytes: int = 0, taken: str = "is there already; give the name of a new folder"
 ) -> Iterator[Path]:
-    """Write a folder that appears under its name when the block ends, and not at all if the block raises.
+    """Create a folder atomically: yield a hidden folder, and rename it to `path` when the block ends.
 
-    A kill leaves at most the hidden folder that is yielded; the block has to sync the files that it writes there
-    (`write_synced`). Parents of `path` are made, an empty folder at `path` is replaced.
+    If the block raises, the hidden folder is deleted. A kill can leave the hidden folder, but never an incomplete
+    `path`. The block must write its files with `write_synced`. Missing parents of `path` are created, and an empty
+    folder at `path` is replaced.
 
     Args:
-        needs_bytes: free space without which nothing is begun.
-        taken: what to say if another process made `path` in the meantime.
+        needs_bytes: free disk space required at the start.
+        taken: end of the message if another process has created `path` meanwhile.
 
     Raises:
-        UserError: what the file system refuses, or `path` is taken; nothing is left behind.
+        UserError: the file system reported an error, or `path` exists. The hidden folder is deleted.
     """
     making = path.absolute().parent / f".{path.name}.{os.urandom(4).hex()}.partial"
     try:
@@ -39,17 +40,17 @@ def published(
         try:
             commit(making, path)
         except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # what is there is not an empty folder
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # a file, or a folder with files
                 raise UserError(f"{path}: {taken}") from error
             raise
     except OSError as error:
-        raise UserError(f"{path}: {in_words(error)}: nothing was kept of it") from error
+        raise UserError(f"{path}: {in_words(error)}: nothing was saved") from error
     finally:
         shutil.rmtree(making, ignore_errors=True)
 
 
 def begin(making: Path, needs_bytes: int = 0) -> None:
-    """Make a hidden folder, and its parents, if the disk has `needs_bytes`. Raises OSError, ENOSPC if it has not."""
+    """Create a hidden folder and its parents. Raises OSError (ENOSPC): fewer than `needs_bytes` are free."""
     making.parent.mkdir(parents=True, exist_ok=True)
     if (free_bytes := shutil.disk_usage(making.parent).free) < needs_bytes:
         said = f"it needs {needs_bytes:,} bytes, {free_bytes:,} are free"
@@ -58,19 +59,19 @@ def begin(making: Path, needs_bytes: int = 0) -> None:
 
 
 def commit(making: Path, path: Path) -> None:
-    """Rename a hidden folder whose files are synced to its name: it survives a power cut from here on."""
+    """Rename a hidden folder to `path` durably. Its files must be synced already."""
     sync_folder(making)
     making.rename(path)
     sync_folder(path.absolute().parent)
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the disk, or the user's share of it, is full."""
+    """Whether the error means a full disk or an exhausted disk quota."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def in_words(error: OSError) -> str:
-    """What the file system refused, in the user's words."""
+    """The error of the file system as text for the user."""
     said = error.strerror or str(error)
     if not is_full(error):
         return said

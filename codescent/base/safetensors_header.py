@@ -1,5 +1,5 @@
-"""In: names, formats and shapes of tensors, or a file. Out: the header of a safetensors file, written or read.
-Does not write or read the tensors' bytes, which follow the header in its order."""
+"""In: names, dtypes and shapes of tensors, or a safetensors file. Out: the file's header, encoded or decoded.
+Does not write or read the bytes of the tensors, which follow the header."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 
 from codescent.base.dtypes import DTYPE_BYTES, NAME_OF_CODE
 
-_MAX_BYTES = 100_000_000  # as the safetensors library allows
+_MAX_BYTES = 100_000_000  # limit of the safetensors library
 
 
 def encode_header(
     tensors: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str], alignment: int = 8
 ) -> tuple[bytes, list[int]]:
-    """The header of a safetensors file (its README, "Format"), and where in the file each tensor begins.
+    """The header of a safetensors file (its README, "Format"), and the byte at which each tensor begins in the file.
 
     Args:
-        tensors: name, format (a name of safetensors) and shape of each, in the order of their bytes.
-        alignment: the first tensor begins at a multiple of so many bytes.
+        tensors: name, dtype (as safetensors names it) and shape of each tensor, in the order of their bytes.
+        alignment: the first tensor begins at a multiple of this many bytes.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     starts, position = [], 0
@@ -38,10 +38,10 @@ def encode_header(
 
 
 def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
-    """The entries of a file's tensors by name, and the byte at which `data_offsets` begin to count.
+    """The header entries of a file by tensor name, and the byte of the file from which `data_offsets` count.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError: not a whole safetensors file.
+        OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError: not a complete safetensors file.
     """
     with path.open("rb") as stream:
         size_bytes = os.fstat(stream.fileno()).st_size

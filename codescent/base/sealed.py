@@ -1,5 +1,5 @@
-"""In: a JSON object. Out: a file of it with its own sha256, and the object again, if no bit of the file has changed.
-Does not protect against a person: whoever changes a file can seal it again."""
+"""In: a JSON object. Out: a JSON file with a checksum; reading returns the object, or None if the file was changed.
+Does not protect against an attacker, who can write a new checksum. The checksum is the SHA-256 of all other fields."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ SEAL = "digest"
 
 
 def digest(value: Any) -> str:
-    """sha256 of a JSON value."""
+    """SHA-256 of a JSON value, in hexadecimal."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def write_sealed(path: Path, fields: Mapping[str, Any]) -> None:
-    """Replace a JSON file; its field SEAL is the digest of the others."""
+    """Replace a JSON file atomically. Its field SEAL is the digest of the other fields."""
     values = {name: value for name, value in fields.items() if name != SEAL}
     write_json(path, {**values, SEAL: digest(values)})
 
 
 def is_sealed(fields: Mapping[str, Any]) -> bool:
-    """Whether the field SEAL is the digest of the others."""
+    """Whether the field SEAL equals the digest of the other fields."""
     return fields.get(SEAL) == digest({name: value for name, value in fields.items() if name != SEAL})
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
-    """The object that `write_sealed` wrote; None: no such file, it cannot be read, or it has changed."""
+    """Read a file of `write_sealed`. None: the file is missing, unreadable or changed."""
     try:
         fields = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,5 +1,6 @@
-"""In: the environment, this user's home. Out: the secret that the ranks of a run share, and a key made of it.
-Does not send it: ranks prove that they know it, by HMAC (train/store)."""
+"""In: the name of a run; a secret text from CODESCENT_TOKEN, or else from the user's file ~/.codescent/token.
+Out: the secret key of the run, which is the same on every rank. A missing file is created.
+Does not send text or key over the network: ranks prove by HMAC that they know the key (train/store.py)."""
 
 from __future__ import annotations
 
@@ -16,19 +17,19 @@ from codescent.base.errors import UserError
 
 TOKEN = "CODESCENT_TOKEN"
 FILE = "~/.codescent/token"
-"""Where no launcher hands a token down: on machines with a common home folder every rank finds the same one."""
+"""The token file, used if no launcher sets TOKEN. Machines need a shared home folder to find the same file."""
 
 
 def fresh() -> str:
-    """A new token."""
+    """A new random token."""
     return secrets.token_hex(32)
 
 
 def key_of(env: Mapping[str, str], run: str) -> bytes:
-    """The key of one run: ranks with the same token and the same `run` have the same.
+    """The key of a run. Ranks with the same token and the same `run` compute the same key.
 
     Raises:
-        UserError: there is no token, and the file cannot be made; or others may read it.
+        UserError: there is no token and the file cannot be written; or other users may read the file.
     """
     token = env.get(TOKEN, "").strip() or _of_this_user()
     return hmac.digest(token.encode(), f"codescent {run}".encode(), hashlib.sha256)
@@ -40,20 +41,20 @@ def _of_this_user() -> str:
         if not path.exists():
             _make(path)
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise UserError(f"{path}: others may read this secret: chmod 600 {path}, or export {TOKEN}")
+            raise UserError(f"{path}: other users may read this secret: chmod 600 {path}, or export {TOKEN}")
         token = path.read_text(encoding="ascii").strip()
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
-            f"{FILE}: the secret by which ranks know each other cannot be kept there ({error}): export {TOKEN}, any "
-            "text that is hard to guess, for every rank"
+            f"{FILE}: the secret of the ranks cannot be stored there ({error}): export {TOKEN} for every rank: "
+            "any text that is hard to guess"
         ) from error
     if not token:
-        raise UserError(f"{path}: is empty: delete it to have a new one")
+        raise UserError(f"{path}: is empty: delete it, and a new one is written")
     return token
 
 
 def _make(path: Path) -> None:
-    """Ranks that begin together make one file: it appears whole, and the first one stays."""
+    """Create the token file atomically. If several ranks create it at once, the first one wins."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}_{secrets.token_hex(4)}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -1,5 +1,5 @@
-"""In: the table of number formats. Out: the same as torch.dtype, by our names and by the names of safetensors.
-Does not add a format: `base/dtypes.py` does."""
+"""In: the dtype table of base/dtypes.py. Out: torch.dtype for each of our dtype names and each safetensors name.
+Does not define a dtype (base/dtypes.py does)."""
 
 from __future__ import annotations
 

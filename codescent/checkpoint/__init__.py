@@ -1,2 +1,2 @@
-"""In: tensors by name, each this rank's box of a whole. Out: folders that hold them all, complete or absent.
+"""In: named tensors, sharded over the ranks. Out: checkpoint folders, written atomically, and loaded tensors.
 Does not know a model, a layout or an optimizer."""

@@ -1,5 +1,5 @@
-"""In: this rank's box of a tensor. Out: the same, as torch's distributed checkpoint (DCP) writes and reads it.
-Does not divide anything and does not know the layout."""
+"""In: a rank's shard of a tensor, and its offsets. Out: the class Box: a shard that torch's DCP can save and load.
+Does not shard a tensor and does not know the layout (DCP: torch.distributed.checkpoint)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-Make = Callable[[tuple[slice, ...]], torch.Tensor]
-"""Makes the values of a box: a slice of step 1, with both ends, for each dim."""
+Compute = Callable[[tuple[slice, ...]], torch.Tensor]
+"""Computes the values of a box. The argument has a slice with start and stop, of step 1, for each dim."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """A box of a larger tensor: `local` begins at `offsets` of a whole of this `shape`; it may be empty."""
+    """A rectangular part of a tensor of shape `shape`: `local` begins at `offsets` (an index per dim). May be empty."""
 
     local: torch.Tensor
     shape: torch.Size
@@ -25,15 +25,15 @@ class Box:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The whole's dtype, and every box's."""
+        """The dtype of the tensor."""
         return self.local.dtype
 
     def size(self) -> torch.Size:
-        """The shape of the whole."""
+        """The shape of the whole tensor."""
         return self.shape
 
-    def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:  # noqa: A002 - DCP calls it so
-        """The chunks that DCP writes."""
+    def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:  # noqa: A002 - name of DCP
+        """The chunks that DCP writes (called by DCP)."""
         return [
             WriteItem(
                 index=MetadataIndex(fqn, chunk.offsets),
@@ -44,39 +44,39 @@ class Box:
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """The chunks that DCP reads."""
+        """The chunks that DCP reads (called by DCP)."""
         if self.local.numel() == 0:
             return []
         return [ChunkStorageMetadata(offsets=torch.Size(self.offsets), sizes=self.local.shape)]
 
     def chunk(self, offsets: tuple[int, ...]) -> torch.Tensor:
-        """The values to write of the chunk that begins at `offsets`: a box is one chunk."""
+        """The values of the chunk that begins at `offsets`. A box is one chunk."""
         return self.local
 
 
 @dataclass(frozen=True)
 class LazyTensor(Box):
-    """A whole tensor whose values are made when they are written, some rows at a time; it cannot be read into.
+    """A whole tensor whose values are computed while they are written, some rows at a time. It cannot be loaded into.
 
     `local` is on the meta device and has no memory.
     """
 
-    make: Make = lambda _: torch.empty(0)
+    compute: Compute = lambda _: torch.empty(0)
     chunk_numel: int = 1 << 22
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], dtype: torch.dtype, make: Make) -> LazyTensor:
-        """A tensor of this shape and dtype."""
+    def of(cls, shape: tuple[int, ...], dtype: torch.dtype, compute: Compute) -> LazyTensor:
+        """A tensor of this shape and dtype, whose values `compute` computes."""
         whole = torch.empty(shape, dtype=dtype, device="meta")
-        return cls(whole, torch.Size(shape), (0,) * len(shape), make)
+        return cls(whole, torch.Size(shape), (0,) * len(shape), compute)
 
     def chunk(self, offsets: tuple[int, ...]) -> torch.Tensor:
         """The values of the chunk that begins at `offsets`."""
         (sizes,) = (chunk.sizes for chunk in self.__create_chunk_list__() if tuple(chunk.offsets) == tuple(offsets))
-        return self.make(tuple(slice(start, start + size) for start, size in zip(offsets, sizes))).to(self.dtype)
+        return self.compute(tuple(slice(start, start + size) for start, size in zip(offsets, sizes))).to(self.dtype)
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Rows of about `chunk_numel` elements."""
+        """Chunks of consecutive rows with about `chunk_numel` elements each."""
         rows, rest = self.shape[0], tuple(self.shape[1:])
         step = max(1, self.chunk_numel // math.prod(rest))
         return [

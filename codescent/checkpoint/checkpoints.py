@@ -1,5 +1,5 @@
-"""In: a run's tensors and state at one step. Out: checkpoints, complete or absent, and tensors loaded back.
-Does not know models, optimizers or configs: tensors have names, and the state is the caller's JSON."""
+"""In: named tensors of a run, and JSON data. Out: checkpoints of the run: saved, found, loaded; old ones deleted.
+Does not know models, optimizers or configs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ from codescent.base.agreement import RanksFailed, alone, rank, shortened, togeth
 from codescent.base.torch_dtypes import CODE_DTYPES
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.hold import hold, unheld
-from codescent.checkpoint.manifest import MANIFEST, CheckpointError, Manifest, damaged_files, read_manifest
+from codescent.checkpoint.manifest import (
+    MANIFEST,
+    CheckpointError,
+    Manifest,
+    OtherFormat,
+    damaged_files,
+    read_manifest,
+)
 from codescent.checkpoint.storage import (
     CheckpointWriter,
     discard,
@@ -37,7 +44,7 @@ _LEFTOVER = re.compile(r"\.(?:partial|deleted|replaced)_step_\d{8,18}.*")
 
 @dataclass(frozen=True)
 class Saved:
-    """A complete checkpoint: its step, its folder, the validation loss it was saved with, and the caller's state."""
+    """A complete checkpoint: its step, folder, validation loss, and the JSON data (`state`) of the caller."""
 
     step: int
     path: Path
@@ -48,13 +55,13 @@ class Saved:
 class Checkpoints:
     """The checkpoints of one run, in `folder/step_00000020/` and so on.
 
-    `save` and `load` are collective where torch.distributed is initialised: every rank calls them, and either all
-    return or all raise. The other methods are local; let rank 0 call `clean`.
+    With torch.distributed `save` and `load` are collective: every rank calls them, and all ranks return or all raise.
+    The other methods are local. Only rank 0 should call `clean`.
 
     Args:
-        folder: on a file system that all the ranks share; made at the first save.
-        keep_last: how many of the newest checkpoints stay, at least 1.
-        keep_best: whether the one with the lowest validation loss stays too, however old.
+        folder: on a file system that all ranks share; created at the first save.
+        keep_last: number of newest checkpoints that are not deleted, at least 1.
+        keep_best: True: the checkpoint with the lowest validation loss is not deleted either.
     """
 
     def __init__(self, folder: Path, keep_last: int, keep_best: bool) -> None:
@@ -73,27 +80,28 @@ class Checkpoints:
         *,
         rotates: bool = True,
     ) -> Path:
-        """Write a checkpoint, which appears under its name when all of it is on the disk; then delete old ones.
+        """Write a checkpoint atomically; then delete old checkpoints.
 
         Args:
-            step: steps done; an older checkpoint of the same step is replaced.
-            tensors: by name. A plain tensor must be equal on the ranks that have it: one of them writes it. Of a Box or
-                a DTensor every part is written.
-            state: JSON data, rank 0's.
-            validation_loss: what `keep_best` compares; None or NaN is never the best.
-            rotates: False: nothing is deleted before rank 0 calls `rotate`.
+            step: number of steps done. An existing checkpoint of this step is replaced.
+            tensors: by name. A plain tensor must be equal on all ranks that pass it; one of them writes it. The parts
+                of a Box or a DTensor are all written.
+            state: JSON data; the data of rank 0 is saved.
+            validation_loss: loss for `keep_best`; None and NaN are never the best.
+            rotates: False: old checkpoints stay until rank 0 calls `rotate`.
 
-        Returns its folder. Raises CheckpointError, on every rank: the disk is full or refuses; older ones stay.
+        Returns the folder. Raises CheckpointError on every rank: the disk is full, or the file system failed. Older
+        checkpoints stay.
         """
         writer = CheckpointWriter(self.folder, step, dict(state), validation_loss)
         try:
             writer.write(tensors)
-        except (CheckpointError, RanksFailed) as error:  # every rank has reported: none writes any more
+        except (CheckpointError, RanksFailed) as error:  # every rank has finished writing
             writer.abandon()
             if isinstance(error, RanksFailed):
                 raise
             raise CheckpointError(*shortened(error.problems), self._last_good()) from error
-        except BaseException:  # a rank was lost: the others may be writing still, so the partial folder stays
+        except BaseException:  # a rank was lost; other ranks may still write, so the partial folder stays
             if alone():
                 writer.abandon()
             raise
@@ -102,10 +110,11 @@ class Checkpoints:
         return writer.final
 
     def latest(self, before: int | None = None) -> Saved | None:
-        """The newest complete checkpoint (of a step less than `before`), or None where there is none.
+        """The newest complete checkpoint (of a step less than `before`); None without one.
 
         Raises:
-            CheckpointError: its manifest is missing or was changed, which no kill does. `latest(before=…)` skips it.
+            CheckpointError: its manifest is missing or was changed, which a kill cannot cause. `latest(before=…)`
+                finds an older checkpoint.
         """
         while True:
             steps = [(step, path) for step, path in self._found().items() if before is None or step < before]
@@ -113,20 +122,22 @@ class Checkpoints:
                 return None
             step, path = max(steps)
             try:
-                if (saved := _saved_unless_gone(step, path)) is not None:  # else look again
+                if (saved := _saved_unless_gone(step, path)) is not None:  # None: deleted meanwhile, search again
                     return saved
+            except OtherFormat:  # not damaged: another version can read it
+                raise
             except CheckpointError as error:
                 raise CheckpointError(*error.problems, self._way_back(step, path)) from error
 
     def best(self) -> Saved | None:
-        """The complete checkpoint with the lowest validation loss, of equals the newest; None: none has a loss."""
+        """The complete checkpoint with the lowest validation loss, the newest among equals; None without a loss."""
         looked = [_saved_unless_gone(step, path) for step, path in self._found().items()]
         saved = {one.step: one for one in looked if one is not None}
         best = _best({step: one.validation_loss for step, one in saved.items()})
         return None if best is None else saved[best]
 
     def at(self, step: int) -> Saved:
-        """The complete checkpoint of a step. Raises CheckpointError: there is none, or its manifest was changed."""
+        """The complete checkpoint of a step. Raises CheckpointError: it does not exist, or its manifest was changed."""
         while step in (found := self._found()):
             if (saved := _saved_unless_gone(step, found[step])) is not None:
                 return saved
@@ -134,9 +145,12 @@ class Checkpoints:
         raise CheckpointError(f"{self.folder}: no checkpoint of step {step}; there are: {there}")
 
     def hold(self, choose: Callable[[], Saved]) -> tuple[Saved, FileIO]:
-        """What `choose` gives, by one of the methods above, and a hold: until it is closed the run keeps the folder.
+        """Choose a checkpoint and lock it. Until the returned file is closed, the run does not delete the folder.
 
-        It is called again where the run has deleted the folder in between. Raises what it raises.
+        Args:
+            choose: calls `latest`, `best` or `at`. It is called again if the run deletes the folder before the lock.
+
+        Raises the errors of `choose`.
         """
         while True:
             saved = choose()
@@ -144,13 +158,13 @@ class Checkpoints:
                 return saved, lock
 
     def newest_step(self, before: int | None = None) -> int | None:
-        """The step of the newest checkpoint (of a step less than `before`), whether it can be read or not."""
+        """The step of the newest checkpoint (less than `before`), readable or damaged; None without one."""
         return max((step for step in self._found() if before is None or step < before), default=None)
 
-    def forget_after(self, step: int) -> list[Path]:
-        """Delete the checkpoints of later steps, which the run has given up. Returns their folders.
+    def delete_after(self, step: int) -> list[Path]:
+        """Delete the checkpoints of all later steps. Returns their folders.
 
-        Raises CheckpointError: one cannot be deleted.
+        Raises CheckpointError: a checkpoint cannot be deleted.
         """
         later = [path for other, path in self._found().items() if other > step]
         for path in later:
@@ -161,31 +175,31 @@ class Checkpoints:
         return later
 
     def rotate(self) -> None:
-        """Keep the last k and the best. One that cannot be read is left alone, one that is held until the next time."""
+        """Delete all checkpoints except the last `keep_last` and the best. Unreadable and locked checkpoints stay."""
         try:
             self._delete_old()
-        except OSError as error:  # the newest one is complete; the other ranks go on, so must this one
-            warnings.warn(f"{self.folder}: old checkpoints stay: {error}", RuntimeWarning, stacklevel=2)
+        except OSError as error:  # the new checkpoint is complete, and other ranks continue: only warn
+            warnings.warn(f"{self.folder}: old checkpoints were not deleted: {error}", RuntimeWarning, stacklevel=2)
 
     def incomplete(self) -> list[Path]:
-        """Folders left by a save or a deletion that was killed. `latest` ignores them."""
+        """Folders of saves and deletions that were killed. `latest` ignores them."""
         good = set(self._found().values())
         return [path for path in self._inside() if _LEFTOVER.fullmatch(path.name) and path not in good]
 
     def clean(self) -> None:
-        """Delete what `incomplete` lists. Not while a save is under way."""
+        """Delete the folders of `incomplete`. Must not run during a save."""
         for path in self.incomplete():
             remove(path)
 
     def load(self, saved: Saved, tensors: Mapping[str, torch.Tensor | Box]) -> dict[str, Any]:
-        """Load every tensor in place, in its present layout. No tensor changes before all files are verified.
+        """Load all tensors in place, in their current layout. First all files are verified.
 
         Args:
-            saved: from `latest`, the same on every rank.
-            tensors: by name; the ranks together name all of the checkpoint. A Box or a DTensor gets its own part.
+            saved: result of `latest`, equal on every rank.
+            tensors: by name. All ranks together must name all tensors of the checkpoint. Each rank gets its parts.
 
-        Returns the state that was saved. Raises CheckpointError, on every rank: files that are missing, truncated or
-        changed; tensors that are missing, extra, or of another shape or dtype.
+        Returns the saved state. Raises CheckpointError on every rank: files are missing, truncated or changed; or
+        tensors are missing, extra, or have another shape or dtype.
         """
         read: list[Manifest] = []
 
@@ -205,9 +219,9 @@ class Checkpoints:
         return manifest.state
 
     def _found(self) -> dict[int, Path]:
-        """Folder of each step. A save killed between its two renames leaves a replaced one under its hidden name."""
+        """The folder of each step. After a kill between two renames of `save`, a folder has its hidden name."""
         found = {}
-        for path in self._inside():  # ".replaced_step_…" comes before "step_…", which then counts
+        for path in self._inside():  # sorted: "step_…" overwrites ".replaced_step_…"
             match = _CHECKPOINT.fullmatch(path.name)
             if match is not None and path.is_dir():
                 found[int(match[1])] = path
@@ -218,7 +232,7 @@ class Checkpoints:
 
     def _way_back(self, step: int, path: Path) -> str:
         older = self.newest_step(before=step)
-        way = "there is no older one" if older is None else f"delete that folder to go back to step {older}"
+        way = "there is no older checkpoint" if older is None else f"delete that folder to go back to step {older}"
         return f"{path} cannot be used; {way}"
 
     def _last_good(self) -> str:
@@ -232,7 +246,7 @@ class Checkpoints:
             try:
                 losses[step] = _manifest_of(step, path).validation_loss
             except CheckpointError as error:
-                warnings.warn(f"left alone: {error}", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"not deleted: {error}", RuntimeWarning, stacklevel=2)
         keep: set[int | None] = {*sorted(losses)[-self.keep_last :]}
         if self.keep_best:
             keep.add(_best(losses))
@@ -243,12 +257,12 @@ class Checkpoints:
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
-    """Read whole tensors of a checkpoint (`Saved.path`) into memory, as saved, without the other ranks.
+    """Read whole tensors of a checkpoint (`Saved.path`) into memory, by one process alone.
 
-    Only the files that hold the tensors of these names (None: all) are read and verified.
+    `names`: the tensors to read; None: all. Only the files of these tensors are verified and read.
     Raises CheckpointError: a file is missing, truncated or changed, or a name is not in the checkpoint.
     """
-    with _told_if_gone(path):
+    with _error_if_deleted(path):
         manifest = _verified(path, names)
         stored = {name: manifest.tensors[name] for name in (manifest.tensors if names is None else names)}
         tensors = {name: torch.empty(tensor.shape, dtype=CODE_DTYPES[tensor.dtype]) for name, tensor in stored.items()}
@@ -257,43 +271,43 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> dict[str, 
 
 
 class TensorReader:
-    """Reads boxes of some tensors of a checkpoint on demand; arguments and errors as of `read_tensors`.
+    """Reads parts of some tensors of a checkpoint on demand. Arguments and errors are those of `read_tensors`.
 
-    The files that hold the tensors are verified at once.
+    The constructor verifies the files of the tensors.
     """
 
     def __init__(self, path: Path, names: Collection[str]) -> None:
-        with _told_if_gone(path):
+        with _error_if_deleted(path):
             self._path, self._manifest = path, _verified(path, names)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the whole tensor."""
+        """Shape of a whole tensor."""
         return self._manifest.tensors[name].shape
 
     def box(self, name: str, slices: tuple[slice, ...]) -> torch.Tensor:
-        """One box of a tensor: a slice of step 1, with both ends, for each dim."""
+        """A part of a tensor. `slices`: a slice with start and stop, of step 1, for each dim."""
         stored = self._manifest.tensors[name]
         local = torch.empty([part.stop - part.start for part in slices], dtype=CODE_DTYPES[stored.dtype])
         piece = Box(local, torch.Size(stored.shape), tuple(part.start for part in slices))
-        alone = dataclasses.replace(self._manifest, tensors={name: stored})  # DCP looks at all that it is shown
-        with _told_if_gone(self._path):
+        alone = dataclasses.replace(self._manifest, tensors={name: stored})  # DCP visits all tensors of the manifest
+        with _error_if_deleted(self._path):
             _read(self._path, alone, {name: piece})
         return local
 
 
 @contextmanager
-def _told_if_gone(path: Path) -> Iterator[None]:
-    """A folder that is deleted while it is read is not damaged."""
+def _error_if_deleted(path: Path) -> Iterator[None]:
+    """Change the error if the folder was deleted during the block: then the checkpoint is not damaged."""
     try:
         yield
     except CheckpointError as error:
         if path.is_dir():
             raise
-        raise CheckpointError(f"{path}: is not there; if it was a moment ago, somebody has deleted it") from error
+        raise CheckpointError(f"{path}: does not exist; perhaps it was deleted while it was read") from error
 
 
 def _verified(path: Path, names: Collection[str] | None) -> Manifest:
-    """The manifest, where the files that hold these tensors (None: all) are as they were written."""
+    """Read the manifest, and verify the files of the named tensors (None: all)."""
     manifest = read_manifest(path)
     known = manifest.tensors
     wanted = known if names is None else names
@@ -303,7 +317,7 @@ def _verified(path: Path, names: Collection[str] | None) -> Manifest:
 
 
 def _best(losses: Mapping[int, float | None]) -> int | None:
-    """The step of the lowest loss, of equals the newest; None: no step has one."""
+    """The step with the lowest loss, the newest among equals; None without a loss."""
     measured = [(loss, -step) for step, loss in losses.items() if loss is not None and not math.isnan(loss)]
     return -min(measured)[1] if measured else None
 
@@ -314,7 +328,7 @@ def _saved(step: int, path: Path) -> Saved:
 
 
 def _saved_unless_gone(step: int, path: Path) -> Saved | None:
-    """None: the run has deleted or replaced it since it was found. Raises CheckpointError: its manifest was changed."""
+    """The checkpoint of a folder. None: it was deleted meanwhile. Raises CheckpointError: its manifest was changed."""
     try:
         return _saved(step, path)
     except CheckpointError:
@@ -326,35 +340,35 @@ def _saved_unless_gone(step: int, path: Path) -> Saved | None:
 def _manifest_of(step: int, path: Path) -> Manifest:
     manifest = read_manifest(path)
     if manifest.step != step:
-        raise CheckpointError(f"{path / MANIFEST}: is of step {manifest.step}, in the folder of step {step}")
+        raise CheckpointError(f"{path / MANIFEST}: belongs to step {manifest.step}, not to step {step}")
     return manifest
 
 
 def _misfits(manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box], wanted: set[str]) -> list[str]:
-    """Tensors that the checkpoint lacks, or has in another shape or dtype, then those that it has too many."""
+    """Sentences on missing tensors, on another shape or dtype, and on extra tensors of the checkpoint."""
     problems = []
     for name, tensor in sorted(tensors.items()):
         stored = manifest.tensors.get(name)
         if stored is None:
             problems.append(f"{name}: not in the checkpoint")
             continue
-        saved, asked = (
+        saved, needed = (
             f"{list(shape)} {str(dtype).removeprefix('torch.')}"
             for shape, dtype in ((stored.shape, CODE_DTYPES[stored.dtype]), (tensor.shape, tensor.dtype))
         )
-        if saved != asked:
-            problems.append(f"{name}: {saved} in the checkpoint, {asked} in this run")
+        if saved != needed:
+            problems.append(f"{name}: {saved} in the checkpoint, {needed} in this run")
     extra = sorted(set(manifest.tensors) - wanted)
     return problems + [f"{name}: in the checkpoint, but not in this run" for name in extra]
 
 
 def _refuse(title: str, by_rank: list[list[str]], advice: str = "") -> None:
-    if problems := list(dict.fromkeys(chain.from_iterable(by_rank))):  # each once, although every rank has found it
+    if problems := list(dict.fromkeys(chain.from_iterable(by_rank))):  # each once, although several ranks report it
         raise CheckpointError(*filter(None, [title, *shortened(problems), advice]))
 
 
 def _share_of(manifest: Manifest) -> list[str]:
-    """The files that this rank verifies: each, largest first, goes to the rank with the fewest bytes so far."""
+    """The files that this rank verifies. Files are assigned by size, each to the rank with the fewest bytes so far."""
     loads = [0] * world_size()
     mine = []
     for name, file in sorted(manifest.files.items(), key=lambda pair: (-pair[1].size_bytes, pair[0])):

@@ -1,5 +1,5 @@
-"""In: the folder of a checkpoint. Out: a hold on it: as long as somebody has one, its run does not delete it.
-Does not read tensors, and does not stop whoever deletes files by hand, or a run on a disk that knows no locks."""
+"""In: the folder of a checkpoint. Out: a hold: a shared file lock; the run does not delete a locked checkpoint.
+Does not read tensors. Does not prevent deletion by hand, or on a file system without locks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from codescent.checkpoint.manifest import MANIFEST
 
 
 def hold(folder: Path) -> FileIO | None:
-    """A hold on a checkpoint, until the file is closed. None: the folder is gone, or is being deleted.
+    """Lock a checkpoint until the returned file is closed. None: the folder was deleted, or is being deleted.
 
-    It is a shared lock on the manifest: one descriptor, however many files there are, and nothing is written.
+    The lock is a shared lock on the manifest. Nothing is written.
     """
     try:
         file = (folder / MANIFEST).open("rb", buffering=0)
@@ -34,9 +34,9 @@ def hold(folder: Path) -> FileIO | None:
 
 @contextmanager
 def unheld(folder: Path) -> Iterator[bool]:
-    """Whether nobody holds a checkpoint; if so, nobody can until the block ends."""
+    """Lock a checkpoint exclusively during the block. Yields False if a reader holds it."""
     try:
-        descriptor = os.open(folder / MANIFEST, os.O_RDWR)  # NFS locks for one alone only what is open for writing
+        descriptor = os.open(folder / MANIFEST, os.O_RDWR)  # on NFS an exclusive lock needs a file open for writing
     except PermissionError:
         descriptor = os.open(folder / MANIFEST, os.O_RDONLY)
     try:
@@ -49,7 +49,7 @@ def unheld(folder: Path) -> Iterator[bool]:
 
 
 def _lock(descriptor: int, kind: int) -> None:
-    """Raises BlockingIOError: another process has it. A file system without locks holds nothing."""
+    """Lock a file. No effect without locks in the file system. Raises BlockingIOError: it is locked already."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,5 +1,5 @@
-"""In: the folder of one checkpoint. Out: its manifest, and every file of it checked to the last bit.
-Does not touch tensors, does not import torch, and trusts nothing that it reads."""
+"""In: a checkpoint folder. Out: its manifest, encoded as JSON, or read and checked; a list of damaged files.
+Does not decode tensors or import torch. The manifest lists all tensors, and size and SHA-256 of every file."""
 
 from __future__ import annotations
 
@@ -21,31 +21,36 @@ from pydantic import Field, TypeAdapter
 
 from codescent.base.dtypes import DTYPE_BYTES, NAME_OF_CODE
 from codescent.base.errors import UserError
+from codescent.base.formats import unreadable
 from codescent.base.published import is_full
 
 MANIFEST = "manifest.json"
 FORMAT = "codescent checkpoint"
-VERSION = 2  # 1: before the rows of qkv were head by head
-THREADS = min(4, os.cpu_count() or 1)  # of hashing, reading and writing: all release the GIL
+VERSION = 2  # version 1 had another order of the rows of qkv
+THREADS = min(4, os.cpu_count() or 1)  # threads that hash, read and write; all release the GIL
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _FIRST_LINE = re.compile(rb'\{"sha256": "([0-9a-f]{64})",')
 
 
 DEEPEST = 100
-"""Levels of lists and objects in a state: what copies or encodes it calls itself at every level."""
+"""Highest number of nested lists and objects in a state. Copying and encoding recurse once per level."""
 
 MOST_CUT = 8
-"""Dims along which one tensor is cut into chunks; a forged manifest with more would take forever to check."""
+"""Highest number of dims along which a tensor is cut. The time of the check doubles with each dim."""
 
 Natural = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
 
 
 class CheckpointError(UserError):
-    """A checkpoint cannot be written, or cannot be used as it lies on the disk."""
+    """A checkpoint cannot be written, or its files cannot be used."""
+
+
+class OtherFormat(CheckpointError):
+    """A complete checkpoint in a format that this program does not read."""
 
 
 def refusal(error: OSError, path: Path, needed_bytes: int) -> CheckpointError:
-    """What the file system refused while a checkpoint of `needed_bytes` was being written to `path`."""
+    """The error for the user: the file system failed while a checkpoint of `needed_bytes` was written to `path`."""
     if is_full(error):
         free = shutil.disk_usage(path if path.is_dir() else path.parent).free
         return CheckpointError(
@@ -56,7 +61,7 @@ def refusal(error: OSError, path: Path, needed_bytes: int) -> CheckpointError:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """What a file of the checkpoint has to be."""
+    """Expected size and SHA-256 of a file of the checkpoint."""
 
     size_bytes: Natural
     sha256: str
@@ -64,7 +69,10 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class StoredChunk:
-    """A box of a tensor and where its bytes lie: [start_bytes, stop_bytes) of `file`, row-major, little-endian."""
+    """A part of a tensor: `sizes` elements from `offsets` on, one number per dim.
+
+    Its bytes are [start_bytes, stop_bytes) of `file`, row-major and little-endian.
+    """
 
     file: str
     start_bytes: Natural
@@ -75,7 +83,7 @@ class StoredChunk:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor: `dtype` is a name of safetensors."""
+    """One tensor. `dtype` is a safetensors name."""
 
     dtype: str
     shape: tuple[Natural, ...]
@@ -84,7 +92,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All there is to know of a checkpoint but the tensors' bytes. `save_id` is drawn anew for each save."""
+    """All data of a checkpoint except the bytes of the tensors. `save_id` is a random text, new for each save."""
 
     step: Natural
     save_id: str
@@ -95,9 +103,9 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """JSON whose first line is the SHA-256 of all that follows that line: no bit of the file can change unnoticed.
+    """Encode as JSON. The first line has the SHA-256 of all other lines, so any change of the file is detected.
 
-    Raises CheckpointError: the state is nested too deep to be read again.
+    Raises CheckpointError: the state is nested too deeply to be read again.
     """
     if is_too_deep(manifest.state):
         raise CheckpointError(f"the state is nested deeper than {DEEPEST} levels")
@@ -107,7 +115,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest in `folder`, checked. Raises CheckpointError: it is missing, changed, or not of a checkpoint."""
+    """Read and check the manifest in `folder`.
+
+    Raises CheckpointError: it is missing, changed or no manifest. Raises OtherFormat: another version wrote it.
+    """
     path = folder / MANIFEST
     try:
         raw = path.read_bytes()
@@ -119,11 +130,16 @@ def read_manifest(folder: Path) -> Manifest:
     expected = _FIRST_LINE.fullmatch(first)
     found = hashlib.sha256(body).hexdigest()
     if expected is None:
-        raise CheckpointError(f"{path}: its bytes were changed: the first line is not its checksum")
+        raise CheckpointError(f"{path}: its bytes were changed: the first line is not the checksum")
     if expected[1].decode() != found:
         raise CheckpointError(f"{path}: its bytes were changed: sha256 {found}, expected {expected[1].decode()}")
     try:
-        return _decode(json.loads(raw))
+        data = json.loads(raw)
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']!r}, must be {FORMAT!r}")
+        if problem := unreadable(data["version"], VERSION, VERSION):
+            raise OtherFormat(f"{path}: checkpoint of {problem}")
+        return _decode(data)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CheckpointError(f"{path}: not the manifest of a checkpoint ({error})") from error
 
@@ -142,7 +158,7 @@ def is_too_deep(value: Any) -> bool:
 
 
 def damaged_files(folder: Path, manifest: Manifest, names: Iterable[str]) -> list[str]:
-    """Check size and SHA-256 of the named files. Returns a sentence for each one that is not as it was written."""
+    """Compare size and SHA-256 of the named files with the manifest. Returns a sentence for each damaged file."""
     with ThreadPoolExecutor(THREADS) as pool:
         found = pool.map(lambda name: _damage(folder / name, manifest, manifest.files[name]), sorted(names))
         return [problem for problem in found if problem is not None]
@@ -168,17 +184,15 @@ def _damage(path: Path, manifest: Manifest, expected: StoredFile) -> str | None:
 
 
 def _origin(start: bytes, manifest: Manifest) -> str:
-    """Say it where the file says that it belongs to another save; a damaged header says nothing."""
+    """Text if the header of a file names another save; "" if it does not, or is damaged."""
     stated = re.search(rb'"save_id": "([0-9a-f]+)", "step": "([0-9]{1,19})"', start)
     if stated is None or stated[1].decode() == manifest.save_id:
         return ""
-    return f" (it is of another save, of step {int(stated[2])}; this one is of step {manifest.step})"
+    return f" (the file belongs to another save, of step {int(stated[2])}; this checkpoint is of step {manifest.step})"
 
 
 def _decode(data: Mapping[str, Any]) -> Manifest:
-    """Every number is checked before anyone reads by it: a manifest may come from anywhere."""
-    if data["format"] != FORMAT or data["version"] != VERSION:
-        raise ValueError(f"format {data['format']!r} version {data['version']!r}, this is {FORMAT!r} version {VERSION}")
+    """Build the manifest and check every value: the file may come from an untrusted source."""
     manifest = _MANIFEST.validate_python(data)
     if is_too_deep(manifest.state):
         raise ValueError(f"its state is nested deeper than {DEEPEST} levels")
@@ -191,9 +205,9 @@ def _decode(data: Mapping[str, Any]) -> Manifest:
 
 
 def _check(name: str, tensor: StoredTensor, files: Mapping[str, StoredFile]) -> None:
-    """Raise ValueError where the chunks are not exactly the tensor, or do not lie in their files."""
+    """Raise ValueError: the chunks do not cover the tensor exactly once, or exceed their files."""
     shape, chunks, element_bytes = tensor.shape, tensor.chunks, DTYPE_BYTES[NAME_OF_CODE[tensor.dtype]]
-    if len(shape) > 64 or math.prod(max(1, size) for size in shape) * element_bytes >= 1 << 63:  # torch has no larger
+    if len(shape) > 64 or math.prod(max(1, size) for size in shape) * element_bytes >= 1 << 63:  # limits of torch
         raise ValueError(f"the shape of {name!r} is too large")
     for chunk in chunks:
         inside = len(chunk.offsets) == len(chunk.sizes) == len(shape) and all(
@@ -203,17 +217,18 @@ def _check(name: str, tensor: StoredTensor, files: Mapping[str, StoredFile]) -> 
         if not inside or chunk.stop_bytes - chunk.start_bytes != stored_bytes:
             raise ValueError(f"a chunk of {name!r} does not fit it")
         if chunk.stop_bytes > files[chunk.file].size_bytes:
-            raise ValueError(f"a chunk of {name!r} lies beyond its file")
+            raise ValueError(f"a chunk of {name!r} ends after its file")
     if not _fills(shape, [(chunk.offsets, chunk.sizes) for chunk in chunks]):
-        raise ValueError(f"the chunks of {name!r} do not fill it, each element once")
+        raise ValueError(f"the chunks of {name!r} do not cover each element once")
 
 
 def _fills(shape: tuple[int, ...], boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-    """Whether boxes, all inside `shape`, cover each element once. Linear in their number, whatever their sizes.
+    """Whether boxes inside `shape` cover each element exactly once. The time is linear in the number of boxes.
 
-    How often each element is covered is a function that is known from its differences along all dims. Those of a box
-    are +1 or -1 at its corners, by the parity of their ends: the sums over the boxes must be the corners of the whole.
-    Dims along which no box is cut have the same ends in all of them, and are left out.
+    Let c(x) be the number of boxes that cover element x. The differences of c along all dims determine c. One box has
+    differences only at its corners: +1 or -1, by the number of dims where the corner is at the end of the box. So c is
+    1 everywhere exactly if the corners of all boxes sum to the corners of the whole tensor. Dims in which every box
+    has the full size are left out.
     """
     if math.prod(shape) == 0:
         return True

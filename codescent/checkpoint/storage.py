@@ -1,5 +1,5 @@
-"""In: this rank's tensors, cut by the planners of torch's DCP. Out: a folder of hashed safetensors files, and back.
-Does not delete old checkpoints, and neither writes nor reads a pickle."""
+"""In: this rank's tensors. Out: a checkpoint folder of safetensors files; or tensors loaded from such files.
+Does not delete old checkpoints and does not use pickle. Of torch's DCP it uses only the planners."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from codescent.checkpoint import manifest as stored
 from codescent.checkpoint.box import Box
 from codescent.checkpoint.manifest import MANIFEST, THREADS, CheckpointError, Manifest, StoredChunk, refusal
 
-PART_BYTES = 256 << 20  # a rank's tensors are cut into files of about this size: as many threads hash and write them
-PIECE_BYTES = 1 << 20  # hashed, then written while it is still in the cache
+PART_BYTES = 256 << 20  # approximate size of a file; one thread hashes and writes each file
+PIECE_BYTES = 1 << 20  # hashed and written while still in the CPU cache
 HEADER_ALIGNMENT = 64
-HEADER_BYTES = 1024  # of one tensor's entries in a header and in the manifest, generously
+HEADER_BYTES = 1024  # upper bound for the entries of a tensor in header and manifest
 
 
 @dataclass(frozen=True)
 class SaveOrder:
-    """What rank 0 sends to every rank of a save: where to write, and what the files say of themselves."""
+    """Values of a save that rank 0 sends to all ranks: the folder to write to, and metadata of the files."""
 
     folder: Path
     step: int
@@ -50,7 +50,7 @@ class SaveOrder:
 
 
 class SavePlanner(DefaultSavePlanner):
-    """DCP's planner that can write a Box."""
+    """DCP's save planner, extended for Box."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor | Box]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -63,30 +63,30 @@ class SavePlanner(DefaultSavePlanner):
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """DCP's planner that can read into a Box."""
+    """DCP's load planner, extended for Box."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor | Box], metadata: dcp.Metadata) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         known = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, Box)}
-        self.set_up_planner(known, metadata, rank() == 0)  # without boxes, of which it would fill a copy
+        self.set_up_planner(known, metadata, rank() == 0)  # without boxes: DCP would fill a copy of a box
         self.state_dict = self.original_state_dict = dict(tensors)
 
     def lookup_tensor(self, index: dcp.MetadataIndex) -> torch.Tensor:
-        """The memory to fill."""
+        """The tensor to fill."""
         found = self.state_dict[index.fqn]
         return found.local if isinstance(found, Box) else super().lookup_tensor(index)
 
 
 class CheckpointWriter:
-    """Writes one checkpoint: a hidden folder, renamed to `final` when all of it is on the disk.
+    """Writes one checkpoint into a hidden folder, and renames it to `final` when all files are on the disk.
 
-    Each rank writes its chunks into safetensors files, hashed while they are written. Rank 0 alone makes the folder,
-    writes the manifest and renames. Ranks send each other JSON: DCP's own collectives would open a pickle.
+    Each rank writes its chunks into safetensors files and hashes them. Only rank 0 creates the folder, writes the
+    manifest and renames the folder. Ranks exchange JSON, because DCP's own collectives use pickle.
 
     Args:
-        folder: of all checkpoints of the run.
-        step: the step being saved; every rank has to agree.
-        state, validation_loss: for the manifest.
+        folder: folder of all checkpoints of the run.
+        step: the step to save, equal on every rank.
+        state, validation_loss: values for the manifest.
     """
 
     def __init__(self, folder: Path, step: int, state: dict[str, Any], validation_loss: float | None) -> None:
@@ -97,11 +97,11 @@ class CheckpointWriter:
         self._validation_loss = None if validation_loss is None else float(validation_loss)
 
     def write(self, tensors: Mapping[str, torch.Tensor | Box]) -> None:
-        """Write this rank's share and, on rank 0, complete the checkpoint. Collective.
+        """Write this rank's chunks; rank 0 then completes the checkpoint. Collective; raises on every rank.
 
         Raises:
-            CheckpointError: on every rank: the disk refuses, or rank 0's folder is not visible.
-            RanksFailed: on every rank: the ranks save different steps or shapes, or a dtype that files cannot hold.
+            CheckpointError: the file system failed, or a rank does not see the folder of rank 0.
+            RanksFailed: the ranks save different steps or shapes, or a dtype that safetensors lacks.
         """
         items: list[WriteItem] = []
         planner = SavePlanner(tensors)
@@ -116,12 +116,12 @@ class CheckpointWriter:
         decided(CheckpointError, lambda: self._write(mine, planner), self._finish)
 
     def abandon(self) -> None:
-        """Remove the hidden folder (rank 0), so that a full disk is not kept full."""
+        """Delete the hidden folder (rank 0), to free the disk space."""
         if rank() == 0 and self._order.folder.exists():
             remove(self._order.folder)
 
     def _begin(self, ranks: list[dict[str, Any]]) -> tuple[dict[str, Any], list[list[int]]]:
-        """Make the folder, if the checkpoint fits on the disk. Returns the order, and which items each rank writes."""
+        """Create the folder if the disk has enough space. Returns the SaveOrder, and each rank's items to write."""
         steps = [one["step"] for one in ranks]
         if len(set(steps)) > 1:
             raise RuntimeError(f"the ranks save different steps: {steps}")
@@ -129,7 +129,7 @@ class CheckpointWriter:
         tensors_bytes = sum(
             _stored_bytes(one["items"][number]) + HEADER_BYTES for one, of in zip(ranks, chosen) for number in of
         )
-        needed_bytes = tensors_bytes + len(json.dumps(self._state)) + 4096  # a state that is no JSON fails here
+        needed_bytes = tensors_bytes + len(json.dumps(self._state)) + 4096  # fails if the state is not JSON data
         order = self._order = dataclasses.replace(self._order, needed_bytes=needed_bytes)
         try:
             begin(order.folder, needed_bytes)
@@ -138,12 +138,12 @@ class CheckpointWriter:
         return dataclasses.asdict(order) | {"folder": str(order.folder)}, chosen
 
     def _write(self, items: Sequence[WriteItem], planner: SavePlanner) -> dict[str, Any]:
-        """Write this rank's chunks. Returns its files, and the chunks with the tensors that they are of."""
+        """Write this rank's chunks. Returns its files, and each chunk with its tensor's name, dtype and shape."""
         order = self._order
         if not order.folder.is_dir():
             raise CheckpointError(
                 f"{order.folder}: rank {rank()} on {socket.gethostname()} does not see it: checkpoints need a file "
-                "system that all share"
+                "system that all ranks share"
             )
         parts = _cut(items)
         names = [f"rank_{rank():05d}_part_{number:03d}.safetensors" for number in range(len(parts))]
@@ -155,7 +155,7 @@ class CheckpointWriter:
         }
 
     def _finish(self, ranks: list[dict[str, Any]]) -> None:
-        """Write the manifest and rename the folder: now it is complete. Raises CheckpointError: the disk refuses."""
+        """Write the manifest and rename the folder. Raises CheckpointError: the file system failed."""
         files = {name: stored.StoredFile(**file) for one in ranks for name, file in one["files"].items()}
         found: dict[str, tuple[str, tuple[int, ...], list[StoredChunk]]] = {}
         for name, dtype, shape, chunk in (entry for one in ranks for entry in one["chunks"]):
@@ -179,7 +179,7 @@ class CheckpointWriter:
                 raise CheckpointError(f"{order.folder / name}: {size:,} bytes, expected {expected.size_bytes:,}")
         manifest = Manifest(order.step, order.save_id, self._validation_loss, self._state, files, tensors)
         write_synced(order.folder / MANIFEST, stored.encode_manifest(manifest))
-        if self.final.exists():  # only an empty folder can be renamed over: set it aside, where it still counts
+        if self.final.exists():  # rename replaces empty folders only. The set-aside folder still counts as a checkpoint
             if replaced.exists():
                 discard(replaced)
             self.final.rename(replaced)
@@ -189,10 +189,12 @@ class CheckpointWriter:
 
 
 def balanced(ranks: Sequence[Sequence[Sequence[Any]]]) -> list[list[int]]:
-    """Which of its chunks each rank writes: one that several ranks hold goes to the one with the fewest bytes so far.
+    """Assign each chunk to one rank for writing: among the ranks that hold it, the rank with the fewest bytes so far.
 
     Args:
-        ranks: of each rank its chunks as `_described`.
+        ranks: for each rank its chunks, in the form of `_described`.
+
+    Returns for each rank the indices of its chunks to write.
 
     Raises ValueError: the ranks hold the same chunk in different shapes or dtypes.
     """
@@ -215,9 +217,9 @@ def balanced(ranks: Sequence[Sequence[Sequence[Any]]]) -> list[list[int]]:
 
 
 def _described(item: WriteItem) -> list[Any]:
-    """A chunk to write as JSON: its tensor's name, dtype and shape, its offsets and sizes.
+    """A chunk as JSON data: name, dtype and shape of its tensor; its offsets and sizes.
 
-    Raises TypeError: a dtype that the files have no name for.
+    Raises TypeError: safetensors lacks the dtype.
     """
     if item.tensor_data is None or _dtype(item) not in DTYPE_CODES:
         raise TypeError(f"{item.index.fqn}: not a tensor of one of {', '.join(map(str, DTYPE_CODES))}")
@@ -226,12 +228,12 @@ def _described(item: WriteItem) -> list[Any]:
 
 
 def _stored_bytes(described: Sequence[Any]) -> int:
-    """Bytes of a chunk as `_described`."""
+    """Bytes of a chunk in the form of `_described`."""
     return int(math.prod(described[4])) * int(CODE_DTYPES[described[1]].itemsize)
 
 
 def read_into(folder: Path, manifest: Manifest, tensors: Mapping[str, torch.Tensor | Box]) -> None:
-    """Fill this rank's tensors from the files of a checkpoint, which the caller has verified. Not collective."""
+    """Fill this rank's tensors from the files of a checkpoint. The caller has verified the files. Not collective."""
     chunks: dict[dcp.MetadataIndex, tuple[stored.StoredTensor, StoredChunk]] = {}
     metadata: dict[str, Any] = {}
     for name, tensor in manifest.tensors.items():
@@ -257,7 +259,7 @@ def read_into(folder: Path, manifest: Manifest, tensors: Mapping[str, torch.Tens
 
 
 def _data(item: WriteItem) -> TensorWriteData:
-    """The chunk that an item writes, and its whole: our items are all tensors."""
+    """The chunk and the tensor of an item. All our items are tensors."""
     assert item.tensor_data is not None
     return item.tensor_data
 
@@ -267,12 +269,12 @@ def _dtype(item: WriteItem) -> torch.dtype:
 
 
 def item_bytes(item: WriteItem) -> int:
-    """Bytes of the chunk that an item writes."""
+    """Bytes of the chunk of an item."""
     return _data(item).chunk.sizes.numel() * _dtype(item).itemsize
 
 
 def _cut(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
-    """Parts of about PART_BYTES in the order of the names: a reader of the weights alone skips most of the rest."""
+    """Split items into parts of about PART_BYTES, sorted by name. So a reader of the weights skips most other files."""
     parts: list[list[WriteItem]] = []
     part_bytes = 0
     for item in sorted(items, key=lambda item: (item.index.fqn, tuple(item.index.offset or ()))):
@@ -287,7 +289,7 @@ def _cut(items: Sequence[WriteItem]) -> list[list[WriteItem]]:
 def _write_part(
     order: SaveOrder, name: str, items: list[WriteItem], planner: SavePlanner
 ) -> tuple[stored.StoredFile, list[tuple[WriteItem, StoredChunk]]]:
-    """One safetensors file: widest elements first, so that each chunk is aligned to its element."""
+    """Write one safetensors file. The largest element sizes come first, so each chunk is aligned to its dtype."""
     items = sorted(items, key=lambda item: -_dtype(item).itemsize)
     header, starts = _header(order, items)
     hasher = hashlib.sha256()
@@ -311,11 +313,11 @@ def _write_part(
 
 
 def _header(order: SaveOrder, items: Sequence[WriteItem]) -> tuple[bytes, list[int]]:
-    """The header of a safetensors file, and where in the file each item's bytes start."""
+    """The header of a safetensors file, and the byte at which each item begins in the file."""
     tensors = []
     for item in items:
         box, name = _data(item).chunk, item.index.fqn
-        if box.sizes != _data(item).size:  # a shard says which part it is, as one would write it in Python
+        if box.sizes != _data(item).size:  # the name of a shard has its index ranges, as in Python
             name += "[" + ",".join(f"{offset}:{offset + size}" for offset, size in zip(box.offsets, box.sizes)) + "]"
         tensors.append((name, DTYPE_CODES[_dtype(item)], box.sizes))
     metadata = {"format": "pt", "save_id": order.save_id, "step": str(order.step)}
@@ -326,17 +328,20 @@ def _write_hashed(file: FileIO, hasher: Any, data: memoryview) -> None:
     for start in range(0, len(data), PIECE_BYTES):
         piece = data[start : start + PIECE_BYTES]
         hasher.update(piece)
-        while piece:  # a nearly full disk takes a part of a piece, then says that it is full
+        while piece:  # a nearly full disk writes a part of a piece, then raises
             piece = piece[file.write(piece) :]
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor."""
+    """The bytes of a contiguous CPU tensor, without a copy."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _read_box(file: FileIO, chunk: StoredChunk, dtype: torch.dtype, item: ReadItem, target: torch.Tensor) -> None:
-    """Read whole rows of the chunk (its first dim), straight into the target where the box is just those rows."""
+    """Read the rows (first dim) of a chunk that a read item needs, and fill `target`.
+
+    If the item is complete rows, they are read into the target without a copy.
+    """
     offsets, lengths = tuple(item.storage_offsets), tuple(item.lengths)
     rows_shape = lengths[:1] + chunk.sizes[1:]
     row_bytes = torch.Size(chunk.sizes[1:]).numel() * dtype.itemsize
@@ -359,17 +364,17 @@ def _read_exactly(file: FileIO, view: memoryview) -> None:
 
 
 def discard(path: Path) -> None:
-    """Delete a checkpoint; renamed first, so that a kill halfway leaves no half of it under a name that counts."""
+    """Delete a checkpoint. It is renamed first, so a kill never leaves an incomplete folder under a checkpoint name."""
     leaving = path.with_name(f".deleted_{path.name.removeprefix('.replaced_')}_{os.urandom(4).hex()}")
     path.rename(leaving)
     remove(leaving)
 
 
 def remove(path: Path) -> None:
-    """Delete a folder, with a warning if that fails."""
+    """Delete a folder. Warns if that fails."""
     try:
         shutil.rmtree(path)
     except FileNotFoundError:
-        pass  # another process was faster
-    except OSError as error:  # the training goes on: `incomplete` lists it, and the next `clean` tries again
+        pass  # another process has deleted it
+    except OSError as error:  # training continues; the next `clean` tries again
         warnings.warn(f"{path}: not deleted: {error.strerror}", RuntimeWarning, stacklevel=2)

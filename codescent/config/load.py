@@ -1,5 +1,5 @@
-"""In: a TOML file, its base files, overrides. Out: the config with the origin of each value; a config as TOML.
-Does not define a key (sections.py does), does not parse TOML (toml_file.py does), and reports all problems at once."""
+"""In: a TOML file, its base files, overrides. Out: the config and the origin of each value; else one error.
+Does not define keys (sections.py does), does not parse TOML (toml_file.py does). The error lists all problems."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "out_dir": "run.folder",
     "dataset": "data.corpus",
 }
-"""Names of other trainers for our keys. Comparing spellings would not find them."""
+"""Key names of other training programs, for suggestions. They are spelled too differently for a fuzzy search."""
 
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A config, and the origin of each "section.key", in order: "default", "FILE:LINE" or "command line"."""
+    """A config, and the origin of each "section.key": "default", "FILE:LINE" or "command line"."""
 
     config: Config
     origins: Mapping[str, str]
 
 
 class DescribedKey(NamedTuple):
-    """One line of `codescent config FILE`; `value` is TOML."""
+    """One line of the output of `codescent config FILE`. `value` is TOML."""
 
     section: str
     key: str
@@ -72,7 +72,7 @@ class _Given(NamedTuple):
 
 class _Problem(NamedTuple):
     origin: str
-    key: str  # "" where the problem is with the file as a whole
+    key: str  # "": the problem concerns the whole file
     text: str
 
     def __str__(self) -> str:
@@ -80,14 +80,14 @@ class _Problem(NamedTuple):
 
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Read a run's file, the files it is based on, and overrides of the form section.key=value.
+    """Read a config file, its base files, and overrides of the form section.key=value.
 
     Args:
         path: a file, or the name of a shipped config ("default", with or without ".toml").
-        overrides: the last one wins; a value is TOML, or a bare word, which is a string.
+        overrides: the last one wins. A value is TOML; a string needs no quotes.
 
     Raises:
-        UserError: every problem of all files and overrides, each with its origin and the right form.
+        UserError: all problems of all files and overrides, each with its origin and the correct form.
     """
     problems: list[_Problem] = []
     given: dict[str, _Given] = {}
@@ -106,18 +106,18 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
 
 
 def to_toml(config: Config) -> str:
-    """The whole config as TOML; `load` returns an equal one. None is omitted: it is the default of every such key."""
+    """The config as TOML, which `load` reads back. Keys with the value None are omitted: None is their default."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """Every value as JSON, by "section.key"."""
+    """All values as JSON data, by "section.key"."""
     sections = config.model_dump(mode="json").items()
     return {f"{section}.{key}": value for section, keys in sections for key, value in keys.items()}
 
 
 def describe(resolved: LoadedConfig) -> list[DescribedKey]:
-    """Every key with its value and the value's origin, in order."""
+    """All keys in order, each with its value and the origin of the value."""
     return [
         DescribedKey(
             key.section, key.name, toml_value(getattr(getattr(resolved.config, key.section), key.name)), origin
@@ -127,17 +127,17 @@ def describe(resolved: LoadedConfig) -> list[DescribedKey]:
 
 
 def shipped() -> dict[str, Path]:
-    """The shipped configs by name. They lie inside the package in a wheel, and beside it in a checkout."""
+    """Paths of the shipped configs by name: inside the package in a wheel, next to it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     folder = next((f for f in (package / "configs", package.parent / "configs") if f.is_dir()), None)
     return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
 
 
-# Files and the command line to given values, by "section.key"
+# Step 1: read files and overrides; collect the given values by "section.key"
 
 
 def _read_chain(path: Path | str, problems: list[_Problem]) -> list[dict[str, _Given]]:
-    """The values of the file and of its bases, the deepest base first."""
+    """The values of the file and of its base files. The values of the last base come first."""
     chain: list[dict[str, _Given]] = []
     seen: dict[Path, str] = {}
     wanted: Path | None = Path(path)
@@ -146,7 +146,7 @@ def _read_chain(path: Path | str, problems: list[_Problem]) -> list[dict[str, _G
         try:
             file = _find(expanded(wanted))
             if file.resolve() in seen:
-                raise UserError(f"{file} is based on itself: {' -> '.join([*seen.values(), str(file)])}")
+                raise UserError(f"{file} is its own base: {' -> '.join([*seen.values(), str(file)])}")
             seen[file.resolve()] = str(file)
             table, lines = read_toml(file)
         except UserError as error:
@@ -163,15 +163,15 @@ def _read_chain(path: Path | str, problems: list[_Problem]) -> list[dict[str, _G
 
 
 def _base_path(file: Path, base: str) -> Path:
-    """A base is relative to its file, or to ~. If no such file exists, a bare name means a shipped config."""
+    """Path of a base file, relative to `file`. If it does not exist, a name without folder means a shipped config."""
     if base.startswith("~"):
         return Path(base)
-    beside = file.parent / base
-    return Path(base) if not beside.exists() and Path(base).stem in shipped() and Path(base).name == base else beside
+    found = file.parent / base
+    return Path(base) if not found.exists() and Path(base).stem in shipped() and Path(base).name == base else found
 
 
 def _find(path: Path) -> Path:
-    """The file that `path` names. Raises UserError with the nearest names if it does not exist."""
+    """The file or shipped config that `path` names. Raises UserError with similar names: there is none."""
     own = shipped()
     try:
         if path.is_file():
@@ -198,7 +198,7 @@ def _find(path: Path) -> Path:
 def _flatten(
     table: Mapping[str, Any], file: Path, lines: Mapping[tuple[str, ...], int], problems: list[_Problem]
 ) -> Iterator[tuple[str, _Given]]:
-    """The known keys of a file's table. Everything else becomes a problem."""
+    """The values of the known keys of a file. Unknown keys are added to `problems`."""
 
     def origin(*path: str) -> str:
         return f"{file}:{lines[path]}" if path in lines else str(file)
@@ -238,7 +238,7 @@ def _read_override(override: str, problems: list[_Problem]) -> dict[str, _Given]
 
 
 def _override_value(text: str, key: Key) -> Any:
-    """TOML if it parses, else a string. Text keys take the characters themselves, because shells remove quotes."""
+    """Parse the value as TOML, else as a string. A string key takes the text literally: shells remove quotes."""
     try:
         table = tomllib.loads(f"v = {text}")
     except (ValueError, RecursionError):
@@ -248,11 +248,11 @@ def _override_value(text: str, key: Key) -> Any:
     return table["v"]
 
 
-# Given values to sections, or to problems
+# Step 2: validate the given values; build the sections
 
 
 def _validate(name: str, model: type[Section], given: Mapping[str, _Given], problems: list[_Problem]) -> Section:
-    """The section. A wrong value becomes a problem, and its key keeps the default."""
+    """Build a section. Each wrong value is added to `problems`, and its key gets the default."""
     values = {key: given[f"{name}.{key}"].value for key in model.model_fields if f"{name}.{key}" in given}
     wrong: dict[str, str] = {
         key: f"given {_shown(value)}; a whole number has at most 64 bits"
@@ -272,7 +272,7 @@ def _validate(name: str, model: type[Section], given: Mapping[str, _Given], prob
 
 
 def _value_problem(value: Any, key: Key, reason: object) -> str:
-    if reason is not None:  # raised by a check of sections.py
+    if reason is not None:  # text of a check in sections.py
         return f"given {_shown(value)}; {reason}"
     wanted = key.wanted if key.wanted.startswith(('"', "true", "1")) else f"a {key.wanted}"
     choices = re.findall(r'"(\w+)"', key.wanted)
@@ -294,7 +294,7 @@ def _value_problem(value: Any, key: Key, reason: object) -> str:
 def _contradictions(
     sections: Mapping[str, Section], given: Mapping[str, _Given], wrong: set[str]
 ) -> Iterator[_Problem]:
-    """Contradictions between values that are valid one by one."""
+    """Problems of values that are valid alone but contradict each other."""
     values: dict[str, Any] = dict(sections)
     for names, problem in contradictions(Config.model_construct(None, **values)):
         if wrong.isdisjoint(names):
@@ -324,7 +324,7 @@ def _unknown_section(section: str, key: str = "") -> str:
 
 
 def _unknown_key(section: str, key: str) -> str:
-    """Suggests the key that was probably meant; `section` is "" for a key above the first section."""
+    """Text for an unknown key, with the key that was probably meant. `section` is "" above the first section."""
     lowered = key.lower().replace("-", "_")
     what = f"unknown key in [{section}]" if section else "unknown key"
     if owners := _owners(lowered):
@@ -337,4 +337,4 @@ def _unknown_key(section: str, key: str) -> str:
         return f"{what}; did you mean {meant}?"
     if section:
         return f"{what}; its keys are {', '.join(own)}"
-    return f"{what}; at the top of a file stands only base, everything else in a section: {', '.join(SECTIONS)}"
+    return f"{what}; at the top of a file only base is valid; all other keys belong to a section: {', '.join(SECTIONS)}"

@@ -1,5 +1,5 @@
-"""In: the values of a run's keys. Out: the run as typed, frozen models; values that contradict each other.
-Does not read files (load.py does) and does not check what depends on ranks, presets or corpora (build does)."""
+"""In: the values of the config keys. Out: frozen pydantic classes, one per section; messages for conflicting values.
+Does not read files (load.py does) and does not check what depends on ranks, presets or corpora (build.py does)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from codescent.base.home import expanded, unknown_home
 from codescent.base.nearest import nearest_divisors
 from codescent.base.visible import visible
 
-AUTO = "auto"  # how a file writes None: codescent decides. It undoes a value of the base file
+AUTO = "auto"  # None in a config file: codescent chooses the value. It also overrides a value of the base file
 
 MAX_SEED = 2**63 - 1
-MAX_NAME_BYTES = 200  # temporary files add a prefix and a suffix; file systems allow 255
+MAX_NAME_BYTES = 200  # file systems allow 255; temporary files add a prefix and a suffix
 MAX_SAMPLES = 2**31 - 1
 
 
@@ -37,7 +37,7 @@ def _check_text(value: str) -> str:
 
 
 def _to_path(value: object) -> object:
-    """Convert a string to a path, which strict models refuse to do. Path("") would mean ".": "" stays a string."""
+    """Convert a string to a path: strict pydantic classes refuse to. "" stays a string, because Path("") means "."."""
     return Path(str(_expand_home(value))) if isinstance(value, str) and value.strip() else value
 
 
@@ -62,21 +62,21 @@ FolderName = Annotated[str, AfterValidator(_check_folder_name)]
 Tokenizer = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text), AfterValidator(_check_tokenizer)]
 Folder = Annotated[Path, BeforeValidator(_to_path), AfterValidator(lambda path: Path(_check_text(str(path))))]
 PathFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]
-"""Absolute, so that a run finds it again from any working directory."""
+"""An absolute path, so that a resumed run finds it from any working directory."""
 
 
 def key(default: Any, meaning: str, **bounds: Any) -> Any:
-    """A key with its default and its meaning; bounds of numbers are ge, gt, le and lt."""
+    """A key with its default and description. `bounds` of numbers: ge, gt, le, lt."""
     return Field(default, description=meaning, **bounds)
 
 
 def auto(meaning: str, **bounds: Any) -> Any:
-    """A key whose default is None, which a file writes as "auto"."""
+    """A key with the default None, written "auto" in files."""
     return key(None, meaning, **bounds)
 
 
 class Section(BaseModel):
-    """One `[section]` of a run's file: frozen, strictly typed, unknown keys refused, numbers finite."""
+    """One `[section]` of a config: frozen and strictly typed. Unknown keys and infinite numbers are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
 
@@ -90,7 +90,7 @@ class Section(BaseModel):
 
 
 class Run(Section):
-    """Which run this is."""
+    """Name, folder and seed of the run."""
 
     name: FolderName = key("default", "name of the run")
     folder: Folder | None = auto("run folder; auto: runs/NAME")
@@ -98,10 +98,10 @@ class Run(Section):
 
 
 class Model(Section):
-    """The model. A size left at auto is the preset's."""
+    """The model. A size with the value auto comes from the preset."""
 
     kind: Literal["gpt2", "llama", "transformer", "bert"] | None = auto(
-        "family of models; auto: the preset's, or gpt2 without a preset"
+        "kind of model; auto: the kind of the preset, or gpt2 without a preset"
     )
     preset: Text | None = auto(
         "published sizes: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama3-8b, llama3-70b, llama3.1-8b, llama3.1-70b, "
@@ -124,7 +124,9 @@ class Model(Section):
         "to a multiple of 64",
         ge=1,
     )
-    vocab_size: int | None = auto("rows of the token embedding; auto without a preset: the tokenizer's", ge=1)
+    vocab_size: int | None = auto(
+        "rows of the token embedding; auto without a preset: the vocabulary size of the tokenizer", ge=1
+    )
     seq_len: int | None = auto(
         "longest sequence in tokens (gpt2, llama, bert); for gpt2 and bert also the rows of the position embedding",
         ge=1,
@@ -155,7 +157,7 @@ class Model(Section):
 
 
 class Lora(Section):
-    """Low-rank adapters: they are trained beside matrices that are frozen (docs/lora.md)."""
+    """Low-rank adapters: they are trained while the matrices of the model are frozen (docs/lora.md)."""
 
     rank: int | None = auto("rank of the adapters; auto: no adapters, all parameters are trained", ge=1, le=1_000_000)
     alpha: float | None = auto("the output of an adapter is multiplied by alpha / rank; auto: 2 x rank", gt=0)
@@ -177,8 +179,8 @@ class Data(Section):
     task: Text | None = auto(
         "what the model predicts: lm: each next token (gpt2, llama, transformer); sft: the tokens of a response to "
         "its prompt, or of the assistant in a conversation (gpt2, llama); mlm: masked tokens (bert); qa: where the "
-        "answer to a question begins and ends (bert); tensors: vectors of the target (transformer); seq2seq: the line "
-        "that data.pairs makes of a line (transformer); auto: the task that fits the corpus or model.kind",
+        "answer to a question begins and ends (bert); tensors: vectors of the target (transformer); seq2seq: a line "
+        "reversed or copied, see data.pairs (transformer); auto: the task that fits the corpus or model.kind",
     )
     template: Text = key(
         "{prompt}{response}", 'text of a prompt and its response (sft), such as "Question: {prompt} Answer: {response}"'
@@ -191,7 +193,7 @@ class Data(Section):
     response_key: Text = key("response", "key of a JSONL line that holds the response (sft)")
     messages_key: Text = key("messages", "key of a JSONL line with a list of messages, each a role and a content (sft)")
     pairs: Literal["reverse", "copy"] = key(
-        "reverse", "target of a line (seq2seq): reverse: its tokens in reverse order; copy: the same tokens"
+        "reverse", "target of a line (seq2seq): reverse: the tokens of the line in reverse order; copy: its tokens"
     )
     format: Literal["memory", "hdf5", "pt", "safetensors"] | None = auto(
         "storage of tensors: the format of the file, or the format that synthetic ones are written in; memory: every "
@@ -225,10 +227,10 @@ class Train(Section):
     num_steps: int = key(1000, "number of weight updates", ge=1)
     global_batch_size: int = key(12, "samples per step, over all ranks", ge=1, le=MAX_SAMPLES)
     microbatch_size: int | None = auto(
-        "samples of a rank's forward pass; gradients are accumulated; auto: all of the rank's", ge=1
+        "samples of one forward pass of a rank; gradients are accumulated; auto: all samples of the rank", ge=1
     )
     precision: Literal["fp64", "fp32", "bf16"] = key(
-        "fp32", "number format of weights and activations; bf16 keeps an fp32 master copy of the weights"
+        "fp32", "number format of weights and activations; bf16 has an fp32 master copy of the weights"
     )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "auto: cuda where there is one, else cpu")
     compile: Literal["none", "blocks", "model"] = key(
@@ -237,21 +239,22 @@ class Train(Section):
     eval_every: int = key(250, "steps between validation losses; 0: never", ge=0)
     eval_samples: int | None = auto("samples per validation loss; auto: the whole validation split", ge=1)
     check_every: int = key(
-        100, "steps between comparisons of the ranks' copies; 0: only at the start and before checkpoints", ge=0
+        100, "steps between checks that the replicas are equal; 0: only at the start and before checkpoints", ge=0
     )
     matmul: Literal["auto", "exact", "fast"] = key(
         "auto",
-        "kernels of fp32 matrix products on CPU: exact: torch's default; fast: those of torch's medium precision; "
+        "kernels of fp32 matrix products on CPU: exact: default precision of torch; fast: medium precision of torch; "
         "auto: the faster one, measured at the start, if its error is small enough",
     )
     allocator: Literal["auto", "system"] = key(
-        "auto", "auto: malloc keeps large blocks for the next step (Linux, glibc); system: malloc is not tuned"
+        "auto",
+        "auto: malloc reuses large blocks in the next step (Linux, glibc); system: settings of malloc are not changed",
     )
     head_chunk_tokens: int = key(
-        1024, "tokens whose logits are in memory at the same time; 0: those of the whole micro-batch", ge=0
+        1024, "tokens whose logits are in memory at the same time; 0: all tokens of the micro-batch", ge=0
     )
     num_threads: int | None = auto("threads per rank; auto: cores / ranks on this machine", ge=1, le=1024)
-    deterministic: bool = key(False, "refuse operations whose result varies between identical runs")
+    deterministic: bool = key(False, "stop with an error at operations whose result varies between identical runs")
 
 
 class Optimizer(Section):
@@ -265,7 +268,7 @@ class Optimizer(Section):
     beta2: float = key(0.95, "decay of the mean of squared gradients (adamw, adam, rmsprop, adadelta)", ge=0, lt=1)
     eps: float = key(1e-8, "added to denominators (all but sgd)", gt=0)
     momentum: float = key(0.9, "momentum (sgd, rmsprop)", ge=0, lt=1)
-    fused: bool = key(True, "one kernel for the whole update, where torch has it for this rule")
+    fused: bool = key(True, "one kernel for the whole update, if torch has one for this update rule")
     max_grad_norm: float = key(1.0, "global gradient norm is clipped to this; 0: no clipping", ge=0)
     schedule: Literal["cosine", "linear", "constant"] = key("cosine", "decay of the learning rate after the warm-up")
     warmup_steps: int = key(0, "steps over which the learning rate rises from 0", ge=0)
@@ -291,39 +294,37 @@ class Parallel(Section):
     virtual_stages: int = key(1, "chunks of the model on each pipeline stage (schedule interleaved: at least 2)", ge=1)
     cut: Literal["cost", "encoder-decoder"] = key(
         "cost",
-        "where pipeline stages begin: cost: such that the most expensive stage is as cheap as possible; "
-        "encoder-decoder: the same, and one stage begins at the first layer of the decoder",
+        "where pipeline stages begin: cost: the most expensive stage is as cheap as possible; "
+        "encoder-decoder: also, one stage begins at the first layer of the decoder",
     )
     dp_shard: int = key(1, "ranks that shard one replica, each with its part of the batch", ge=1)
-    zero_stage: int = key(3, "what dp_shard shards: 1: optimizer state; 2: gradients, too; 3: weights, too", ge=1, le=3)
-    cp: int = key(1, "ranks that divide a sequence", ge=1)
-    context: Literal["ring", "all-gather"] = key(
-        "ring", "how the ranks that divide a sequence exchange keys and values"
-    )
-    tp: int = key(1, "ranks that divide a matrix", ge=1)
+    zero_stage: int = key(3, "what dp_shard shards: 1: optimizer state; 2: also gradients; 3: also weights", ge=1, le=3)
+    cp: int = key(1, "ranks that divide each sequence (context parallelism)", ge=1)
+    context: Literal["ring", "all-gather"] = key("ring", "how the cp ranks exchange keys and values")
+    tp: int = key(1, "ranks that divide each matrix (tensor parallelism)", ge=1)
     sequence_parallel: bool = key(True, "with tp: norms, dropout and residual sums are divided along the sequence")
     recompute: Literal["none", "selective", "full"] = key(
         "none",
-        "activations that backward recomputes to save memory: selective: GELU or SwiGLU, and attention probabilities; "
-        "full: every block, from its input",
+        "activations that the backward pass recomputes to save memory: selective: GELU or SwiGLU, and attention "
+        "probabilities; full: every block, from its input",
     )
     offload: Literal["none", "optimizer", "all"] = key(
         "none",
         "offload to host memory, for training on CUDA: optimizer: master weights and optimizer state, updated there; "
-        "all: weights, too (dp_shard with zero_stage 3)",
+        "all: also weights (dp_shard with zero_stage 3)",
     )
     data_parallel: int = key(
         1, "CUDA devices of one process (torch.nn.DataParallel), a baseline for dp_replicate", ge=1, le=1024
     )
     bucket_bytes: int = key(16_777_216, "bytes of gradients that are reduced in one collective", ge=1)
     reduce_dtype: Literal["auto", "fp32", "bf16"] = key(
-        "auto", "number format of reduced gradients; auto: train.precision, or fp32 for accumulated bf16"
+        "auto", "number format of reduced gradients; auto: train.precision, or fp32 where zero_stage 1 accumulates bf16"
     )
     timeout_s: float = key(600.0, "seconds that a rank waits for the others in a collective", gt=0, le=604_800)
 
 
 class Checkpoint(Section):
-    """When checkpoints are written, and which are kept."""
+    """When checkpoints are written, and which of them stay."""
 
     every: int = key(250, "steps between checkpoints; 0: only at the end", ge=0)
     keep_last: int = key(2, "number of newest checkpoints to keep", ge=1)
@@ -342,7 +343,7 @@ class Log(Section):
 
 
 class Config(BaseModel):
-    """A whole run. Raises pydantic's ValidationError for wrong types, values out of range and contradictions."""
+    """The config of a run. Raises pydantic's ValidationError: wrong types, values out of range, contradictions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -368,15 +369,15 @@ SECTIONS: dict[str, type[Section]] = {
     for name, field in Config.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
-"""Section name to model, in the order of files and tables."""
+"""The class of each section by name, in the order of config files and docs."""
 
 
 Contradiction = tuple[tuple[str, ...], str]
-"""Keys whose values are valid one by one and contradict each other, and the problem, to be read after the first key."""
+"""Keys whose values contradict each other, and the problem. Messages print it after the first key."""
 
 
 def contradictions(config: Config) -> Iterator[Contradiction]:
-    """Contradictions that hold for every world size, preset and corpus. `build` refuses the others."""
+    """Contradictions that do not depend on world size, preset or corpus. build.py finds the others."""
     optimizer, train = config.optimizer, config.train
     if optimizer.min_learning_rate > optimizer.learning_rate:
         yield (
@@ -402,7 +403,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
 
 
 def _lora_contradictions(config: Config) -> Iterator[Contradiction]:
-    """Keys of [lora] without lora.rank, and keys that do not work with adapters."""
+    """Keys of [lora] without lora.rank, and other keys that exclude adapters."""
     lora = config.lora
     if lora.rank is None:
         for name in ("alpha", "targets", "whole"):
@@ -412,25 +413,25 @@ def _lora_contradictions(config: Config) -> Iterator[Contradiction]:
     if config.train.compile == "model":
         yield (
             ("train.compile", "lora.rank"),
-            'given "model", but lora.rank is set: the embedding is not trained, and the compiler does not make a '
-            'gradient begin behind it; set train.compile to "blocks"',
+            'given "model", but lora.rank is set: the compiler cannot begin gradients after the embedding, which is '
+            'not trained; set train.compile to "blocks"',
         )
     if config.parallel.offload == "optimizer":
         yield (
             ("parallel.offload", "lora.rank"),
-            'given "optimizer", but lora.rank is set: the optimizer has the state of adapters alone, which is small; '
-            'set parallel.offload to "none", or to "all" (weights too, with dp_shard and zero_stage 3)',
+            'given "optimizer", but lora.rank is set: the optimizer has state for the adapters only, which is small; '
+            'set parallel.offload to "none", or to "all" (also weights, with dp_shard and zero_stage 3)',
         )
 
 
 def _device_contradictions(config: Config) -> Iterator[Contradiction]:
-    """Keys that need CUDA or exclude torch.compile. With train.device = "auto" each rank checks its own device."""
+    """Keys that need CUDA or exclude torch.compile. With train.device = "auto" each rank checks its device later."""
     train, parallel = config.train, config.parallel
     if train.device == "cpu" and parallel.offload != "none":
         yield (
             ("parallel.offload", "train.device"),
-            f'given "{parallel.offload}", but train.device is "cpu", whose memory is the host\'s: there is nothing to '
-            'offload; leave it "none"',
+            f'given "{parallel.offload}", but train.device is "cpu", which computes in host memory: there is '
+            'nothing to offload; set it to "none"',
         )
     if train.device == "cpu" and parallel.data_parallel > 1:
         yield (
@@ -441,13 +442,13 @@ def _device_contradictions(config: Config) -> Iterator[Contradiction]:
     if train.compile != "none" and parallel.pp > 1 and parallel.schedule == "zero-bubble":
         yield (
             ("parallel.schedule", "train.compile"),
-            f'given "zero-bubble", but train.compile is "{train.compile}": compiled layers make the gradients of their '
-            'weights at once and put nothing off; set train.compile to "none", or parallel.schedule to "1f1b"',
+            f'given "zero-bubble", but train.compile is "{train.compile}": compiled layers compute all gradients at '
+            'once and cannot delay those of weights; set train.compile to "none", or parallel.schedule to "1f1b"',
         )
     if train.compile != "none" and parallel.data_parallel > 1:
         yield (
             ("parallel.data_parallel", "train.compile"),
             f'given {parallel.data_parallel}, but train.compile is "{train.compile}": torch.nn.DataParallel copies '
-            'modules in every step, and a compiled one is not copied; set train.compile to "none", or '
+            'modules in every step, and compiled modules cannot be copied; set train.compile to "none", or '
             f"parallel.ranks to {parallel.data_parallel} instead of data_parallel",
         )

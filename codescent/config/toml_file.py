@@ -1,5 +1,5 @@
-"""In: the path of a TOML file. Out: its table, and the line of each key, for error messages.
-Does not know the keys."""
+"""In: the path of a TOML file. Out: its content as a dict, and the line of each key, for error messages.
+Does not know which keys are valid."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def read_toml(file: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     """Read a TOML file.
 
     Returns:
-        Its table, and the line (from 1) of each table and key in it, by path: ("model", "num_layers").
+        The content as a dict. Also the line (from 1) of each table and key, by its path, such as
+        ("model", "num_layers").
 
     Raises:
-        UserError: it cannot be read, is not UTF-8 text or not TOML, with the line and column (both from 1).
+        UserError: the file is unreadable, not UTF-8 text or not TOML. The text has line and column (from 1).
     """
     try:
         data = file.read_bytes()
@@ -28,7 +29,7 @@ def read_toml(file: Path) -> tuple[dict[str, Any], dict[tuple[str, ...], int]]:
     try:
         text = data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        read = error.object  # excludes the byte order mark, like error.start
+        read = error.object  # without the byte order mark, like error.start
         line, column = read[: error.start].count(b"\n") + 1, error.start - read.rfind(b"\n", 0, error.start)
         hint = " (it looks like UTF-16)" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
         byte = f"byte 0x{read[error.start]:02x}"
@@ -59,9 +60,9 @@ def _syntax_problem(file: Path, text: str, message: str) -> str:
 
 
 def _lines_of_keys(text: str) -> dict[tuple[str, ...], int]:
-    """Line of each key of a valid TOML text; tomllib does not report lines.
+    """The line of each key of a valid TOML text. tomllib does not report lines.
 
-    A statement is the fewest lines that parse by themselves: strings and lists may span lines.
+    Lines are joined until they parse as TOML, because strings and lists may span several lines.
     """
     lines: dict[tuple[str, ...], int] = {}
     header: tuple[str, ...] = ()

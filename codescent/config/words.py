@@ -1,5 +1,5 @@
-"""In: the typed models of a config. Out: the meaning of each key in words, for documentation and error messages.
-Does not read a file and holds no values except defaults."""
+"""In: the config sections of sections.py. Out: documentation of each key: valid values in words, default, description.
+Does not read a file and does not check values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from codescent.config.sections import AUTO, SECTIONS
 
 @dataclass(frozen=True)
 class Key:
-    """One key, as documentation and error messages name it."""
+    """One config key, as shown in documentation and error messages."""
 
     section: str
     name: str
@@ -28,7 +28,7 @@ class Key:
 
 
 def keys_markdown() -> str:
-    """The keys as Markdown: a heading and a table for each section."""
+    """All keys as Markdown, with a heading and a table for each section."""
     text = ""
     for section, model in SECTIONS.items():
         text += f"### `[{section}]`\n\n{model.__doc__}\n\n| key | value | default | meaning |\n|---|---|---|---|\n"
@@ -40,7 +40,7 @@ def keys_markdown() -> str:
 
 
 def toml_value(value: object) -> str:
-    """A value as TOML; TOML has no None, which is written as "auto"."""
+    """A value as TOML. None becomes "auto", because TOML has no None."""
     if value is None:
         return f'"{AUTO}"'
     return tomli_w.dumps({"v": str(value) if isinstance(value, Path) else value}).removeprefix("v = ").rstrip("\n")
@@ -79,4 +79,4 @@ KEYS: Mapping[str, Key] = {
     for section, model in SECTIONS.items()
     for name, field in model.model_fields.items()
 }
-"""Every "section.key", in order: the source of docs/config.md and of `codescent config --keys`."""
+"""All keys by "section.key", in order. docs/config.md and `codescent config --keys` are generated from them."""

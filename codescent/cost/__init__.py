@@ -1,2 +1,2 @@
-"""In: a plan. Out: what it will cost, each price in its own file: compute, memory, simulate.
-Does not touch torch, torch.distributed, or any strategy by name."""
+"""In: a plan. Out: estimates for one step: bytes of memory and of communication (memory.py), time (simulate.py).
+Does not import torch and does not know the names of strategies."""

@@ -1,5 +1,5 @@
-"""In: a plan. Out: bytes that a rank holds from step to step, and bytes that it sends, or moves inside, in one.
-Does not estimate activations and does not measure."""
+"""In: a plan. Out: bytes of weights, gradients and optimizer state of a rank; bytes that it sends or copies per step.
+Does not estimate the memory of activations and does not measure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from codescent.plan import Plan, Traffic
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes on the fullest rank of the fullest pipeline stage.
+    """Bytes on the rank that holds the most.
 
-    `optimizer_bytes` includes the fp32 master weights of bf16 training; `host_bytes` of the three are in host memory.
+    `optimizer_bytes` includes the fp32 master weights of bf16 training. `host_bytes` is the part in host memory.
     """
 
     weights_bytes: int
@@ -23,17 +23,17 @@ class StateBytes:
 
     @property
     def total_bytes(self) -> int:
-        """Weights, gradients and optimizer state, on the device and on the host."""
+        """Bytes of weights, gradients and optimizer state, in device and host memory."""
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
 
     @property
     def device_bytes(self) -> int:
-        """The part that the device holds."""
+        """The part in device memory."""
         return self.total_bytes - self.host_bytes
 
 
 def state_bytes(plan: Plan) -> StateBytes:
-    """Weights, gradients and optimizer state of a rank (the ZeRO table of Rajbhandari et al. 2020, figure 1)."""
+    """Bytes of weights, gradients and optimizer state of a rank (Rajbhandari et al. 2020, "ZeRO", figure 1)."""
     stages = (_of_stage(plan, stage) for stage in range(plan.mesh.pp))
     return max(stages, key=lambda state: (state.device_bytes, state.total_bytes))
 
@@ -49,12 +49,12 @@ def _of_stage(plan: Plan, stage: int) -> StateBytes:
 
 
 def inside_bytes(plan: Plan) -> float:
-    """Bytes that the busiest rank moves in a step between its own devices, or between its device and the host."""
+    """Bytes per step that a rank copies between its own devices, or between device and host: the largest rank."""
     return _busiest(plan, lambda traffic: traffic.inside_bytes)
 
 
 def wire_bytes(plan: Plan) -> float:
-    """Bytes that the busiest rank sends in a step, over every axis, in the ring algorithms."""
+    """Bytes per step that a rank sends to other ranks, by the ring algorithms: the largest rank."""
     return _busiest(plan, lambda traffic: traffic.wire_bytes(plan.mesh.degree(traffic.axis)))
 
 

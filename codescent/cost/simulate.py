@@ -1,5 +1,5 @@
-"""In: a plan's instruction lists, seconds for each verb. Out: when each instruction runs, who waits, what is held.
-Does not know what a step consists of (the plan does) nor any schedule by name: train/execute is its twin."""
+"""In: the instruction lists of a plan, and seconds per instruction. Out: begin and end of each, idle time per stage.
+Does not know schedules by name and runs nothing: train/execute.py runs the same lists."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import NamedTuple
 from codescent.plan import SENDS, Instruction, Schedule, Verb
 
 Seconds = float | tuple[float, ...]
-"""One number for all, or one for each virtual stage (chunk c of stage s is number c p + s); for reduce and step one for
-each stage."""
+"""One number for all stages, or a tuple: one number per virtual stage (chunk c of stage s of p has index c p + s).
+A tuple for reduce and step has one number per stage."""
 
 
 class Sends(StrEnum):
-    """When a message leaves, and who waits for it."""
+    """When a message leaves its sender, and which computation or stage waits for it."""
 
-    BUFFERED = "buffered"  # when it is sent; who waits is the computation that reads it
-    POSTED = "posted"  # when it is sent and its receive is reached too; who waits is the computation that reads it
-    BLOCKING = "blocking"  # the same, and both stages wait until it is over
+    BUFFERED = "buffered"  # leaves at its send; the computation that reads it waits
+    POSTED = "posted"  # leaves when both send and receive are reached; the computation that reads it waits
+    BLOCKING = "blocking"  # leaves when both are reached; both stages wait until it has arrived
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of each instruction; the defaults are relative, a forward pass being 1.
+    """Seconds of each instruction. The defaults are relative to a forward pass of 1.
 
-    A message arrives `latency_s + transfer_s` after it was sent; the next one between the same two stages, in the same
-    direction, leaves when `transfer_s` is over. `transfer_s` is that of the virtual stage that sends.
+    A message arrives `latency_s + transfer_s` after it has left. The next message from the same stage to the same stage
+    leaves after `transfer_s`. A tuple `transfer_s` is indexed by the sending virtual stage.
     """
 
     forward_s: Seconds = 1.0
@@ -44,7 +44,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Span:
-    """An instruction of a stage, from its begin to its end, in seconds of the step; waiting is what lies between."""
+    """An instruction of a stage with its begin and end, in seconds from the start of the step."""
 
     stage: int
     instruction: Instruction
@@ -54,13 +54,15 @@ class Span:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Where a stage's time goes: the four sum to the makespan.
+    """Times of one stage. The four times sum to the makespan.
 
-    `data_wait_s`: another stage has not yet computed what is needed. `comm_wait_s`: it has, but it has not arrived;
-    where sends block, also the send itself and the wait for its receiver. `idle_end_s`: this stage has done its step.
-
-    `peak_live` counts micro-batches times chunks whose activations are held: from the beginning of FORWARD to the end
-    of BACKWARD, or of BACKWARD_WEIGHT where the backward pass is split (it reads the same activations).
+    Attributes:
+        busy_s: the stage computes.
+        data_wait_s: it waits because another stage has not yet computed its input.
+        comm_wait_s: it waits for a message under way. With blocking sends: also each send and its wait.
+        idle_end_s: it has finished its list, and other stages have not.
+        peak_live: largest number of (micro-batch, chunk) pairs with activations in memory. They stay there from
+            FORWARD until BACKWARD, or until BACKWARD_WEIGHT if the backward is split.
     """
 
     busy_s: float
@@ -72,7 +74,7 @@ class StageTimes:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One step: its makespan, what each stage did meanwhile, and every instruction's span in order of begin."""
+    """One simulated step: its duration, the times of each stage, all instructions sorted by begin."""
 
     makespan_s: float
     stages: tuple[StageTimes, ...]
@@ -80,7 +82,7 @@ class Simulation:
 
     @property
     def ideal_s(self) -> float:
-        """The busiest stage's work: no schedule takes less."""
+        """The busy time of the busiest stage: a lower bound for every schedule."""
         return max(stage.busy_s for stage in self.stages)
 
     @property
@@ -95,7 +97,7 @@ class Simulation:
 
 
 class Deadlock(Exception):
-    """Lists that stop before their ends; `waiting`: the instruction at which a stage stops, and what it waits for."""
+    """The lists block each other. `waiting`: for each blocked stage its instruction, and what it waits for."""
 
     def __init__(self, waiting: dict[int, tuple[Instruction, str]]) -> None:
         self.waiting = waiting
@@ -104,25 +106,25 @@ class Deadlock(Exception):
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None, sends: Sends = Sends.BUFFERED) -> Simulation:
-    """Walk all the lists of `schedule`; messages leave as `sends` says.
+    """Simulate one step of `schedule`. `sends` says when messages leave.
 
     Raises:
-        Deadlock: the lists wait for each other, or for a message that nobody sends or nobody receives.
-        KeyError: a backward pass without the forward pass before it.
+        Deadlock: the lists wait for each other, or a send or receive has no partner.
+        KeyError: a list has a backward pass without its forward pass.
     """
-    return _Walk(schedule, costs or Costs(), sends).run()
+    return _Simulator(schedule, costs or Costs(), sends).run()
 
 
 class _Message(NamedTuple):
-    """What is sent: an activation or a gradient, by the virtual stage that made it, of which micro-batch."""
+    """An activation or a gradient: the virtual stage that computed it, and its micro-batch."""
 
     activation: bool
-    maker: int
+    computed_by: int
     microbatch: int | None
 
 
-class _Walk:
-    """The lists' state on the way."""
+class _Simulator:
+    """One simulation: a clock per stage, and the messages between stages."""
 
     def __init__(self, schedule: Schedule, costs: Costs, sends: Sends) -> None:
         self.programs = schedule.programs
@@ -146,11 +148,11 @@ class _Walk:
         self.sent: dict[_Message, float] = {}  # when its sender reached the send
         self.expected: dict[_Message, float] = {}  # when its receiver reached the receive
         self.arrival: dict[_Message, float] = {}
-        self.links: dict[tuple[int, int], deque[_Message]] = {}  # (from, to) -> sent and not yet under way, in order
+        self.links: dict[tuple[int, int], deque[_Message]] = {}  # (from, to) -> messages that still wait, in order
         self.link_free: dict[tuple[int, int], float] = {}
 
     def run(self) -> Simulation:
-        """All the lists to their ends."""
+        """Simulate all lists to their ends."""
         places = [0] * self.num_stages
         while unfinished := [s for s, program in enumerate(self.programs) if places[s] < len(program)]:
             before = list(places)
@@ -170,7 +172,7 @@ class _Walk:
         return Simulation(makespan, tuple(StageTimes(*stage) for stage in stages), tuple(timeline))
 
     def _act(self, stage: int, instruction: Instruction) -> bool:
-        """Whether the instruction is done; else it is tried again later."""
+        """Try to do an instruction. False: it has to wait, and the caller tries it again."""
         if instruction.peer is not None:
             return self._communicate(stage, instruction, instruction.peer)
         return self._compute(stage, instruction)
@@ -207,19 +209,19 @@ class _Walk:
         return self._span(stage, instruction, self.clock[stage])
 
     def _deliver(self, link: tuple[int, int]) -> None:
-        """What waits on a link leaves, one message after the other, each as soon as it may."""
+        """Send the waiting messages of a link in order, each as soon as `Sends` allows."""
         queue = self.links.get(link, deque())
         while queue and (self.sends is Sends.BUFFERED or queue[0] in self.expected):
             message = queue.popleft()
             ready = self.sent[message]
             if self.sends is Sends.POSTED:
                 ready = max(ready, self.expected[message])
-            transfer_s = self._seconds(self.costs.transfer_s, message.maker)
+            transfer_s = self._seconds(self.costs.transfer_s, message.computed_by)
             self.link_free[link] = max(ready, self.link_free.get(link, 0.0)) + transfer_s
             self.arrival[message] = self.link_free[link] + self.costs.latency_s
 
     def _await(self, stage: int, message: _Message) -> bool:
-        """Let the stage wait until the message has arrived; False where it is not sent, or not asked for."""
+        """Advance the stage's clock to the arrival of the message. False: it was not sent, or not received yet."""
         if message not in self.arrival or message not in self.expected:
             return False
         self._wait(stage, self.sent[message], self.data_wait)
@@ -227,12 +229,12 @@ class _Walk:
         return True
 
     def _meet(self, stage: int, instruction: Instruction, message: _Message) -> bool:
-        """A send that blocks: both ends begin when the later one is there, and end together."""
+        """A blocking send or receive: both stages begin when the later one is ready, and end together."""
         if message not in self.sent or message not in self.expected:
             return False
         start = max(self.sent[message], self.expected[message])
         self._wait(stage, start, self.comm_wait if instruction.verb in SENDS else self.data_wait)
-        end = start + self.costs.latency_s + self._seconds(self.costs.transfer_s, message.maker)
+        end = start + self.costs.latency_s + self._seconds(self.costs.transfer_s, message.computed_by)
         self._wait(stage, end, self.comm_wait)
         self.arrival[message] = end
         return self._span(stage, instruction, start)
@@ -252,18 +254,18 @@ class _Walk:
         return instruction.chunk * self.num_stages + stage
 
     def _message(self, stage: int, instruction: Instruction) -> _Message:
-        """What a send or a receive is about: both ends name it alike."""
+        """The message of a send or a receive: equal for both ends."""
         activation = instruction.verb in (Verb.SEND_ACTIVATION, Verb.RECEIVE_ACTIVATION)
-        maker = self._virtual(stage, instruction)
+        computed_by = self._virtual(stage, instruction)
         if instruction.verb not in SENDS:
-            maker += -1 if activation else 1
-        return _Message(activation, maker, instruction.microbatch)
+            computed_by += -1 if activation else 1
+        return _Message(activation, computed_by, instruction.microbatch)
 
-    def _deadlock(self, standing: dict[int, Instruction]) -> Deadlock:
-        return Deadlock({stage: (at, self._awaited(stage, at)) for stage, at in standing.items()})
+    def _deadlock(self, blocked: dict[int, Instruction]) -> Deadlock:
+        return Deadlock({stage: (at, self._awaited(stage, at)) for stage, at in blocked.items()})
 
     def _awaited(self, stage: int, instruction: Instruction) -> str:
-        """What an instruction that cannot go on waits for, in words."""
+        """What a blocked instruction waits for, in words."""
         if instruction.peer is not None:
             return f"stage {instruction.peer} to {'receive' if instruction.verb in SENDS else 'send'} it"
         forward = instruction.verb is Verb.FORWARD

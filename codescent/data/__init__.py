@@ -1,5 +1,6 @@
-"""In: text, by name or path; or samples of a task. Out: token shards on disk, and from them the batches of every step.
-Does not import torch (loader.py does) and does not know models, configs, tasks or run folders.
+"""In: a text corpus, or another source of samples. Out: the corpus as token shards on disk; the batches of each step.
+Does not import torch, except in loader.py. Does not know models, configs or run folders, and defines no task.
 
-The way of a text: corpora -> sources -> scan (first reading) -> chunks -> pool, tokenizers -> shards (second reading);
-the way of a batch: dataset -> split (or the source of a task) -> loader (sampler and read-ahead)."""
+Preparing a text: corpora (find files) -> sources (read text) -> scan (first pass: count and check) -> chunks (cut)
+-> pool, tokenizers (encode) -> shards (second pass: write).
+Reading a batch: dataset (open) -> split (samples of a text; a task may have its own) -> loader (order, read-ahead)."""

@@ -1,5 +1,5 @@
-"""In: a file of numbers that was verified. Out: pieces of it, read when they are asked for.
-Does not map the file into memory: one that is cut while it is mapped ends the process by SIGBUS."""
+"""In: a binary file whose sha256 was checked (verified.py). Out: an array whose slices are read from disk on access.
+Does not map the file into memory: if a mapped file is truncated, SIGBUS kills the process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy.typing as npt
 from codescent.base.errors import UserError
 from codescent.data.verified import hash_of, stamp_of
 
-RESTORE = "put it back as it was, and go on with --resume"
+RESTORE = "restore the file, then continue with --resume"
 
 
 class Watched:
-    """An open file that may not change. Where its stamp has, it is hashed again.
+    """An open file whose content must not change. If its stamp (`stamp_of`) changes, the file is hashed again.
 
     Args:
-        sha256: what its content must have; "": it may not change at all.
+        sha256: the expected hash of the content; "": unknown, so every change of the stamp is an error.
     """
 
     def __init__(self, path: Path, sha256: str = "") -> None:
@@ -32,13 +32,13 @@ class Watched:
         self._stamp = stamp_of(os.fstat(self._file.fileno()))
 
     def check(self) -> None:
-        """Raise UserError: the file has changed, or cannot be read any more."""
+        """Raise UserError if the content has changed or the file cannot be read."""
         try:
             stamp = stamp_of(os.fstat(self._file.fileno()))
             if stamp == self._stamp:
                 return
             if stamp[0] < self._stamp[0]:
-                raise self._cut(stamp[0])
+                raise self._truncated(stamp[0])
             if hash_of(self._file.fileno()) != self._sha256:
                 raise UserError(f"{self.path}: changed while it was in use: {RESTORE}")
         except OSError as error:
@@ -46,26 +46,27 @@ class Watched:
         self._stamp = stamp
 
     def read_into(self, buffer: memoryview, offset_bytes: int) -> None:
-        """Fill a buffer of bytes. Raises UserError: the file ends before, or cannot be read."""
+        """Fill `buffer` with the bytes from `offset_bytes` on. Raises UserError: too short a file, or unreadable."""
         while buffer:
             try:
                 count = os.preadv(self._file.fileno(), [buffer], offset_bytes)
             except OSError as error:
                 raise UserError(f"{self.path}: cannot be read at byte {offset_bytes}: {error.strerror}") from error
             if not count:
-                raise self._cut(offset_bytes)
+                raise self._truncated(offset_bytes)
             buffer, offset_bytes = buffer[count:], offset_bytes + count
 
-    def _cut(self, size_bytes: int) -> UserError:
+    def _truncated(self, size_bytes: int) -> UserError:
         return UserError(
-            f"{self.path}: cut while it was in use: ends at byte {size_bytes}, had {self._stamp[0]}: {RESTORE}"
+            f"{self.path}: truncated while it was in use: ends at byte {size_bytes}, had {self._stamp[0]}: {RESTORE}"
         )
 
 
 class FileArray:
-    """The items of an array in a file from `offset_bytes` on: numbers, structures, or arrays of the dtype's own shape.
+    """An array of `length` items that begins at `offset_bytes` of a file.
 
-    `array[first:stop]` and `array[numbers]` are read as numpy would give them. Raises UserError as `Watched`.
+    An item is a number, a structure, or a subarray (a dtype with a shape). `array[first:stop]` and `array[numbers]`
+    read the values that numpy would return. Raises UserError like `Watched`.
     """
 
     def __init__(self, file: Watched, dtype: npt.DTypeLike, offset_bytes: int, length: int) -> None:
@@ -84,7 +85,7 @@ class FileArray:
         return np.asarray(self.windows(np.array([first]), max(0, stop - first))[0])
 
     def windows(self, firsts: npt.NDArray[np.integer[Any]], count: int) -> npt.NDArray[Any]:
-        """`count` items from each of `firsts` on: [n, count]."""
+        """Read `count` consecutive items from each item number in `firsts` [n] on: [n, count]."""
         self._file.check()
         out = np.empty((len(firsts), count), self._item)
         raw, size = out.reshape(-1).view(np.uint8).data, count * self._item.itemsize
@@ -94,7 +95,7 @@ class FileArray:
 
 
 def open_npy(path: Path, sha256: str) -> FileArray:
-    """The array in a file that `write_array` of `data.prepared` wrote. Raises UserError: it cannot be read."""
+    """Open an array that `data.prepared.write_array` wrote. Raises UserError: the file cannot be read."""
     file = Watched(path, sha256)
     with path.open("rb") as stream:
         np.lib.format.read_magic(stream)

@@ -1,5 +1,5 @@
-"""In: a source, a seed, this rank's positions in the global batch. Out: its samples of each step, read ahead.
-Does not move them to a device. Its only state is the next step: a function computes the sample order."""
+"""In: a sample source, a seed, this rank's positions in the global batch. Out: this rank's batches, read ahead.
+Does not copy batches to a device. Does not store a sample order: it is computed from the seed and the step number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from codescent.base.errors import UserError
 from codescent.data.samples import Samples, Source
 
 NUM_ROUNDS = 10
-MOST_STEPS_AT_ONCE = 64  # more steps are not cheaper, and the first step waits for the first block
+MOST_STEPS_AT_ONCE = 64  # a longer read is not cheaper per step, and the first step waits for the first read
 MOST_TOKENS_AT_ONCE = 1 << 22
 Numbers = npt.NDArray[np.uint64]
 
@@ -138,7 +138,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Portion:
-    """A rank's micro-batches of a step, and the number of losses of the step over all ranks, for the mean loss."""
+    """One rank's micro-batches of a step. `losses` counts the step's losses on all ranks: the mean divides by it."""
 
     batches: list[Batch]
     losses: int
@@ -147,12 +147,12 @@ class Portion:
 class Loader:
     """Reads the micro-batches of one rank, step after step, in a thread that is some steps ahead.
 
-    The thread reads several steps at a time, because each read takes a core and the interpreter from the current step.
+    The thread reads several steps at a time: every read takes a core and the interpreter lock from the training step.
 
     Args:
         sample_numbers: approximate count of numbers (tokens, vector components) in a sample.
-        positions: (start, stop) in the global batch of each of this rank's micro-batches, which are consecutive.
-        prefetch: largest number of steps read ahead; 0: `next` reads, without a thread.
+        positions: for each micro-batch of this rank its (start, stop) in the global batch; they are consecutive.
+        prefetch: largest number of steps read ahead; 0: there is no thread, and `next` reads.
         pin_memory: return page-locked tensors, for asynchronous copies to a CUDA device.
     """
 
@@ -169,7 +169,7 @@ class Loader:
         self._source, self._sampler, self._positions = source, sampler, tuple(positions)
         self._pin_memory, self._next_step = pin_memory, first_step
         self._closed = threading.Event()
-        self._in_hand: deque[Portion | Exception] = deque()
+        self._received: deque[Portion | Exception] = deque()
         # Half of the prefetched steps wait in the queue; the thread reads or holds the other half.
         samples = self._positions[-1][1] - self._positions[0][0] if self._positions else 0
         most = max(1, MOST_TOKENS_AT_ONCE // max(1, samples * sample_numbers))
@@ -184,17 +184,17 @@ class Loader:
         """This rank's part of the next step. Raises what `Source.read` raises, or ValueError: the loader is closed."""
         if self._closed.is_set():
             raise ValueError("the loader is closed")
-        if not self._in_hand:
-            self._in_hand.extend(self._ready.get() if self._has_thread else self._attempt(self._next_step, 1))
-        outcome = self._in_hand[0]
+        if not self._received:
+            self._received.extend(self._ready.get() if self._has_thread else self._attempt(self._next_step, 1))
+        outcome = self._received[0]
         if isinstance(outcome, Exception):
             raise outcome
-        self._in_hand.popleft()
+        self._received.popleft()
         self._next_step += 1
         return outcome
 
     def close(self) -> None:
-        """End the thread and wait for it. More calls do nothing."""
+        """End the thread and wait for it. Further calls do nothing."""
         self._closed.set()
         while self._has_thread and self._thread.is_alive():
             try:
@@ -217,7 +217,7 @@ class Loader:
                 return
 
     def _attempt(self, first: int, count: int) -> list[Portion | Exception]:
-        """The portions of `count` steps. If one cannot be read, those before it and its error."""
+        """The portions of `count` steps. If a step cannot be read: the portions before it, then its error."""
         try:
             return list(self._read(first, count))
         except Exception as error:  # `next` raises it at this step
@@ -244,7 +244,7 @@ class Loader:
         return [Portion(batches, number) for batches, number in zip(parts, losses)]
 
     def _losses(self, first: int, count: int) -> list[int]:
-        """Number of losses of each step. Every rank computes the same, without communication."""
+        """Number of losses of each step on all ranks. Every rank computes the same numbers, without communication."""
         size, each = self._sampler.global_batch_size, self._source.losses_per_sample
         if each is not None:
             return [size * each] * count

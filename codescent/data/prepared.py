@@ -1,5 +1,5 @@
-"""In: a folder's name, a function that fills it. Out: a prepared folder: made once, by one process, described, checked.
-Does not know what is in the files: the source of each task does."""
+"""In: a folder name and a function that fills the folder. Out: a prepared folder with description.json and checksums.
+Does not build a folder twice: one process builds it, and the others wait. Does not interpret the files in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from codescent.data.verified import hashes
 DESCRIPTION = "description.json"
 TOKENIZER = "tokenizer.json"
 JOURNAL = "progress.json"
-"""A hidden folder with a journal is continued by the next process; another one is thrown away."""
+"""A file in an unfinished folder. The next process continues a folder with a journal, and deletes one without."""
 SPLITS = ("train", "validation")
 AGAIN = "delete this folder and prepare it again"
 _EDGE_BYTES = 1 << 16
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Fields(BaseModel):
-    """Fields of description.json, or of a table in it. Types are checked strictly; other fields are for people."""
+    """Base class of the fields of description.json. Types are checked strictly; unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -57,7 +57,7 @@ class Splits(Fields, Generic[T]):
 
 
 class Description(Fields):
-    """description.json of a folder whose files are hashed. Each task adds its format and fields."""
+    """description.json of a folder whose files are hashed. Each task sets the format and adds its own fields."""
 
     format: str
     request: dict[str, Any]
@@ -66,13 +66,13 @@ class Description(Fields):
 
 
 def folder_of(root: Path, key: Any, corpus: str, tokenizer: str) -> Path:
-    """Where samples are once prepared: readable names and the digest of all that the samples depend on."""
+    """Path of a prepared folder. Its name has corpus, tokenizer and a digest of `key` (all that samples depend on)."""
     names = "-".join(Path(part).stem[:40] for part in (corpus, tokenizer.split(":")[0]))
     return root / f"{names}-{digest(key)[:8]}"
 
 
 def existing(target: Path, verify: Callable[[Path], object]) -> Path | None:
-    """The prepared folder at `target`, after `verify`; None: there is none. Raises what `verify` raises."""
+    """Verify the prepared folder at `target` and return it; None: it does not exist. Raises what `verify` raises."""
     if not (target / DESCRIPTION).is_file():
         return None
     verify(target)
@@ -80,18 +80,19 @@ def existing(target: Path, verify: Callable[[Path], object]) -> Path | None:
 
 
 def prepared(target: Path, make: Callable[[Path], None], verify: Callable[[Path], object]) -> Path:
-    """The prepared folder at `target`, made now if it does not exist. A second process waits for the first.
+    """Return the prepared folder at `target`; build it if it does not exist. A second process waits for the first.
 
-    The name of `target` holds a digest of all that its content depends on. `make` fills an empty hidden folder, the
-    description last; nothing half-made is left. `verify` checks an existing folder.
+    The name of `target` holds a digest of everything that its content depends on. `make` fills an empty hidden folder
+    and writes the description last; the folder then gets its name. After an error the hidden folder is deleted.
+    `verify` checks an existing folder.
 
-    Raises UserError: what the disk refuses, and what `make` and `verify` raise.
+    Raises UserError: the disk cannot be used, and the errors of `make` and `verify`.
     """
     if existing(target, verify):
         return target
     partial = target.with_name(f".partial-{target.name}")
     with claimed(partial):
-        if not existing(target, verify):  # else another process has made it in the meantime
+        if not existing(target, verify):  # else another process has built it in the meantime
             for leftover in partial.iterdir():
                 leftover.unlink()
             make(partial)
@@ -101,7 +102,10 @@ def prepared(target: Path, make: Callable[[Path], None], verify: Callable[[Path]
 
 @contextmanager
 def claimed(partial: Path) -> Iterator[None]:
-    """Lock a hidden folder, or wait for it; remove it without a journal. Raises UserError: the disk refuses."""
+    """Create a hidden folder and hold its lock; wait while another process holds it.
+
+    At the end a folder without a journal is deleted. Raises UserError: the disk is full or cannot be used.
+    """
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         handle = _lock(partial)
@@ -114,26 +118,26 @@ def claimed(partial: Path) -> Iterator[None]:
     except OSError as error:
         if not is_full(error) and error.errno != errno.EFBIG:
             raise UserError(f"{error.filename or partial}: {error.strerror or error}") from error
-        said = "; ".join([error.strerror or "full", *getattr(error, "__notes__", [])])
-        kept = "what was prepared is kept; the same command continues when there is room"
-        rest = kept if (partial / JOURNAL).exists() else "nothing was kept"
-        raise UserError(f"{partial}: {NO_SPACE} ({said}): {rest}") from error
+        reason = "; ".join([error.strerror or "full", *getattr(error, "__notes__", [])])
+        saved = "the finished part is saved; free some space and run the same command again to continue"
+        result = saved if (partial / JOURNAL).exists() else "nothing was saved"
+        raise UserError(f"{partial}: {NO_SPACE} ({reason}): {result}") from error
 
 
 def describe(folder: Path, fields: Mapping[str, Any], files: Iterable[str]) -> None:
-    """Write description.json, the last file: the fields, then the sha256 of each of `files`."""
+    """Write description.json, the last file of a folder: `fields`, and the sha256 of each file in `files`."""
     write_sealed(folder / DESCRIPTION, {**fields, "files": {name: sha256_of(folder / name) for name in files}})
 
 
 def write_array(path: Path, array: np.ndarray[Any, Any]) -> None:
-    """Write an array as np.save does, but keep the reason why the disk refused."""
+    """Write an array in the format of np.save. Unlike np.save, an OSError has the reason that the disk gave."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
     write_synced(path, header.getvalue() + array.tobytes())
 
 
-def noted(folder: Path) -> dict[str, Any]:
-    """description.json, unchecked; empty where it is missing or cannot be read."""
+def unchecked_description(folder: Path) -> dict[str, Any]:
+    """The content of description.json, without a check; {} if the file is missing or cannot be read."""
     try:
         description = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError):
@@ -141,8 +145,10 @@ def noted(folder: Path) -> dict[str, Any]:
     return description if isinstance(description, dict) else {}
 
 
-def described(folder: Path, model: type[BaseModel], what: str) -> dict[str, Any]:
-    """description.json, checked by `model`. Raises UserError: every field that is wrong, and `what` it should hold."""
+def checked_description(folder: Path, model: type[BaseModel], what: str) -> dict[str, Any]:
+    """The content of description.json, validated by `model`.
+    Raises UserError: every wrong field; `what` names the expected content of the folder.
+    """
     path = folder / DESCRIPTION
     try:
         description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -159,8 +165,8 @@ def described(folder: Path, model: type[BaseModel], what: str) -> dict[str, Any]
     return description
 
 
-def changed(folder: Path, files: Mapping[str, str], *, again: bool = False) -> list[str]:
-    """A sentence for each file that is missing or has another sha256; see `hashes`."""
+def hash_problems(folder: Path, files: Mapping[str, str], *, again: bool = False) -> list[str]:
+    """A message for each file that is missing or does not have the expected sha256. `again`: see `hashes`."""
     found, problems = hashes(folder, files, again=again)
     return [
         problems.get(name) or f"{folder / name}: changed: sha256 {found[name]}, expected {expected}"
@@ -169,8 +175,8 @@ def changed(folder: Path, files: Mapping[str, str], *, again: bool = False) -> l
     ]
 
 
-def resized(folder: Path, sizes_bytes: Mapping[str, int]) -> list[str]:
-    """A sentence for each file that is missing or has another length."""
+def size_problems(folder: Path, sizes_bytes: Mapping[str, int]) -> list[str]:
+    """A message for each file that is missing or does not have the expected size."""
     problems = []
     for name, expected in sizes_bytes.items():
         path = folder / name
@@ -183,13 +189,13 @@ def resized(folder: Path, sizes_bytes: Mapping[str, int]) -> list[str]:
 
 
 def refuse_damaged(folder: Path, problems: list[str]) -> None:
-    """Raise UserError with the problems, if there are any, and what to do."""
+    """Raise UserError if there are problems: the problems, and what to do."""
     if problems:
         raise UserError(*problems, f"{folder}: damaged: {AGAIN}")
 
 
-def given_sha256(path: Path, what: str) -> str:
-    """sha256 of a user's file. Raises UserError where it cannot be read: `what` it should be."""
+def user_file_sha256(path: Path, what: str) -> str:
+    """sha256 of a user's file. Raises UserError if it cannot be read; `what` names the expected content."""
     try:
         return sha256_of(path)
     except OSError as error:
@@ -205,9 +211,9 @@ def edges_of(path: Path) -> bytes:
 
 
 def _lock(partial: Path) -> int:
-    """Make the folder if need be, and lock it. Returns an open descriptor."""
+    """Create the folder if it does not exist, and lock it. Returns its open file descriptor."""
     while True:
-        with suppress(FileExistsError):  # not exist_ok, which looks again whether it is there: it may have gone
+        with suppress(FileExistsError):  # exist_ok=True checks a second time and fails if the folder is gone by then
             partial.mkdir()
         try:
             handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
@@ -216,19 +222,18 @@ def _lock(partial: Path) -> int:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            said = f"another process is preparing this dataset in {partial}: waiting for it"
-            warn(said)
+            warn(f"another process is preparing this dataset in {partial}: waiting for it")
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError as error:
-            said = f"{partial}: this disk has no locks ({error.strerror}): prepare it once at a time"
-            warnings.warn(said, stacklevel=4)
+            message = f"{partial}: no file locks on this disk ({error.strerror}): prepare a dataset in one process only"
+            warnings.warn(message, stacklevel=4)
         if _is_held(partial, handle):
             return handle
-        os.close(handle)  # the process that held it has finished and renamed it
+        os.close(handle)  # the process that held the lock has renamed the folder
 
 
 def _is_held(partial: Path, handle: int) -> bool:
-    """Whether the locked folder still has this name."""
+    """Whether the locked folder still has the name `partial`."""
     try:
         return os.path.samestat(partial.stat(), os.fstat(handle))
     except FileNotFoundError:

@@ -1,5 +1,5 @@
-"""In: the size of some work, and of each finished piece. Out: a bar on a terminal, lines on other outputs.
-Does not slow the work: it prints a line at most every ten seconds."""
+"""In: the total size of some work, and the size of each finished piece. Out: a bar on a terminal, else lines.
+Does not print more than one line in ten seconds where there is no terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINE_EVERY_S = 10.0
 def stage(title: str, total: int, enabled: bool, done: int = 0) -> Iterator[Callable[[int], None]]:
     """Show the progress of a stage on the standard error. Yields a function to call with each piece's size.
 
-    `total` is in bytes or characters, 0 if it is not known; `done` of it was done before.
+    `total` is in bytes or characters, 0 if it is not known; `done` of it was finished before.
     """
     title = visible(title)
     if not enabled:

@@ -1,5 +1,5 @@
-"""In: nothing. Out: the types of a dataset: samples (inputs and targets) and the interface of their source.
-Does not read files: each task has its own source."""
+"""In: nothing. Out: `Samples` (inputs, targets); the interfaces `AnyDataset` and `Source` (the samples of one split).
+Does not read files: the classes that implement the interfaces do (in data/text and in each task)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 def in_range(numbers: npt.NDArray[np.integer[Any]], count: int, name: str) -> Numbers:
-    """Sample numbers as int64. Raises IndexError: one is outside [0, count), the samples of the split `name`."""
+    """Sample numbers as int64. Raises IndexError: a number is outside [0, count); the message names the split."""
     found = np.asarray(numbers, np.int64)
     if len(found) and not 0 <= int(found.min()) <= int(found.max()) < count:
         raise IndexError(f"samples of the {name} split lie in [0, {count})")
@@ -30,8 +30,8 @@ class Samples:
         inputs: the model's input: int64 [n, T] tokens, or float32 [n, X, D] vectors.
         targets: int64 [n, T] the token after each input (negative: no loss at this position), int64 [n, 2] where an
             answer begins and ends, or float32 [n, X, D] vectors.
-        extras: other inputs, read by layers at every depth, by name of the model's argument: "segments_BT",
-            "lengths_B"; each int64 with n rows.
+        extras: further inputs, which layers at every depth read: argument name of the model ("segments_BT",
+            "lengths_B") -> int64 array with n rows.
     """
 
     inputs: npt.NDArray[Any]
@@ -42,7 +42,7 @@ class Samples:
 class Source(Protocol):
     """The samples of one split ("train" or "validation"), by number.
 
-    `losses_per_sample` is the number of losses (of tokens, or of questions) of each sample; None: it varies.
+    `losses_per_sample` is the number of losses (one per token or question) of each sample; None: it varies.
     """
 
     name: str
@@ -77,7 +77,7 @@ class AnyDataset(Protocol):
 
     @property
     def earlier(self) -> str | None:
-        """The fingerprint that earlier versions gave the samples, where it was another."""
+        """The fingerprint of the same samples in earlier versions of codescent; None: it was equal."""
 
     @property
     def tokenizer_text(self) -> str | None:

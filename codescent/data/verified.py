@@ -1,5 +1,5 @@
-"""In: files, and the sha256 that each should have. Out: the sha256 that each has, read or noted since it last changed.
-Does not refuse: callers compare."""
+"""In: files, and the sha256 expected for each. Out: each file's true sha256, from a cache if the file is unchanged.
+Does not reject a wrong hash: callers compare. A cached hash that is not the expected one is computed again."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from codescent.data.progress import stage
 NOTES = "verified"
 BLOCK_BYTES = 1 << 20
 LONG_BYTES = 1 << 29
-"""Of so many bytes or more the reading is shown."""
+"""Reading at least this many bytes shows a progress bar."""
 SETTLED_NS = 2_000_000_000
-"""Only older files are noted: a change in the same tick of the file system's clock would leave ctime as it is."""
+"""Only files with an older ctime are cached. A change in the same tick of the file system's clock keeps the ctime."""
 
 Stamp = tuple[int, ...]
 Advance = Callable[[int], None]
@@ -38,7 +38,7 @@ class _Read(NamedTuple):
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """What changes with a file's content: size, mtime, ctime, inode. A program can set mtime back, but not ctime."""
+    """Size, mtime, ctime and inode, which change with a file's content. A program can set mtime back, but not ctime."""
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
@@ -55,16 +55,16 @@ def hash_of(descriptor: int, advance: Advance = lambda _: None) -> str:
 def hashes(
     folder: Path, files: Mapping[str, str | None], *, again: bool = False
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """sha256 of each file of a folder, by name, and a sentence for each that cannot be read, by name.
+    """sha256 of each file of a folder. Returns two dicts by file name: hashes, and a message per unreadable file.
 
-    Files are read on all cores, and noted in the user's cache folder. A note counts while the file's stamp is the
-    same and its sha256 is the one that it should have.
+    Files are read on all cores, and the hashes are stored in the user's cache folder. A cached hash is used only if the
+    file's stamp has not changed and the hash is the expected one.
 
     Args:
-        files: the sha256 that each should have; None: not known.
-        again: read every file, whatever is noted.
+        files: the expected sha256 by file name; None: unknown.
+        again: read every file and ignore the cache.
     """
-    place, known = _noted(folder)
+    place, known = _read_cache(folder)
     found: dict[str, str] = {
         name: entry["sha256"]
         for name, expected in files.items()
@@ -85,30 +85,30 @@ def hashes(
         if outcome.settled:
             settled[path.name] = {"sha256": outcome.sha256, "stamp": outcome.stamp}
     if settled:
-        _note(place, folder, {**known, **settled}, size_bytes)
+        _write_cache(place, folder, {**known, **settled}, size_bytes)
     return found, problems
 
 
 def _read_all(paths: list[Path], title: str, size_bytes: int) -> list[_Read | str]:
-    """What `_read` returns, of each file; several are read at a time."""
+    """Apply `_read` to every file, several at a time."""
     stopped = threading.Event()
     pool = ThreadPoolExecutor(available_cores())
     try:
         with stage(title, size_bytes, size_bytes >= LONG_BYTES) as advance:
 
-            def go_on(count: int) -> None:
+            def advance_or_stop(count: int) -> None:
                 if stopped.is_set():
                     raise InterruptedError("stopped")
                 advance(count)
 
-            return list(pool.map(partial(_read, advance=go_on), paths))
+            return list(pool.map(partial(_read, advance=advance_or_stop), paths))
     finally:
-        stopped.set()  # on Ctrl-C, too: do not wait for files that are being read
+        stopped.set()  # also on Ctrl-C: do not wait for files that are being read
         pool.shutdown(cancel_futures=True)
 
 
 def _read(path: Path, advance: Advance) -> _Read | str:
-    """A file's sha256, or why there is none."""
+    """A file's sha256 and stamp, or a message why it cannot be read."""
     began_ns = time.time_ns()
     try:
         with path.open("rb", buffering=0) as stream:
@@ -123,24 +123,24 @@ def _read(path: Path, advance: Advance) -> _Read | str:
 
 
 def _stamp(path: Path) -> list[int] | None:
-    """The stamp as a note has it; None: there is no such file."""
+    """The file's stamp as a list, as in the cache; None: there is no such file."""
     try:
         return list(stamp_of(path.stat()))
     except OSError:
         return None
 
 
-def _noted(folder: Path) -> tuple[Path | None, dict[str, Any]]:
-    """Where the note of a folder is, and its entries by file; None: the user has no cache folder."""
+def _read_cache(folder: Path) -> tuple[Path | None, dict[str, Any]]:
+    """The cache file of a folder, and its entries by file name. Path None: the user has no cache folder."""
     try:
         place = cache_folder() / NOTES / f"{digest(os.path.realpath(folder))}.json"
-    except UserError:  # nobody's home is known
+    except UserError:  # the user's home folder is unknown
         return None, {}
     return place, (read_sealed(place) or {}).get("files", {})
 
 
-def _note(place: Path | None, folder: Path, files: Mapping[str, Any], size_bytes: int) -> None:
-    """Write a note, where that can be done; where it cannot, and reading took long, say so."""
+def _write_cache(place: Path | None, folder: Path, files: Mapping[str, Any], size_bytes: int) -> None:
+    """Write the cache file of a folder. If that fails after a long reading (LONG_BYTES), warn."""
     try:
         if place is None:
             raise OSError(0, "there is no home folder")

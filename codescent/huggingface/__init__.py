@@ -1,5 +1,5 @@
-"""In: models of ours, folders of Hugging Face's `transformers`. Out: each as the other, through one table per kind.
-Does not know runs or checkpoints (codescent/verbs/exchange.py does), and never imports or runs `transformers`."""
+"""In: a codescent model, or a Hugging Face folder. Out: the model in the other format, by one table per model kind.
+Does not read runs or checkpoints (codescent/verbs/exchange.py does). Does not import `transformers`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from codescent.huggingface.kind import Kind
 from codescent.huggingface.llama import LLAMA
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (GPT2, LLAMA, BERT)}
-"""By the name of our kind. To add one, declare it in a file and list it here."""
+"""The table of each model kind, by its name in codescent. To add a kind, declare it in a file and list it here."""
 
 __all__ = ["KINDS", "Kind"]

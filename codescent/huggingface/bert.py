@@ -1,5 +1,5 @@
-"""In: nothing. Out: how a BERT is written as a folder of `transformers`: tensor names, axes, keys of config.json.
-Does not read or write: folder.py, read.py and write.py use this declaration."""
+"""In: nothing. Out: a table from codescent's BERT to a Hugging Face folder: tensor names, dims and config.json keys.
+Does not read or write files: folder.py, read.py and write.py use this table."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape
 
 _BLOCK, _THEIRS = "blocks.#", "bert.encoder.layer.#"
 _ARCHITECTURES = {"mlm": ("BertForMaskedLM", "BertForPreTraining"), "qa": ("BertForQuestionAnswering",)}
-"""Head to the classes of transformers that have it; export writes the first."""
+"""For each head, the classes of transformers that have it. Export writes the first class."""
 
 
 def _qkv(leaf: str, rest: str) -> Row:
-    """Our rows go head by head: query, key, value. Theirs are three tensors."""
+    """The table row of the query-key-value matrix, or of its bias.
+
+    Our matrix goes head by head: query, key, value. Hugging Face has three tensors.
+    """
     kinds = enumerate(("query", "key", "value"))
     theirs = (
         Theirs(f"{_THEIRS}.attention.self.{kind}.{leaf}", f"(h k){rest}", {"e": (number, number + 1)})
@@ -24,8 +27,8 @@ def _qkv(leaf: str, rest: str) -> Row:
     return Row(f"{_BLOCK}.attn.qkv.{leaf}", f"(h e k){rest}", tuple(theirs))
 
 
-# Axes: v vocabulary, t positions, s segments, d hidden_dim, o outputs, i inputs; h heads, k channels of a head,
-# e query/key/value.
+# Letters of dims: v vocabulary, t positions, s segments, d hidden_dim, o outputs, i inputs; h heads, k channels of a
+# head, e query/key/value.
 _BODY = (
     same("tok.weight", "bert.embeddings.word_embeddings.weight", "v d"),
     same("pos.weight", "bert.embeddings.position_embeddings.weight", "t d"),
@@ -56,7 +59,7 @@ def _read(settings: Settings) -> tuple[dict[str, Any], list[str]]:
         found["head"] = "qa"
     if hidden != attention:
         shown = f"hidden_dropout_prob = {hidden}, attention_probs_dropout_prob = {attention}"
-        return found, [f"{shown}: ours has one probability for both; make them equal"]
+        return found, [f"{shown}: codescent has one probability for both; make them equal"]
     return found, []
 
 

@@ -1,5 +1,6 @@
-"""In: rows of a table: our parameter, their tensors, the axes of both. Out: which element of one is which of the other.
-Does not read a tensor: it maps indices of dims, in both directions."""
+"""In: a table of which Hugging Face tensors hold which parameter. Out: for each dim, maps between
+the indices of the parameter and the indices of the tensor.
+Does not read or write tensors. In this folder "our" means codescent's and "their" means Hugging Face's."""
 
 from __future__ import annotations
 
@@ -18,16 +19,16 @@ Index = npt.NDArray[np.intp]  # indices in one dim, in any order
 
 @dataclass(frozen=True)
 class Theirs:
-    """One of their tensors in a row of the table. Its axes are those of our parameter, in any order."""
+    """A Hugging Face tensor in a row of the table. It has the axes of our parameter, in any order."""
 
-    name: str  # "#" stands for the layer
+    name: str  # with "#" for the layer number
     dims: str  # its axes, one word per dim: "d (e h k)" is [d, e * h * k]; may omit an axis with a single index
     some: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # axes of which it has only [first, end)
 
 
 @dataclass(frozen=True)
 class Row:
-    """Our parameter ("#" stands for the layer), its axes (see Theirs.dims), and their tensors that hold it."""
+    """Our parameter (with "#" for the layer number), its axes (see Theirs.dims), and the tensors that hold it."""
 
     parameter: str
     dims: str
@@ -35,12 +36,12 @@ class Row:
 
 
 def same(ours: str, theirs: str, dims: str, their_dims: str = "") -> Row:
-    """A parameter that is one of their tensors, whole; `their_dims` if the order of the axes differs."""
+    """A row for a parameter that is exactly one of their tensors. `their_dims`: if the order of the axes differs."""
     return Row(ours, dims, (Theirs(theirs, their_dims or dims),))
 
 
 def with_bias(ours: str, theirs: str, dims: str, their_dims: str = "") -> tuple[Row, Row]:
-    """A weight of `dims`, outputs first, and its bias; in `their_dims`, if given, outputs come last."""
+    """The rows of a weight and its bias. `dims` has the outputs first; `their_dims`, if given, has them last."""
     outputs, their_outputs = words(dims)[0], words(their_dims)[-1] if their_dims else ""
     weight = same(f"{ours}.weight", f"{theirs}.weight", dims, their_dims)
     return weight, same(f"{ours}.bias", f"{theirs}.bias", outputs, their_outputs)
@@ -50,8 +51,8 @@ def with_bias(ours: str, theirs: str, dims: str, their_dims: str = "") -> tuple[
 class TheirTensor:
     """One of their tensors, of `shape`, and the elements of our parameter that it holds.
 
-    All axes of their dim j belong to our dim `ours_of[j]`. One of our dims that is missing in `ours_of` has a single
-    index in this tensor.
+    All axes of their dim j belong to our dim `ours_of[j]`. If `ours_of` lacks one of our dims, this tensor has a single
+    index of that dim.
     """
 
     tensor: str
@@ -61,7 +62,7 @@ class TheirTensor:
     _ours: tuple[tuple[str, ...], ...]
     _theirs: tuple[tuple[str, ...], ...]
     _sizes: Mapping[str, int]  # of our axes
-    _some: Mapping[str, tuple[int, int]]  # what this tensor has of each: [first, end)
+    _some: Mapping[str, tuple[int, int]]  # the range of each axis that this tensor holds: [first, end)
 
     def to_ours(self, dim: int, indices: Index) -> Index:
         """Map indices of their dim to indices of our dim `ours_of[dim]`."""
@@ -80,21 +81,22 @@ class TheirTensor:
         """Map indices of our dim to their tensor.
 
         Returns:
-            Positions in `indices` of those that the tensor holds, and their indices there (zeros if it lacks the dim).
+            Which of the `indices` this tensor holds, as positions in `indices`; and for each its index in the tensor's
+            dim (zeros if the tensor lacks the dim).
         """
         axes = self._ours[dim]
         at = dict(zip(axes, np.unravel_index(indices, [self._sizes[axis] for axis in axes])))
-        here = np.ones(len(indices), bool)
+        in_tensor = np.ones(len(indices), bool)
         for axis in axes:
             first, end = self._some[axis]
-            here &= (at[axis] >= first) & (at[axis] < end)
-        positions = np.flatnonzero(here)
+            in_tensor &= (at[axis] >= first) & (at[axis] < end)
+        positions = np.flatnonzero(in_tensor)
         theirs = [number for number, ours in enumerate(self.ours_of) if ours == dim]
         if not theirs:
             return positions, np.zeros(len(positions), np.intp)
-        kept = self._theirs[theirs[0]]
-        places = [at[axis][positions] - self._some[axis][0] for axis in kept]
-        return positions, np.ravel_multi_index(places, self._some_sizes(kept)) if kept else positions
+        their_axes = self._theirs[theirs[0]]
+        places = [at[axis][positions] - self._some[axis][0] for axis in their_axes]
+        return positions, np.ravel_multi_index(places, self._some_sizes(their_axes)) if their_axes else positions
 
     def _some_sizes(self, axes: Iterable[str]) -> list[int]:
         return [self._some[axis][1] - self._some[axis][0] for axis in axes]
@@ -107,9 +109,9 @@ class TheirTensor:
 def correspond(
     parameters: Iterable[Parameter], rows: Iterable[Row], sizes: Mapping[str, int]
 ) -> dict[str, tuple[TheirTensor, ...]]:
-    """The parts of every parameter in the table `rows`, by parameter name.
+    """Their tensors for every parameter that the table `rows` contains, by the parameter's name.
 
-    A dim may have one axis that is not in `sizes`: its size follows from the parameter's shape.
+    `sizes` are sizes of axes. In each dim one axis may be missing: its size follows from the parameter's shape.
     """
     table = {row.parameter: row for row in rows}
     found = {}
@@ -141,10 +143,10 @@ def _part(parameter: Parameter, row: Row, theirs: Theirs, known: Mapping[str, in
 
 
 def words(dims: str) -> list[str]:
-    """ "d (e h k)" as ["d", "(e h k)"]."""
+    """Split "d (e h k)" into ["d", "(e h k)"]."""
     return re.findall(r"\([^)]*\)|\S+", dims)
 
 
 def _axes(dims: str) -> tuple[tuple[str, ...], ...]:
-    """ "d (e h k)" as (("d",), ("e", "h", "k"))."""
+    """Split "d (e h k)" into (("d",), ("e", "h", "k"))."""
     return tuple(tuple(word.strip("()").split()) for word in words(dims))

@@ -1,5 +1,5 @@
-"""In: the path of a Hugging Face folder. Out: its model's shape and the file of each tensor, all checked.
-Does not read a tensor's values and does not import torch: preflight asks before any rank is started."""
+"""In: the path of a Hugging Face folder. Out: `Folder`: the model's sizes and the file of each tensor, all checked.
+Does not read the tensors' values or import torch, because preflight opens the folder before any rank starts."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _PICKLES = (
     "tf_model.h5",
     "flax_model.msgpack",
 )
-_REAL = ("norm_eps",)  # sizes that are no whole numbers
+_REAL = ("norm_eps",)  # sizes that need not be whole numbers
 _SHOWN = 12
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a folder: its file, its name there, its shape and its dtype, a key of DTYPES."""
+    """A tensor of a folder: its file, its name in the file, its shape and its dtype (a key of DTYPES)."""
 
     file: Path
     name: str
@@ -52,14 +52,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder whose files are what its config.json says."""
+    """A checked folder: its files contain what its config.json implies."""
 
     path: Path
     kind: Kind
     shape: models.Shape
     sizes: Mapping[str, Any]  # the shape as keys of our [model]
-    tensors: Mapping[str, Stored]  # by the names that the table of the kind has
-    missing: Collection[str]  # parameters that the folder of a model without a head lacks
+    tensors: Mapping[str, Stored]  # by the tensor names of the kind's table
+    missing: Collection[str]  # our parameters that the folder lacks, if it has no head
     spare: Collection[str]  # tensors that our model does not use
 
     @cached_property
@@ -68,27 +68,27 @@ class Folder:
         return parts_of(self.kind, self.shape)
 
     def has(self, parameter: Parameter) -> bool:
-        """Whether a parameter, of a model that may have another head, can be read from it."""
+        """Whether a parameter can be read from this folder. The parameter's model may have another head."""
         parts = self.parts.get(parameter.name, ())
         return parameter.name not in self.missing and any(part.parameter.shape == parameter.shape for part in parts)
 
     @property
     def dtypes(self) -> set[str]:
-        """Its number formats."""
+        """Number formats of the tensors that our model uses."""
         names = {part.tensor for parts in self.parts.values() for part in parts}
         return {DTYPES[stored.dtype] for name, stored in self.tensors.items() if name in names}
 
     def fingerprint(self) -> str:
-        """SHA-256 of all files with tensors: it does not depend on where the folder is."""
+        """SHA-256 of all files with tensors. It does not depend on the folder's path."""
         with ThreadPoolExecutor(4) as pool:
             return hashlib.sha256("".join(pool.map(sha256_of, self._files())).encode()).hexdigest()
 
     def identity(self) -> dict[str, Any]:
-        """The fingerprint, and size and time of each file, as JSON: see `is_as`."""
+        """The fingerprint, and the size and time of each file, for JSON: see `matches`."""
         return {"fingerprint": self.fingerprint(), "files": self._stamps()}
 
-    def is_as(self, identity: Mapping[str, Any]) -> bool:
-        """Whether its weights have this identity. Files of the same size and time are not read."""
+    def matches(self, identity: Mapping[str, Any]) -> bool:
+        """Whether the weights are those of `identity`. Files are not read if their sizes and times are unchanged."""
         return self._stamps() == identity.get("files") or self.fingerprint() == identity.get("fingerprint")
 
     def _files(self) -> list[Path]:
@@ -99,16 +99,17 @@ class Folder:
 
 
 def parts_of(kind: Kind, shape: models.Shape) -> dict[str, tuple[TheirTensor, ...]]:
-    """Their tensors by name of the parameter, of our model or of the folder alone."""
+    """Their tensors for each parameter, by its name. Includes parameters that the folder has and our model lacks."""
     full = kind.full(shape)
     return correspond(models.parameters_of(kind.name, full), kind.rows(full), kind.axes(full))
 
 
 def open_folder(path: Path) -> Folder:
-    """Open a folder.
+    """Open and check a folder.
 
-    Raises UserError: there is none, or it is of a model that is not ours; tensors are missing, too many, of other
-    shapes or cut: each by its name.
+    Raises:
+        UserError: no folder; a model that codescent does not have; tensors that are missing, unknown, truncated or of
+            another shape, each by its name.
     """
     settings = _settings(path)
     kind = _kind(path, settings)
@@ -121,7 +122,7 @@ def open_folder(path: Path) -> Folder:
     whole = kind.architectures(shape)
     named = settings.get("architectures") or whole
     if not isinstance(named, list | tuple) or not all(isinstance(name, str) for name in named):
-        raise UserError(f"{path / CONFIG}: architectures: given {named!r}, no list of names")
+        raise UserError(f"{path / CONFIG}: architectures: given {named!r}; must be a list of names")
     headless = set(named).isdisjoint(whole)
     wanted = {part.tensor: part for of_one in parts.values() for part in of_one}
     absent = tuple(name for name in kind.fresh if headless and any(p.tensor not in found for p in parts.get(name, ())))
@@ -135,25 +136,27 @@ def open_folder(path: Path) -> Folder:
 
 
 def fitting(path: Path, kind: str, shape: models.Shape, tokenizer_text: str | None, tokenizer: str) -> Folder:
-    """The folder, if its weights are for this model and this tokenizer.
+    """Open a folder, and check that its weights fit the run's model and tokenizer.
 
     Args:
-        path: of the folder (`model.weights`).
-        kind: of the run's model, as for `shape`.
-        shape: its sizes.
-        tokenizer_text: the tokenizer of the run's data, as a file has it; None: it is not known.
-        tokenizer: its name, as the user wrote it (`data.tokenizer`).
+        path: path of the folder (`model.weights`).
+        kind: kind of the run's model.
+        shape: sizes of the run's model.
+        tokenizer_text: content of the tokenizer file of the run's data; None: unknown.
+        tokenizer: name of the tokenizer, as the user wrote it (`data.tokenizer`).
 
     Raises:
-        UserError: what is wrong with the folder, or every size that differs, and the tokenizer if it does.
+        UserError: the problems of the folder; or each size that differs, and a tokenizer that differs.
     """
     try:
         folder = open_folder(path)
     except UserError as error:
         raise UserError(*(f"model.weights: {problem}" for problem in error.problems)) from error
     if folder.kind.name != kind:
-        here = f'model.kind = "{kind}"' if kind in KINDS else f'model.kind = "{kind}", which has no such folders'
-        raise UserError(f"model.weights: {path / CONFIG} is of a {folder.kind.name}, but {here}")
+        of_run = f'model.kind = "{kind}"'
+        if kind not in KINDS:
+            of_run += ", which cannot be read from a Hugging Face folder"
+        raise UserError(f"model.weights: {path / CONFIG} is of a {folder.kind.name}, but {of_run}")
     names = [field.name for field in dataclasses.fields(shape) if field.name not in folder.kind.free]
     problems = [
         f"model.{name} = {_shown(run)}: but model.weights = {path} has {_shown(folders)}"
@@ -167,7 +170,7 @@ def fitting(path: Path, kind: str, shape: models.Shape, tokenizer_text: str | No
         hint = f"; give data.tokenizer = {file}" if file.is_file() else ""
         problems.append(
             f"data.tokenizer = {tokenizer}: {len(other)} of its tokens ({shown}{', …' * (len(other) > 3)}) have "
-            f"not the same number in the tokenizer of model.weights = {path}{hint}"
+            f"another id in the tokenizer of model.weights = {path}{hint}"
         )
     if problems:
         raise UserError(*problems)
@@ -179,7 +182,7 @@ def _shown(value: object) -> str:
 
 
 def _misfits(path: Path, kind: Kind, wanted: Mapping[str, TheirTensor], found: Mapping[str, Stored]) -> Iterator[str]:
-    """Tensors that are missing, too many, or others than config.json implies."""
+    """Error messages for tensors that are missing, unknown, or different from what config.json implies."""
     tied = {name: other for name, other in kind.tied.items() if name not in wanted}
     yield from _few(path, "missing, though config.json implies it", [name for name in wanted if name not in found])
     extra = [name for name in found if name not in wanted and name not in tied]
@@ -220,15 +223,15 @@ def _kind(path: Path, settings: Mapping[str, Any]) -> Kind:
 def _shape(
     path: Path, kind: Kind, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], models.Shape | None, list[str]]:
-    """Our sizes and our shape, or what our model is not."""
+    """Our sizes and shape, or None and error messages for what our model does not support."""
     where = path / CONFIG
     known = {*kind.sizes.values(), *kind.fixed, *kind.ignored.split(), *kind.handled}
-    unknown = f"not known for {kind.model_type}: what it changes in the model cannot be told"
+    unknown = f"not known for {kind.model_type}: codescent cannot know what it changes in the model"
     problems = [f"{where}: {key} = {json.dumps(settings[key])}: {unknown}" for key in settings if key not in known]
     for key, alike in kind.fixed.items():
         value = settings.get(key, alike[0])
         if value not in [one for one in alike if isinstance(value, bool) == isinstance(one, bool)]:
-            only = f"our {kind.name} has {json.dumps(alike[0])} alone"
+            only = f"codescent's {kind.name} supports only {json.dumps(alike[0])}"
             problems.append(f"{where}: {key} = {json.dumps(value)}: {only}")
     try:
         sizes = dict(kind.defaults(settings))
@@ -252,7 +255,7 @@ def _shape(
 
 
 def _tensors(path: Path, kind: Kind, settings: Mapping[str, Any]) -> tuple[dict[str, Stored], list[str]]:
-    """Every tensor but old buffers, by the name that the table has, and problems with the files."""
+    """Every tensor except old buffers, by its name in the table; and error messages for the files."""
     files, problems = _files(path, settings)
     found: dict[str, Stored] = {}
     for file, listed in files.items():
@@ -276,7 +279,7 @@ def _tensors(path: Path, kind: Kind, settings: Mapping[str, Any]) -> tuple[dict[
 
 
 def _files(path: Path, settings: Mapping[str, Any]) -> tuple[dict[Path, set[str]], list[str]]:
-    """The files with tensors, with the names that an index lists for each, and problems."""
+    """The files with tensors, each with the tensor names that the index lists for it; and error messages."""
     if (path / WEIGHTS).is_file():
         return {path / WEIGHTS: set()}, []
     index = path / INDEX
@@ -286,13 +289,13 @@ def _files(path: Path, settings: Mapping[str, Any]) -> tuple[dict[Path, set[str]
             files: dict[Path, set[str]] = {}
             for name, file in listed.items():
                 if Path(file).name != file or not file.endswith(".safetensors"):
-                    raise ValueError(f"{file!r} is not the name of a safetensors file beside it")
+                    raise ValueError(f"{file!r} is not the name of a safetensors file in the same folder")
                 files.setdefault(path / file, set()).add(str(name))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             return {}, [f"{index}: not an index of shards ({error})"]
         absent = [file for file in files if not file.is_file()]
-        there = {file: names for file, names in files.items() if file not in absent}
-        return there, [f"{file}: missing, though {INDEX} lists it" for file in absent]
+        present = {file: names for file, names in files.items() if file not in absent}
+        return present, [f"{file}: missing, though {INDEX} lists it" for file in absent]
     pickle = next((path / name for name in _PICKLES if (path / name).exists()), None)
     if pickle is None:
         return {}, [f"{path}: has neither {WEIGHTS} nor {INDEX}: no weights"]
@@ -300,11 +303,11 @@ def _files(path: Path, settings: Mapping[str, Any]) -> tuple[dict[Path, set[str]
         f"python -c 'from transformers import {_class(settings)} as M; "
         f"""M.from_pretrained("{path}").save_pretrained("NEW")'"""
     )
-    return {}, [f"{pickle}: not read: a pickle may run any code. Where you trust it, convert it: {convert}"]
+    return {}, [f"{pickle}: not read: a pickle may run any code. If you trust it, convert it: {convert}"]
 
 
 def _class(settings: Mapping[str, Any]) -> str:
-    """The class of `transformers` that loads a folder with its own head."""
+    """The class of `transformers` that loads the folder with its head."""
     match settings.get("architectures"):
         case [str(first), *_] if first.isidentifier():
             return first
@@ -319,16 +322,16 @@ def _few(path: Path, why: str, names: Collection[str]) -> Iterator[str]:
 
 
 def _differ(found: Mapping[str, Stored], name: str, other: str) -> Iterator[str]:
-    """A tied matrix that is stored twice must be the same twice: `transformers` would take one of them."""
+    """Error message if two stored copies of a tied matrix differ: `transformers` would use only one of them."""
     if other not in found:
         return
     first, second = found[name], found[other]
     if (first.shape, first.dtype) != (second.shape, second.dtype) or _digest(first) != _digest(second):
-        yield f"{first.file}: {name} is not {other}, though config.json has tie_word_embeddings = true"
+        yield f"{first.file}: {name} differs from {other}, though config.json has tie_word_embeddings = true"
 
 
 def _digest(stored: Stored) -> bytes:
-    """SHA-256 of the bytes of a tensor, found by the header of its file."""
+    """SHA-256 of a tensor's bytes. The header of its file says where they are."""
     entries, first = read_header(stored.file)
     start, stop = entries[stored.name]["data_offsets"]
     with stored.file.open("rb") as file:

@@ -1,5 +1,5 @@
-"""In: nothing. Out: how a GPT-2 is written as a folder of `transformers`: tensor names, axes, keys of config.json.
-Does not read or write: folder.py, read.py and write.py use this declaration."""
+"""In: nothing. Out: a table from codescent's GPT-2 to a Hugging Face folder: tensor names, dims and config.json keys.
+Does not read or write files: folder.py, read.py and write.py use this table."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _BLOCK, _THEIRS = "blocks.#", "transformer.h.#"
 _DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
-# Axes: v vocabulary, t positions, d hidden_dim, o outputs, i inputs; h heads, k channels of a head, e query/key/value.
-# Our qkv rows go head by head; theirs are all queries, all keys, all values. Their Conv1D has [input, output].
+# Letters of dims: v vocabulary, t positions, d hidden_dim, o outputs, i inputs; h heads, k channels of a head, e query/
+# key/value. Our qkv rows go head by head. Hugging Face has all queries, then all keys, then all values. Its Conv1D
+# weights are [inputs, outputs].
 ROWS = (
     same("tok.weight", "transformer.wte.weight", "v d"),
     same("pos.weight", "transformer.wpe.weight", "t d"),
@@ -33,7 +34,7 @@ def _read(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     dropouts = {name: settings.get(name, 0.1) for name in _DROPOUTS}
     if len(set(dropouts.values())) > 1:
         shown = ", ".join(f"{name} = {value}" for name, value in dropouts.items())
-        return {}, [f"{shown}: ours has one probability for all three; make them equal"]
+        return {}, [f"{shown}: codescent has one probability for all three; make them equal"]
     return {"dropout": float(next(iter(dropouts.values())))}, []
 
 

@@ -1,5 +1,5 @@
-"""In: nothing. Out: the type of a kind's declaration (names, config keys, axes), which reading and writing share.
-Does not know any kind, and reads no file."""
+"""In: nothing. Out: `Kind`, the dataclass that bert.py, gpt2.py and llama.py fill in: how a model maps to a folder.
+Does not name any model kind and does not read files."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ Settings = Mapping[str, Any]  # a config.json
 
 @dataclass(frozen=True)
 class Kind:
-    """How one kind of model is written as a Hugging Face folder. A pattern is a regular expression of a whole name."""
+    """How one kind of model maps to a Hugging Face folder. A pattern is a regular expression of a whole name."""
 
     name: str  # one of models.KINDS
     model_type: str  # the kind's name in config.json
     architectures: Callable[[Any], tuple[str, ...]]  # classes with all parameters of a shape; export writes the first
-    prefix: str  # of their tensor names, except the head's; folders without a head omit it
+    prefix: str  # of the folder's tensor names, except the head's; folders without a head omit the prefix
     sizes: Mapping[str, str]  # name of our size to key of config.json
-    fixed: Mapping[str, tuple[Any, ...]]  # keys with one supported value: it, and its other spellings
+    fixed: Mapping[str, tuple[Any, ...]]  # keys with one supported value: this value, and its other spellings
     ignored: str  # keys that change neither the computation nor the stored tensors, separated by white space
-    rows: Callable[[Any], Iterable[Row]]  # the parameter table of a shape
+    rows: Callable[[Any], Iterable[Row]]  # the table of parameters, for a shape
     axes: Callable[[Any], Mapping[str, int]]  # sizes of the table's axes that a parameter's shape does not give
-    read: Callable[[Settings], tuple[dict[str, Any], list[str]]]  # our other sizes from config.json, and its problems
+    read: Callable[[Settings], tuple[dict[str, Any], list[str]]]  # config.json to our other sizes, and error messages
     write: Callable[[Any], dict[str, Any]]  # the other keys of config.json, from our shape
-    handled: Collection[str]  # the keys that `read` understands
+    handled: Collection[str]  # the keys that `read` reads
     defaults: Callable[[Settings], Mapping[str, Any]] = lambda settings: {}  # sizes for keys that are missing or null
-    full: Callable[[Any], Shape] = lambda shape: shape  # with every parameter of a folder: export writes ours, or zeros
+    full: Callable[[Any], Shape] = lambda shape: shape  # the shape with all the folder's parameters; export adds zeros
     buffers: str = r"(?!)"  # pattern of buffers that old folders store
     spare: str = r"(?!)"  # pattern of tensors that our model does not use; import reports and skips them
     renamed: tuple[tuple[str, str], ...] = ()  # pattern of a part of an old name, and its replacement
     tied: Mapping[str, str] = field(default_factory=dict)  # tied tensor to the tensor that it repeats
-    fresh: Collection[str] = ()  # parameters that a folder without a head lacks: training draws them
+    fresh: Collection[str] = ()  # parameters that a folder without a head lacks: training initialises them at random
     free: Collection[str] = ("dropout",)  # sizes that may differ between a folder and a run that starts from it
 
 

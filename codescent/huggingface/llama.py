@@ -1,5 +1,5 @@
-"""In: nothing. Out: how a Llama is written as a folder of `transformers`: tensor names, axes, keys of config.json.
-Does not read or write: folder.py, read.py and write.py use this declaration."""
+"""In: nothing. Out: a table from codescent's Llama to a Hugging Face folder: tensor names, dims and config.json keys.
+Does not read or write files: folder.py, read.py and write.py use this table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from codescent.models.llama.declare import LlamaShape
 from codescent.plan.model import RopeScaling
 
 _BLOCK, _THEIRS = "blocks.#", "model.layers.#"
-_SCALED = "llama3.1-8b"  # a preset with RopeScaling(): a config scales rotary positions through a preset only
+_SCALED = "llama3.1-8b"  # a preset with RopeScaling(): only a preset can set rope_scaling in our config
 
 _SCALING = {
     "factor": "factor",
@@ -26,9 +26,9 @@ _SCALING = {
 def _rows(queries: int) -> tuple[Row, ...]:
     """The table for `queries` query heads per key-value head.
 
-    Axes: v vocabulary, d hidden_dim, o outputs, i inputs, f ffn_dim; u gate and up. Attention: g groups; e heads of a
-    group (its queries, key, value); c rotary pairs of channels; p the two channels of a pair. Our two channels are
-    adjacent, theirs are half a head apart.
+    Letters of dims: v vocabulary, d hidden_dim, o outputs, i inputs, f ffn_dim; u gate and up. Attention: g groups; e
+    heads of a group (its queries, key, value); c rotary pairs of channels; p the two channels of a pair. In codescent
+    the two channels are adjacent; in Hugging Face they are half a head apart.
     """
     keys, values = (queries, queries + 1), (queries + 1, queries + 2)
     return (
@@ -60,7 +60,7 @@ def _rows(queries: int) -> tuple[Row, ...]:
 
 
 def _read(settings: Settings) -> tuple[dict[str, Any], list[str]]:
-    """Head size, tied head and rotary positions (under the keys of transformers 4 and 5)."""
+    """Read head size, tied head and rotary positions from config.json (with the keys of transformers 4 or 5)."""
     rope = dict(settings.get("rope_parameters") or settings.get("rope_scaling") or {})
     theta = rope.pop("rope_theta", settings.get("rope_theta", 10_000.0))
     kind = rope.pop("rope_type", rope.pop("type", "default"))
@@ -70,17 +70,18 @@ def _read(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     heads, width = settings.get("num_attention_heads") or 1, settings.get("hidden_size") or 0
     if settings.get("head_dim") not in (None, width // heads):
         problems.append(
-            f"head_dim = {settings['head_dim']}: ours is hidden_size / num_attention_heads = {width // heads}"
+            f"head_dim = {settings['head_dim']}: codescent has hidden_size / num_attention_heads = {width // heads}"
         )
     if kind == "llama3":
         given = {ours: rope.pop(theirs, None) for theirs, ours in _SCALING.items()}
         if given != dataclasses.asdict(RopeScaling()):
-            problems.append(f"rotary scaling {given}: ours is Llama 3.1's alone, {dataclasses.asdict(RopeScaling())}")
+            known = dataclasses.asdict(RopeScaling())
+            problems.append(f"rotary scaling {given}: codescent has only that of Llama 3.1, {known}")
         found["preset"] = _SCALED
     elif kind != "default":
-        problems.append(f'rotary positions of the type "{kind}": ours are "default", or "llama3" as in Llama 3.1')
+        problems.append(f'rotary positions of the type "{kind}": codescent has "default", and "llama3" as in Llama 3.1')
         rope = {}
-    problems += [f"rotary positions with {name} = {value}: not known to ours" for name, value in rope.items()]
+    problems += [f"rotary positions with {name} = {value}: unknown to codescent" for name, value in rope.items()]
     return found, problems
 
 

@@ -1,5 +1,5 @@
-"""In: a kind's table, a shape, adapters. Out: the tensors of a `peft` folder, and its adapter_config.json.
-Does not read or write files. The axes of an adapter follow from the row of its matrix."""
+"""In: a kind's table, a model's sizes, its LoRA settings. Out: tensor names and adapter_config.json of a `peft` export.
+Does not read or write files: codescent/verbs/exchange.py does."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from codescent.plan.model import Lora
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_RANK = "R"  # no axis of a table has this name
+_RANK = "R"  # the axis of the adapter's rank: no table uses this letter
 
 
 class Adapters:
-    """What a folder of `peft` has of a model: its adapters, and layers that are trained whole.
+    """The contents of a `peft` folder: a model's adapters, and the layers that are trained whole.
 
     Attributes:
-        parts: every tensor of the folder, with our parameter that it is a part of. If our matrix is several of theirs
-            (q, k and v), each of them repeats our A and takes its rows of our B. A tied embedding appears twice,
-            because `peft` unties it from the head.
+        parts: every tensor of the folder, with the parameter of ours that it comes from. If our matrix is several of
+            theirs (q, k and v), each of them repeats our A and has its own rows of our B. A tied embedding appears
+            twice, because `peft` unties it from the head.
     """
 
     def __init__(self, kind: Kind, shape: models.Shape, lora: Lora) -> None:
@@ -38,7 +38,7 @@ class Adapters:
         self._whole = [p.tensor.removeprefix(_PREFIX) for p in self.parts if not is_adapter(p.parameter)]
 
     def refusals(self) -> Iterator[str]:
-        """Why `peft` cannot load the folder: it copies the module of a layer trained whole, and nothing around it."""
+        """Why `peft` cannot load the folder: it copies a layer trained whole without modules inside or tied to it."""
         for module in dict.fromkeys(map(_owner, self._whole)):
             inside = [other for other in self._modules if other.startswith(f"{module}.")]
             lacking = [name for name in self._kind.tied if _owner(name) == module and name not in self._whole]
@@ -46,7 +46,7 @@ class Adapters:
                 yield f"peft cannot load {module} apart from {', '.join([*inside, *lacking])}"
 
     def settings(self, task_type: str | None, base: str) -> str:
-        """adapter_config.json; `task_type` is the name that `peft` has for the task, `base` the folder of weights."""
+        """The text of adapter_config.json. `task_type`: `peft`'s name of the task. `base`: folder of base weights."""
         names = [p.tensor.removeprefix(_PREFIX) for p in self.parts if is_adapter(p.parameter)]
         targets = list(dict.fromkeys(_module(name.rpartition(".lora_")[0]) for name in names))
         values = {
@@ -81,7 +81,7 @@ def _parts(kind: Kind, shape: models.Shape, lora: Lora, rows: Sequence[Row]) -> 
 
 
 def _adapter(row: Row) -> Iterator[Row]:
-    """The rows of a matrix's adapter: B has the matrix's outputs, A its inputs."""
+    """The table rows of a matrix's adapter, from the matrix's row: B has the matrix's outputs, A its inputs."""
     owner, (*outputs, inputs) = _owner(row.parameter), words(row.dims)
     theirs_a, theirs_b = [], []
     for one in row.theirs:
@@ -94,12 +94,12 @@ def _adapter(row: Row) -> Iterator[Row]:
 
 
 def _owner(name: str) -> str:
-    """The module of a tensor."""
+    """The name of the module that has this tensor: "a.b.weight" gives "a.b"."""
     return name.rpartition(".")[0]
 
 
 def _ends(whole: Sequence[str], modules: Collection[str]) -> list[str]:
-    """Name endings for `peft` to find these modules; the whole name if another module has the same ending."""
+    """Name endings by which `peft` finds these modules; the whole name if another module has the same ending."""
     others = [module for module in modules if module not in whole]
     ends = [_module(module) for module in whole]
     unique = [not any(other.endswith(end) for other in others) for end in ends]
@@ -112,7 +112,7 @@ def _module(name: str) -> str:
 
 
 def _targets(targets: Sequence[str], modules: Collection[str]) -> list[str] | str:
-    """Name endings for `peft` to find modules; a regular expression if other modules have the same ending."""
+    """Name endings by which `peft` finds modules; a regular expression if other modules have the same ending."""
     others = [module for module in modules if module not in targets]
     if any(other.endswith(f".{target}") for other in others for target in targets):
         return rf".*\.\d+\.(?:{'|'.join(map(re.escape, targets))})"

@@ -1,5 +1,5 @@
-"""In: an open folder, a parameter of ours, a box of it. Out: the values of that box, read from the mapped files alone.
-Does not check the folder (folder.py does) and holds no file open: any rank, any thread may ask for any box."""
+"""In: a checked Hugging Face folder, a parameter's name, one slice per dim. Out: the values in the slices.
+Does not check the folder (folder.py does). Any rank or thread may call it: a file is mapped only while it is read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from codescent.huggingface.folder import Folder, Stored
 
 
 def box(folder: Folder, name: str, slices: Sequence[slice]) -> torch.Tensor:
-    """Values of a box of one of our parameters, in the number format that the folder has them in.
+    """Values of a box (one slice per dim) of one of our parameters, in the folder's number format.
 
     Args:
-        folder: one that has the parameter.
-        name: of the parameter.
+        folder: a folder that has the parameter.
+        name: name of the parameter.
         slices: one slice of step 1 for each dim.
     """
     parts = folder.parts[name]
@@ -34,7 +34,7 @@ def box(folder: Folder, name: str, slices: Sequence[slice]) -> torch.Tensor:
 
 
 def take(tensor: torch.Tensor, dim: int, indices: Index) -> torch.Tensor:
-    """These indices of a dim, in their order: a view where they are side by side."""
+    """Select indices of a dim, in the given order. The result is a view if the indices are consecutive."""
     first, count = int(indices[0]), len(indices)
     if indices[-1] - first == count - 1 and bool(np.all(np.diff(indices) == 1)):
         return tensor.narrow(dim, first, count)
@@ -42,7 +42,7 @@ def take(tensor: torch.Tensor, dim: int, indices: Index) -> torch.Tensor:
 
 
 def _fill(out: torch.Tensor, ours: Sequence[Index], part: TheirTensor, stored: Stored) -> None:
-    """Write what a part has of the box."""
+    """Write into `out` the elements of the box that the tensor `part` holds."""
     found = [part.to_theirs(dim, indices) for dim, indices in enumerate(ours)]
     if any(len(positions) == 0 for positions, _ in found):
         return
@@ -51,7 +51,7 @@ def _fill(out: torch.Tensor, ours: Sequence[Index], part: TheirTensor, stored: S
         mapped = opened.get_slice(stored.name)[tuple(slice(int(i.min()), int(i.max()) + 1) for i in at)]
         for dim, indices in enumerate(at):
             mapped = take(mapped, dim, indices - indices.min())
-        # To the order of our dims; those that theirs have not, with one index, in front.
+        # Permute to the order of our dims. Dims that their tensor lacks are first, with one index.
         absent = [dim for dim in range(len(ours)) if dim not in part.ours_of]
         values = mapped[(None,) * len(absent)]
         order = [*absent, *part.ours_of]
@@ -60,7 +60,7 @@ def _fill(out: torch.Tensor, ours: Sequence[Index], part: TheirTensor, stored: S
 
 
 def _put(out: torch.Tensor, positions: Sequence[Index], values: torch.Tensor) -> None:
-    """out[positions of each dim] = values; in at most one dim they are not side by side."""
+    """out[positions of each dim] = values. In at most one dim the positions are not consecutive."""
     scattered = None
     for dim, indices in enumerate(positions):
         if len(indices) == indices[-1] - indices[0] + 1:

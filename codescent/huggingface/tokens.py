@@ -1,5 +1,5 @@
-"""In: the text of our tokenizer's file, or a Hugging Face folder. Out: the same tokenizer in the other's files.
-Does not encode and does not train. Ids are the same on both sides, or no tokenizer is written."""
+"""In: a codescent tokenizer file, or a Hugging Face folder. Out: the tokenizer in the other format.
+Does not change the id of a token, encode text or train a tokenizer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from codescent.data.tokenizers import bpe, wordpiece
 from codescent.data.tokenizers.tokenizer import SEPARATOR_TEXT
 
 TOKENIZER = "tokenizer.json"
-BEGINNINGS = ("<|begin_of_text|>", "<s>")  # known names of the document start; without one, the document end
+BEGINNINGS = ("<|begin_of_text|>", "<s>")  # known names of the document start; if none: the document end
 VOCABULARY, MERGES, WORDPIECES, SETTINGS = "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json"
 
 
 def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, int | None]]:
     """The files from which `AutoTokenizer` builds a tokenizer with the same ids, and the ids for config.json.
 
-    `text` is a run's tokenizer.json, `seq_len` the model's longest sequence in tokens. Text that spells `<|endoftext|>`
-    is one token for `AutoTokenizer`; for us it is ordinary text.
+    `text`: a run's tokenizer.json. `seq_len`: the model's longest sequence, in tokens. One difference remains: a text
+    with the characters `<|endoftext|>` has a special token for `AutoTokenizer`, and ordinary tokens for codescent.
     """
     inner = library.Tokenizer.from_str(library_text(text))
     vocabulary = inner.get_vocab(with_added_tokens=True)
@@ -60,9 +60,10 @@ def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, 
 
 
 def tokenizer_text(folder: Path) -> str | None:
-    """The tokenizer of a Hugging Face folder as the text of our file; None if the library reads none there.
+    """The tokenizer of a Hugging Face folder, as the text of our file; None if the folder has no tokenizer.
 
-    Raises UserError: the file is not a tokenizer.
+    Raises:
+        UserError: a file is not a tokenizer.
     """
     path = folder / TOKENIZER
     if path.is_file():
@@ -82,7 +83,7 @@ def tokenizer_text(folder: Path) -> str | None:
 
 
 def library_text(text: str) -> str:
-    """Convert the text of our tokenizer's file to the library's JSON, which gives the same ids."""
+    """Convert the text of our tokenizer file to the JSON of the library `tokenizers`, with the same ids."""
     fields = json.loads(text)
     match fields:
         case {"codescent_tokenizer": "char", "characters": str(characters), "separator": bool(with_separator)}:
@@ -93,7 +94,7 @@ def library_text(text: str) -> str:
 
 
 def differing_tokens(text: str, folders: str) -> list[str]:
-    """Tokens whose id differs in the folder's vocabulary: they would use another token's embedding row."""
+    """Tokens whose id differs in the folder's vocabulary. They would read the embedding of another token."""
     ours, theirs = _vocabulary(text), _vocabulary(folders)
     return sorted((token for token, number in ours.items() if theirs.get(token) != number), key=ours.__getitem__)
 
@@ -104,7 +105,7 @@ def _vocabulary(text: str) -> Mapping[str, int]:
 
 
 def _characters(characters: str, with_separator: bool) -> Any:
-    """A word-level tokenizer whose words are characters. A character outside the alphabet is an error, as with ours."""
+    """A word-level tokenizer whose words are characters. An unknown character is an error, as in our tokenizer."""
     vocabulary = {character: number for number, character in enumerate(characters)}
     inner = library.Tokenizer(library.models.WordLevel(vocab=vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(r"(?m:.)"), "isolated")
@@ -113,7 +114,7 @@ def _characters(characters: str, with_separator: bool) -> Any:
 
 
 def _bytes() -> Any:
-    """A BPE of the 256 bytes, without merges; GPT-2's characters stand for bytes (encoder.py, bytes_to_unicode)."""
+    """A BPE of the 256 bytes, without merges. It writes bytes as GPT-2's characters (encoder.py, bytes_to_unicode)."""
     shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     hidden = [byte for byte in range(256) if byte not in shown]
     vocabulary = {chr(byte) if byte in shown else chr(256 + hidden.index(byte)): byte for byte in range(256)}

@@ -1,5 +1,5 @@
-"""In: a list of their tensors, a function that reads boxes of our parameters. Out: safetensors files, block by block.
-Does not hold a whole tensor: memory is some blocks, however large the tensors and the files are."""
+"""In: names and shapes of Hugging Face tensors, a function that reads our parameters in slices. Out: safetensors files.
+Does not hold a whole tensor in memory: it writes block by block, so memory does not depend on the model's size."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from codescent.huggingface.correspond import TheirTensor
 from codescent.huggingface.folder import INDEX, WEIGHTS
 from codescent.huggingface.read import take
 
-BLOCK_NUMEL = 1 << 21  # about how many elements of a tensor are written, or of a parameter read, at a time
+BLOCK_NUMEL = 1 << 21  # about how many elements are read or written at a time
 Read = Callable[[str, tuple[slice, ...]], torch.Tensor]  # a box of the parameter of that name
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of tensors: its name, its parts in order, its bytes without the header."""
+    """A file of tensors: its name, its tensors in order, its bytes without the header."""
 
     file: str
     parts: tuple[TheirTensor, ...]
@@ -35,7 +35,7 @@ class Shard:
 
 
 def shards(parts: Sequence[TheirTensor], dtype: str, max_bytes: int) -> list[Shard]:
-    """Divide tensors, in their order, into files of at most `max_bytes`; a larger tensor is a file of its own."""
+    """Divide tensors, in their order, into files of at most `max_bytes`. A larger tensor gets its own file."""
     element_bytes = CODE_DTYPES[dtype].itemsize
     groups: list[list[TheirTensor]] = [[]]
     sizes = [0]
@@ -53,14 +53,14 @@ def shards(parts: Sequence[TheirTensor], dtype: str, max_bytes: int) -> list[Sha
 
 
 def write_weights(folder: Path, files: Sequence[Shard], dtype: str, read: Read, zeros: Collection[str]) -> None:
-    """Write the files, and the index where there are several; each is on the disk when this returns.
+    """Write the files, and an index if there are several. All files are on the disk when this returns.
 
     Args:
-        folder: to write into.
+        folder: folder to write into.
         files: from `shards`.
-        dtype: a key of CODE_DTYPES.
-        read: reads boxes of parameters.
-        zeros: parameters that our model lacks: their tensors are zeros.
+        dtype: number format of the files, a key of CODE_DTYPES.
+        read: reads slices of our parameters.
+        zeros: parameters that our model lacks. Their tensors are written as zeros.
     """
     for shard in files:
         with (folder / shard.file).open("xb", buffering=0) as file:
@@ -79,7 +79,7 @@ def write_weights(folder: Path, files: Sequence[Shard], dtype: str, read: Read, 
 
 
 def _blocks(part: TheirTensor, read: Read | None) -> Iterator[torch.Tensor]:
-    """One of their tensors, some indices of its first dim at a time."""
+    """The values of one of their tensors, as blocks of indices of its first dim."""
     inner = math.prod(part.shape[1:])
     step = max(1, BLOCK_NUMEL // inner)
     for first in range(0, part.shape[0], step):
@@ -91,7 +91,7 @@ def _blocks(part: TheirTensor, read: Read | None) -> Iterator[torch.Tensor]:
 
 
 def _block(part: TheirTensor, first: int, stop: int, read: Read) -> torch.Tensor:
-    """Indices [first, stop) of the first dim of their tensor, gathered from boxes of rows of our parameter."""
+    """Indices [first, stop) of the first dim of their tensor, read from blocks of rows of our parameter."""
     shape = part.parameter.shape
     wanted = [part.of_ours(dim) for dim in range(len(shape))]
     wanted[part.ours_of[0]] = part.to_ours(0, np.arange(first, stop))
@@ -112,7 +112,7 @@ def _block(part: TheirTensor, first: int, stop: int, read: Read) -> torch.Tensor
         for dim in range(1, len(shape)):
             values = take(values, dim, wanted[dim] - starts[dim])
         if len(some) == len(rows) and bool(np.all(np.diff(some) == 1)):
-            out = values  # all of them at once, in order
+            out = values  # one block had all the rows, in order
             break
         if out is None:
             out = torch.empty([len(indices) for indices in wanted], dtype=values.dtype)
@@ -125,5 +125,5 @@ def _block(part: TheirTensor, first: int, stop: int, read: Read) -> torch.Tensor
 
 def _write_all(file: FileIO, data: bytes | memoryview) -> None:
     view = memoryview(data)
-    while view:  # a nearly full disk takes a part, then says that it is full
+    while view:  # on a nearly full disk, `write` first writes only a part, and then raises an error
         view = view[file.write(view[: 1 << 26]) :]

@@ -1,2 +1,2 @@
-"""In: environment variables, a command. Out: the rank of this process; the started ranks of one machine.
+"""In: environment variables of a launcher; or a command to run. Out: the rank of this process; or N started processes.
 Does not import torch and does not know what the ranks do."""

@@ -1,12 +1,12 @@
-"""In: the environment. Out: one in which glibc's malloc keeps big blocks for the next step; whether it differs.
-Does not restart the process: glibc reads tunables at the start, so the command line restarts once."""
+"""In: environment variables. Out: a copy in which GLIBC_TUNABLES makes malloc reuse large freed blocks.
+Does not restart the process. glibc reads the variable only at process start, so verbs/train.py restarts it once."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-MARKER = "CODESCENT_ALLOCATOR"  # set in a tuned environment, so that a process restarts at most once
+MARKER = "CODESCENT_ALLOCATOR"  # marks a tuned environment: a process restarts at most once
 
 TUNABLES: Mapping[str, str] = {
     "glibc.malloc.mmap_max": "0",  # freed big blocks return to the heap, not to the kernel: no page faults
@@ -14,13 +14,13 @@ TUNABLES: Mapping[str, str] = {
     "glibc.malloc.top_pad": str(256 * 2**20),  # the heap grows in large steps
     "glibc.malloc.hugetlb": "1",  # huge pages: fewer TLB entries
 }
-"""They give 1.16 times the tokens per second on GPT-2 124M in bf16 (two cores, 4 x 64 tokens); docs/launch.md."""
+"""With them GPT-2 124M trains 1.16 times as fast (bf16, two cores, 4 x 64 tokens); see docs/launch.md."""
 
 
 def tuned_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """A copy of `env` with GLIBC_TUNABLES for training; tunables of the user are not changed.
+    """A copy of `env` with GLIBC_TUNABLES for training. Tunables that the user has set stay.
 
-    Equal to `env` if glibc's malloc is not used: not Linux, another libc, or a preloaded allocator.
+    The copy equals `env` without glibc's malloc: another system, another libc or a preloaded allocator.
     """
     tuned = dict(env)
     if not _is_glibc() or "malloc" in env.get("LD_PRELOAD", ""):
@@ -34,7 +34,7 @@ def tuned_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def needs_restart(env: Mapping[str, str]) -> bool:
-    """Whether a process that started with `env` should restart with `tuned_environment(env)`."""
+    """Whether a process with the environment `env` should restart with `tuned_environment(env)`."""
     return MARKER not in env and tuned_environment(env).get("GLIBC_TUNABLES", "") != env.get("GLIBC_TUNABLES", "")
 
 

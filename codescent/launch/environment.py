@@ -1,5 +1,5 @@
-"""In: the environment variables of a launcher (one of `launchers`, or our own). Out: the rank of this process.
-Does not connect to anything and does not guess: an incomplete set is refused."""
+"""In: the environment variables of a launcher (see launchers.py, or our own). Out: the rank of this process.
+Does not open connections and does not guess: an incomplete set of variables is an error."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from codescent.base.rank import LOOPBACK, Rank
 from codescent.launch.launchers import TORCHRUN, TORCHRUN_SET, Launcher, is_set, started_by
 from codescent.launch.slurm_lists import counts, hosts
 
-STORE_FD = "CODESCENT_STORE_FD"  # descriptor of the listening socket that local.py hands to rank 0
-AGENT_RUN = "TORCHELASTIC_RUN_ID"  # torchrun's agent sets it; who exports RANK and WORLD_SIZE by hand does not
-PORTS = range(20_000, 30_000)  # of jobs, by their names: above the ports of services, below ephemeral ones
+STORE_FD = "CODESCENT_STORE_FD"  # descriptor of the listening socket that local.py passes to rank 0
+AGENT_RUN = "TORCHELASTIC_RUN_ID"  # set by torchrun; not set if a user exports RANK and WORLD_SIZE by hand
+PORTS = range(20_000, 30_000)  # computed from the job's name; above service ports, below ephemeral ports
 
 MEANINGS: Mapping[str, str] = {
-    "rank": "number of this process among all",
-    "local_rank": "number of this process among those of its machine",
-    "world_size": "number of processes in all",
+    "rank": "number of this process among all processes",
+    "local_rank": "number of this process among the processes of its machine",
+    "world_size": "number of all processes",
     "local_world_size": "number of processes on this machine",
-    "node": "number of this machine among those of the step",
-    "MASTER_ADDR": "address at which rank 0 is reached",
-    "MASTER_PORT": "port at which rank 0 is reached",
+    "node": "number of this machine among the machines of the step",
+    "MASTER_ADDR": "address of rank 0",
+    "MASTER_PORT": "port of rank 0",
 }
 _ROLES = ("rank", "local_rank", "world_size", "local_world_size")  # fields of Launcher and of Rank
 
@@ -33,7 +33,7 @@ _ROLES = ("rank", "local_rank", "world_size", "local_world_size")  # fields of L
 def read(env: Mapping[str, str]) -> Rank | None:
     """The rank of this process; None if no launcher started it.
 
-    Raises UserError: every variable that is missing, malformed, or contradicts another.
+    Raises UserError: variables are missing, malformed or contradict each other. It lists all of them.
     """
     launcher = started_by(env)
     return None if launcher is None else _Reader(env, launcher).place()
@@ -55,13 +55,13 @@ def ancestor(program: str) -> int | None:
 
 
 class _Reader:
-    """Reads the variables of one launcher and collects problems."""
+    """Reads the variables of one launcher and collects all problems."""
 
     def __init__(self, env: Mapping[str, str], launcher: Launcher) -> None:
         self._env, self._launcher = env, launcher
         self._numbers: dict[str, int] = {}  # by role
-        self._names: dict[str, str] = {}  # role to the variable that gave its number
-        self._index: int | None = None  # of this machine in lists over machines
+        self._names: dict[str, str] = {}  # role to the name of its variable
+        self._index: int | None = None  # of this machine in a launcher's lists
         self._problems: list[str] = []
 
     def place(self) -> Rank:
@@ -69,9 +69,10 @@ class _Reader:
         launcher, numbers = self._launcher, self._numbers
         for role in _ROLES:
             self._read_role(role)
-        here = launcher.fills and "world_size" in numbers and numbers["world_size"] == numbers.get("local_world_size")
-        job = self._job(here)
-        address, port = self._address(here), self._port(job)
+        world_size = numbers.get("world_size")
+        one_machine = launcher.fills and world_size is not None and world_size == numbers.get("local_world_size")
+        job = self._job(one_machine)
+        address, port = self._address(one_machine), self._port(job)
         attempt = self._number(launcher.attempt, "") if launcher.attempt else None
         store_fd = self._number(STORE_FD, "") if launcher is TORCHRUN else None
         self._contradictions()
@@ -96,7 +97,7 @@ class _Reader:
         return self._env.get(name, "").strip()
 
     def _read_role(self, role: str) -> None:
-        """Read a role's number. It is a problem if no variable gives it, or if two variables differ."""
+        """Read the number of a role. A problem: no variable has it, or two variables differ."""
         names = tuple(dict.fromkeys((*getattr(self._launcher, role), *getattr(TORCHRUN, role))))
         given = [name for name in names if is_set(self._env, name)]
         if not given:
@@ -109,13 +110,13 @@ class _Reader:
         for name, number in said.items():
             if number != said[first]:
                 self._refuse(
-                    f"{first} says {said[first]}, {name} says {number} ({MEANINGS[role]}); they are left over from "
-                    f"different jobs, steps or launchers: unset those that are not of this process's "
-                    f"{self._launcher.name}"
+                    f"{first} says {said[first]}, {name} says {number} ({MEANINGS[role]}); they come from "
+                    f"different jobs, steps or launchers: unset the variables that this process's "
+                    f"{self._launcher.name} did not set"
                 )
 
     def _number(self, name: str, role: str) -> int | None:
-        """The number in a variable; None if it is not set or not a number, which is a problem."""
+        """The number in a variable; None if it is not set, or is not a number (a problem)."""
         text = self._text(name)
         if role == "local_world_size" and self._launcher.node and name in self._launcher.local_world_size:
             return self._in_list(name)
@@ -126,10 +127,10 @@ class _Reader:
         return None
 
     def _in_list(self, name: str) -> int | None:
-        """This machine's entry in a list over machines."""
+        """The number of tasks on this machine, from a list with an entry per machine."""
         node = self._launcher.node
         try:
-            of_nodes = counts(self._text(name))
+            tasks_per_node = counts(self._text(name))
         except ValueError as error:
             self._refuse(f'{name}: given "{self._text(name)}"; {error}')
             return None
@@ -139,26 +140,26 @@ class _Reader:
             self._index = self._number(node, "")
         if self._index is None:
             return None
-        if self._index >= len(of_nodes):
+        if self._index >= len(tasks_per_node):
             what = f'the number of machines in {name} ("{self._text(name)}")'
-            self._refuse(f"{node} is {self._index}; must be below {len(of_nodes)}, {what}")
+            self._refuse(f"{node} is {self._index}; must be below {len(tasks_per_node)}, {what}")
             return None
-        return of_nodes[self._index]
+        return tasks_per_node[self._index]
 
-    def _job(self, here: bool) -> str:
-        """An identifier of this start of this job, equal on its ranks; "" if nothing gives one."""
+    def _job(self, one_machine: bool) -> str:
+        """An identifier of this start of the job, equal on all its ranks; "" without one."""
         launcher = self._launcher
         for names in launcher.job:
             if all(is_set(self._env, name) for name in names):
                 return f"{launcher.name} {'.'.join(map(self._text, names))}"
-        number = ancestor(launcher.proxy) if here and launcher.proxy else None
+        number = ancestor(launcher.proxy) if one_machine and launcher.proxy else None
         return "" if number is None else f"{launcher.proxy} {number}"
 
-    def _address(self, here: bool) -> str:
-        """Address of rank 0: the user's, else loopback if all ranks are here, else the first machine of the list."""
+    def _address(self, one_machine: bool) -> str:
+        """Address of rank 0: MASTER_ADDR, else loopback if there is one machine, else the first machine of a list."""
         if is_set(self._env, "MASTER_ADDR"):
             return self._text("MASTER_ADDR")
-        if here:
+        if one_machine:
             return LOOPBACK
         for name in self._launcher.hosts:
             if is_set(self._env, name):
@@ -173,14 +174,14 @@ class _Reader:
             self._missing("MASTER_ADDR", "MASTER_ADDR")
         elif {"world_size", "local_world_size"} <= self._numbers.keys():
             self._refuse(
-                f"MASTER_ADDR ({MEANINGS['MASTER_ADDR']}) is not set, and {self._launcher.name} names none: only "
+                f"MASTER_ADDR ({MEANINGS['MASTER_ADDR']}) is not set, and {self._launcher.name} gives no address: only "
                 f"{self._numbers['local_world_size']} of {self._numbers['world_size']} ranks are on this machine; give "
                 f"every rank the name of the machine of rank 0: {self._launcher.hand_over}"
             )
         return ""
 
     def _port(self, job: str) -> int:
-        """Port of rank 0: the user's, else a hash of the job's name."""
+        """Port of rank 0: MASTER_PORT, else a hash of the job's identifier."""
         if is_set(self._env, "MASTER_PORT"):
             port = self._number("MASTER_PORT", "")
             if port is not None and not 0 < port < 2**16:
@@ -193,8 +194,8 @@ class _Reader:
         else:
             of = " or ".join(".".join(names) for names in self._launcher.job)
             self._refuse(
-                f"MASTER_PORT ({MEANINGS['MASTER_PORT']}) is not set, and nothing names the job of "
-                f"{self._launcher.name}, by which its ranks could agree on one ({of} is not set); give every rank a "
+                f"MASTER_PORT ({MEANINGS['MASTER_PORT']}) is not set, and the ranks of "
+                f"{self._launcher.name} cannot compute a common one ({of} is not set); give every rank the same "
                 f"free port of the machine of rank 0: {self._launcher.hand_over}"
             )
         return 0
@@ -206,7 +207,7 @@ class _Reader:
         self._refuse(f"{names} ({MEANINGS[role]}) is not set, but {launcher.mark(self._env)} is; {sets}")
 
     def _contradictions(self) -> None:
-        """Refuse numbers that are impossible together."""
+        """Add a problem for each pair of numbers that is impossible together."""
         numbers, names = self._numbers, self._names
         for small, gap, large, why in (
             ("rank", 1, "world_size", ""),

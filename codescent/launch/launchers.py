@@ -1,4 +1,4 @@
-"""In: environment variables. Out: the table of launchers, and which of them started this process.
+"""In: environment variables. Out: a table of launchers with their variables; the launcher of this process.
 Does not interpret the variables (environment.py does)."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-MAX_NORMAL_STEP_ID = 0xFFFFFFF0  # slurm.h; higher ids are SLURM's own steps (batch, extern, interactive)
+MAX_NORMAL_STEP_ID = 0xFFFFFFF0  # slurm.h; higher ids belong to SLURM's own steps (batch, extern, interactive)
 
 
 def is_set(env: Mapping[str, str], name: str) -> bool:
@@ -17,8 +17,8 @@ def is_set(env: Mapping[str, str], name: str) -> bool:
 def in_srun_step(env: Mapping[str, str]) -> bool:
     """Whether this process belongs to a step that `srun` started.
 
-    The shells of sbatch and salloc do not: each is a single process, although sbatch sets SLURM_PROCID=0 and both set
-    the whole job's SLURM_NTASKS. Their step has no number, or one of SLURM's own (4294967290; newer versions write -6).
+    The shell of sbatch or salloc is not in such a step. It is a single process, although sbatch sets SLURM_PROCID=0
+    and both set SLURM_NTASKS of the whole job. Its step has no id, or an id of SLURM (4294967290; newer versions: -6).
     """
     text = next((env[name].strip() for name in ("SLURM_STEP_ID", "SLURM_STEPID") if is_set(env, name)), "")
     return text.isascii() and text.isdigit() and int(text) <= MAX_NORMAL_STEP_ID
@@ -26,25 +26,25 @@ def in_srun_step(env: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Launcher:
-    """Variables by which a launcher numbers its ranks. All that name the same fact and are set must agree."""
+    """The variables of a launcher. If several variables of one field are set, they must be equal."""
 
     name: str  # in messages
-    marks: tuple[str, ...]  # each shows that the launcher started this process
+    marks: tuple[str, ...]  # any of them shows that the launcher started this process
     rank: tuple[str, ...]
     local_rank: tuple[str, ...]
     world_size: tuple[str, ...]
     local_world_size: tuple[str, ...]
-    node: str = ""  # if given, `local_world_size` are lists over machines, and this is this machine's index
-    hosts: tuple[str, ...] = ()  # lists of machines; the first one has rank 0
-    job: tuple[tuple[str, ...], ...] = ()  # alternatives: together equal on all ranks and unique to this start
-    proxy: str = ""  # parent of the ranks, one per machine: if all ranks are on one, its process id names the job
+    node: str = ""  # index of this machine; if given, `local_world_size` is a list with an entry per machine
+    hosts: tuple[str, ...] = ()  # lists of machines; rank 0 is on the first machine
+    job: tuple[tuple[str, ...], ...] = ()  # alternatives; each is equal on all ranks and unique to this start
+    proxy: str = ""  # parent program of the ranks of a machine; its process id identifies a job of one machine
     attempt: str = ""  # counts restarts of the job
-    fills: bool = True  # if all ranks are on this machine, no address is needed; if the job has a name, no port
-    hand_over: str = "export NAME=VALUE"  # how the user sets a variable for every rank
+    fills: bool = True  # True: no address is needed on one machine, and no port if the job has an identifier
+    hand_over: str = "export NAME=VALUE"  # how a user sets a variable for every rank
     where: Callable[[Mapping[str, str]], bool] = lambda env: True  # whether the marks are valid in this environment
 
     def mark(self, env: Mapping[str, str]) -> str | None:
-        """A variable that shows that this launcher started this process; None if it did not."""
+        """A set variable of `marks`; None if this launcher did not start this process."""
         return next((name for name in self.marks if is_set(env, name)), None) if self.where(env) else None
 
 
@@ -58,10 +58,10 @@ TORCHRUN = Launcher(
     attempt="TORCHELASTIC_RESTART_COUNT",
     fills=False,
 )
-"""Its names are torch's own, and users export them, too: every other launcher accepts them as a last alternative."""
+"""torch itself uses these names, and users export them. So other launchers accept them as a last alternative."""
 
 TORCHRUN_SET = (*TORCHRUN.marks, "MASTER_ADDR", "MASTER_PORT")
-"""All variables that torchrun sets for the rendezvous of its ranks."""
+"""All variables that torchrun sets so that its ranks find each other."""
 
 OTHERS = (
     Launcher(
@@ -79,11 +79,11 @@ OTHERS = (
         marks=("PALS_RANKID",),
         rank=("PALS_RANKID", "PMI_RANK"),
         local_rank=("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
-        world_size=("PMI_SIZE",),  # PALS has no name of its own for it
+        world_size=("PMI_SIZE",),  # PALS has no own variable for it
         local_world_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
         job=(("PALS_APID",),),
         hand_over="mpiexec --env NAME=VALUE",
-        where=lambda env: not in_srun_step(env),  # SLURM's mpi/cray_shasta sets PALS_RANKID, too
+        where=lambda env: not in_srun_step(env),  # SLURM's mpi/cray_shasta also sets PALS_RANKID
     ),
     Launcher(
         name="mpiexec of Hydra (MPICH, Intel MPI)",
@@ -117,16 +117,16 @@ OTHERS = (
         world_size=("PMI_SIZE",),
         local_world_size=("PMI_LOCAL_SIZE",),
         job=(("PMI_JOBID",),),
-        where=lambda env: not in_srun_step(env),  # SLURM's mpi/pmi2 sets rank and size, too
+        where=lambda env: not in_srun_step(env),  # SLURM's mpi/pmi2 also sets rank and size
     ),
 )
 """In order of precedence: if one launcher starts another, the inner one comes first."""
 
 
 def started_by(env: Mapping[str, str]) -> Launcher | None:
-    """The launcher of this process: torchrun if its set is complete, else the first of the others with a mark.
+    """The launcher of this process: torchrun if its set is complete, else the first launcher with a set mark.
 
-    A part of torchrun's set, such as a WORLD_SIZE in a job script, counts only without a mark of another launcher.
+    An incomplete torchrun set, such as a WORLD_SIZE in a job script, has the lowest precedence.
     """
     if all(is_set(env, name) for name in TORCHRUN_SET):
         return TORCHRUN

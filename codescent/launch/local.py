@@ -1,5 +1,5 @@
-"""In: a command and a number of ranks. Out: that many processes on this machine, watched until the last ends.
-Does not know what the ranks do, does not import torch and restarts nothing."""
+"""In: a command and a number of ranks. Out: runs the ranks on this machine, stops all if one fails; an exit code.
+Does not know what the ranks do, does not import torch and does not restart a rank."""
 
 from __future__ import annotations
 
@@ -33,44 +33,44 @@ from codescent.launch.memory_kills import evidence, memory_kills
 from codescent.launch.watch import Watch
 
 LOOK_EVERY_S = 1.0
-LOOKS_KEPT = 6
-ANSWER_S = 3.0  # after a request to stop: who still cannot run then does not answer, and the others wait in vain
-SETTLE_S = 1.0  # time after a failure in which other ranks may fail by themselves: the order shows the cause
+KEPT_COUNTS = 6
+ANSWER_S = 3.0  # after a stop request: ranks that cannot run by then never stop, so all are killed
+SETTLE_S = 1.0  # time after a failure for other ranks to fail; the first failure is probably the cause
 STOP_S = 10.0  # time between SIGTERM and SIGKILL
-REPEAT_S = 0.5  # a second SIGINT within this time is the first one, repeated by a wrapper (make, uv)
-SHOWN_BYTES = 20_000  # printed from the log of a crashed rank
-RUN_FAILED, USER_ERROR = 1, 2  # a crash of Python ends with 1, too, but leaves a traceback
-ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-CLEAN_STOPS = {0, *(128 + number for number in ASKED_TO_STOP), *(-number for number in ASKED_TO_STOP)}
+REPEAT_S = 0.5  # a second SIGINT within this time is a repetition by a wrapper (make, uv)
+SHOWN_BYTES = 20_000  # end of a crashed rank's log to print
+RUN_FAILED, USER_ERROR = 1, 2  # a Python crash also exits with 1, but prints a traceback
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CLEAN_STOPS = {0, *(128 + number for number in STOP_SIGNALS), *(-number for number in STOP_SIGNALS)}
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def run_ranks(command: Sequence[str], ranks: int, env: Mapping[str, str]) -> int:
     """Run `command` in `ranks` processes of this machine and wait for all of them.
 
-    Every rank has torchrun's variables in its environment, and rank 0 also CODESCENT_STORE_FD: a socket that listens at
-    MASTER_PORT, for the store. All have the token of the run, and memory in which they say how far they are
-    (`base/beats`). Rank 0 shares this process's stdout. The other output goes to log files; the part that explains a
-    failure is printed.
+    Every rank gets torchrun's environment variables, the token of the run, and shared memory for its progress
+    (base/beats.py). Rank 0 also gets CODESCENT_STORE_FD: a socket for the store that listens at MASTER_PORT.
+    Rank 0 writes to this process's stdout. All other output goes to log files. After a failure the log of the failed
+    rank is printed.
 
-    SIGINT, SIGTERM and SIGHUP are forwarded to the ranks once; a second SIGINT kills them. When a rank fails, the
-    others are stopped. A rank that is stopped, frozen or far behind is named while the others wait for it. No process
-    is left when this returns; on Linux, not even if this process is killed.
+    SIGINT, SIGTERM and SIGHUP are forwarded to the ranks once. A second SIGINT kills the ranks. When a rank fails, the
+    other ranks are stopped. Messages name a rank that is stopped, frozen or far behind the others. All processes have
+    ended when this function returns. On Linux they also end if this process is killed.
 
     Args:
         command: the program and its arguments, the same for every rank.
         ranks: at least 1.
-        env: environment of the ranks; its threads and network interfaces override our defaults.
+        env: environment of the ranks. Its numbers of threads and network interfaces override our defaults.
 
     Returns:
-        0 if every rank returned 0. Else the exit code of the first rank that failed, or 128 + number of the signal that
-        killed it, or on which all stopped.
+        0 if every rank returned 0. Otherwise the exit code of the first rank that failed; or 128 + the number of the
+        signal that killed this rank or stopped the run.
 
     Raises:
-        UserError: the machine cannot start so many processes.
-        OSError: the command cannot be started at all.
+        UserError: the machine cannot start this many processes.
+        OSError: the command cannot be started.
     """
-    signals = [*ASKED_TO_STOP, signal.SIGCHLD, signal.SIGTSTP]
+    signals = [*STOP_SIGNALS, signal.SIGCHLD, signal.SIGTSTP]
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
         signals.remove(signal.SIGHUP)
     with _SignalQueue(signals) as queue, _Ranks(command, ranks, env) as processes:
@@ -80,11 +80,11 @@ def run_ranks(command: Sequence[str], ranks: int, env: Mapping[str, str]) -> int
 
 
 def rank_environment(rank: int, ranks: int, port: int, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that torchrun sets for `rank` of `ranks` on one machine, and settings for one machine."""
+    """Environment of a rank: torchrun's variables and settings for one machine, added to `env`."""
     loopback_interface = "lo" if sys.platform == "linux" else "lo0"
     own = {
         "OMP_NUM_THREADS": str(threads_per_rank(available_cores(), ranks)),
-        "GLOO_SOCKET_IFNAME": loopback_interface,  # what listens without a password listens on this machine only
+        "GLOO_SOCKET_IFNAME": loopback_interface,  # listens without a password, so on loopback only
         "NCCL_SOCKET_IFNAME": loopback_interface,
         "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves the Python stack in the rank's log
     }
@@ -95,7 +95,7 @@ def rank_environment(rank: int, ranks: int, port: int, env: Mapping[str, str]) -
 
 
 class _SignalQueue:
-    """Inside `with`, in the main thread, signals of `numbers` are queued; then the previous handlers act again."""
+    """Queues the signals `numbers` inside a `with` block of the main thread. Restores the old handlers at its end."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._numbers = numbers
@@ -109,13 +109,13 @@ class _SignalQueue:
         return self
 
     def wait(self, timeout_s: float) -> list[int]:
-        """Signals since the last call, in order; waits up to `timeout_s` for the first."""
+        """Signals since the last call, in order. Waits up to `timeout_s` for a signal."""
         ready, _, _ = select.select([self._reader], [], [], max(0.0, timeout_s))
         return [number for number in os.read(self._reader, 4096) if number in self._numbers] if ready else []
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            with contextlib.suppress(TypeError):  # a handler that was not set from Python cannot be set back
+            with contextlib.suppress(TypeError):  # a handler that was not set from Python cannot be restored
                 signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self._reader)
@@ -135,17 +135,17 @@ class _Ranks:
         self._token = fresh()
         self._beats = shared_memory(ranks)
         self._watch = Watch(Beats(self._beats, ranks), ranks)
-        self._kills = deque([memory_kills()], maxlen=LOOKS_KEPT)  # a process that is killed takes a while to end
+        self._kills = deque([memory_kills()], maxlen=KEPT_COUNTS)  # a killed process ends some seconds later
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ended: set[int] = set()
-        self._failed: dict[int, int] = {}  # rank to return code, in the order noticed, before others were stopped
-        self._asked: int | None = None  # the first signal that asked to stop
-        self._interrupted_s: float | None = None  # when the first SIGINT came
+        self._failed: dict[int, int] = {}  # rank to return code, in order of detection
+        self._stop_signal: int | None = None  # the first stop request
+        self._interrupted_s: float | None = None  # time of the first SIGINT
         self._killed = False
-        self._stopping = False  # from here on, exit codes of ranks are not failures
-        self._stopped = 0  # the exit code with which ranks that were asked to stop have ended
-        self._halted: dict[int, str] = {}  # who could not run when a rank failed, and why
-        self._answer_s = math.inf  # by then who was asked to stop has to run
+        self._stopping = False  # True: later exits of ranks are not failures
+        self._stop_code = 0  # exit code of ranks that another process asked to stop
+        self._halted: dict[int, str] = {}  # ranks that could not run when a rank failed, and why
+        self._answer_s = math.inf  # time limit for ranks to react to a stop request
         self._look_s = 0.0
         self._escalation: list[tuple[float, signal.Signals]] = []  # time and signal to send, earliest first
 
@@ -154,7 +154,7 @@ class _Ranks:
             self._logs = Path(tempfile.mkdtemp(prefix="codescent-ranks-"))
         except OSError as error:
             raise UserError(f"the ranks' logs: {error.strerror}; set TMPDIR to a folder with free space") from error
-        sys.stdout.flush()  # rank 0 writes to the same file
+        sys.stdout.flush()  # rank 0 writes to the same stdout
         try:
             with socket.create_server((LOOPBACK, 0), backlog=max(128, self._num_ranks)) as listener:
                 for rank in range(self._num_ranks):
@@ -198,7 +198,7 @@ class _Ranks:
                 raise UserError(f"cannot start rank {rank} of {self._num_ranks}: {error.strerror}") from error
 
     def watch(self, queue: _SignalQueue) -> int:
-        """Wait until every rank has ended. Forward signals; stop the others when one fails."""
+        """Wait until every rank has ended. Forward signals; stop all ranks when one fails. Returns the exit code."""
         while len(self._ended) < self._num_ranks:
             next_s = self._escalation[0][0] if self._escalation else math.inf
             for number in queue.wait(min(next_s - time.monotonic(), LOOK_EVERY_S)):
@@ -213,10 +213,10 @@ class _Ranks:
         if self._failed:
             code = self._failed[self._culprit()]
             return (code or RUN_FAILED) if code >= 0 else 128 - code
-        return self._stopped if self._asked is None else 128 + self._asked
+        return self._stop_code if self._stop_signal is None else 128 + self._stop_signal
 
     def _look(self) -> None:
-        """Name ranks that do not move. After a request to stop, wake them, or end what can never end by itself."""
+        """Print messages about ranks that make no progress. After a stop request, kill ranks that do not react."""
         now_s = time.monotonic()
         if now_s < self._look_s:
             return
@@ -227,13 +227,13 @@ class _Ranks:
             _say(f"codescent: {words}")
         if self._watch.stuck and now_s >= self._answer_s:
             ranks = ", ".join(f"rank {rank} {how}" for rank, how in self._watch.stuck.items())
-            _say(f"codescent: {ranks}, and does not answer: all are killed; resume from the last checkpoint")
+            _say(f"codescent: {ranks}, and does not react: all ranks are killed; resume from the last checkpoint")
             self._stopping = True
             self._send(signal.SIGKILL)
 
     def _on_signal(self, number: int) -> None:
         now_s = time.monotonic()
-        if number == signal.SIGTSTP:  # Ctrl-Z: stop and continue the ranks together with this process
+        if number == signal.SIGTSTP:  # Ctrl-Z: suspend and continue the ranks together with this process
             self._send(signal.SIGSTOP)
             os.kill(os.getpid(), signal.SIGSTOP)
             self._send(signal.SIGCONT)
@@ -241,30 +241,30 @@ class _Ranks:
             if now_s - self._interrupted_s > REPEAT_S:
                 self._killed = self._stopping = True
                 self._send(signal.SIGKILL)
-        elif number in ASKED_TO_STOP:
+        elif number in STOP_SIGNALS:
             if number == signal.SIGINT:
                 self._interrupted_s = now_s
-            if self._asked is None:  # a scheduler may send SIGTERM twice; a rank that is saving needs it once
-                self._asked = number
+            if self._stop_signal is None:  # forward once, although a scheduler may send SIGTERM twice
+                self._stop_signal = number
                 more = "; Ctrl-C once more kills them" if number == signal.SIGINT else ""
                 _say(f"codescent: {signal.Signals(number).name}: waiting for the ranks to save and stop{more}")
                 self._send(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
-                self._send(signal.SIGCONT)  # a rank that somebody has stopped would keep the others from stopping
+                self._send(signal.SIGCONT)  # all ranks stop together, so wake a suspended rank
                 self._answer_s = now_s + ANSWER_S
 
     def _collect(self) -> None:
-        """Collect the ranks that have ended; schedule the stop of the others on the first failure."""
+        """Record the ranks that have ended. At the first failure schedule the stop of the others."""
         for rank, process in enumerate(self._processes):
             if rank in self._ended or (code := process.poll()) is None:
                 continue
             self._ended.add(rank)
             _kill_group(process)  # processes that the rank started
-            if self._stopping or (self._asked is not None and code in CLEAN_STOPS):
+            if self._stopping or (self._stop_signal is not None and code in CLEAN_STOPS):
                 continue
             if code == 0 and not self._watch.ended_early(rank):
                 continue
-            if code > 0 and code in CLEAN_STOPS and self._watch.has_ended(rank):  # somebody else has asked the ranks
-                self._stopped = code
+            if code > 0 and code in CLEAN_STOPS and self._watch.has_ended(rank):  # another process asked for it
+                self._stop_code = code
                 continue
             if not self._failed:
                 self._halted = self._watch.stuck
@@ -281,33 +281,33 @@ class _Ranks:
                     process.send_signal(number)
 
     def _culprit(self) -> int:
-        """The rank that failed first. Among almost simultaneous ones, prefer an exit that cannot be a consequence.
+        """The rank that probably caused the failure: by the kind of exit, then by the order of detection.
 
-        A rank that could not run, for which the others waited until a timeout, is none of those that failed.
+        First a SIGKILL, then an error message, then another signal, then other codes: these may be consequences.
         """
 
         def order(rank: int) -> int:
             code = self._failed[rank]
-            return 0 if code == -signal.SIGKILL else 1 if self._told(rank) else 2 if code < 0 else 3
+            return 0 if code == -signal.SIGKILL else 1 if self._gave_reason(rank) else 2 if code < 0 else 3
 
-        return min(self._failed, key=order)  # the first noticed among equals
+        return min(self._failed, key=order)  # among equals the first detected
 
     def _crashed(self) -> bool:
-        return bool(self._failed) and not self._told(self._culprit()) and not self._killed
+        return bool(self._failed) and not self._gave_reason(self._culprit()) and not self._killed
 
-    def _told(self, rank: int) -> bool:
-        """Whether a rank that failed has itself said why: wrong input, or a run that cannot go on."""
+    def _gave_reason(self, rank: int) -> bool:
+        """Whether a failed rank printed the reason itself: wrong input, or a run that cannot continue."""
         if self._failed[rank] != RUN_FAILED:
             return self._failed[rank] == USER_ERROR
         lines = _tail(self._log(rank)).splitlines()
         return any(line.startswith("error: ") for line in lines) and "Traceback (most recent call last):" not in lines
 
     def report(self) -> None:
-        """Print the log of the rank that failed and name it; if none did, print rank 0's warnings."""
+        """Print the log of the rank that caused the failure. Without a failure print the warnings of rank 0."""
         if self._killed:
             _say("codescent: the ranks were killed")
         elif not self._failed:
-            if self._processes[0].returncode >= 0:  # after a signal, its log only says that it was interrupted
+            if self._processes[0].returncode >= 0:  # after a signal the log only says "interrupted"
                 _say(_tail(self._log(0)))
         else:
             culprit = self._culprit()
@@ -320,10 +320,10 @@ class _Ranks:
             _say(f"codescent: rank {culprit} of {self._num_ranks} (pid {pid}) {ending}")
             if after := [f"rank {rank} {self._ending(rank)}" for rank in self._failed if rank != culprit]:
                 _say(f"codescent: probably as a consequence: {'; '.join(after)}")
-            _say(f"codescent: what each rank printed is kept in {self._logs}")
+            _say(f"codescent: the output of each rank is in {self._logs}")
 
     def _ending(self, rank: int) -> str:
-        """How a rank that failed has ended, in words."""
+        """How a failed rank ended, in words."""
         code = self._failed[rank]
         if code >= 0:
             early = " in the middle of its steps" if self._watch.ended_early(rank) and code == 0 else ""
@@ -339,9 +339,9 @@ class _Ranks:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """A function to run between fork and exec: the kernel kills the rank when its parent dies (Linux only).
+    """A function to run between fork and exec: it makes the kernel kill the rank when its parent dies (Linux only).
 
-    It takes no lock that a thread of the parent may hold: both system calls are looked up before the fork.
+    Both system calls are looked up before the fork. So the function never waits for a lock of a parent's thread.
     """
     if sys.platform != "linux":
         return None
@@ -356,7 +356,7 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a rank and every process that it started."""
+    """Kill a rank and all processes that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM for a group of zombies
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -367,7 +367,7 @@ def _tail(log: Path) -> str:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - SHOWN_BYTES))
             text = file.read().decode("utf-8", errors="replace").rstrip("\n")
-    except OSError as error:  # temporary folders are swept
+    except OSError as error:  # a system may delete temporary folders
         return f"[{log}: {error.strerror}]"
     return text if size <= SHOWN_BYTES else f"[... {size - SHOWN_BYTES} bytes before this]\n{text}"
 

@@ -1,5 +1,5 @@
-"""In: this process's cgroup and machine. Out: how many processes the kernel has killed there for lack of memory.
-Does not say which ones: the kernel counts them only."""
+"""In: counters of the kernel, for the cgroup of this process and for the machine. Out: the number of OOM kills.
+Does not know which processes were killed: the kernel only counts them (OOM: out of memory)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ CGROUPS, PROC = Path("/sys/fs/cgroup"), Path("/proc")
 
 @dataclass(frozen=True)
 class Kills:
-    """A count of the kernel's, and where it counts: in words."""
+    """A number of OOM kills, and the place where the kernel counts them, in words."""
 
     count: int
     where: str
 
 
 def memory_kills() -> dict[Path, Kills]:
-    """The counts that can be read here, the narrowest first: of the cgroup (v2 or v1), of the machine."""
+    """The readable counters by file: first of the cgroup (v2 or v1), then of the machine."""
     found: dict[Path, Kills] = {}
     for path, limit in _of_cgroup():
         if (count := _count(path)) is not None:
@@ -31,19 +31,19 @@ def memory_kills() -> dict[Path, Kills]:
 
 
 def evidence(before: dict[Path, Kills]) -> str:
-    """Whether a SIGKILL was the kernel's, which had no memory left: what the counts since `before` say."""
+    """Text for a SIGKILL: whether the kernel has killed processes for lack of memory since `before`."""
     if not before:
-        return "; if nobody sent it, the machine ran out of memory"
+        return "; perhaps the machine ran out of memory"
     now = memory_kills()
     for path, was in before.items():
         if path in now and (more := now[path].count - was.count) > 0:
             killed = "process" if more == 1 else "processes"
             return f": out of memory: meanwhile the kernel has killed {more} {killed} {now[path].where}"
-    return "; the kernel has counted no process killed for lack of memory: somebody sent it"
+    return "; the kernel has counted no out-of-memory kill: a user or a program sent it"
 
 
 def _of_cgroup() -> Iterator[tuple[Path, Path]]:
-    """Files of this process's cgroup: its count of kills and its limit. In a container the root is its own."""
+    """Files of this process's cgroup: its counter of OOM kills and its limit. Also of the root: a container's own."""
     try:
         lines = (PROC / "self" / "cgroup").read_text().splitlines()
     except OSError:

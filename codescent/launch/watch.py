@@ -1,5 +1,5 @@
-"""In: the ranks of this machine, and how far each has come. Out: who is stopped, gone or far behind, in words.
-Does not stop anybody (local does), and asks no rank: one that hangs would not answer."""
+"""In: process ids of the local ranks, and their progress. Out: sentences on ranks that are suspended or far behind.
+Does not end a rank (local.py does) and sends no request to ranks: a rank that hangs cannot answer."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from pathlib import Path
 from codescent.base.beats import ENDED, Beats
 
 BEHIND_S = 6.0
-"""Nobody has moved for so long: who is behind the others keeps them waiting."""
+"""If no rank has made progress for this time, the ranks behind the others are reported."""
 CGROUPS, PROC = Path("/sys/fs/cgroup"), Path("/proc")
 
 
 class Watch:
-    """What the ranks of this machine do, as the process that started them sees it.
+    """Watches the progress of the ranks of this machine, from the process that started them.
 
     Args:
-        beats: how far each rank has come.
-        ranks: how many there are.
+        beats: the progress of each rank.
+        ranks: number of ranks.
     """
 
     def __init__(self, beats: Beats, ranks: int) -> None:
         self.beats, self.ranks = beats, ranks
         self.stuck: dict[int, str] = {}
-        """Ranks that do not move now, and why, in words."""
+        """Ranks that cannot run now, with the reason in words."""
         self._positions: list[tuple[float, float]] = []
         self._moved_s = time.monotonic()
         self._behind: set[int] = set()
 
     def look(self, running: Mapping[int, int]) -> list[str]:
-        """What is new since the last look: a sentence for each rank. `running`: process id of each rank that runs."""
+        """Sentences on changes since the last call. `running`: process id of each rank that has not ended."""
         halted = {rank: how for rank, pid in running.items() if (how := halted_by(pid))}
         said = [
             f"rank {rank} of {self.ranks} (pid {running[rank]}) {how}: the others wait for it"
@@ -45,15 +45,15 @@ class Watch:
         return said + self._late(running, halted)
 
     def ended_early(self, rank: int) -> bool:
-        """Whether a rank that has ended well has done so in the middle of its steps."""
+        """Whether a rank with exit code 0 ended before its last step was done."""
         return 0 < self.beats.get(rank)[0] < ENDED
 
     def has_ended(self, rank: int) -> bool:
-        """Whether a rank has done all it was to do."""
+        """Whether a rank has finished all its steps."""
         return self.beats.get(rank)[0] == ENDED
 
     def _late(self, running: Mapping[int, int], halted: Mapping[int, str]) -> list[str]:
-        """Who is behind others of the same stage, where nobody has moved for a while."""
+        """Sentences on ranks behind others of their stage, if no rank has made progress for BEHIND_S."""
         now_s = time.monotonic()
         positions = [self.beats.get(rank) for rank in range(self.ranks)]
         if positions != self._positions:
@@ -75,19 +75,19 @@ class Watch:
 
 
 def halted_by(pid: int) -> str:
-    """Why a process cannot run: "is stopped", by a signal, or "is frozen", by its cgroup; "" if it can."""
+    """Why a process cannot run: "is stopped" (by a signal) or "is frozen" (by its cgroup); "" if it can run."""
     try:
         stat = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
         if stat.rpartition(")")[2].split()[0] in ("T", "t"):
-            return "is stopped (SIGCONT would let it go on)"
+            return "is stopped (SIGCONT continues it)"
         for line in (PROC / str(pid) / "cgroup").read_text().splitlines():
             number, controllers, path = line.split(":", 2)
             if (number == "0" and _is_frozen(CGROUPS / path.lstrip("/") / "cgroup.events", "frozen 1")) or (
                 controllers == "freezer"
                 and _is_frozen(CGROUPS / "freezer" / path.lstrip("/") / "freezer.state", "FROZEN")
             ):
-                return "is frozen (its cgroup is)"
-    except (OSError, IndexError):  # it has ended, or this system has no /proc
+                return "is frozen (by its cgroup)"
+    except (OSError, IndexError):  # the process has ended, or this system has no /proc
         return ""
     return ""
 

@@ -1,5 +1,6 @@
-"""In: a kind of model (one of KINDS) and its sizes. Out: its shape, its declared parameters, its facts, its module.
-Does not import torch until a module is constructed: planning and `--help` never wait for it."""
+"""In: a kind of model (one of KINDS), a preset, sizes. Out: the checked sizes (`shape_of`), the parameters
+(`parameters_of`), the model's description in a plan (`facts_of`), the torch module (`construct`).
+Does not import torch before `construct` builds a module, so planning and `--help` start fast."""
 
 from __future__ import annotations
 
@@ -27,15 +28,15 @@ _KINDS: dict[str, Kind] = {kind.name: kind for kind in (GPT2, LLAMA, TRANSFORMER
 _KIND_OF_PRESET = {preset: kind.name for kind in _KINDS.values() for preset in kind.presets}
 KINDS = tuple(_KINDS)
 GENERATING = tuple(kind.name for kind in _KINDS.values() if kind.generates)
-"""Kinds whose models continue a text (see models/generate)."""
+"""Kinds whose models can generate text (see models/generate)."""
 UNCOMPILED: Mapping[str, str] = {kind.name: kind.uncompiled for kind in _KINDS.values() if kind.uncompiled}
-"""Kinds that are not known to give the same losses when they are compiled, and why."""
+"""Kinds for which torch.compile is not verified, each with the reason."""
 SIZES = tuple(dict.fromkeys(size for kind in _KINDS.values() for size in kind.sizes))
-"""Sizes of all kinds together; a kind refuses those that it does not have."""
+"""Names of the sizes of all kinds. A kind refuses a size that it does not have."""
 
 
 def kind_of(kind: str | None, preset: str | None) -> str:
-    """The named kind; else that of the preset, or of the most similar preset; else gpt2."""
+    """`kind` if given; else the kind of the preset, or of the preset with the most similar name; else gpt2."""
     if kind is not None:
         return kind
     near = difflib.get_close_matches(preset or "", _KIND_OF_PRESET, n=1)
@@ -43,7 +44,7 @@ def kind_of(kind: str | None, preset: str | None) -> str:
 
 
 def preset_positions(preset: str) -> int | None:
-    """The longest sample of a preset, in tokens; None for an unknown preset, or one without a longest sample."""
+    """The longest sample of a preset, in tokens. None if the preset is unknown or has no `seq_len`."""
     kind = _KIND_OF_PRESET.get(preset)
     positions: int | None = None if kind is None else _KINDS[kind].presets[preset].get("seq_len")
     return positions
@@ -64,15 +65,15 @@ def shape_of(
     dropout: float = 0.0,
     where: str = "model",
 ) -> Shape:
-    """The shape of a preset and free sizes; a given size replaces the preset's.
+    """Check the sizes of a model and fill in the missing ones. A given size replaces the preset's size.
 
     Args:
         kind: one of KINDS.
-        sizes: any sizes of the kind; None or absent means the preset's, or else the default of the kind.
-        preset: of this kind; None: every size without a default must be given.
+        sizes: sizes by name. A size that is None or absent is the preset's, or else the kind's default.
+        preset: name of a preset of this kind; None: every size without a default must be given.
         bias: whether linear layers and norms have a bias; None: the default of the kind.
         dropout: probability in [0, 1).
-        where: section of the keys, for the messages.
+        where: config section that error messages name.
 
     Raises:
         UserError: unknown kind or preset, missing or impossible sizes: every problem at once.
@@ -89,7 +90,7 @@ def parameters_of(kind: str, shape: Shape, lora: Lora | None = None) -> tuple[Pa
 
 
 def forward_flops(kind: str, shape: Shape, seq_len: int, lora: Lora | None = None) -> tuple[float, ...]:
-    """FLOPs of a forward pass per token at each depth (see `Parameter.depths`), with 2 per element of an adapter."""
+    """FLOPs of a forward pass per token, at each depth (see `Parameter.depths`). An adapter adds 2 per element."""
     flops = list(_known(kind).forward_flops(shape, seq_len))
     for adapter in parameters_of(kind, shape, lora) if lora is not None else ():
         if is_adapter(adapter):
@@ -105,7 +106,7 @@ def facts_of(
     head_chunk_tokens: int = 1024,
     weights: str | None = None,
 ) -> ModelFacts:
-    """The facts of a model, for a plan (see `ModelFacts`); `seq_len` None: of the longest samples."""
+    """What a plan needs to know about a model (see `ModelFacts`). `seq_len` None: the model's longest sample."""
     return ModelFacts(
         kind=kind,
         num_layers=shape.num_layers,
@@ -125,15 +126,15 @@ def facts_of(
 
 
 def shape_of_facts(facts: ModelFacts) -> Shape:
-    """The shape that `facts_of` was given."""
+    """The shape from which `facts_of` computed these facts."""
     return _known(facts.kind).shape.of(facts.sizes)
 
 
 def construct(facts: ModelFacts, device: str = "meta", depths: range | None = None) -> nn.Module:
-    """The module, or its part at `depths`; parameters have no values: `initialize.initialize_` draws them."""
+    """Build the module, or its part at `depths`. Its parameters have no values yet (see `initialize.initialize_`)."""
     kind, shape = _known(facts.kind), shape_of_facts(facts)
-    room = importlib.import_module(f"codescent.models.{kind.name}.module")
-    module: nn.Module = getattr(room, kind.module)(shape, facts.head_chunk_tokens, device, depths)
+    definitions = importlib.import_module(f"codescent.models.{kind.name}.module")
+    module: nn.Module = getattr(definitions, kind.module)(shape, facts.head_chunk_tokens, device, depths)
     if facts.lora is not None:
         from codescent.models.lora.module import adapt_  # noqa: PLC0415 - keeps torch out of planning
 

@@ -1,5 +1,5 @@
-"""In: tokens or activations, and targets while training. Out: the sum of the token losses, logits, or activations.
-Does not know any kind of model: GPT-2 and Llama build their modules in a class on top of `Decoder`."""
+"""In: tokens, or a previous pipeline stage's activations. Out: activations; after the last stage logits or summed loss.
+Does not build layers: GPT-2 and Llama are subclasses of `Decoder` and build their own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from codescent.operators.dropout import drop
 
 
 class ResidualBlock(nn.Module):
-    """Parts of one layer by their names, each with a sum around it, and a norm before the part or after the sum.
+    """One layer: named parts, each with a residual connection and a norm, before the part or after the sum.
 
-    The norms, made by `norm`, are norm_1, norm_2, and so on; `dropout` is the probability for a part's output.
+    `norm` builds the norms norm_1, norm_2, and so on. `dropout` is the dropout probability of a part's output.
     """
 
     def __init__(self, norm: Callable[[], nn.Module], dropout: float, *, norm_first: bool, **parts: nn.Module) -> None:
@@ -26,7 +26,7 @@ class ResidualBlock(nn.Module):
         self.dropout, self.norm_first = dropout, norm_first
         for number, (name, part) in enumerate(parts.items(), start=1):
             members = [(name, part), (f"norm_{number}", norm())]
-            for member, module in reversed(members) if norm_first else members:  # in the order of reading
+            for member, module in reversed(members) if norm_first else members:  # in the order of the forward pass
                 self.add_module(member, module)
 
     def residual(
@@ -38,9 +38,9 @@ class ResidualBlock(nn.Module):
         rows_T: Tensor | None,
         *reads: object,
     ) -> Tensor:
-        """x + part(norm(x), *reads), or norm(x + part(x, *reads)); `keys_B` drop elements of the part's output.
+        """x + part(norm(x), *reads) if norm_first, else norm(x + part(x, *reads)): [B, T, D].
 
-        `rows_T` are the positions of x; None: all.
+        `keys_B`: dropout keys for the part's output; None: no dropout. `rows_T`: positions of the rows of x; None: all.
         """
         y_BTD = part(norm(x_BTD), *reads) if self.norm_first else part(x_BTD, *reads)
         if keys_B is not None:
@@ -50,7 +50,7 @@ class ResidualBlock(nn.Module):
 
 
 class Block(ResidualBlock):
-    """Attention of a sequence to itself, then a feed-forward."""
+    """Self-attention, then a feed-forward."""
 
     SITES = 3  # attention probabilities, output of attention, output of the feed-forward
     attn: nn.Module
@@ -69,8 +69,8 @@ class Block(ResidualBlock):
     ) -> Tensor:
         """The residual stream x after this layer.
 
-        `keys_3B` are the keys of its dropout sites; None drops nothing. `rows_T` are the positions of x; None: all.
-        The others are for `Attention`.
+        `keys_3B`: dropout keys of the three sites; None: no dropout. `rows_T`: positions of the rows of x; None: all.
+        The other arguments are those of `Attention.forward`.
         """
         keys = (None,) * self.SITES if keys_3B is None else keys_3B.unbind(0)
         x_BTD = self.residual(self.attn, self.norm_1, x_BTD, keys[1], rows_T, keys[0], padding_BT, cache, turns_TC2)
@@ -78,7 +78,7 @@ class Block(ResidualBlock):
 
 
 class Decoder(Part):
-    """A decoder that continues a text, or a part of it.
+    """A decoder-only language model, or the part of it on one virtual pipeline stage.
 
     `pos` None: this part has no learned positions. `ties_head`: the head reads `tok.weight`, else `head.weight`.
     """
@@ -88,7 +88,7 @@ class Decoder(Part):
     head: nn.Linear
 
     def angles(self, inputs: Tensor, positions_BT: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """Rotary angles for attention; None: there are none. `positions_BT` are those of the inputs with a cache."""
+        """Rotary angles for attention; None: no rotation. `positions_BT`: positions of the inputs, with a cache."""
         return None
 
     def forward(
@@ -105,11 +105,11 @@ class Decoder(Part):
 
         Args:
             inputs: tokens int64 [B, T], or activations.
-            targets_BT: int64: the token that follows each one; with `lengths_B`, negative targets have no loss.
-            cache: keys and values of earlier tokens; then the logits [B, V] are of each row's last token only.
+            targets_BT: int64: the next token at each position. With `lengths_B`, a negative target has no loss.
+            cache: key/value cache of earlier tokens. With a cache, the logits [B, V] are of each row's last token only.
             loss_scale: 1 / (target tokens of the global batch).
             counts: with a cache, how many of the T tokens are real in each row (the rest is padding at the end).
-            lengths_B: tokens of each sample that are not padding; None: all. No causal position sees the padding.
+            lengths_B: tokens of each sample before the padding; None: no padding. The causal mask hides the padding.
         """
         x_BTD, tied_gradient_VD, positions_BT, last_B = inputs, None, None, None
         keys_SB = self.dropout_keys(len(inputs))

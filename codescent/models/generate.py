@@ -1,5 +1,5 @@
-"""In: a model, prompts as tokens. Out: the tokens that continue them, one for each prompt at a time.
-Does not know text, files or terminals: `codescent.verbs.sample` does."""
+"""In: a decoder, prompts as token ids. Out: generated token ids; each step yields one new token per prompt.
+Does not tokenize or print text: `codescent.verbs.sample` does."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from codescent.operators.dropout import sample_keys
 
 @dataclass(frozen=True)
 class Choice:
-    """How the next token is drawn from the logits.
+    """How the next token is sampled from the logits.
 
     Attributes:
         temperature: divides the logits; 0: always the likeliest token.
         top_k: only the k likeliest tokens; None: all.
         top_p: only the likeliest tokens that together have this probability, in (0, 1]; None: all.
+        seed: of the random numbers, in [0, 2^63).
     """
 
     temperature: float = 1.0
@@ -35,7 +36,7 @@ class Choice:
     seed: int = 0
 
     def problems(self) -> Iterator[str]:
-        """Why these values cannot be used, one sentence each."""
+        """One sentence for each value that is out of range."""
         if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
             yield f"--temperature {self.temperature}: must be 0 (the likeliest token) or a finite positive number"
         if self.top_k is not None and self.top_k < 1:
@@ -47,19 +48,19 @@ class Choice:
 
 
 def context_start(length: int, seq_len: int) -> int:
-    """How many of the oldest tokens of a text of `length` tokens the model no longer sees.
+    """Number of tokens to drop from the start of a text of `length` tokens, so that the rest fits into seq_len.
 
-    Keys depend on absolute positions, so a shifted window is read again. It shifts by a quarter of seq_len at a time:
-    the model sees at least 3/4 of seq_len tokens.
+    Cached keys depend on absolute positions, so the model must read a shifted window again. The window therefore shifts
+    by a quarter of seq_len at a time, and the model always sees at least 3/4 of seq_len tokens of a long text.
     """
     stride = max(1, seq_len // 4)
     return max(0, -(-(length - seq_len) // stride) * stride)
 
 
 def choose(logits_BV: Tensor, choice: Choice, indices: Sequence[int], number: int) -> list[int]:
-    """The next token of each row, drawn in fp64 by one uniform number that depends on (seed, index, number) alone.
+    """Sample the next token of each row, in fp64. The random number of a row depends only on (seed, index, number).
 
-    `indices` are the numbers of the rows' prompts, `number` is how many tokens were drawn for each before.
+    `indices`: index of each row's prompt. `number`: how many tokens each row has generated so far.
 
     Raises:
         UserError: logits that are not finite: the training has diverged.
@@ -83,14 +84,14 @@ def choose(logits_BV: Tensor, choice: Choice, indices: Sequence[int], number: in
     keys_B = sample_keys(choice.seed, number, torch.tensor(indices, device=logits_BV.device))
     uniform_B1 = ((keys_B >> 11) & (2**53 - 1)).double()[:, None] * 2.0**-53
     # The first token whose sum exceeds u * total; u < 1, but the product may round up to the total.
-    drawn_B1 = torch.searchsorted(sums_BV, (uniform_B1 * total_B1).clamp(max=total_B1 * (1.0 - 2.0**-52)), right=True)
-    drawn_B1 = drawn_B1.clamp(max=top_k - 1)
-    return cast(list[int], (drawn_B1 if ids_BV is None else ids_BV.gather(1, drawn_B1)).squeeze(1).tolist())
+    next_B1 = torch.searchsorted(sums_BV, (uniform_B1 * total_B1).clamp(max=total_B1 * (1.0 - 2.0**-52)), right=True)
+    next_B1 = next_B1.clamp(max=top_k - 1)
+    return cast(list[int], (next_B1 if ids_BV is None else ids_BV.gather(1, next_B1)).squeeze(1).tolist())
 
 
 @dataclass
 class _Row:
-    """One text: its tokens so far, the number of its prompt, and the first token that the cache holds."""
+    """One text: the index of its prompt, its tokens so far, and the index of its first token in the cache."""
 
     index: int
     tokens: list[int]
@@ -119,12 +120,12 @@ class _Reader:
     @torch.no_grad()
     def next(self) -> Tensor:
         """Logits [B, V] after the token that was last appended to each row."""
-        late = [n for n, row in enumerate(self.rows) if context_start(len(row.tokens), self.seq_len) != row.start]
-        if late:
-            texts, fresh = [self._window(self.rows[number])[:-1] for number in late], self._new_cache(len(late))
+        shifted = [n for n, row in enumerate(self.rows) if context_start(len(row.tokens), self.seq_len) != row.start]
+        if shifted:
+            texts, cache = [self._window(self.rows[number])[:-1] for number in shifted], self._new_cache(len(shifted))
             if all(texts):
-                self._read(fresh, texts)
-            self.cache.replace(late, fresh)
+                self._read(cache, texts)
+            self.cache.replace(shifted, cache)
         return self._read(self.cache, [row.tokens[-1:] for row in self.rows])
 
     def _window(self, row: _Row) -> list[int]:
@@ -140,7 +141,7 @@ class _Reader:
         return logits
 
     def keep(self, numbers: list[int]) -> None:
-        """Drop every row but these."""
+        """Drop all rows except `numbers`, which are indices of rows."""
         self.rows = [self.rows[number] for number in numbers]
         self.cache.keep(numbers)
 
@@ -156,24 +157,24 @@ def generate(
     stop: int | None = None,
     vocab_size: int | None = None,
 ) -> Iterator[list[int | None]]:
-    """Continue several prompts at once; a generator of one new token for each prompt at a time.
+    """Continue several prompts at once. Each step yields one new token per prompt.
 
-    The draws for a prompt depend on (seed, its number in `prompts`) and not on the other prompts. The tokens are those
-    of the model without a cache, to rounding.
+    The random numbers for a prompt depend on the seed and on the prompt's index, not on the other prompts. The tokens
+    equal those of the model without a cache, up to rounding.
 
     Args:
         module: a Decoder; the generator sets evaluation mode while it runs.
         prompts: token ids, at least one each; lengths may differ and may exceed seq_len (see `context_start`).
-        max_new_tokens: for each prompt at most.
+        max_new_tokens: largest number of new tokens per prompt.
         temperature, top_k, top_p, seed: see Choice.
         stop: token that ends a text; it is not yielded.
-        vocab_size: only ids below it are drawn, where the tokenizer has fewer than the model; None: all ids.
+        vocab_size: sample only ids below it, if the tokenizer has fewer ids than the model; None: all ids.
 
     Yields:
-        A token for each prompt, None for one that has ended; nothing more after all have.
+        A list with one token per prompt, None for a prompt that has ended. Stops when all prompts have ended.
 
     Raises:
-        UserError: unusable values, all at once; logits that are not finite.
+        UserError: all values that are out of range, at once; logits that are not finite.
     """
     assert isinstance(module, Decoder)
     choice = Choice(temperature, top_k, top_p, seed)
@@ -191,17 +192,17 @@ def generate(
             for number in range(max_new_tokens if prompts else 0):
                 logits_BV = reader.first() if number == 0 else reader.next()
                 tokens = choose(logits_BV[:, :vocab_size], choice, [row.index for row in reader.rows], number)
-                given: list[int | None] = [None] * len(prompts)
-                going = [at for at, token in enumerate(tokens) if token != stop]
-                for at in going:
+                new_tokens: list[int | None] = [None] * len(prompts)
+                unfinished = [at for at, token in enumerate(tokens) if token != stop]
+                for at in unfinished:
                     row = reader.rows[at]
                     row.tokens.append(tokens[at])
-                    given[row.index] = tokens[at]
-                if not going:
+                    new_tokens[row.index] = tokens[at]
+                if not unfinished:
                     return
-                yield given
-                if len(going) < len(tokens):
-                    reader.keep(going)
+                yield new_tokens
+                if len(unfinished) < len(tokens):
+                    reader.keep(unfinished)
         finally:
             module.train(training)
 

@@ -1,5 +1,5 @@
-"""In: a seed and a declared parameter, or slices of it. Out: its initial values, drawn for these slices only.
-Does not depend on device, layout, threads or on other parameters: a value is a function of (seed, name, index)."""
+"""In: a seed and a declared parameter, or slices of it. Out: random initial values, computed for these slices only.
+Does not depend on device, layout, threads or other parameters: a value is a function of (seed, name, index)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from codescent.plan.shard import Parameter
 
 Words = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
-Drawn = tuple[Parameter, torch.Tensor, tuple[slice, ...] | None]
-"""A parameter, the tensor that receives values of it, and which slices of it; None: all."""
+Target = tuple[Parameter, torch.Tensor, tuple[slice, ...] | None]
+"""A parameter, the tensor to fill, and the slices of the parameter that the tensor holds; None: the whole parameter."""
 
-_BLOCK_WORDS = 1 << 15  # 64-bit words, two values each, made at a time: the work stays in a core's cache
+_BLOCK_WORDS = 1 << 15  # random 64-bit words (two values each) generated at a time: they fit in a core's cache
 _F = np.float32
 _SIGN = np.uint32(1 << 31)
 _SQRT_HALF_BITS = np.float32(math.sqrt(0.5)).view(np.int32)
 
 
 def initial_values(seed: int, parameter: Parameter, slices: tuple[slice, ...] | None = None) -> torch.Tensor:
-    """Initial values of a parameter in fp32, or of a slice of it, bitwise equal to that slice of the whole.
+    """Initial values of a parameter, or of slices of it, in fp32. Slicing does not change a value, bitwise.
 
     Raises:
-        ValueError: `slices` are not one of step 1 for each dim.
+        ValueError: `slices` is not one slice of step 1 for each dim.
     """
     bounds = _bounds(parameter.shape, slices)
     out = np.full([stop - start for start, stop in bounds], parameter.mean, dtype=np.float32)
@@ -44,24 +44,25 @@ def initialize_(module: nn.Module, seed: int, parameters: Iterable[Parameter]) -
     """Write the initial values of every declared parameter into the module, in its dtype and on its device.
 
     Raises:
-        ValueError: the module has other parameters than the declared ones, or others in shape.
+        ValueError: the names or shapes of the module's parameters differ from the declared ones.
     """
     declared = {parameter.name: parameter for parameter in parameters}
-    there = dict(module.named_parameters())
-    if {name: tuple(tensor.shape) for name, tensor in there.items()} != {p.name: p.shape for p in declared.values()}:
-        raise ValueError(f"declared and present parameters differ: {sorted(set(declared) ^ set(there)) or 'in shape'}")
-    draw_(seed, [(declared[name], tensor, None) for name, tensor in there.items()])
+    present = dict(module.named_parameters())
+    if {name: tuple(tensor.shape) for name, tensor in present.items()} != {p.name: p.shape for p in declared.values()}:
+        different = sorted(set(declared) ^ set(present)) or "in shape"
+        raise ValueError(f"declared and present parameters differ: {different}")
+    fill_(seed, [(declared[name], tensor, None) for name, tensor in present.items()])
 
 
-def draw_(seed: int, parts: Iterable[Drawn]) -> None:
-    """Write into each tensor the initial values of its part of a parameter; no others are drawn."""
+def fill_(seed: int, targets: Iterable[Target]) -> None:
+    """Write initial values into each tensor. Values outside a tensor's slices are not computed."""
 
-    def write(part: Drawn) -> None:
-        parameter, tensor, slices = part
+    def write(target: Target) -> None:
+        parameter, tensor, slices = target
         with torch.no_grad():
             tensor.copy_(initial_values(seed, parameter, slices))
 
-    largest_first = sorted(parts, key=lambda part: -part[1].numel())
+    largest_first = sorted(targets, key=lambda target: -target[1].numel())
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
         list(pool.map(write, largest_first))
 
@@ -80,12 +81,12 @@ def _key(seed: int, name: str) -> int:
 
 
 def _fill(out: Floats, key: int, parameter: Parameter, bounds: list[tuple[int, int]]) -> None:
-    """Fill `out` run by run; the values of a run are neighbours in the slice and in the whole."""
+    """Fill `out` run by run. The values of a run are contiguous in the slice and in the whole parameter."""
     shape = parameter.shape
     dim = len(shape)
     while dim > 0 and (dim == len(shape) or bounds[dim] == (0, shape[dim])):
         dim -= 1
-    # Dims after `dim` are whole: a run spans bounds[dim] and all of them.
+    # All dims after `dim` are whole, so a run covers bounds[dim] and every later dim.
     inner = math.prod(shape[dim + 1 :])
     run = (bounds[dim][1] - bounds[dim][0]) * inner
     strides = [math.prod(shape[index + 1 :]) for index in range(dim)]
@@ -97,7 +98,10 @@ def _fill(out: Floats, key: int, parameter: Parameter, bounds: list[tuple[int, i
 
 
 def _fill_run(out: Floats, key: int, first: int, scale: np.float32, mean: np.float32) -> None:
-    """Values first, first + 1, ... of the stream: word w gives values 2w and 2w + 1, a Philox block has 4 words."""
+    """Write values first, first + 1, ... of the random stream into `out`.
+
+    Word w of the stream gives values 2w and 2w + 1. A Philox block has 4 words.
+    """
     word, last = first // 2, (first + len(out) + 1) // 2
     generator = np.random.Philox(key=key, counter=word // 4)
     generator.random_raw(word % 4, output=False) if word % 4 else None
@@ -112,10 +116,10 @@ def _fill_run(out: Floats, key: int, first: int, scale: np.float32, mean: np.flo
 
 
 def _normal_pairs(words: Words) -> Floats:
-    """[n, 2] independent standard normal values of n random words, by Box and Muller (1958).
+    """[n, 2]: independent standard normal values, computed from n random words (Box and Muller 1958).
 
-    It uses only operations that IEEE 754 rounds exactly (no library's log, sin or cos), so that every machine draws
-    the same bits. It selects by bit operations, since numpy.where takes a branch per number.
+    It uses only operations that IEEE 754 rounds exactly, and no library's log, sin or cos. So every machine computes
+    the same bits. It selects by bit operations, because numpy.where branches for each number.
     """
     halves = words.view(np.uint32).reshape(-1, 2)
     radius = _log_of_uniform(halves[:, 0])

@@ -1,5 +1,6 @@
-"""In: the sizes of a model, and which depths of it. Out: the base of every kind's module: the whole model or a part.
-Does not run blocks and knows no kind of model: each kind's `forward` does."""
+"""In: a model's sizes, and which layers to build (embedding, blocks, head). Out: `Part`, the base class of the
+modules of all kinds of model. It has what all kinds share: embedding, head, dropout keys.
+Does not run the blocks: the `forward` of each kind of model runs them."""
 
 from __future__ import annotations
 
@@ -18,27 +19,28 @@ from codescent.operators.linear import Deferred
 class Part(nn.Module):
     """A model, or the part of it on one virtual pipeline stage.
 
-    forward takes tokens int64 [B, T], T <= seq_len, or without the embedding activations [B, T, D]. It returns with
-    targets the sum of the losses, a scalar in fp32 (fp64 in fp64); without targets logits [B, T, V]; without the head
-    activations [B, T, D]. `loss_scale` is a factor on the gradients, not on the value.
+    A part with the embedding takes tokens int64 [B, T], T <= seq_len; a part without it takes activations [B, T, D].
+    A part without the head returns activations [B, T, D]. A part with the head returns logits [B, T, V]. With targets
+    it returns the sum of the losses instead: a scalar in fp32 (in fp64 for activations in fp64). `loss_scale` is a
+    factor on the gradients, not on the value.
 
     Args:
-        shape: sizes of the whole.
-        head_chunk_tokens: rows of logits that exist at a time while training; 0: all.
-        device: of the parameters, which have no values yet.
-        depths: the part: 0 the embedding, 1 to num_layers the blocks, num_layers + 1 the head; None: all.
+        shape: sizes of the whole model.
+        head_chunk_tokens: rows of logits in memory at a time in training; 0: all.
+        device: device of the parameters. Their values are not set.
+        depths: what to build: 0 the embedding, 1 to num_layers the blocks, num_layers + 1 the head; None: all.
 
     Attributes:
-        block_sites: dropout sites of a block.
+        block_sites: number of dropout sites of a block.
         embeds, ends: whether the part has the embedding, and the head.
         layers: numbers of its blocks.
-        blocks: its blocks by their number in the whole, one nn.Module each, to compile or to shard one by one.
-        tok: the vocabulary matrix of the embedding; where the head is tied to it, also of the head.
-        norm: before the head.
-        vocabulary: what reads the vocabulary matrix, in embedding and head.
+        blocks: its blocks, by their number in the whole model. Each can be compiled or sharded by itself.
+        tok: the vocabulary matrix of the embedding. A tied head reads it, too.
+        norm: the norm before the head.
+        vocabulary: computes the embedding and the loss from the vocabulary matrix.
         tokens_T: the positions of each sample whose tokens this rank reads; None: all.
         rows_T: the positions of each sample whose rows are in the residual stream of this rank; None: all.
-        deferred: gradients of weights that backward passes have deferred; None: they defer none.
+        deferred: weight gradients that backward has deferred; None: backward computes all gradients at once.
     """
 
     block_sites = 0
@@ -60,26 +62,26 @@ class Part(nn.Module):
         self.rows_T: Tensor | None = None
         self.deferred: Deferred | None = None
         self._dropout_keys_SB: Tensor | None = None
-        with torch.device("meta"):  # torch's modules would draw values elsewhere, which nobody reads
+        with torch.device("meta"):  # on other devices torch's modules would initialise values that are never read
             self._build()
         if device != "meta":
             self.to_empty(device=device)
 
     def _build(self) -> None:
-        """Make the modules of this part, in the order in which the kind declares their parameters."""
+        """Build the modules of this part, in the order in which the kind declares their parameters."""
         raise NotImplementedError
 
     def set_dropout_context(self, seed: int, step: int, sample_ids_B: Tensor) -> None:
-        """Set the samples of the next forward pass, as numbers in this step's global batch, on its device.
+        """Set which samples the next forward pass reads, as indices in this step's global batch, on the model's device.
 
-        Needed while training with dropout > 0. `seed` is that of the run.
+        Required before a forward pass in training with dropout > 0. `seed` is the run's seed.
         """
         if self.shape.dropout > 0.0:
             num_sites = 1 + self.block_sites * self.shape.num_layers
             self._dropout_keys_SB = site_keys(sample_keys(seed, step, sample_ids_B), num_sites)
 
     def dropout_keys(self, batch: int) -> Tensor | None:
-        """The keys [S, B] of all sites; None: this pass drops nothing."""
+        """The keys [S, B] of all dropout sites; None: this pass has no dropout."""
         if not (self.training and self.shape.dropout > 0.0):
             return None
         keys_SB = self._dropout_keys_SB
@@ -103,16 +105,16 @@ class Part(nn.Module):
         return tokens_BT if self.tokens_T is None else tokens_BT[:, self.tokens_T.to(tokens_BT.device)]
 
     def embed(self, tokens_BT: Tensor, *, tied: bool, head_tokens: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """Rows [B, T, D] of the tokens that this rank reads; on a CPU also what receives a tied head's gradient.
+        """Embeddings [B, T, D] of the tokens that this rank reads; on a CPU also what receives a tied head's gradient.
 
         Args:
-            tokens_BT: of all positions.
-            tied: whether the head makes a gradient of the same matrix in this pass (see `head.tied_embedding`).
-            head_tokens: how many tokens the head reads; None: all that the embedding reads.
+            tokens_BT: tokens of all positions.
+            tied: whether the head computes a gradient of the same matrix in this pass (see `head.tied_embedding`).
+            head_tokens: how many tokens the head reads; None: all tokens that the embedding reads.
         """
         tokens_BT, weight_VD, tied_dtype = self.select_tokens(tokens_BT), self.tok.weight, None
         if tied and self.ends and tokens_BT.device.type == "cpu" and not torch.compiler.is_compiling():
-            # Several chunks of the head are summed in fp32: so are the rows of the embedding, and rounded once.
+            # The head sums several chunks in fp32. The embedding's rows join this sum, which is rounded once.
             in_chunks = 0 < self.head_chunk_tokens < (tokens_BT.numel() if head_tokens is None else head_tokens)
             tied_dtype = torch.promote_types(weight_VD.dtype, torch.float32) if in_chunks else weight_VD.dtype
         x_BTD, tied_gradient_VD = self.vocabulary.embed(weight_VD, tokens_BT, tied_dtype)
@@ -128,7 +130,7 @@ class Part(nn.Module):
         *,
         skip_negative: bool,
     ) -> Tensor:
-        """The sum of the losses (see `operators.head.head_loss`); without targets, the logits."""
+        """The summed loss (see `operators.head.head_loss`); without targets, the logits."""
         if targets_BT is None:
             logits: Tensor = x_BTD @ weight_VD.t()
             return logits
@@ -144,8 +146,9 @@ def padding(lengths_B: Tensor | None, positions: int) -> Tensor | None:
 
 
 def with_gradient(x: Tensor) -> Tensor:
-    """x, requiring a gradient also where the embedding is not trained.
+    """x, which requires a gradient even if the embedding is not trained.
 
-    So hooks and collectives of the first block run in every backward pass. The price is one product, of about 6 L.
+    So the first block's hooks and collectives run in every backward pass. This costs one more matrix
+    product; a model with L layers has about 6 L.
     """
     return x if x.requires_grad or not torch.is_grad_enabled() else x.requires_grad_()

@@ -1,5 +1,5 @@
-"""In: what a kind of model declares: its presets, sizes and parameters. Out: the resolved sizes, or what is wrong.
-Does not know any kind of model and does not import torch."""
+"""In: a kind's presets, and the sizes that a user gives. Out: a checked `Shape` (all sizes of a model), or UserError.
+Does not name any kind of model and does not import torch."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ WEIGHT_STD = 0.02
 
 
 class Shape:
-    """Sizes of a model, and what a plan has to know of it. Each kind has a frozen dataclass on top of this class.
+    """Sizes of a model, and facts about it that a plan needs. Each kind has a subclass, which is a frozen dataclass.
 
     Attributes:
-        num_heads: of queries; each of the num_kv_heads heads of keys and values is read by an equal number of them.
+        num_heads: query heads. Each of the num_kv_heads key-value heads serves the same number of query heads.
         hidden_dim: channels of the residual stream.
         ffn_dim: channels inside the feed-forward.
         seq_len: positions of the longest sample.
         dropout: probability while training.
-        streams: lengths of the sequences that lie one after the other in a sample; empty: a sample is one sequence.
-        encoder_layers: layers in front that read only the first of several sequences.
-        extras: whether layers at every depth read inputs of the sample beside activations.
+        streams: lengths of the sequences of a sample, one after the other; empty: a sample is one sequence.
+        encoder_layers: number of first layers that read only the first of several sequences.
+        extras: whether layers at every depth read more of the sample than activations (such as lengths).
         head_share: share of the positions that the head reads, on average.
         ffn_matrices: number of matrices of a feed-forward.
-        refuses: axes of the mesh, and with tp > 1 keys of [parallel], that the model does not support, with the reason.
+        refuses: mesh axes that the model does not support, each with the reason; with tp > 1 also keys of [parallel].
     """
 
     num_layers: int
@@ -54,7 +54,7 @@ class Shape:
 
     @classmethod
     def of(cls, sizes: Mapping[str, Any]) -> Self:
-        """The shape with these fields: the inverse of `dataclasses.asdict`."""
+        """Build the shape from its fields: the inverse of `dataclasses.asdict`."""
         return cls(**sizes)
 
     @property
@@ -78,10 +78,10 @@ class EqualHeads(Shape):
 
 
 def flops_of_blocks(shape: Shape, seq_len: int) -> tuple[float, ...]:
-    """FLOPs of a forward pass per token at each depth, of a model whose blocks are alike.
+    """FLOPs of a forward pass per token, at each depth of a model whose blocks are identical.
 
-    2 per element of a matrix, and 4 s h for the two products of attention with s positions (Narayanan et al. 2021,
-    "Efficient Large-Scale Language Model Training on GPU Clusters", appendix); an embedding is a look-up.
+    A matrix costs 2 per element. The two products of attention cost 4 s h for s positions and h channels (Narayanan et
+    al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", appendix). An embedding is a look-up: 0.
     """
     width, queries, keys = shape.hidden_dim, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     block = 2.0 * width * (2 * queries + 2 * keys + shape.ffn_matrices * shape.ffn_dim) + 4.0 * seq_len * queries
@@ -93,18 +93,18 @@ class Kind:
     """A kind of model, as its `declare` module describes it.
 
     Attributes:
-        name: of the kind.
+        name: name of the kind.
         shape: class of its sizes.
         module: name of the module's class in codescent.models.NAME.module.
         presets: sizes by the name of the preset.
         parameters: shape -> every parameter, in the order in which forward first reads it.
-        derived: given sizes -> sizes that need not be given; None where the value cannot be known.
+        derived: given sizes -> defaults of other sizes; a default is None if it depends on a size that is missing.
         forward_flops: shape, seq_len -> FLOPs of a forward pass per token at each depth: embedding, blocks, head.
-        wrong: sizes, bias, dropout, how the user wrote [model] -> what is impossible in this kind alone.
-        words: sizes that are words, with their values; the first is the default.
+        wrong: sizes, bias, dropout, config section -> error messages for values that only this kind refuses.
+        words: options whose value is a word, with the allowed values; the first is the default.
         options: which of the keys bias and dropout the user may set.
-        generates: whether its models continue a text (see models/generate).
-        uncompiled: why compiled models are not known to give the same losses; "": they are.
+        generates: whether its models can generate text (see models/generate).
+        uncompiled: why torch.compile is not verified for this kind; "": it is verified.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Kind:
     def resolve(
         self, sizes: Mapping[str, Size | None], preset: str | None, bias: bool | None, dropout: float, where: str
     ) -> Shape:
-        """The shape of a preset and free sizes; a given size replaces the preset's. See `models.shape_of`."""
+        """Check the sizes and fill in the missing ones. See `models.shape_of`."""
         problems = [
             f"{where}.{name}: {self.name} has no such size; its sizes are {', '.join(self.sizes)}"
             for name, size in sizes.items()
@@ -162,7 +162,7 @@ class Kind:
 
 
 def _wrong_sizes(full: Mapping[str, Any], dropout: float, where: str) -> Iterator[str]:
-    """What is impossible in any model."""
+    """Error messages for sizes that every kind refuses."""
     for name, size in full.items():
         if isinstance(size, int) and not isinstance(size, bool) and size < 1:
             yield f"{where}.{name}: {size} is not a size; it must be at least 1"
@@ -178,7 +178,7 @@ def _wrong_sizes(full: Mapping[str, Any], dropout: float, where: str) -> Iterato
 
 
 def wide_ffn(full: Mapping[str, Any]) -> dict[str, int | None]:
-    """ffn_dim = 4 hidden_dim, where it is not given."""
+    """Default size: ffn_dim = 4 * hidden_dim."""
     return {"ffn_dim": 4 * full["hidden_dim"] if "hidden_dim" in full else None}
 
 
@@ -193,7 +193,7 @@ def linear(
 
 
 def norm(name: str, width: int, bias: bool, depth: int) -> Iterator[Parameter]:
-    """The parameters of a norm: 1 and 0."""
+    """The parameters of a norm. Initially its weight is 1 and its bias is 0."""
     yield Parameter(f"{name}.weight", (width,), Role.NORM, mean=1.0, depths=(depth,))
     if bias:
         yield Parameter(f"{name}.bias", (width,), Role.NORM, depths=(depth,))
@@ -202,7 +202,7 @@ def norm(name: str, width: int, bias: bool, depth: int) -> Iterator[Parameter]:
 def attention(
     name: str, shape: Shape, std: float, out_std: float, depth: int, stream: int | None = None
 ) -> Iterator[Parameter]:
-    """The parameters of attention of a sequence to itself (see `operators.attention`)."""
+    """The parameters of self-attention (see `operators.attention`)."""
     width, queries, keys = shape.hidden_dim, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     yield from linear(f"{name}.qkv", width, queries + 2 * keys, Role.COLUMN, std, shape.bias, depth, stream)
     yield from linear(f"{name}.out", queries, width, Role.ROW, out_std, shape.bias, depth, stream)
@@ -211,7 +211,7 @@ def attention(
 def feed_forward(
     name: str, shape: Shape, std: float, out_std: float, depth: int, stream: int | None = None
 ) -> Iterator[Parameter]:
-    """The parameters of a feed-forward of two matrices."""
+    """The parameters of a feed-forward with two matrices."""
     width, ffn = shape.hidden_dim, shape.ffn_dim
     yield from linear(f"{name}.up", width, ffn, Role.COLUMN, std, shape.bias, depth, stream)
     yield from linear(f"{name}.down", ffn, width, Role.ROW, out_std, shape.bias, depth, stream)

@@ -1,5 +1,5 @@
-"""In: activations. Out: the product of a matrix with an activation of them (GELU, SwiGLU), one node of the graph.
-Does not divide anything: a strategy that does puts its collectives into `before` and `after` of the layers."""
+"""In: activations h, a weight matrix W. Out: f(h) W^T for f = GELU or SwiGLU, as one node of the autograd graph.
+Does not split W over ranks: strategies do, and set functions that the layer calls before and after the product."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from torch.autograd.function import once_differentiable
 
 from codescent.operators.linear import NO_ADAPTER, Adapter, Deferred, Linear, is_kept, product, weight_gradient
 
-# Shapes: B batch, T positions, N = B * T tokens, O outputs, D hidden_dim, F ffn_dim, R the adapter's rank; 2 is the
-# gate g and what it lets through, u.
+# Shapes: B batch, T positions, N = B * T tokens, O outputs, D hidden_dim, F ffn_dim, R the adapter's rank; 2: the gate
+# g, and the values u that it multiplies.
 # swiglu(g, u) = silu(g) u,  silu(g) = g sigmoid(g)  (Shazeer 2020, "GLU Variants Improve Transformer", equation 6)
 # tanh-GELU: gelu(x) = x (1 + tanh(u)) / 2 = x sigmoid(2u),  2u = x (A + B x^2)  (Hendrycks and Gimpel 2016)
 _A = 2.0 * math.sqrt(2.0 / math.pi)
 _B = _A * 0.044715
-_PIECE = 1 << 17  # elements at a time on a CPU: the intermediate values stay in the caches of two cores
-_PAGE_BYTES = 4096  # addresses so far apart fall into the same set of a first-level cache
+_PIECE = 1 << 17  # elements computed at a time on a CPU: the intermediate values fit in the caches of two cores
+_PAGE_BYTES = 4096  # addresses at this distance fall into the same set of a first-level cache
 _LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation in front of a matrix, with a gradient made by hand.
+    """An activation function before a matrix, with a hand-written gradient.
 
     Attributes:
         plain: h -> the value, by torch's own operators.
-        value: h, memory for the slope (the derivative at h), or None -> the value. The memory may be h itself.
-        gradient: slope, gradient of the value -> gradient of h; it may overwrite both.
-        keeps: h -> whether forward keeps value and slope, which backward could recompute from h.
-        reads_h: torch has a kernel for the gradient, which reads h: no slope is made, and `activated_linear_` uses our
-            backward pass on CUDA too.
+        value: h, memory for the slope (the derivative at h) or None -> the value. The memory may be h itself.
+        gradient: slope, gradient of the value -> gradient of h. It may overwrite both inputs.
+        keeps: h -> whether forward saves value and slope; if not, backward recomputes them from h.
+        reads_h: torch has a kernel that computes the gradient from h. Then no slope is computed, and
+            `activated_linear_` uses our backward pass on CUDA, too.
     """
 
     plain: Callable[[Tensor], Tensor]
@@ -49,7 +49,7 @@ class Activation:
 
 
 class ActivatedThenLinear(Linear):
-    """activation(h) W^T + b; see `activated_linear_`. A strategy sets `recompute`."""
+    """activation(h) W^T + b; see `activated_linear_`. The strategy `recompute` sets the attribute `recompute`."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, activation: Activation) -> None:
         super().__init__(inputs, outputs, bias)
@@ -71,10 +71,10 @@ def activated_linear_(
     deferred: Deferred | None = None,
     adapter: Adapter | None = None,
 ) -> Tensor:
-    """activation(h) weight^T + bias: [B, T, O]. It may overwrite h: nothing else may read it.
+    """activation(h) weight^T + bias: [B, T, O]. It may overwrite h, so the caller must not read h afterwards.
 
-    h is contiguous, [B, T, F], or [2, B, T, F] for a gated activation. With `recompute` backward keeps only h. The
-    others are as in `Linear`.
+    h is contiguous, [B, T, F], or [2, B, T, F] for a gated activation. With `recompute` forward saves only h. The other
+    arguments are as in `Linear`.
     """
     by_torch = not (h.device.type == "cpu" or recompute or deferred is not None or activation.reads_h)
     if torch.compiler.is_compiling() or by_torch:
@@ -85,8 +85,8 @@ def activated_linear_(
 
 
 class _ActivatedLinear(torch.autograd.Function):
-    """See `activated_linear_`. The value and the slope are the largest activations of a layer: forward keeps both, or
-    only h, and then backward recomputes them."""
+    """See `activated_linear_`. The value and the slope are the largest activations of a layer. Forward saves both, or
+    it saves only h and backward recomputes both."""
 
     @staticmethod
     def forward(
@@ -108,10 +108,10 @@ class _ActivatedLinear(torch.autograd.Function):
         if a_RF is not None:
             u_NR = F.linear(value_BTF.flatten(0, -2), a_RF)
             y_BTO.flatten(0, -2).addmm_(u_NR, b_OR.t(), alpha=scale)
-        read = ctx.keeps and (ctx.needs_input_grad[2] or u_NR is not None)
-        # As an alias: autograd takes an input for unchanged, and h has become the slope.
-        kept = h.detach() if ctx.keeps else h
-        ctx.save_for_backward(value_BTF if read else None, kept, weight_OF, u_NR, a_RF, b_OR)
+        needs_value = ctx.keeps and (ctx.needs_input_grad[2] or u_NR is not None)
+        # Saved as an alias: autograd assumes that an input is unchanged, but h now holds the slope.
+        h_or_slope = h.detach() if ctx.keeps else h
+        ctx.save_for_backward(value_BTF if needs_value else None, h_or_slope, weight_OF, u_NR, a_RF, b_OR)
         return y_BTO
 
     @staticmethod
@@ -150,11 +150,12 @@ def _flat(x_BTI: Any) -> Any:
 
 
 def with_padded_rows(matrix: Tensor) -> Tensor:
-    """The matrix; a copy whose rows are a cache line further apart where a product of it would be slow.
+    """The matrix, or a copy with padded rows if products with the matrix would be slow.
 
     oneDNN's fp32 kernels read a few columns of many rows. Rows three or five pages apart (the feed-forward of
-    hidden_dim 768 and 1280) share their cache sets, and the kernels fall to less than half of their speed. Where the
-    distance is a power of two, oneDNN copies by itself; MKL ("exact" kernels) always does.
+    hidden_dim 768 and 1280) share their cache sets, and the kernels run at less than half of their speed. The copy has
+    its rows one cache line further apart. If the distance is a power of two, oneDNN copies by itself. MKL (the "exact"
+    kernels) always copies.
     """
     rows, columns = matrix.shape
     distance_bytes = columns * matrix.itemsize
@@ -165,20 +166,20 @@ def with_padded_rows(matrix: Tensor) -> Tensor:
 
 
 def _piece_size(x: Tensor) -> int:
-    """Elements of x to compute at a time: on a CPU few enough for the caches; elsewhere all, for few operations."""
+    """Number of elements of x to compute at a time: on a CPU as many as fit in the caches, elsewhere all."""
     return _PIECE if x.device.type == "cpu" else max(1, x.numel())
 
 
 def _gelu(x: Tensor, out_slope: Tensor | None) -> Tensor:
     """gelu(x), and gelu'(x) = gate + gelu(x) (1 - gate) (A + 3 B x^2), gate = sigmoid(x (A + B x^2)), in `out_slope`.
 
-    On a CPU torch evaluates tanh-GELU in 1.8 to 2.1 ns per element (one AVX-512 core), sigmoid in 0.2 to 0.4. So it is
-    written by sigmoid, and the slope is made together with the value: 1.3 ns for both instead of 2.7.
+    On a CPU torch evaluates tanh-GELU in 1.8 to 2.1 ns per element (one AVX-512 core), sigmoid in 0.2 to 0.4. So this
+    function uses sigmoid, and computes the slope together with the value: 1.3 ns for both instead of 2.7.
     """
     y = torch.empty_like(x)
     work = torch.promote_types(x.dtype, torch.float32)
     narrow = x.dtype != work
-    factor = torch.tensor(_A, dtype=work)  # a scalar in a sum of two is vectorised by torch, in addcmul it is not
+    factor = torch.tensor(_A, dtype=work)  # torch vectorises `add` with a scalar tensor, but not `addcmul`
     size = _piece_size(x)
     scratch = x.new_empty(4 if narrow else 2, min(size, x.numel()), dtype=work)
     for start in range(0, x.numel(), size):
@@ -193,7 +194,7 @@ def _gelu(x: Tensor, out_slope: Tensor | None) -> Tensor:
         torch.mul(wide, gate, out=value)
         if narrow:
             y_piece.copy_(value)
-        if out_slope is not None:  # x itself, perhaps: it is read no more
+        if out_slope is not None:  # it may be x itself, which is not read again
             torch.add(factor, slope, alpha=3.0 * _B, out=slope).mul_(value)
             slope.addcmul_(slope, gate, value=-1.0)
             torch.add(slope, gate, out=slope if narrow else out_slope.view(-1)[piece])
@@ -221,9 +222,9 @@ EXACT_GELU = Activation(
 
 
 class GateUp(Linear):
-    """x times the two matrices in one weight [F, 2, D]: h [2, B, T, F].
+    """x times the gate matrix and the up matrix, which are one weight [F, 2, D]: h [2, B, T, F].
 
-    The two rows of a channel lie side by side, so a slice of dim 0 is a set of whole channels.
+    The two rows of a channel are adjacent, so a slice of dim 0 contains whole channels.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -245,7 +246,7 @@ class GateUp(Linear):
 
 
 class _GateUpProduct(torch.autograd.Function):
-    """Two products, each with every second row of the weight, and their gradients in its layout without a copy."""
+    """The two products of `GateUp`. Their weight gradients are written into one [F, 2, D] tensor without a copy."""
 
     @staticmethod
     def forward(
@@ -267,8 +268,8 @@ class _GateUpProduct(torch.autograd.Function):
             u_NR = x_ND @ a_RD.t()
             for h_NF, b_FR in zip(h_2NF, b_F2R.unbind(1)):
                 h_NF.addmm_(u_NR, b_FR.t(), alpha=scale)
-        read = ctx.needs_input_grad[1] or u_NR is not None
-        ctx.save_for_backward(x_BTD if read else None, weight_F2D, u_NR, a_RD, b_F2R)
+        needs_x = ctx.needs_input_grad[1] or u_NR is not None
+        ctx.save_for_backward(x_BTD if needs_x else None, weight_F2D, u_NR, a_RD, b_F2R)
         return h_2NF.view(2, *x_BTD.shape[:-1], len(weight_F2D))
 
     @staticmethod
@@ -287,9 +288,9 @@ class _GateUpProduct(torch.autograd.Function):
         return d_x_ND.view(*d_h_2BTF.shape[1:-1], -1), d_weight_F2D, None, d_a_RD, d_b_F2R, None
 
 
-@torch.no_grad()  # a deferred call is outside of the backward pass
+@torch.no_grad()  # a deferred call runs outside the backward pass
 def _by_rows(d_h_2NF: Tensor, x_ND: Tensor) -> Tensor:
-    """d_h[0]^T x and d_h[1]^T x, a channel's rows side by side: [F, 2, D]."""
+    """d_h[0]^T x and d_h[1]^T x, with the two rows of a channel adjacent: [F, 2, D]."""
     out_F2D = x_ND.new_empty(d_h_2NF.shape[2], 2, x_ND.shape[1])
     for d_h_NF, out_FD in zip(d_h_2NF, out_F2D.unbind(1)):
         torch.mm(d_h_NF.t(), x_ND, out=out_FD)
@@ -297,11 +298,11 @@ def _by_rows(d_h_2NF: Tensor, x_ND: Tensor) -> Tensor:
 
 
 def _value(h_2BTF: Tensor, out_slopes: Tensor | None) -> Tensor:
-    """silu(g) u; its slopes in g and in u are written to `out_slopes`, which may be h. In at least fp32.
+    """silu(g) u, computed in at least fp32. Its slopes in g and in u are written to `out_slopes`, which may be h.
 
-    The slope in u is silu(g). The slope in g is u silu'(g) = u s + silu(g) u (1 - s) with s = sigmoid(g): the
-    interpolation from the value to u by s. Both are made while g and u are in the caches: three widths are kept, where
-    torch's own operators would keep four.
+    The slope in u is silu(g). The slope in g is u silu'(g) = u s + silu(g) u (1 - s) with s = sigmoid(g): an
+    interpolation between the value and u, with weight s. Both slopes are computed while g and u are in the caches.
+    Three tensors [B, T, F] are saved for backward; torch's own operators would save four.
     """
     value_BTF = torch.empty_like(h_2BTF[0])
     work = torch.promote_types(h_2BTF.dtype, torch.float32)
@@ -319,7 +320,7 @@ def _value(h_2BTF: Tensor, out_slopes: Tensor | None) -> Tensor:
 
 
 def _pieces(halves_2BTF: Tensor) -> tuple[Tensor, ...]:
-    """Split both halves into pieces side by side."""
+    """Split all halves into pieces, at the same places: each piece is [number of halves, elements]."""
     flat_2X = halves_2BTF.view(len(halves_2BTF), halves_2BTF[0].numel())
     return torch.split(flat_2X, _piece_size(flat_2X[0]), dim=1)
 

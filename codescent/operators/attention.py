@@ -1,5 +1,6 @@
-"""In: activations of one layer, and of a source where there is one. Out: what attention adds to the residual stream.
-Does not know tokens or other layers, and divides nothing: a strategy that does sets `core` and `first_head`."""
+"""In: activations; for cross-attention also the encoder's output. Out: what attention adds to the residual stream.
+Does not split heads or sequences over ranks: strategies do. They set the attributes `first_head` (this rank's first
+head) and `core` (the function that computes attention over a split sequence)."""
 
 from __future__ import annotations
 
@@ -18,16 +19,16 @@ from codescent.operators.rotary import turn
 if TYPE_CHECKING:
     from codescent.operators.cache import LayerCache
 
-# Shapes: B batch, T positions, S positions of the keys or slots of the cache, D hidden_dim, H heads of queries, G heads
-# of keys and values, R = H / G heads of queries that read the same keys and values, E = R + 2 rows of heads of such a
-# group: queries, keys, values; K head_dim, W = G * E * K. In attention on a CPU: P = B * G pairs of sample and group, Q
-# queries of a block, which see the first S positions, N = R * Q rows of the heads of a group.
+# Shapes: B batch, T positions, S positions of the keys or slots of the cache, D hidden_dim, H query heads, G key-value
+# heads, which are also the groups; R = H / G query heads of a group, E = R + 2 heads of a group: its queries, key and
+# value; K head_dim, W = G * E * K. In attention on a CPU: P = B * G pairs of sample and group, Q queries of a block,
+# which see the first S positions, N = R * Q rows of the heads of a group.
 _BLOCK_QUERIES = 128
-_KEEP_HEAD_DIMS = 8  # up to seq_len = 8 * head_dim the probabilities take no more memory than the feed-forward's hidden
+_KEEP_HEAD_DIMS = 8  # up to seq_len = 8 * head_dim the probabilities are no larger than the feed-forward's activations
 
 
 class AttentionCore(Protocol):
-    """Attention of queries, keys and values whose sequence is divided over ranks."""
+    """Attention over a sequence that is split over ranks (context parallelism)."""
 
     def __call__(
         self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, *, keys_B: Tensor | None, dropout: float, first_head: int
@@ -36,17 +37,17 @@ class AttentionCore(Protocol):
 
 
 class Attention(nn.Module):
-    """Attention of a sequence to itself.
+    """Self-attention.
 
-    The rows of `qkv` lie group by group of heads that read the same keys and values (Ainslie et al. 2023, "GQA"): the q
-    of the group, then its k, then its v. So a slice of the rows is a set of whole groups. `heads` are those of queries,
-    and of keys and values; `dropout` is that of the attention probabilities.
+    A group is the query heads that read the same key-value head (Ainslie et al. 2023, "GQA"). The rows of `qkv` go
+    group by group: the group's queries, then its key, then its value. So a slice of the rows contains whole groups.
+    `heads`: number of query heads, number of key-value heads. `dropout`: probability for attention probabilities.
 
     Attributes:
-        causal: whether a position sees only itself and earlier ones.
-        recompute: whether backward recomputes the probabilities; fused kernels always do.
-        core: computes attention where the sequence is divided; None: it is not.
-        first_head: number, in the model, of the first head of this rank.
+        causal: whether a position sees only itself and earlier positions.
+        recompute: whether backward recomputes the probabilities. Fused kernels always recompute them.
+        core: computes attention if the sequence is split over ranks; None: the sequence is whole.
+        first_head: index, in the model, of the first head of this rank.
     """
 
     def __init__(
@@ -70,14 +71,15 @@ class Attention(nn.Module):
         cache: LayerCache | None = None,
         turns_TC2: Tensor | None = None,
     ) -> Tensor:
-        """What attention adds to the residual stream: [B, T, D].
+        """The attention output, to add to the residual stream: [B, T, D].
 
         Args:
             x_BTD: activations.
-            keys_B: keys of the dropout of the attention probabilities; None drops nothing.
-            padding_BT: bool, True at positions that nobody sees; positions after the T are ignored.
-            cache: keys and values of earlier positions; it takes these ones too.
-            turns_TC2: angles of the positions (see `rotary`); positions after the T are ignored. None: no rotation.
+            keys_B: dropout keys for the attention probabilities; None: no dropout.
+            padding_BT: bool, True at padding, which no query sees; positions after the first T are ignored.
+            cache: key/value cache of earlier positions. The new keys and values are added to it.
+            turns_TC2: angles of the positions (see `rotary`); positions after the first T are ignored. None: no
+                rotation.
         """
         qkv_BTW = self.qkv(x_BTD)
         batch, length, _ = qkv_BTW.shape
@@ -108,10 +110,10 @@ class Attention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention of a target to a source. The rows of `kv` lie head by head: the k of the head, then its v.
+    """Cross-attention from a target to a source. The rows of `kv` go head by head: the head's key, then its value.
 
     Attributes:
-        first_head: number, in the model, of the first head of this rank.
+        first_head: index, in the model, of the first head of this rank.
     """
 
     def __init__(self, width: int, heads: int, bias: bool, dropout: float = 0.0) -> None:
@@ -125,9 +127,10 @@ class CrossAttention(nn.Module):
     def forward(
         self, x_BTD: Tensor, source_BSD: Tensor, padding_BS: Tensor | None = None, keys_B: Tensor | None = None
     ) -> Tensor:
-        """What attention adds to the target's residual stream: [B, T, D].
+        """The attention output, to add to the target's residual stream: [B, T, D].
 
-        `padding_BS` is True at positions of the source that nobody sees; `keys_B` drop attention probabilities.
+        `padding_BS`: True at padding of the source, which no query sees. `keys_B`: dropout keys for the attention
+        probabilities; None: no dropout.
         """
         q_BTHK = self.q(x_BTD).unflatten(2, (-1, self.head_dim))
         k_BSHK, v_BSHK = self.kv(source_BSD).unflatten(2, (-1, 2, self.head_dim)).unbind(3)
@@ -139,7 +142,10 @@ class CrossAttention(nn.Module):
 
 
 def hidden_keys(like: Tensor, padding_BS: Tensor | None, *, causal: bool) -> Tensor | None:
-    """Which keys a query does not see: bool, broadcast to [B, H, T, S]; None: it sees all. `like` is [B, T, ..]."""
+    """Mask of the keys that a query must not see: bool, broadcasts to [B, H, T, S]; None: it sees all keys.
+
+    `like` is [B, T, ..]; it gives T and the device.
+    """
     length = like.shape[1]
     later_TT = torch.ones(length, length, dtype=torch.bool, device=like.device).triu(1) if causal else None
     if padding_BS is None:
@@ -159,8 +165,9 @@ def attend(
 ) -> Tensor:
     """softmax(q k^T / sqrt(head_dim)) v: [B, H, T, K] (Vaswani et al. 2017, equation 1).
 
-    With dropout (`keys_B`) it is written out: no fused kernel drops by our masks. `hidden` is from `hidden_keys`;
-    `first_head` is the number of the first of these heads in the model. A query that sees no key has no defined output.
+    With dropout (`keys_B`) the formula is computed step by step, because no fused kernel supports our dropout masks.
+    `hidden` is from `hidden_keys`. `first_head`: index, in the model, of the first of these heads. The output of a
+    query that sees no key is undefined.
     """
     if keys_B is None:
         return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, None if hidden is None else ~hidden)
@@ -181,12 +188,12 @@ def _by_kind(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def causal_attention(qkv_BTGEK: Tensor, recompute: bool = False) -> Tensor:
-    """softmax(q k^T / sqrt(head_dim)) v over the positions up to each one: [B, T, D].
+    """Causal attention: softmax(q k^T / sqrt(head_dim)) v over a position and the earlier ones: [B, T, D].
 
     On CUDA this is torch's scaled_dot_product_attention. On a CPU it is `_BlockAttention`: with 4 samples of 256
     positions, 12 heads of 64, one AVX-512 core, forward + backward take 9 ms against 33 in bf16, 15 against 34 in fp32.
 
-    `qkv_BTGEK` is contiguous. With `recompute` not even small probabilities are kept; fused kernels never keep them.
+    `qkv_BTGEK` is contiguous. With `recompute` even small probabilities are not saved. Fused kernels never save them.
     """
     if qkv_BTGEK.device.type == "cpu":
         if torch.compiler.is_compiling():
@@ -204,8 +211,8 @@ def causal_attention(qkv_BTGEK: Tensor, recompute: bool = False) -> Tensor:
 class _BlockAttention(torch.autograd.Function):
     """Causal attention as batched matrix products over blocks of queries, each with the keys that it may see.
 
-    Queries of heads that read the same keys are rows of one product. Backward recomputes probabilities from q and k,
-    unless they are small and `is_kept` says yes.
+    Queries of heads that read the same keys are rows of one product. Backward recomputes the probabilities from q and
+    k, unless they are small and `is_kept` is true: then forward saves them.
     """
 
     @staticmethod
@@ -225,7 +232,7 @@ class _BlockAttention(torch.autograd.Function):
 
 
 def _attend(qkv_BTGEK: Tensor, keep: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Attention, the projections laid out by head, and the probabilities of each block if they are to be kept."""
+    """The attention output, the projections ordered by head, and if `keep` the probabilities of each block."""
     batch, length, groups, rows, head_dim = qkv_BTGEK.shape
     qkv_EPTK = qkv_BTGEK.permute(3, 0, 2, 1, 4).reshape(rows, batch * groups, length, head_dim)
     v_PTK = qkv_EPTK[-1]
@@ -244,21 +251,21 @@ def _attend(qkv_BTGEK: Tensor, keep: bool) -> tuple[Tensor, Tensor, list[Tensor]
 
 
 def _later(length: int, like: Tensor) -> Tensor:
-    """-inf where a key is later than the query, else 0: [Q, T] for the last block; earlier ones read it shifted."""
+    """Causal mask, to add: -inf where a key is later than the query, else 0. [Q, T], as the last block reads it."""
     rows = min(_BLOCK_QUERIES, length)
     return like.new_full((rows, length), -math.inf).triu_(length - rows + 1)
 
 
 def _rows(x_RPTK: Tensor, start: int, stop: int) -> Tensor:
-    """[P, N, K]: these positions of the heads of each group, head after head. A view where there is one head."""
+    """[P, N, K]: positions [start, stop) of all heads of each group, head after head. With one head it is a view."""
     return x_RPTK[:, :, start:stop].transpose(0, 1).flatten(1, 2)
 
 
 def _probabilities(qkv_EPTK: Tensor, later_QT: Tensor, start: int, stop: int) -> Tensor:
     q_RPTK, k_PTK = qkv_EPTK[:-2], qkv_EPTK[-2]
     rows, length = later_QT.shape
-    # Row r of the mask is for query length - rows + r: a block that starts earlier reads it as many columns to the
-    # right, the last one, if it is shorter, as many rows below.
+    # Row r of the mask belongs to query length - rows + r. A block that starts `shift` positions earlier skips `shift`
+    # columns of the mask. A shorter last block starts later: it skips rows instead.
     shift = length - rows - start
     right, below = max(shift, 0), max(-shift, 0)
     mask_QS = later_QT[below : below + stop - start, right : right + stop]
@@ -278,18 +285,18 @@ def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor]) -> T
     d_q_RPTK, d_k_PTK, d_v_PTK = d_qkv_EPTK[:-2], d_qkv_EPTK[-2], d_qkv_EPTK[-1]
     later_QT = _later(length, qkv_EPTK) if not kept else qkv_EPTK
     scale = 1.0 / math.sqrt(head_dim)
-    # From the last block: it sees every key, so it writes all of d_k and d_v, to which the others add.
+    # The last block comes first: it sees every key, so it writes all of d_k and d_v. The other blocks add to them.
     for start in reversed(range(0, length, _BLOCK_QUERIES)):
         stop = min(start + _BLOCK_QUERIES, length)
         p_PNS = kept[start // _BLOCK_QUERIES] if kept else _probabilities(qkv_EPTK, later_QT, start, stop)
         d_y_PNK = _rows(d_y_RPTK, start, stop)
         d_p_PNS = torch.bmm(d_y_PNK, v_PTK[:, :stop].transpose(1, 2))
-        # The operator behind softmax's own backward: one pass, and no public name.
+        # torch's backward of softmax, in one pass. It has no public name.
         d_s_PNS = torch.ops.aten._softmax_backward_data(d_p_PNS, p_PNS, -1, p_PNS.dtype)
         beta = 0.0 if stop == length else 1.0
         d_q_PNK = _rows(d_q_RPTK, start, stop)
         d_q_PNK.baddbmm_(d_s_PNS, k_PTK[:, :stop], beta=0.0, alpha=scale)
-        if heads > 1:  # then it is a copy
+        if heads > 1:  # then d_q_PNK is a copy
             d_q_RPTK[:, :, start:stop] = d_q_PNK.view(pairs, heads, stop - start, head_dim).transpose(0, 1)
         d_k_PTK[:, :stop].baddbmm_(d_s_PNS.transpose(1, 2), _rows(q_RPTK, start, stop), beta=beta, alpha=scale)
         d_v_PTK[:, :stop].baddbmm_(p_PNS.transpose(1, 2), d_y_PNK, beta=beta)
@@ -298,11 +305,11 @@ def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor]) -> T
     return d_qkv_BTGEK
 
 
-# The same, opaque to torch.compile: its own kernels for these products are no faster, and its SDPA is slower.
+# The same attention, opaque to torch.compile: its kernels for these products are no faster, and its SDPA is slower.
 @torch.library.custom_op("codescent::block_attention", mutates_args=())
 def _block_attention_op(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor]:
     y_BTD, qkv_EPTK, _ = _attend(qkv_BTGEK, keep=False)
-    # With one sample and one group it is a view, and a custom op must return memory of its own.
+    # With one sample and one group qkv_EPTK is a view of the input. A custom op must return new memory.
     own = qkv_EPTK.untyped_storage().data_ptr() != qkv_BTGEK.untyped_storage().data_ptr()
     return y_BTD, qkv_EPTK if own else qkv_EPTK.clone()
 

@@ -1,5 +1,5 @@
-"""In: keys and values of tokens that were read. Out: the same for the tokens that follow, in rows of different lengths.
-Does not choose tokens."""
+"""In: keys and values of new tokens. Out: keys and values of all tokens so far, for attention (key/value cache).
+Does not compute attention or choose the next tokens. The sequences of a batch may have different lengths."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Shapes: B rows (prompts), T new positions, S slots, H heads of keys and values, K head_dim.
+# Shapes: B rows (prompts), T new positions, S slots, H key-value heads, K head_dim.
 
 
 class LayerCache:
-    """Keys and values of one layer, and the mask that the current forward pass reads them through."""
+    """Keys and values of one layer, and the attention mask of the current forward pass."""
 
     def __init__(self, k_BSHK: Tensor, v_BSHK: Tensor) -> None:
         self.k_BSHK, self.v_BSHK = k_BSHK, v_BSHK
@@ -21,7 +21,7 @@ class LayerCache:
         self.mask_B1TS: Tensor
 
     def extend(self, k_BTHK: Tensor, v_BTHK: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes the new keys and values into their slots; returns all that the mask covers."""
+        """Write the new keys and values into their slots. Return all keys and values that the mask covers."""
         self.k_BSHK[self.rows_B1, self.slots_BT] = k_BTHK
         self.v_BSHK[self.rows_B1, self.slots_BT] = v_BTHK
         used = self.mask_B1TS.shape[-1]
@@ -29,11 +29,11 @@ class LayerCache:
 
 
 class KVCache:
-    """Keys and values of all layers. Slot s of a row holds the token at position s of that row.
+    """Key/value cache of all layers. Slot s of a row holds the token at position s of that row.
 
-    Rows may have different lengths. A forward pass brings T tokens to every row; the first `counts[row]` are real. The
-    others are never read, and the next tokens of that row overwrite them. `size` is rows, seq_len, heads of keys and
-    values, head_dim.
+    Rows may have different lengths. A forward pass adds T tokens to every row; only the first `counts[row]` are real.
+    The rest is padding: it is never read, and the row's next tokens overwrite it. `size` is (rows, seq_len, key-value
+    heads, head_dim).
     """
 
     def __init__(
@@ -46,10 +46,13 @@ class KVCache:
         self.device = device
 
     def begin(self, width: int, counts: Sequence[int] | None) -> tuple[Tensor, Tensor]:
-        """Makes room for `width` tokens a row: their positions [B, T], and the index [B] of each row's last real one.
+        """Reserve slots for `width` tokens per row.
+
+        Returns:
+            Positions [B, T] of the tokens; index [B] of the last real token of each row.
 
         Raises:
-            ValueError: a row would pass seq_len.
+            ValueError: a row would become longer than seq_len; `counts` does not fit.
         """
         counts = [width] * len(self.lengths) if counts is None else list(counts)
         if len(counts) != len(self.lengths) or max(counts) > width or min(counts) < 1:
@@ -66,14 +69,14 @@ class KVCache:
         return positions_BT, torch.tensor(counts, device=self.device) - 1
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drops every row but these, in this order."""
+        """Drop all rows except `rows`, in this order."""
         index = torch.tensor(rows, device=self.device)
         for layer in self.layers:
             layer.k_BSHK, layer.v_BSHK = layer.k_BSHK[index], layer.v_BSHK[index]
         self.lengths = [self.lengths[row] for row in rows]
 
     def replace(self, rows: Sequence[int], other: KVCache) -> None:
-        """Puts row i of `other` in the place of row `rows[i]`."""
+        """Replace row `rows[i]` by row i of `other`."""
         index = torch.tensor(rows, device=self.device)
         for mine, theirs in zip(self.layers, other.layers):
             mine.k_BSHK[index], mine.v_BSHK[index] = theirs.k_BSHK, theirs.v_BSHK

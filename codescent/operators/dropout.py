@@ -1,5 +1,5 @@
-"""In: an activation, with its seed, step, site, samples and positions. Out: the activation with elements dropped.
-Does not use a random generator: a mask is a pure function of these coordinates, the same on every layout and device."""
+"""In: an activation; hash keys of seed, step, sample and place in the model. Out: the activation after dropout.
+Does not use a random generator: the mask is a hash of key, row and column, so it is the same in all layouts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MIX_32_2 = -1028477387  # 0xC2B2AE35
 
 
 def mix(state: Tensor) -> Tensor:
-    """One round of SplitMix64 (Steele, Lea, Flood 2014) on int64; multiplication wraps, shifts are made logical."""
+    """One round of SplitMix64 (Steele, Lea, Flood 2014) on int64: multiplication wraps, shifts are masked."""
     state = state + _GOLDEN
     state = (state ^ ((state >> 30) & 0x3FFFFFFFF)) * _MIX_1
     state = (state ^ ((state >> 27) & 0x1FFFFFFFFF)) * _MIX_2
@@ -37,13 +37,13 @@ def site_keys(keys_B: Tensor, num_sites: int) -> Tensor:
 
 
 def dropped_at(keys_B: Tensor, rows_R: Tensor, columns_W: Tensor, probability: float) -> Tensor:
-    """Which elements are dropped, as bool [B, R, W]: each by one hash of (key, row, column).
+    """bool [B, R, W], True at dropped elements. Each element has its own hash of (key, row, column).
 
     The 64-bit key of the row is mixed once. Its two halves enter the 32-bit hash of the column before and between the
-    rounds of murmur3's finaliser (Appleby), so that no two rows repeat a sequence. Rows (int64) and columns (in
-    compiled code int32) are numbers in the whole activation.
+    rounds of murmur3's finaliser (Appleby). So no two rows have the same sequence. Rows (int64) and columns (in
+    compiled code int32) are indices in the whole activation.
     """
-    # Halved by reinterpreting: torch 2.13's compiler vectorises the arithmetic of int64 to int32 wrongly on CPUs.
+    # `view` splits the number: torch 2.13's compiler wrongly vectorises arithmetic from int64 to int32 on CPUs.
     halves_BR2 = mix(keys_B[:, None] ^ mix(rows_R)[None, :])[..., None].view(torch.int32)
     low_BR1, high_BR1 = halves_BR2[..., :1], halves_BR2[..., 1:]
     hashed = low_BR1 + columns_W.to(torch.int32) * _GOLDEN_32
@@ -60,14 +60,14 @@ def dropped_at(keys_B: Tensor, rows_R: Tensor, columns_W: Tensor, probability: f
 def drop(
     x_BRW: Tensor, keys_B: Tensor, probability: float, rows_R: Tensor | None = None, first_column: int = 0
 ) -> Tensor:
-    """x with each element zeroed with this probability and the rest scaled by 1 / (1 - probability).
+    """Dropout: set each element of x to zero with this probability, and multiply the others by 1 / (1 - probability).
 
     Args:
-        x_BRW: rows of an activation, or neighbouring columns of them.
-        keys_B: from `site_keys`.
-        probability: of being zeroed.
-        rows_R: numbers of these rows in the whole activation; None: x has all of them.
-        first_column: number of the first of these columns in the whole activation.
+        x_BRW: rows of an activation, or a range of their columns.
+        keys_B: one row of `site_keys`.
+        probability: of being dropped.
+        rows_R: indices of the rows of x in the whole activation; None: x has all rows.
+        first_column: index of the first column of x in the whole activation.
     """
     _, rows, width = x_BRW.shape
     if rows_R is None:

@@ -1,5 +1,5 @@
-"""In: the vocabulary matrix, with tokens to embed, or with final activations and targets. Out: its rows; the loss.
-Does not keep logits: a chunk of rows becomes logits, then their gradient in the same memory, then it is freed."""
+"""In: the matrix of embedding or head; tokens, or final activations and targets. Out: embeddings, or the summed loss.
+Does not store all logits: it computes logits for a chunk of tokens, then overwrites the logits with their gradient."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 # Shapes: B samples, T positions, N = B * T tokens, D hidden_dim, V vocab_size, R rows of a piece.
-_PIECE_BYTES = 4 << 20  # of fp32 softmax work at a time on a CPU: it stays in the caches
-_ALIGNED_COLUMNS = 64  # rows of logits start on a cache line: oneDNN makes dW of 50257 columns 1.27x faster so
-_SMALL_VOCAB = 2048  # below it the number of operations counts, not their memory
-_ONE_HOT_VOCAB = 1024  # up to this vocabulary a product with one-hot rows adds more exactly, and sooner
+_PIECE_BYTES = 4 << 20  # fp32 softmax values computed at a time on a CPU: they fit in the caches
+_ALIGNED_COLUMNS = 64  # rows of logits start on a cache line: oneDNN then computes dW of 50257 columns 1.27x faster
+_SMALL_VOCAB = 2048  # below it, the time depends on the number of operations, not on their memory
+_ONE_HOT_VOCAB = 1024  # up to this size, a product with one-hot rows is more exact and faster than index_add_
 
 SoftmaxGradient = Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]
-"""Logits [N, V], targets [N], wide dtype, whether the logits shall become their gradient -> the losses [N, 1]."""
+"""Logits [N, V], targets [N], wide dtype, whether to overwrite the logits by their gradient -> the losses [N, 1]."""
 
 
 class Vocabulary:
-    """Embedding and head of a model on one device. A strategy that divides the vocabulary replaces this object."""
+    """Embedding and head of a model on one device. A strategy that splits the vocabulary replaces this object."""
 
     def embed(
         self, weight_VD: Tensor, tokens_BT: Tensor, tied_dtype: torch.dtype | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Rows of the matrix [B, T, D]; with `tied_dtype` also the second output of `tied_embedding`, else None."""
+        """Embeddings [B, T, D]; with `tied_dtype` also the second output of `tied_embedding`, else None."""
         if tied_dtype is None:
             return F.embedding(tokens_BT, weight_VD), None
         return tied_embedding(weight_VD, tokens_BT, tied_dtype)
@@ -48,11 +48,11 @@ class Vocabulary:
         return head_loss(x_ND, weight_VD, targets_N, chunk_tokens, loss_scale, tied_gradient_VD, skip_negative=skips)
 
     def every_row(self, x_BTD: Tensor) -> Tensor:
-        """The rows of all positions, gathered where each rank has some; `loss_of_rows` reads a selection of them."""
+        """The rows of all positions: here x itself; all-gathered if ranks hold parts. `loss_of_rows` reads some."""
         return x_BTD
 
     def every_logit(self, y_BTC: Tensor) -> Tensor:
-        """The outputs of all positions, gathered where each rank has some: for a head that every rank has whole."""
+        """The outputs of all positions: here y itself; all-gathered if ranks hold parts. For a head of few outputs."""
         return y_BTC
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -73,12 +73,12 @@ class Vocabulary:
 def tied_embedding(weight_VD: Tensor, tokens_BT: Tensor, tied_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Rows of a matrix that the head reads too, with one gradient for both.
 
-    Autograd would make a second dense gradient [V, D] for the embedding, of zeros and a few rows, and add the two.
-    Here the head gives its gradient to the second output, and backward adds the rows of the embedding in place.
-    `tied_dtype` is the dtype of the head's gradient: if it is wider than the weight's, the sum is rounded once.
+    Autograd would allocate a second dense gradient [V, D] for the embedding, and then add the two. Instead, the head
+    passes its gradient to the second output, and backward adds the rows of the embedding in place. `tied_dtype` is the
+    dtype of the head's gradient. If it is wider than the weight's, the sum is rounded once.
 
     Returns:
-        x_BTD, and [V, D] zeros that take no memory; their gradient is the head's share of the weight's gradient.
+        x_BTD, and [V, D] zeros that take no memory. Their gradient is the head's part of the weight's gradient.
     """
     out: tuple[Tensor, Tensor] = _TiedEmbedding.apply(weight_VD, tokens_BT, tied_dtype)  # type: ignore[no-untyped-call]
     return out
@@ -122,21 +122,22 @@ def head_loss(
     *,
     skip_negative: bool = False,
 ) -> Tensor:
-    """SUM over tokens of the cross-entropy of softmax(x @ weight.T + bias) against the targets: a scalar, fp32 (fp64 in
-    fp64). Without tokens, the loss and the gradients are 0.
+    """The sum over tokens of the cross-entropy of softmax(x @ weight.T + bias) against the targets: a scalar in fp32
+    (in fp64 for x in fp64). Without tokens, the loss and the gradients are 0.
 
-    Gradients are those of loss_scale * (what is returned). The forward pass makes them and scales them at no cost; a
-    division of the loss would take a pass over all of them. Backward multiplies them by the incoming gradient, except
-    on a CPU where that is 1 (on CUDA, reading it would wait for the device).
+    The gradients are those of loss_scale * loss. The forward pass computes and scales them at no extra cost; a division
+    of the loss would take another pass over them. Backward multiplies them by the incoming gradient. On a CPU it skips
+    this if the incoming gradient is 1. (On CUDA, reading it would wait for the device.)
 
     Args:
         x_ND, weight_VD: activations after the last norm; the vocabulary matrix, in the same dtype.
         targets_N: int64, each in [0, V).
-        chunk_tokens: rows of logits that exist at a time; 0: all.
+        chunk_tokens: rows of logits in memory at a time; 0: all.
         loss_scale: factor on the gradients, not on the value.
-        tied_gradient_VD: receives the gradient of weight, in its own dtype (see `tied_embedding`); None: weight does.
-        softmax_gradient_: the softmax over all ranks, where weight is the rows of one rank.
-        bias_V: added to the logits; None: there is none. Not for compiled code.
+        tied_gradient_VD: tensor that receives the weight's gradient, in its own dtype (see `tied_embedding`); None:
+            the weight receives it.
+        softmax_gradient_: the softmax over all ranks, if `weight_VD` has only this rank's rows; None: it has all rows.
+        bias_V: added to the logits; None: no bias. Not for compiled code.
         skip_negative: whether targets may be negative; such a token has no loss. Not for compiled code.
     """
     if skip_negative:
@@ -147,7 +148,7 @@ def head_loss(
         wants = torch.is_grad_enabled()
         loss: Tensor = _head_loss_op(x_ND, weight_VD, targets_N, chunk, loss_scale, wants)[0]
         return loss
-    if not torch.is_grad_enabled():  # within `forward` one cannot see that nobody will ask for gradients
+    if not torch.is_grad_enabled():  # `_HeadLoss.forward` itself cannot see that gradients are disabled
         x_ND, receiver_VD = x_ND.detach(), receiver_VD.detach()
         bias_V = None if bias_V is None else bias_V.detach()
     weight_VD = weight_VD.detach()
@@ -156,7 +157,7 @@ def head_loss(
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Loss and gradients in one pass over the logits."""
+    """See `head_loss`. Forward computes the loss and the gradients in one pass over the logits."""
 
     @staticmethod
     def forward(
@@ -202,8 +203,10 @@ def _loss_and_gradients(
     bias_V: Tensor | None = None,
     wants_bias: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """The summed loss, and the gradients that are wanted (that of the weight: in its dtype, unless None) of x, weight
-    and bias."""
+    """The summed loss, and the gradients of x, weight and bias; None for a gradient that is not wanted.
+
+    `d_weight_dtype`: dtype of the weight's gradient; None: it is not wanted.
+    """
     num_tokens, vocab = len(x_ND), len(weight_VD)
     work = torch.promote_types(x_ND.dtype, torch.float32)
     loss = x_ND.new_zeros((), dtype=work)
@@ -213,7 +216,7 @@ def _loss_and_gradients(
     d_bias_V = weight_VD.new_zeros(vocab, dtype=work) if wants_bias else None
     columns = vocab if vocab < _SMALL_VOCAB else -(-vocab // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS
     buffer_NC = x_ND.new_empty(min(chunk, num_tokens), columns)
-    # oneDNN's AMX kernels read whole tiles, the padding too, and multiply it by 0: it must not hold a NaN.
+    # oneDNN's AMX kernels read whole tiles and multiply the padding by 0, so the padding must not contain a NaN.
     buffer_NC[:, vocab:].zero_()
     for start in range(0, num_tokens, chunk):
         x_chunk_ND = x_ND[start : start + chunk]
@@ -227,7 +230,7 @@ def _loss_and_gradients(
         if d_x_ND is not None:
             torch.mm(logits_NV, weight_VD, out=d_x_ND[start : start + chunk])
         if d_weight_dtype is not None:
-            # With the columns of padding: the view leaves out their rows of the product.
+            # The product includes the padding columns. The slice removes their rows.
             d_chunk_VD = (padded_NC.t() @ (x_chunk_ND * scale))[:vocab]
             if d_weight_VD is not None:
                 d_weight_VD += d_chunk_VD
@@ -240,13 +243,13 @@ def _loss_and_gradients(
     if d_bias_V is not None and bias_V is not None:
         d_bias_V = d_bias_V.mul_(scale).to(bias_V.dtype)
     if d_weight_dtype is not None:
-        d_weight_VD = torch.zeros_like(weight_VD) if d_weight_VD is None else d_weight_VD  # of no tokens
+        d_weight_VD = torch.zeros_like(weight_VD) if d_weight_VD is None else d_weight_VD  # None: no tokens
         d_weight_VD = d_weight_VD.to(d_weight_dtype)
     return loss, d_x_ND, d_weight_VD, d_bias_V
 
 
 def _softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool) -> Tensor:
-    """The cross-entropies; where it is wanted, the logits become softmax - onehot, their gradient, in place."""
+    """The losses (see `SoftmaxGradient`). If `wants_gradient`, the logits become softmax - onehot, their gradient."""
     targets_N1 = targets_N[:, None]
     if logits_NV.device.type != "cpu" or logits_NV.shape[1] < _SMALL_VOCAB:
         log_p_NV = torch.log_softmax(logits_NV, -1, dtype=work)
@@ -256,18 +259,18 @@ def _softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, 
     else:
         at_target_N1 = logits_NV.gather(1, targets_N1)
         largest_2N1 = softmax_in_pieces_(logits_NV, work, wants_gradient)
-        # Log sum exp is the largest logit less the log of its probability: no exponential is computed twice.
+        # log(sum(exp)) is the largest logit minus the log of its probability, so exp is not computed again.
         losses_N1 = largest_2N1[0] - largest_2N1[1].log() - at_target_N1
     if wants_gradient:
-        # p - 1 at the target, from the loss: exact also where p is nearly 1. (In bf16, scatter_ would copy all of it.)
+        # p - 1 at the target, computed from the loss: exact even if p is nearly 1. (In bf16, scatter_ would copy all.)
         rows_N = torch.arange(len(targets_N), device=targets_N.device)
         logits_NV[rows_N, targets_N] = torch.expm1(-losses_N1).squeeze(1).to(logits_NV.dtype)
     return losses_N1
 
 
 def _skipping(softmax_gradient_: SoftmaxGradient) -> SoftmaxGradient:
-    """Wrap a softmax: tokens with a negative target have no loss and no gradient. Their logits are computed anyway:
-    so what ranks exchange per chunk does not depend on the targets."""
+    """Wrap a softmax: tokens with a negative target have no loss and no gradient. Their logits are still computed, so
+    the size of the collectives per chunk does not depend on the targets."""
 
     def with_skipped_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool) -> Tensor:
         skipped_N1 = (targets_N < 0)[:, None]
@@ -280,9 +283,9 @@ def _skipping(softmax_gradient_: SoftmaxGradient) -> SoftmaxGradient:
 
 
 def softmax_in_pieces_(logits_NV: Tensor, work: torch.dtype, keep: bool) -> Tensor:
-    """[2, N, 1]: the largest logit of each row and its probability. If `keep`, the logits become their softmax.
+    """[2, N, 1]: the largest logit of each row, and its probability. If `keep`, the softmax overwrites the logits.
 
-    In wide arithmetic, on a CPU a few rows at a time.
+    Computed in the dtype `work`, on a CPU a few rows at a time.
     """
     num_rows, vocab = logits_NV.shape
     on_cpu = logits_NV.device.type == "cpu"
@@ -304,7 +307,7 @@ def softmax_in_pieces_(logits_NV: Tensor, work: torch.dtype, keep: bool) -> Tens
 
 
 def scaled_gradient(x: Tensor, factor: float) -> Tensor:
-    """x with a gradient multiplied by a factor: for losses whose gradients autograd makes."""
+    """x, whose gradient is multiplied by `factor`: for losses whose gradients autograd computes."""
     scaled: Tensor = _ScaledGradient.apply(x, factor)  # type: ignore[no-untyped-call]
     return scaled
 
@@ -321,7 +324,7 @@ class _ScaledGradient(torch.autograd.Function):
         return d_x * ctx.factor, None
 
 
-# head_loss, opaque to torch.compile, which would otherwise unroll the pieces and choose itself what stays in memory.
+# head_loss, opaque to torch.compile. Otherwise it would unroll the pieces and choose itself what stays in memory.
 @torch.library.custom_op("codescent::head_loss", mutates_args=())
 def _head_loss_op(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, scale: float, wants_gradient: bool
@@ -330,8 +333,8 @@ def _head_loss_op(
     loss, d_x_ND, d_weight_VD, _ = _loss_and_gradients(
         x_ND, weight_VD, targets_N, chunk, scale, wants_gradient, d_weight_dtype, _softmax_gradient_
     )
-    nothing = x_ND.new_empty(0)
-    return loss, nothing if d_x_ND is None else d_x_ND, nothing.clone() if d_weight_VD is None else d_weight_VD
+    empty = x_ND.new_empty(0)
+    return loss, empty if d_x_ND is None else d_x_ND, empty.clone() if d_weight_VD is None else d_weight_VD
 
 
 @_head_loss_op.register_fake

@@ -1,5 +1,6 @@
-"""In: activations. Out: their product with a matrix and its adapter; the weight's gradient, now or deferred.
-Does not divide anything: strategies put collectives into `before` and `after`."""
+"""In: activations x; W, b, a LoRA adapter. Out: x W^T + b + the adapter's product. The gradient of W can wait until a
+later instruction computes it (zero-bubble pipeline).
+Does not split W over ranks: strategies do, and set functions that the layer calls before and after the product."""
 
 from __future__ import annotations
 
@@ -15,15 +16,18 @@ from torch.autograd.function import once_differentiable
 _SMALL_BYTES = 4 << 20
 
 Deferred = list[tuple[Tensor, Callable[[], Tensor]]]
-"""Weights whose gradients a backward pass has deferred, each with the function that makes the gradient.
+"""Weights whose gradients a backward pass has deferred, each with the function that computes the gradient.
 
-The list holds the parameters themselves. In the backward pass of a checkpointed block, the unpacked weight is a copy:
-a gradient of the copy would be lost as soon as the graph of the block is freed.
+The list holds the parameters themselves. In the backward pass of a checkpointed block, the unpacked weight is a copy.
+A gradient of the copy would be lost as soon as the graph of the block is freed.
 """
 
 
 class Adapter(NamedTuple):
-    """scale B A beside a matrix W (Hu et al. 2021, "LoRA", equation 3). B is [O, 2, R] for a weight [O, 2, I]."""
+    """A LoRA adapter: scale * B A is added to a matrix W (Hu et al. 2021, "LoRA", equation 3).
+
+    For a weight [O, 2, I], B is [O, 2, R].
+    """
 
     a_RI: Tensor
     b_OR: Tensor
@@ -37,12 +41,13 @@ class Linear(nn.Module):
     """x W^T + b, plus the product of the adapter if the layer has one.
 
     Attributes:
-        lora_a, lora_b: the two matrices of the adapter; None: there is none.
+        lora_a, lora_b: the two matrices of the adapter; None: no adapter.
         scale: factor on the product of the adapter.
-        before: function of x that runs first where the weight is divided; None: nothing runs.
-        after: function of x W^T that runs before the bias is added; None: nothing runs.
-        first_output: index of the first output of this rank, where the outputs are divided.
-        deferred: list to which backward appends the product that makes the weight's gradient; None: backward makes it.
+        before: function applied to x first; None: no function. Set if the outputs are split over ranks.
+        after: function applied to x W^T before the bias is added; None: no function. Set if the inputs are split.
+        first_output: index of the first output of this rank, if the outputs are split over ranks.
+        deferred: list to which backward appends the function that computes the weight's gradient; None: backward
+            computes it at once.
     """
 
     def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
@@ -70,7 +75,7 @@ class Linear(nn.Module):
 
     @property
     def adapter(self) -> Adapter | None:
-        """The adapter; None: there is none."""
+        """The adapter; None: the layer has no adapter."""
         return None if self.lora_a is None or self.lora_b is None else Adapter(self.lora_a, self.lora_b, self.scale)
 
     def _product(self, x_BTI: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -86,13 +91,13 @@ def product(x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, adapter: Ad
         return F.linear(x_BTI, weight_OI, bias_O)
     x_NI = x_BTI.flatten(0, -2)
     y_NO = F.linear(x_NI, weight_OI, bias_O)
-    # In the memory of y, which nobody else reads: two passes over it fewer.
+    # In place, because y has no other reader: this saves two passes over y.
     y_NO = y_NO.addmm_(F.linear(x_NI, adapter.a_RI), adapter.b_OR.t(), alpha=adapter.scale)
     return y_NO.view(*x_BTI.shape[:-1], -1)
 
 
 def weight_gradient(ctx: Any, make: Callable[[], Tensor], *, wanted: bool) -> Tensor | None:
-    """The gradient of `ctx.parameter`; None where it is not wanted, or where `ctx.deferred` takes its function."""
+    """The gradient of `ctx.parameter`. None if it is not wanted, or if `make` was appended to `ctx.deferred`."""
     if ctx.deferred is not None:
         ctx.deferred.append((ctx.parameter, make))
         return None
@@ -100,7 +105,7 @@ def weight_gradient(ctx: Any, make: Callable[[], Tensor], *, wanted: bool) -> Te
 
 
 class _DeferredLinear(torch.autograd.Function):
-    """x W^T + b; backward makes the gradient of x and defers that of W (Qi et al. 2023, "Zero Bubble", section 2)."""
+    """x W^T + b; backward computes the gradient of x, defers that of W (Qi et al. 2023, "Zero Bubble", section 2)."""
 
     @staticmethod
     def forward(ctx: Any, x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, deferred: Deferred) -> Tensor:
@@ -118,9 +123,9 @@ class _DeferredLinear(torch.autograd.Function):
 
 
 def is_kept(activation: Tensor) -> bool:
-    """Whether forward on a CPU keeps the values that backward could recompute from this activation.
+    """Whether forward on a CPU saves the values that backward could recompute from this activation.
 
     In fp32, recomputing GELU and probabilities takes 3 % of a step of GPT-2 124M and saves 250 of 3,200 MiB (4 x 256
-    tokens). In bf16 there are half of the bytes to save, and it would take 8 %, because the products are faster.
+    tokens). In bf16 it would save half as many bytes and take 8 %, because the matrix products are faster.
     """
     return activation.dtype == torch.bfloat16 or activation.nbytes <= _SMALL_BYTES

@@ -1,5 +1,5 @@
-"""In: positions; queries and keys. Out: queries and keys, turned by angles that grow with the position.
-Does not know which positions a rank has: the model says so."""
+"""In: positions; queries and keys. Out: queries and keys, turned by angles that grow with the position (RoPE).
+Does not know which positions a rank holds: the model passes them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from torch.autograd.function import once_differentiable
 
 from codescent.plan.model import RopeScaling
 
-# Shapes: T positions (or B x T of them), C = head_dim / 2 pairs of channels, 2 a pair: cosine and sine, or two
-# channels side by side, which are the real and the imaginary part of a number; of attention: B samples, T positions,
-# G groups, R heads of queries of a group, E = R + 2, K head_dim.
+# Shapes: T positions (or B x T), C = head_dim / 2 pairs of channels, 2: cosine and sine, or the two channels of a pair,
+# which are the real and the imaginary part of a complex number. In attention: B samples, T positions, G groups, R query
+# heads of a group, E = R + 2, K head_dim.
 
 
 def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Tensor:
     """fp64 [C]: radians per position of each pair of channels.
 
-    theta^(-2c / head_dim) (Su et al. 2021, "RoFormer", equation 15), divided as `scaling` says; None: not divided.
-    Between long and short waves the factor is interpolated linearly in original_seq_len / wave length.
+    theta^(-2c / head_dim) (Su et al. 2021, "RoFormer", equation 15). `scaling` divides the frequencies of long waves by
+    its factor; between long and short waves it interpolates linearly in original_seq_len / wave length. None: no
+    division.
     """
     exponents_C = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
     plain_C = theta**-exponents_C
@@ -35,18 +36,18 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None)
 def turns(frequencies_C: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """Cosine and sine of each angle for activations of this dtype: [.., C, 2], in at least fp32.
 
-    Angles are made in fp64: at position 100,000 an angle in fp32 is wrong by 0.004.
+    Angles are computed in fp64: at position 100,000 an angle in fp32 has an error of 0.004.
     """
     angles = positions[..., None] * frequencies_C.to(positions.device)
     return torch.stack([angles.cos(), angles.sin()], -1).to(torch.promote_types(dtype, torch.float32))
 
 
 def turn(qkv_BTGEK: Tensor, turns_TC2: Tensor) -> Tensor:
-    """Queries and keys turned, values as they are.
+    """Turn queries and keys; values stay as they are.
 
-    Channels 2c and 2c + 1 are a pair, as in RoFormer and in Meta's code. (transformers pairs c with c + head_dim / 2:
-    rows of its matrices are in another order.) In at least fp32, rounded once. `turns_TC2` may be of each sample,
-    [B, T, C, 2].
+    Channels 2c and 2c + 1 are a pair, as in RoFormer and in Meta's code. (transformers pairs c with c + head_dim / 2,
+    so its matrices have another order of rows.) Computed in at least fp32 and rounded once. `turns_TC2` may differ
+    between samples: [B, T, C, 2].
     """
     if torch.compiler.is_compiling():
         qk_BTGRK, v_BTG1K = qkv_BTGEK[..., :-1, :], qkv_BTGEK[..., -1:, :]
@@ -56,7 +57,7 @@ def turn(qkv_BTGEK: Tensor, turns_TC2: Tensor) -> Tensor:
 
 
 class _Turn(torch.autograd.Function):
-    """See `turn`. The product of two complex numbers; its gradient is turned back."""
+    """See `turn`. A product of complex numbers. Backward turns the gradient by the opposite angle."""
 
     @staticmethod
     def forward(ctx: Any, qkv_BTGEK: Tensor, turns_TC2: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ def _complex(x_K: Tensor) -> Tensor:
 
 
 def _turned_real(x_BTGRK: Tensor, turns_TC2: Tensor) -> Tensor:
-    """`_Turn` in real numbers: torch's compiler has no code for complex ones."""
+    """`_Turn` in real numbers: torch's compiler generates no code for complex numbers."""
     cosine_T11C, sine_T11C = turns_TC2[..., None, None, :, :].unbind(-1)
     a, b = x_BTGRK.to(turns_TC2.dtype).view(*x_BTGRK.shape[:-1], -1, 2).unbind(-1)
     pairs = torch.stack([a * cosine_T11C - b * sine_T11C, a * sine_T11C + b * cosine_T11C], -1)

@@ -1,2 +1,2 @@
-"""In: the user's module, optimizer, dataset and loop. Out: the same loop on any number of ranks; a name each.
-Does not read a config, build a plan or own a loop: `codescent train` does. The names are in codescent/__init__.py."""
+"""In: a user's own training script. Out: functions that let it run on any number of ranks: init, distribute, save, ...
+Does not read a config, build a plan or run a training loop (`codescent train` does)."""

@@ -1,5 +1,5 @@
-"""In: parameters that every rank holds whole. Out: their gradients, averaged over the ranks while backward runs.
-Does not choose the parameters and does not send anything itself: `strategies/ddp.py` does."""
+"""In: parameters that are replicated on every rank. Out: their gradients, averaged over ranks while backward runs.
+Does not choose the parameters (distribute.py does). The all-reduces are those of strategies/ddp.py."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ DTYPE_NAMES = {TORCH_DTYPE[name]: name for name in TRAINED}
 
 
 class AveragedGradients:
-    """When `backward` returns, the gradients of these parameters are means over the ranks.
+    """Averages the gradients of some parameters over the ranks. When `backward` returns, they are means.
 
-    All are sent at the end of each backward pass that gives a trained parameter of the module a gradient: so ranks that
-    use different parameters meet. A pass inside another averages what is there so far, to which the outer one adds.
+    Each backward pass that gives a gradient to any trained parameter of the module all-reduces every bucket before it
+    ends. So ranks that use different parameters make the same collectives. A backward pass inside another one averages
+    the gradients that exist so far; the outer pass adds to them.
 
     Args:
-        module: theirs. A call of it forgets what a failed backward pass has left.
-        parameters: trainable ones, of the dtypes in DTYPE_NAMES, in the module's order.
-        others: parameters of the module that are trained and not averaged.
-        bucket_bytes: size of a bucket, about.
+        module: has the parameters. A call of it discards what a failed backward pass has left.
+        parameters: trainable parameters, of the dtypes in DTYPE_NAMES, in the module's order.
+        others: trainable parameters of the module that are not averaged here.
+        bucket_bytes: approximate size of a bucket.
     """
 
     def __init__(
@@ -41,21 +42,21 @@ class AveragedGradients:
     ) -> None:
         self.running: set[int] = set()  # backward passes that have begun and not ended
         self.hooks: list[Any] = [
-            parameter.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
             for parameter in ([*parameters, *others] if parameters else [])
         ]
-        self.hooks.append(module.register_forward_pre_hook(self._begin))
+        self.hooks.append(module.register_forward_pre_hook(self._on_forward))
         kinds = dict.fromkeys(parameter.dtype for parameter in parameters)
         self.parts = [
-            # A group matches collectives by their order, which autograd may choose otherwise on another rank: buckets
-            # of one dtype leave in one order, so each dtype has a group of its own.
+            # Each dtype has its own process group. A group matches collectives by their order, and autograd may choose
+            # another order of dtypes on another rank. Buckets of one dtype have the same order on all ranks.
             _OneDtype([p for p in parameters if p.dtype == kind], bucket_bytes, dist.new_group() if number else None)
             for number, kind in enumerate(kinds)
         ]
         self.part_of: dict[torch.Tensor, _OneDtype] = {p: part for part in self.parts for p in part.parameters}
 
-    def _begin(self, _module: nn.Module, _inputs: object) -> None:
-        if self.running and not in_backward():  # inside of one, the module is computed once more
+    def _on_forward(self, _module: nn.Module, _inputs: object) -> None:
+        if self.running and not in_backward():  # during backward, a forward pass is a recomputation
             self._forget()
 
     def _forget(self) -> None:
@@ -63,31 +64,31 @@ class AveragedGradients:
         for part in self.parts:
             part.forget()
 
-    def _arrived(self, parameter: torch.Tensor) -> None:
-        """Each parameter's first hook: before its gradient goes into a bucket."""
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        """The first hook of each parameter. The next hook copies its gradient into a bucket."""
         self.running.add(at_end_of_backward(self.running, self._finish))
         part = self.part_of.get(parameter)
-        if part is not None and not part.arrived(parameter):
+        if part is not None and not part.mark_used(parameter):
             self._forget()
             raise UserError(
                 f"codescent.distribute: a parameter of shape {list(parameter.shape)} got a second gradient in one "
-                "backward pass: one inside another (torch.utils.checkpoint: take use_reentrant=False) uses it, too; "
-                "or the pass before ended in an error, and the module was not called since"
+                "backward pass. Either a backward pass inside it uses the parameter, too (with torch.utils.checkpoint "
+                "set use_reentrant=False), or the previous pass ended in an error and the module was not called since"
             )
 
     def _finish(self, number: int) -> None:
-        """The end of a backward pass: every part, in the same order on every rank."""
+        """End a backward pass: finish the dtypes in the same order on every rank."""
         self.running.discard(number)
         for part in self.parts:
             part.finish()
 
     def set_last(self, last: bool) -> None:
-        """Say whether the next backward passes send; else each rank adds for itself."""
+        """Set whether the next backward passes are averaged over ranks. If not, each rank adds its own gradients."""
         for part in self.parts:
             part.gradients.before_backward(last=last)
 
     def close(self) -> None:
-        """Let go of the parameters and process groups."""
+        """Remove the hooks from the parameters, and drop the references to process groups."""
         for hook in self.hooks:
             hook.remove()
         for part in self.parts:
@@ -95,11 +96,11 @@ class AveragedGradients:
 
 
 class _OneDtype:
-    """The gradients of parameters of one dtype.
+    """Averages the gradients of parameters of one dtype.
 
-    A mark for each parameter travels, too: how many ranks have its gradient. One that no rank has stays None, as in one
-    process: an optimizer would decay a weight whose gradient is zero. Only a rank that lacks a gradient reads the
-    marks, so a device is not waited for where all are used.
+    In addition to gradients, ranks sum a counter for each parameter: how many ranks have its gradient. If no rank has
+    one, the gradient stays None, as in one process: with a zero gradient, an optimizer would still decay the weight. A
+    rank reads the counters only if it lacks a gradient, so that it does not wait for the device in the usual case.
     """
 
     def __init__(self, parameters: list[nn.Parameter], bucket_bytes: int, group: dist.ProcessGroup | None) -> None:
@@ -110,20 +111,20 @@ class _OneDtype:
         dtype = parameters[0].dtype
         self.used: set[int] = set()
         self.index_of: dict[torch.Tensor, int] = {p: index for index, p in enumerate(parameters)}
-        self.marks = nn.Parameter(torch.zeros(len(parameters), dtype=dtype, device=parameters[0].device))
+        self.counters = nn.Parameter(torch.zeros(len(parameters), dtype=dtype, device=parameters[0].device))
         filled = buckets([parameter.numel() for parameter in parameters], bucket_bytes, DTYPE_NAMES[dtype])
-        travelling = [*parameters, self.marks]
-        self.gradients = BucketedGradients(travelling, [*filled, [len(parameters)]], dtype, dtype, group)
+        reduced = [*parameters, self.counters]
+        self.gradients = BucketedGradients(reduced, [*filled, [len(parameters)]], dtype, dtype, group)
         self.gradients.before_backward(last=True)
 
-    def arrived(self, parameter: torch.Tensor) -> bool:
-        """Note whose gradient is about to go into its bucket; False: this pass has put one there before."""
+    def mark_used(self, parameter: torch.Tensor) -> bool:
+        """Note that a parameter has a gradient in this backward pass. Returns False for a second gradient."""
         index = self.index_of[parameter]
         self.used.add(index)
         return index not in self.gradients.complete
 
     def forget(self) -> None:
-        """Forget a pass that ended in an error. Buckets on their way are waited for, since they are used again."""
+        """Discard a backward pass that ended in an error. Waits for running all-reduces, as buckets are reused."""
         for work in self.gradients.works:
             work.wait()
         self.gradients.works.clear()
@@ -131,19 +132,19 @@ class _OneDtype:
         self.used.clear()
 
     def finish(self) -> None:
-        """The end of a backward pass: wait for what is under way, and put the means where optimizers look."""
+        """End a backward pass: wait for the all-reduces, and set each parameter's `grad` to the mean or to None."""
         used, self.used = self.used, set()
         if not self.gradients.last:
             return
-        # What an earlier backward pass has left counts, too: it is in the bucket's sum.
+        # A gradient of an earlier backward pass counts, too: it is part of the bucket's sum.
         mine = [index in used or parameter.grad is not None for index, parameter in enumerate(self.parameters)]
-        self.marks.grad = torch.tensor(mine, dtype=self.marks.dtype, device=self.marks.device)
+        self.counters.grad = torch.tensor(mine, dtype=self.counters.dtype, device=self.counters.device)
         self.gradients.reduce()
         if self.world_size > 1:
             torch._foreach_div_(self.gradients.buffers, float(self.world_size))
-        *means, marks = self.gradients.collect()
-        anyone = mine if all(mine) else [mark > 0 for mark in marks.tolist()]
-        for parameter, mean, somebody in zip(self.parameters, means, anyone, strict=True):
-            parameter.grad = mean if somebody else None
-        self.marks.grad = None
+        *means, counters = self.gradients.collect()
+        used_anywhere = mine if all(mine) else [counter > 0 for counter in counters.tolist()]
+        for parameter, mean, is_used in zip(self.parameters, means, used_anywhere, strict=True):
+            parameter.grad = mean if is_used else None
+        self.counters.grad = None
         self.gradients.release()

@@ -1,5 +1,5 @@
-"""In: a user's module. Out: the parts of it that are divided, gathered and freed one at a time.
-Does not divide anything (`divide` does); the module is one whose author has never heard of us."""
+"""In: any torch module. Out: its blocks: the submodules whose sharded weights are gathered and freed one at a time.
+Does not shard anything (divide.py does)."""
 
 from __future__ import annotations
 
@@ -14,37 +14,43 @@ CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 def choose_blocks(module: nn.Module) -> list[nn.Module]:
-    """Children of one class in a list, outermost lists first, such as the layers of torch.nn.Transformer."""
+    """Choose as blocks the submodules of one class in a list, such as the layers of torch.nn.Transformer.
+
+    A list is a ModuleList, Sequential or ModuleDict. Lists inside a chosen block are not searched.
+    """
     return _unshared(module, list(_repeated(module)))
 
 
 def check_blocks(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """The user's choice, each block once.
+    """Check the user's blocks, and return each once.
 
     Raises:
-        UserError: a block is not in the module, has no forward, is in another, or shares a parameter with the outside.
+        UserError: a block is not in the module, has no forward, is inside another block, or shares a parameter with a
+            module outside of it.
     """
     names = {part: name for name, part in module.named_modules()}
     problems = []
     for number, block in enumerate(blocks):
         if block is module or block not in names:
-            problems.append(f"blocks[{number}] ({type(block).__name__}): must be a part of the module")
+            problems.append(f"blocks[{number}] ({type(block).__name__}): must be a submodule of the module")
         elif only_holds(block):
             problems.append(
-                f"blocks[{number}] ({names[block]}): a {type(block).__name__} is never called: give its parts"
+                f"blocks[{number}] ({names[block]}): a {type(block).__name__} has no forward: give its submodules"
             )
         elif outer := [other for other in blocks if other is not block and block in set(other.modules())]:
-            problems.append(f"blocks[{number}] ({names[block]}): is inside {names.get(outer[0], 'another')}: give one")
+            problems.append(
+                f"blocks[{number}] ({names[block]}): is inside {names.get(outer[0], 'another block')}: give one of both"
+            )
     if not problems:
         shared = [block for block in blocks if block not in set(_unshared(module, blocks))]
-        problems = [f"blocks: {names[b]} shares a parameter with what is outside it: leave it out" for b in shared]
+        problems = [f"blocks: {names[b]} shares a parameter with a module outside of it: leave it out" for b in shared]
     if problems:
         raise UserError(*(f"codescent.distribute: {problem}" for problem in problems))
     return list(dict.fromkeys(blocks))
 
 
 def only_holds(module: nn.Module) -> bool:
-    """Whether it has no forward: a list, a dict, a class whose parts are called instead."""
+    """Whether a module has no forward of its own: a list, a dict, or a class whose submodules are called instead."""
     return type(module).forward in (nn.Module.forward, nn.ModuleList.forward, nn.ModuleDict.forward)
 
 
@@ -59,7 +65,7 @@ def _repeated(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _unshared(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """The blocks whose parameters no other part has: a tied one is gathered with the whole module."""
+    """The blocks that share no parameter with the outside; other blocks are gathered with the whole module."""
     holders = _holders(module)
     return [
         block for block in dict.fromkeys(blocks) if all(holders[p] == count for p, count in _holders(block).items())
@@ -67,5 +73,5 @@ def _unshared(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]
 
 
 def _holders(module: nn.Module) -> Counter[nn.Parameter]:
-    """How many parts of a module hold each of its parameters."""
+    """For each parameter, the number of submodules that hold it directly."""
     return Counter(parameter for part in module.modules() for parameter in set(part.parameters(recurse=False)))

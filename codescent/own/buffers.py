@@ -1,5 +1,5 @@
-"""In: a module's buffers, changed by forward passes on every rank. Out: the mean over the ranks, after each update.
-Does not touch parameters, nor buffers that stay as they are."""
+"""In: buffers that forward passes change (batch norm's statistics). Out: their means over ranks, after each step.
+Does not change parameters, or buffers that no forward pass has changed."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from torch import nn
 
 
 class AveragedBuffers:
-    """Running statistics (batch norm's) of each rank's samples, averaged over the ranks.
+    """Averages the buffers of a module over the ranks, such as the running statistics of batch norm.
 
-    If any buffer of a part has changed, all its floating-point ones count as changed: batch norm's kernel changes its
-    statistics without telling autograd, but counts its batches. The mean of running means is that of one process; the
-    mean of running variances lacks the variance between ranks, as each rank's normalisation does.
+    A change of a buffer shows in its version counter. Batch norm's kernel does not count changes of its statistics, but
+    those of its number of batches. So if one buffer of a submodule has changed, all its floating-point buffers count as
+    changed. The mean of running means is that of one process. The mean of running variances is smaller than that of
+    one process by the variance between ranks; batch norm itself normalises by one rank's samples, too.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = ref(module)
         self.seen: dict[nn.Module, list[tuple[int, int]]] = {}
-        self._look()
+        self._changed()
 
     def _parts(self) -> list[nn.Module]:
         module = self.module()
         return [part for part in module.modules() if any(True for _ in part.buffers(False))] if module else []
 
-    def _look(self) -> list[nn.Module]:
-        """The parts whose buffers have changed, in the module's order, which is that of every rank."""
+    def _changed(self) -> list[nn.Module]:
+        """The submodules whose buffers have changed since the last call, in the module's order."""
         now = {
             part: [(id(buffer), buffer._version) for buffer in part.buffers(recurse=False)] for part in self._parts()
         }
@@ -39,32 +40,33 @@ class AveragedBuffers:
 
     @torch.no_grad()
     def average(self) -> None:
-        """One all-reduce for each dtype that there is, where a rank has changed any. Collective.
+        """Average the buffers that any rank has changed, by one all-reduce for each dtype. Collective.
 
-        The ranks agree first on what has changed, and a buffer whose shape is not the same on all of them is left out.
+        First the ranks agree which buffers have changed. A buffer whose shape or dtype differs between ranks is not
+        averaged.
         """
         floating = [(p, b) for p in self._parts() for b in p.buffers(recurse=False) if b.is_floating_point()]
         if not floating:
             return
-        mine = set(self._look())
+        mine = set(self._changed())
         facts = [[int(part in mine), *_extremes(buffer)] for part, buffer in floating]
-        flags = torch.tensor(facts, dtype=torch.int64)  # on the CPU: no device is waited for
+        flags = torch.tensor(facts, dtype=torch.int64)  # on the CPU, so that the host does not wait for the device
         dist.all_reduce(flags, dist.ReduceOp.MAX)
         agreed = [flag and most == -least for flag, most, least in flags.tolist()]
         changed = [buffer for (_, buffer), yes in zip(floating, agreed, strict=True) if yes]
         for dtype in dict.fromkeys(buffer.dtype for buffer in changed):
             buffers = [buffer for buffer in changed if buffer.dtype == dtype]
-            together = torch.cat([buffer.reshape(-1) for buffer in buffers])
-            dist.all_reduce(together)
-            together /= dist.get_world_size()
-            means = torch.split(together, [buffer.numel() for buffer in buffers])
+            flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
+            dist.all_reduce(flat)
+            flat /= dist.get_world_size()
+            means = torch.split(flat, [buffer.numel() for buffer in buffers])
             for buffer, mean in zip(buffers, means, strict=True):
                 buffer.copy_(mean.view_as(buffer))
         if changed:
-            self._look()
+            self._changed()  # the averages are not changes of a forward pass
 
 
 def _extremes(buffer: torch.Tensor) -> tuple[int, int]:
-    """A number of a buffer's shape and dtype, and its negative: the ranks' largest of both tell whether all agree."""
+    """A hash of a buffer's shape and dtype, and its negative. Their maxima over ranks show whether all ranks agree."""
     number = zlib.crc32(f"{list(buffer.shape)} {buffer.dtype}".encode())
     return number, -number

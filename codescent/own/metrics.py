@@ -1,5 +1,5 @@
-"""In: numbers of each step. Out: metrics.csv and metrics.jsonl, written by the first rank.
-Does not measure anything, and does not need `codescent.init`: a process that has not called it is the first rank."""
+"""In: numbers of each step. Out: metrics.csv and metrics.jsonl, written by rank 0.
+Does not measure anything. It also works without `codescent.init`: the process then counts as rank 0."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ Number = float | int | torch.Tensor | None
 
 
 class Metrics:
-    """Numbers of a loop, in `folder/metrics.csv` and `folder/metrics.jsonl`; a folder that has them is continued.
+    """Writes numbers of a loop to `folder/metrics.csv` and `folder/metrics.jsonl`. Appends if the files exist.
 
         metrics = codescent.Metrics("run")
         metrics.log(step=step, loss=ranks.mean(loss))
 
-    The columns are the names of the first row. What is written survives a kill of the process.
+    The columns are the names of the first row. A written row survives a kill of the process.
 
     Raises:
-        UserError: the folder cannot be made (on the first rank).
+        UserError: the folder cannot be created (on rank 0).
     """
 
     def __init__(self, folder: str | PathLike[str]) -> None:
         self._table = Table(Path(folder)) if rank() == 0 else None
 
     def log(self, **row: Number) -> None:
-        """Append one row, the first rank's. The other ranks may call it or not.
+        """Append a row on rank 0. On other ranks the call does nothing, and may be left out.
 
         Raises:
-            UserError: a column that the first row did not have, a value that is no number, or the disk refuses.
+            UserError: the first row lacks a column, a value is not a number, or the row cannot be written.
         """
         if self._table is not None:
             self._table.append({name: _number(name, value) for name, value in row.items()})

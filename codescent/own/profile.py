@@ -1,5 +1,6 @@
-"""In: the steps of a loop. Out: a trace of each rank for ui.perfetto.dev, and how much communication was not hidden.
-Does not decide what is recorded: torch's profiler does."""
+"""In: a `with` block around steps of a user's loop. Out: a trace per rank for ui.perfetto.dev; seconds of computation,
+of communication, and of exposed communication (while nothing is computed).
+Does not time operators itself: torch's profiler does."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ Interval = tuple[float, float]
 
 @dataclass
 class Profile:
-    """Seconds of one rank inside `with`; complete when it is left.
+    """Seconds of one rank in the `with` block. The values are set when the block ends.
 
     Attributes:
-        wall_s: from the first to the last thing recorded.
-        compute_s: when something was computed: a kernel on a CUDA device, an operator on CPUs.
-        communication_s: when a collective was under way (on a CUDA device, waiting for the other ranks is part of it).
-        exposed_s: the part of that in which nothing was computed.
-        trace: the file.
+        wall_s: from the begin of the first recorded event to the end of the last one.
+        compute_s: time in which a kernel (on a CUDA device) or an operator (on a CPU) ran.
+        communication_s: time in which a collective ran; on a CUDA device this includes waiting for other ranks.
+        exposed_s: the part of communication_s in which the rank computed nothing.
+        trace: the path of the trace.
     """
 
     wall_s: float = 0.0
@@ -41,17 +42,18 @@ class Profile:
 
 @contextmanager
 def profile(folder: str | PathLike[str], **options: Any) -> Iterator[Profile]:
-    """Record what happens inside, on every rank. Collective.
+    """Record the operators and kernels of the `with` block on every rank. Collective.
 
         with codescent.profile("traces"):
             for _ in range(3):
                 step()
 
-    Leave the first steps outside: they allocate and compile. At the end each rank writes `folder/rank_00000.json`, for
-    ui.perfetto.dev, and the first prints each rank's seconds of computing, communicating, and not hidden communicating.
+    Leave out the first steps: they allocate and compile. At the end each rank writes `folder/rank_00000.json` (with its
+    own number) for ui.perfetto.dev. Rank 0 prints each rank's seconds of computation, communication and exposed
+    communication.
 
     Args:
-        folder: made if need be.
+        folder: created if it does not exist.
         options: for torch.profiler.profile, such as record_shapes=True, with_stack=True.
 
     Raises:
@@ -62,7 +64,7 @@ def profile(folder: str | PathLike[str], **options: Any) -> Iterator[Profile]:
     with torch.profiler.profile(**{"activities": activities, **options}) as recorded:
         yield result
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # what is still under way belongs to it
+            torch.cuda.synchronize()  # so that the trace has all kernels of the block
 
     def write() -> dict[str, Any]:
         path = Path(folder) / f"rank_{rank():05d}.json"
@@ -80,13 +82,13 @@ def profile(folder: str | PathLike[str], **options: Any) -> Iterator[Profile]:
         for number, of in enumerate(everyone):
             print(
                 f"rank {number}: {of['wall_s']:.3f} s, computing {of['compute_s']:.3f}, communicating "
-                f"{of['communication_s']:.3f}, of which not hidden {of['exposed_s']:.3f}: {of['trace']}",
+                f"{of['communication_s']:.3f}, of which exposed {of['exposed_s']:.3f}: {of['trace']}",
                 flush=True,
             )
 
 
 def measure(events: Iterable[Mapping[str, Any]]) -> Profile:
-    """Seconds from the events of a trace, in torch's Chrome format (microseconds)."""
+    """Compute a Profile from the events of a trace in torch's Chrome format, whose times are microseconds."""
     spans = [event for event in events if event.get("ph") == "X" and event.get("cat") != "Trace"]
     of_device = any(event.get("cat") == "kernel" for event in spans)
     computing, sending = [], []
@@ -106,7 +108,7 @@ def measure(events: Iterable[Mapping[str, Any]]) -> Profile:
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same times in intervals that do not touch."""
+    """Merge intervals that overlap or touch."""
     union: list[Interval] = []
     for start, end in sorted(intervals):
         if union and start <= union[-1][1]:

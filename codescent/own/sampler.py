@@ -1,5 +1,5 @@
-"""In: a dataset's length, a global batch size, a seed. Out: this rank's samples of each step, for torch's DataLoader.
-Does not read samples, and keeps no table: `data/loader.py` computes the permutations."""
+"""In: a dataset's length, a global batch size, a seed. Out: this rank's sample indices of each step, for a DataLoader.
+Does not read samples, and does not store permutations: data/loader.py computes them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from codescent.own.session import joined
 
 
 class BatchSampler(torch.utils.data.Sampler[list[int]]):
-    """What `codescent.sampler` returns: an epoch of batches each time that it is iterated over.
+    """The batch sampler that `codescent.sampler` returns. Each iteration over it is one epoch of batches.
 
     Attributes:
-        epoch: the number of the epoch that comes next, from 0.
+        epoch: number of the next epoch, from 0.
     """
 
     def __init__(self, order: Order, start: int, stop: int) -> None:
@@ -25,11 +25,11 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self.epoch = self._first_step = 0
 
     def __len__(self) -> int:
-        """Steps of an epoch."""
+        """The number of steps in an epoch."""
         return self.order.steps_per_epoch
 
     def set_epoch(self, epoch: int, first_step: int = 0) -> None:
-        """Let `epoch` come next, from its step `first_step` on: to go on where a checkpoint was saved."""
+        """Set the next epoch and its first step, to continue from a checkpoint."""
         if epoch < 0 or not 0 <= first_step <= len(self):
             raise UserError(
                 f"codescent.sampler: epoch {epoch}, step {first_step}: must be at least 0, and the step at most "
@@ -38,9 +38,10 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         self.epoch, self._first_step = epoch, first_step
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of the epoch whose turn it is when the first one is asked for.
+        """Yield the batches of the next epoch.
 
-        Not before: torch's DataLoader makes two iterators where it has workers, and uses the second.
+        The epoch is chosen when the first batch is read, not when the iterator is created: a DataLoader with workers
+        creates two iterators and uses only the second.
         """
         epoch, first = self.epoch, self._first_step
         self.epoch, self._first_step = epoch + 1, 0
@@ -52,22 +53,22 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
 
 
 def sampler(dataset: Sized, batch_size: int, seed: int = 0) -> BatchSampler:
-    """This rank's part of every batch, for `torch.utils.data.DataLoader(dataset, batch_sampler=...)`.
+    """Create a batch sampler of this rank's part of every batch, for `torch.utils.data.DataLoader`.
 
         loader = DataLoader(dataset, batch_sampler=codescent.sampler(dataset, batch_size=32))
 
-    Each epoch is a permutation of the samples, a function of (seed, epoch), cut into steps of `batch_size`; each rank
-    takes an equal part of a step. So a step has the same samples on any number of ranks, and the learning rate stays.
-    The samples that fill no step are left out, others in every epoch. Each iteration is the next epoch; `set_epoch`
-    chooses one.
+    Each epoch is a permutation of the samples, a function of (seed, epoch), cut into steps of `batch_size` samples.
+    Each rank takes an equal part of a step. So a step has the same samples on any number of ranks, and the learning
+    rate need not change. Samples after the last full step are left out; they are different ones in every epoch. Each
+    iteration is the next epoch; `set_epoch` sets it.
 
     Args:
-        dataset: anything with a length.
-        batch_size: samples of a step, over all ranks.
-        seed: any whole number.
+        dataset: any object with a length.
+        batch_size: number of samples in a step, over all ranks.
+        seed: any integer.
 
     Raises:
-        UserError: the batch does not divide among the ranks, or the dataset has fewer samples.
+        UserError: the batch size is not a multiple of the number of ranks, or the dataset is smaller than a batch.
     """
     ranks = joined("sampler")
     count, world_size = len(dataset), ranks.world_size

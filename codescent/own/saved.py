@@ -1,5 +1,6 @@
-"""In: a path, a module, its optimizer, the user's values. Out: a checkpoint there, complete or absent, and back.
-Does not write or read a file (`checkpoint` does), and neither writes nor reads a pickle."""
+"""In: a path, a module, its optimizer, JSON values. Out: `save` writes all of them to a checkpoint; `load` copies the
+saved tensors into module and optimizer and returns the JSON values.
+Does not write or read the files itself (codescent/checkpoint does), and never uses pickle."""
 
 from __future__ import annotations
 
@@ -22,31 +23,33 @@ from codescent.checkpoint.checkpoints import Checkpoints, Saved, read_tensors
 from codescent.checkpoint.manifest import DEEPEST, StoredTensor, is_too_deep, read_manifest
 from codescent.own.divide import state_like
 from codescent.strategies.fully_shard import free_gathered
-from codescent.train.alike import Held, compare
+from codescent.train.alike import Copies, compare
 
 Names = Mapping[torch.Tensor, str]
 States = dict[torch.Tensor, dict[str, torch.Tensor]]
 
 
 def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Optimizer, **extra: Any) -> Path:
-    """Save what training needs to go on, on any number of ranks and by any strategy. Collective.
+    """Save a checkpoint, from which training can continue on any number of ranks with any strategy. Collective.
 
         codescent.save("run/last", model, optimizer, epoch=epoch, scheduler=scheduler.state_dict())
 
-    Each save is a folder in `path` (`step_00000007` is the seventh), which appears when all of it is on the disk; then
-    the one before is deleted: there is always a whole one. Tensors are in safetensors files, each with its SHA-256.
+    Each save is a folder in `path` (`step_00000007` is the seventh). It appears when all its files are on the disk;
+    then the previous save is deleted. So there is always a complete save. Tensors are in safetensors files with
+    SHA-256 hashes.
 
     Args:
-        path: a folder, made if need be, on a file system that all the ranks share.
-        module, optimizer: parameters and persistent buffers, state and the settings of groups are saved.
-        extra: values that JSON knows, rank 0's: what `load` returns.
+        path: a folder, on a file system that all ranks share. It is created if it does not exist.
+        module: its parameters and persistent buffers are saved.
+        optimizer: its state and the settings of its groups are saved.
+        extra: values of rank 0 that JSON can represent. `load` returns them.
 
     Returns:
         The folder of this save.
 
     Raises:
-        UserError: the path is a file, the disk is full, or a value is nothing for JSON; parameters or optimizer state
-            that ranks hold alike differ (the ranks and the tensors are named); on every rank.
+        UserError: on every rank: the path is a file, the disk is full, JSON cannot represent a value, or copies of
+            parameters or optimizer state differ between ranks (ranks and tensors are named).
     """
     checkpoints = Checkpoints(Path(path), keep_last=1, keep_best=False)
     free_gathered(module)
@@ -56,13 +59,13 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
     def look() -> int:
         _refuse_file(Path(path))
         _refuse([f"the values are nested deeper than {DEEPEST} levels"] if is_too_deep([extra]) else [])
-        _refuse(problem for name, value in extra.items() for problem in _no_json(name, value))
+        _refuse(problem for name, value in extra.items() for problem in _json_problems(name, value))
         settings, states = _optimizer_values(optimizer, _names(module))
         values.update(settings)
         tensors.update(_model_tensors(module) | states)
         _refuse(
-            f"{name.removeprefix('model.')}: is of {tensor.dtype}, which files cannot hold: make it of another, or, a "
-            "buffer, with persistent=False"
+            f"{name.removeprefix('model.')}: is of {tensor.dtype}, which checkpoints cannot store: change its dtype, "
+            "or register a buffer with persistent=False"
             for name, tensor in tensors.items()
             if tensor.dtype not in DTYPE_CODES
         )
@@ -70,10 +73,10 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
         return last.step + 1 if last else 1
 
     number = together(UserError, look)[0]
-    compare(_held_alike(module, tensors), f"codescent.save: {path}")
+    compare(_replicated_tensors(module, tensors), f"codescent.save: {path}")
     if rank() == 0:
         checkpoints.clean()
-    # Subclasses of dict and list, a tuple: as they will be read.
+    # JSON converts tuples and subclasses of dict and list: store the values that `load` will return.
     state = {"extra": json.loads(json.dumps(extra)), "optimizer": {"kind": type(optimizer).__name__, **values}}
     return checkpoints.save(number, tensors, state)
 
@@ -81,21 +84,24 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
 def load(
     path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> dict[str, Any]:
-    """Load the last save into the module and the optimizer, however they are distributed now. Collective.
+    """Load the last save into the module and the optimizer. Collective.
 
         extra = codescent.load("run/last", model, optimizer)
 
-    Nothing changes before every byte is verified. Without an optimizer only the module is loaded: in a program of one
-    process too, that has not called `codescent.init`.
+    Strategy and number of ranks may differ from those of the save. No tensor changes before all files are verified.
+    Without an optimizer only the module is loaded; then a single process need not call `codescent.init`.
 
     Args:
-        path: what `save` was given, whose `extra` is returned.
-        module: of the same parameters and buffers, by name, shape and dtype.
-        optimizer: of the same class, its groups of the same parameters; its learning rate becomes the saved one.
+        path: the path given to `save`.
+        module: must have the same parameters and buffers, by name, shape and dtype.
+        optimizer: must have the same class, and groups with the same parameters. It takes the saved learning rate.
+
+    Returns:
+        The values `extra` of the save.
 
     Raises:
-        UserError: there is no checkpoint, it is damaged (each file is named), or it is of another module or optimizer;
-            on every rank.
+        UserError: on every rank: there is no checkpoint, it is damaged (each bad file is named), or it belongs to
+            another module or optimizer.
     """
     free_gathered(module)
     saved = _latest(Path(path))
@@ -106,18 +112,18 @@ def load(
             for name, tensor in model.items():
                 _fill(tensor, wholes[name])
         return dict(saved.state["extra"])
-    names, kept = _names(module), saved.state["optimizer"]
-    together(UserError, lambda: _refuse_optimizer(saved.path, kept, optimizer, names))
+    names, stored = _names(module), saved.state["optimizer"]
+    together(UserError, lambda: _refuse_optimizer(saved.path, stored, optimizer, names))
     states = _states(saved, optimizer, names)
     tensors = {f"optimizer.{key}.{names[p]}": value for p, state in states.items() for key, value in state.items()}
     Checkpoints(Path(path), keep_last=1, keep_best=False).load(saved, {**model, **tensors})
     optimizer.state.clear()
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        state = {**states.get(parameter, {}), **kept["values"].get(names[parameter], {})}
+        state = {**states.get(parameter, {}), **stored["values"].get(names[parameter], {})}
         if state:
             optimizer.state[parameter] = state
-    for group, settings in zip(optimizer.param_groups, kept["groups"], strict=True):
-        _settle(group, {key: value for key, value in settings.items() if key != "params"})
+    for group, settings in zip(optimizer.param_groups, stored["groups"], strict=True):
+        _set(group, {key: value for key, value in settings.items() if key != "params"})
     return dict(saved.state["extra"])
 
 
@@ -126,42 +132,42 @@ def _names(module: nn.Module) -> dict[torch.Tensor, str]:
 
 
 def _plain(name: str) -> str:
-    """A name as it is without torch.compile, which puts the module into another."""
+    """A parameter's name without the prefix that torch.compile adds."""
     return name.replace("_orig_mod.", "")
 
 
 def _model_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers, of a tensor with several names the first."""
+    """Parameters and persistent buffers by name; a tensor with several names is listed under the first."""
     found: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, value in module.state_dict(keep_vars=True).items():
         if not isinstance(value, torch.Tensor):
-            raise UserError(f"codescent: {name} is no tensor: save what get_extra_state returns beside, as a value")
+            raise UserError(f"codescent: {name} is not a tensor: pass what get_extra_state returns to save as a value")
         if id(value) not in seen:
             seen.add(id(value))
             found[f"model.{_plain(name)}"] = value.detach()
     return found
 
 
-def _held_alike(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Held:
-    """Parameters and optimizer state by the part that a rank has of them; buffers may be of each rank's own samples."""
+def _replicated_tensors(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Copies:
+    """Parameters and optimizer state that other ranks hold, too, by shard. Buffers are left out: they may differ."""
     parameters = {f"model.{_plain(name)}" for name, _ in module.named_parameters()}
-    held: Held = defaultdict(dict)
+    copies: Copies = defaultdict(dict)
     for name, tensor in tensors.items():
         if name.startswith("optimizer.") or name in parameters:
             if not isinstance(tensor, DTensor):
-                held["whole"][name] = tensor
+                copies["whole"][name] = tensor
             elif any(not placement.is_shard() for placement in tensor.placements):
                 at = zip(tensor.device_mesh.get_coordinate() or (), tensor.placements)
                 shard = [index for index, placement in at if placement.is_shard()]
-                held[f"shard {shard} of {tensor.placements} on {tensor.device_mesh.mesh.tolist()}"][name] = tensor
-    return held
+                copies[f"shard {shard} of {tensor.placements} on {tensor.device_mesh.mesh.tolist()}"][name] = tensor
+    return copies
 
 
 def _refuse_file(path: Path) -> None:
     above = next(place for place in (path, *path.absolute().parents) if place.exists() or place.is_symlink())
     if not above.is_dir():
-        raise UserError(f"codescent.save: {above} is a file: a checkpoint is a folder: choose another path")
+        raise UserError(f"codescent.save: {above} is a file, but a checkpoint is a folder: choose another path")
 
 
 def _refuse(problems: Iterable[str]) -> None:
@@ -169,27 +175,27 @@ def _refuse(problems: Iterable[str]) -> None:
         raise UserError(*found)
 
 
-def _no_json(name: str, value: Any) -> Iterator[str]:
-    """Where a value is nothing for JSON, or would come back as another one: a key that is no text becomes one."""
+def _json_problems(name: str, value: Any) -> Iterator[str]:
+    """Why JSON cannot represent a value, or would change it (it makes strings of all keys); nothing if it can."""
     if isinstance(value, dict):
         if keys := [key for key in value if not isinstance(key, str)]:
             yield (
-                f"{name}: a dict with keys that are no texts, such as {keys[0]!r}: nothing for JSON, which would make "
-                "texts of them: give a list of pairs, or make it anew when you load"
+                f"{name}: a dict whose keys are not strings, such as {keys[0]!r}: JSON would convert them to strings: "
+                "save a list of pairs, or build the dict again after load"
             )
         for key, inner in value.items():
             if isinstance(key, str):
-                yield from _no_json(f"{name}.{key}", inner)
+                yield from _json_problems(f"{name}.{key}", inner)
     elif isinstance(value, list | tuple):
         for number, inner in enumerate(value):
-            yield from _no_json(f"{name}[{number}]", inner)
+            yield from _json_problems(f"{name}[{number}]", inner)
     elif not isinstance(value, str | int | float | bool | None):
-        yield f"{name}: nothing for JSON (a {type(value).__name__}): give numbers, texts, lists, dicts"
+        yield f"{name}: JSON cannot represent a {type(value).__name__}: give numbers, strings, lists or dicts"
 
 
 def _optimizer_values(optimizer: torch.optim.Optimizer, names: Names) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """An optimizer's settings and plain values as JSON, and its tensors by "optimizer.STATE.PARAMETER"."""
-    _refuse_strangers(optimizer, names)
+    """An optimizer's settings and state that is no tensor, as JSON; its tensors, named "optimizer.STATE.PARAMETER"."""
+    _refuse_foreign_parameters(optimizer, names)
     groups = []
     for group in optimizer.param_groups:
         # A learning rate may be a tensor.
@@ -207,53 +213,53 @@ def _optimizer_values(optimizer: torch.optim.Optimizer, names: Names) -> tuple[d
         json.dumps([groups, values])
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"codescent.save: {type(optimizer).__name__} has state that is nothing for JSON: {error}"
+            f"codescent.save: {type(optimizer).__name__} has state that JSON cannot represent: {error}"
         ) from None
     return {"groups": groups, "values": values}, tensors
 
 
-def _refuse_strangers(optimizer: torch.optim.Optimizer, names: Names) -> None:
+def _refuse_foreign_parameters(optimizer: torch.optim.Optimizer, names: Names) -> None:
     if any(parameter not in names for group in optimizer.param_groups for parameter in group["params"]):
-        raise UserError("codescent: the optimizer has parameters that are not this module's: give the two together")
+        raise UserError("codescent: the optimizer has parameters that are not this module's: give its own module")
 
 
 def _latest(path: Path) -> Saved:
-    """The newest checkpoint, the same on every rank."""
+    """The newest checkpoint. Raises UserError on every rank if ranks find different ones, or none."""
 
     seen: list[Saved] = []
 
     def look() -> int:
         found = Checkpoints(path, keep_last=1, keep_best=False).latest()
         if found is None:
-            raise UserError(f"codescent.load: {path}: there is no checkpoint of codescent.save")
+            raise UserError(f"codescent.load: {path}: has no checkpoint of codescent.save")
         if set(found.state) != {"extra", "optimizer"}:
-            raise UserError(f"codescent.load: {found.path}: is a run's checkpoint, not one of codescent.save")
+            raise UserError(f"codescent.load: {found.path}: a checkpoint of `codescent train`, not of codescent.save")
         seen.append(found)
         return found.step
 
     steps = sorted(set(together(UserError, look)))
     if len(steps) > 1:
         raise UserError(
-            f"codescent.load: {path}: the ranks see different saves ({steps}): it has to be a shared folder"
+            f"codescent.load: {path}: the ranks see different saves ({steps}): the folder must be shared by all ranks"
         )
     return seen[0]
 
 
-def _refuse_optimizer(path: Path, kept: dict[str, Any], optimizer: torch.optim.Optimizer, names: Names) -> None:
-    _refuse_strangers(optimizer, names)
-    if kept["kind"] != type(optimizer).__name__:
-        raise UserError(f"codescent.load: {path}: is of {kept['kind']}, this optimizer is {type(optimizer).__name__}")
+def _refuse_optimizer(path: Path, stored: dict[str, Any], optimizer: torch.optim.Optimizer, names: Names) -> None:
+    _refuse_foreign_parameters(optimizer, names)
+    if stored["kind"] != type(optimizer).__name__:
+        raise UserError(f"codescent.load: {path}: is of {stored['kind']}, this optimizer is {type(optimizer).__name__}")
     groups = [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-    if groups != [group["params"] for group in kept["groups"]]:
-        before = [len(group["params"]) for group in kept["groups"]]
+    if groups != [group["params"] for group in stored["groups"]]:
+        before = [len(group["params"]) for group in stored["groups"]]
         raise UserError(
             f"codescent.load: {path}: its optimizer has groups of {before} parameters, this one of "
-            f"{[len(group) for group in groups]}, or others in them: make the same groups"
+            f"{[len(group) for group in groups]}, or the groups have other parameters: create the same groups"
         )
 
 
 def _states(saved: Saved, optimizer: torch.optim.Optimizer, names: Names) -> States:
-    """Memory for the optimizer's tensors that the checkpoint has, divided as the parameters are now."""
+    """Memory for the optimizer state in the checkpoint, sharded as the parameters are now."""
     groups = {names[parameter]: (parameter, group) for group in optimizer.param_groups for parameter in group["params"]}
     states: States = {}
     for name, stored in read_manifest(saved.path).tensors.items():
@@ -266,18 +272,18 @@ def _states(saved: Saved, optimizer: torch.optim.Optimizer, names: Names) -> Sta
 
 
 def _memory(parameter: torch.Tensor, key: str, stored: StoredTensor, group: Mapping[str, Any]) -> torch.Tensor:
-    """As torch's optimizers lay it out: counts of steps are on the CPU unless a fused kernel reads them."""
+    """Allocate one tensor of optimizer state as torch does: "step" is on the CPU unless a fused kernel reads it."""
     on_device = key != "step" or group.get("fused") or group.get("capturable")
     dtype = CODE_DTYPES[stored.dtype]
     if stored.shape == tuple(parameter.shape) and stored.shape:
         return torch.zeros_like(parameter, dtype=dtype).detach()
-    made = torch.zeros(stored.shape, dtype=dtype, device=parameter.device if on_device else "cpu")
-    divided: torch.Tensor = state_like(parameter, made)
-    return divided
+    whole = torch.zeros(stored.shape, dtype=dtype, device=parameter.device if on_device else "cpu")
+    sharded: torch.Tensor = state_like(parameter, whole)
+    return sharded
 
 
-def _settle(group: dict[str, Any], settings: Mapping[str, Any]) -> None:
-    """A group's saved settings; which kernels compute is this run's affair."""
+def _set(group: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    """Set a group's saved settings, except the choice of kernels (foreach, fused, capturable)."""
     for key, value in settings.items():
         if isinstance(group.get(key), torch.Tensor):
             group[key].fill_(value)
@@ -286,7 +292,7 @@ def _settle(group: dict[str, Any], settings: Mapping[str, Any]) -> None:
 
 
 def _only_model(saved: Saved, model: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names of the module's tensors, all of which the checkpoint must have in their shapes, and no others."""
+    """The names of the module's tensors. Raises UserError if the checkpoint has other names or shapes."""
     stored = {name: s for name, s in read_manifest(saved.path).tensors.items() if name.startswith("model.")}
     problems = [
         f"{name.removeprefix('model.')}: {'not in the checkpoint' if name not in stored else 'not in this module'}"
@@ -298,7 +304,7 @@ def _only_model(saved: Saved, model: Mapping[str, torch.Tensor]) -> list[str]:
         if name in stored and stored[name].shape != tuple(tensor.shape)
     ]
     if problems:
-        raise UserError(f"codescent.load: {saved.path} is of another module:", *problems)
+        raise UserError(f"codescent.load: {saved.path} belongs to another module:", *problems)
     return list(model)
 
 

@@ -1,5 +1,6 @@
-"""In: the environment that a launcher has set, or none. Out: this process's place among the ranks, and what they share.
-Does not start processes, and touches no module: `distribute` does."""
+"""In: the environment variables of a launcher; without a launcher, the process is the only rank.
+Out: this process's rank, device and process group; a device mesh for a given number of replicas.
+Does not start processes and does not change a module (distribute.py does)."""
 
 from __future__ import annotations
 
@@ -25,26 +26,27 @@ if TYPE_CHECKING:
 
 DEVICES = ("auto", "cpu", "cuda")
 FAILED = "codescent_failed"
-"""Key of the store under which the first rank that fails says why."""
+"""Key of the store under which the first rank that fails writes its error."""
 
 
 class Ranks:
-    """This process among the others: what `codescent.init` returns. May be used in `with`, which leaves the ranks.
+    """This process's rank and device, as `codescent.init` returns them. `with` closes the process group at its end.
 
     Attributes:
-        rank, world_size: number of this process, from 0, and of processes; 0 of 1 where no launcher started it.
+        rank: number of this process, from 0; 0 without a launcher.
+        world_size: number of processes; 1 without a launcher.
         local_rank: number of this process among those of its machine.
-        device: where this rank computes: `module.to(ranks.device)`.
-        is_first: whether this is rank 0, the one that prints.
+        device: the device on which this rank computes: `module.to(ranks.device)`.
+        is_first: whether this is rank 0, which prints.
     """
 
     def __init__(self, place: Rank, device: str, timeout_s: float) -> None:
-        # One process alone keeps the threads that torch, or the user, has chosen.
+        # A single process does not change the number of threads.
         num_threads = torch.get_num_threads() if place.world_size == 1 else None
         self.world = World(place, device, num_threads, timeout_s)
         self.rank, self.world_size, self.local_rank = place.rank, place.world_size, place.local_rank
         self.device = self.world.device
-        # All are connected when the first one goes on: it might end at once, and the store with it.
+        # Wait until all ranks are connected: rank 0 might end at once, and the store ends with it.
         dist.all_reduce(torch.zeros(1))
         self.is_first = self.world.is_first
         self.closing: WeakSet[AveragedGradients] = WeakSet()
@@ -54,18 +56,18 @@ class Ranks:
         atexit.register(self.close)
 
     def mean(self, value: float | torch.Tensor) -> float:
-        """The mean over the ranks of one number of each. Collective: every rank calls it."""
+        """The mean of one number over all ranks. Collective."""
         number = torch.tensor(float(value.detach() if isinstance(value, torch.Tensor) else value), dtype=torch.float64)
         dist.all_reduce(number)
         return float(number) / self.world_size
 
     def print(self, *words: object) -> None:
-        """`print` on the first rank alone."""
+        """Print on rank 0 only."""
         if self.is_first:
             print(*words, flush=True)
 
     def mesh(self, replicas: int) -> DeviceMesh:
-        """The ranks as `replicas` rows, each of which divides one model; a single row is a mesh of one dim."""
+        """A device mesh with `replicas` rows. The model is sharded over each row. One row gives a mesh of one dim."""
         if replicas not in self._meshes:
             sizes = {"dp_replicate": replicas, "dp_shard": self.world_size // replicas}
             if replicas == 1:
@@ -75,7 +77,7 @@ class Ranks:
         return self._meshes[replicas]
 
     def close(self) -> None:
-        """Leave the ranks. Called at the end of the process, if not before; a second call does nothing."""
+        """Close the process group. The end of the process calls it, too; a second call does nothing."""
         global _ranks
         if _ranks is not self:
             return
@@ -87,20 +89,20 @@ class Ranks:
             user.close()
         self.closing.clear()
         self._meshes.clear()
-        if dist.is_initialized():  # the user's script may have ended it by itself
+        if dist.is_initialized():  # the user's script may have destroyed the process group already
             self.world.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:  # with an error on its way, the others are to be told of it first
+        if kind is None:  # after an error, `_failed` first sends the error to the other ranks
             self.close()
 
     def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Print the error as ever, then which rank failed first.
+        """Print the error with the previous excepthook, then print which rank failed first.
 
-        The other ranks end when this rank's sockets close; the error of gloo or NCCL names only an address.
+        The other ranks end when this rank's sockets close, but their errors from gloo or NCCL name only an address.
         """
         self._hook(kind, error, trace)
         if self.world_size == 1 or issubclass(kind, KeyboardInterrupt):
@@ -109,8 +111,8 @@ class Ranks:
         try:
             first = self.world.store.compare_set(FAILED, "", mine).decode()
             words = mine if first == mine else f"rank {self.rank} ends because {first}"
-        except RuntimeError:  # the store is gone, and with it who serves it
-            words = f"{mine}; rank 0 was gone before: look there, too"
+        except RuntimeError:  # the store has ended, and so has rank 0, which serves it
+            words = f"{mine}; rank 0 had ended before: see its error message, too"
         print(f"codescent: {words}", file=sys.stderr, flush=True)
 
 
@@ -118,18 +120,19 @@ _ranks: Ranks | None = None
 
 
 def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
-    """Join the other ranks, or be one rank alone where no launcher started this process. Call it first.
+    """Connect to the other ranks. Call it first. Without a launcher this process is the only rank.
 
-    Reads what the launcher has set (torchrun, srun, mpirun and others: docs/launch.md), chooses the device, connects.
-    A second call returns the same. The ranks are left when the process ends; after an exception all say whose it was.
+    It reads the launcher's variables (torchrun, srun, mpirun and others: docs/launch.md), chooses the device, and
+    creates the process group. A second call returns the same object. The process group is closed when the process ends.
+    If an exception ends a rank, all ranks print which rank failed.
 
     Args:
-        device: "auto" takes CUDA where the machine has it, one device for each local rank; else "cpu" or "cuda".
+        device: "cpu", "cuda" or "auto". "auto" is CUDA if the machine has it, one device for each local rank.
         timeout_s: how long a collective waits for the other ranks.
 
     Raises:
-        UserError: the launcher's variables contradict each other, the ranks do not meet, the device is not there, or
-            there is a process group already.
+        UserError: the launcher's variables contradict each other, the ranks cannot connect, the device does not exist,
+            or there is a process group already.
     """
     global _ranks
     if device not in DEVICES:
@@ -138,7 +141,7 @@ def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
         raise UserError(f"codescent.init: timeout_s = {timeout_s}; must be a number of seconds above 0")
     if _ranks is not None:
         if device not in ("auto", _ranks.device.type):
-            raise UserError(f'codescent.init: device "{device}": this rank has been on {_ranks.device.type} since')
+            raise UserError(f'codescent.init: device "{device}": an earlier call has chosen {_ranks.device.type}')
         return _ranks
     if dist.is_initialized():
         raise UserError(
@@ -147,7 +150,7 @@ def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
         )
     try:
         _ranks = Ranks(environment.read(os.environ) or Rank(), device, timeout_s)
-    except UserError as error:  # who has no config has no key of it
+    except UserError as error:  # a user of `init` has no config: name its argument, not the config's key
         raise UserError(
             *(problem.replace("train.device", "codescent.init: device") for problem in error.problems)
         ) from error
@@ -155,17 +158,17 @@ def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
 
 
 def joined(caller: str) -> Ranks:
-    """What `init` has returned; UserError if it was not called."""
+    """The object that `init` has returned. Raises UserError, with the name of the caller, if `init` was not called."""
     if _ranks is None:
-        raise UserError(f"codescent.{caller}: the ranks are not joined: call codescent.init() first")
+        raise UserError(f"codescent.{caller}: the ranks are not connected: call codescent.init() first")
     return _ranks
 
 
 def everywhere(*tensors: torch.Tensor) -> None:
-    """Rank 0's values of these tensors, on every rank, in place. No two elements of one may share memory."""
+    """Copy rank 0's values into these tensors on every rank. Two elements of a tensor must not share memory."""
     with torch.no_grad():
         for tensor in tensors:
-            sent = tensor.detach().contiguous()  # backends send memory as it lies, gaps and all
-            dist.broadcast(sent.reshape(-1).view(torch.uint8), 0)  # as bytes: not every dtype is one of theirs
+            sent = tensor.detach().contiguous()  # backends need contiguous memory
+            dist.broadcast(sent.reshape(-1).view(torch.uint8), 0)  # as bytes: backends do not know every dtype
             if not tensor.is_contiguous():
                 tensor.detach().copy_(sent)

@@ -1,5 +1,5 @@
-"""In: nothing. Out: the nouns of a plan, re-exported from their files.
-Does not import anything but the standard library, and holds no rule: rules live in strategies, prices in cost."""
+"""In: nothing. Out: the dataclasses of a plan, re-exported from the files of this package.
+Does not import torch, does not divide a model (strategies does) and does not estimate seconds (cost does)."""
 
 from codescent.base.dtypes import DTYPE_BYTES as DTYPE_BYTES
 from codescent.base.dtypes import WIDE as WIDE

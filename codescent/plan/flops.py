@@ -1,4 +1,4 @@
-"""In: the model, the task and the batch of a plan. Out: the floating-point operations of one step, by named formulas.
+"""In: the model, the task and the batch of a plan. Out: the floating-point operations (FLOPs) of one step.
 Does not estimate seconds and does not measure."""
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from codescent.plan.work import TaskFacts, Work
 
 @dataclass(frozen=True)
 class StepFlops:
-    """Model FLOPs of one step over all the ranks.
+    """Model FLOPs of one step, summed over all ranks.
 
-    N counts every parameter once, except an embedding matrix that no head multiplies with.
+    N counts each parameter once, without an embedding matrix that is not also the matrix of the head.
 
     Attributes:
-        dense_flops: 6 N per token (Kaplan et al. 2020, section 2.1: forward 2 N, backward 4 N; attention left out).
-            A parameter that is not trained has no weight gradient: 4 N.
-        attention_flops: 12 L h s per token (Chowdhery et al. 2022, "PaLM", appendix B: full attention, not its half).
-            A decoder layer of t positions that reads s encoded ones has t^2 + t s pairs of positions instead of s^2.
-        weight_share: FLOPs of all weight gradients divided by those of the forward pass; attention is left out.
+        dense_flops: 6 N per token: forward 2 N, backward 4 N, without attention (Kaplan et al. 2020, section 2.1).
+            A frozen parameter has no weight gradient: 4 N.
+        attention_flops: 12 L h s per token, counted without a causal mask (Chowdhery et al. 2022, "PaLM", appendix B).
+            A decoder layer with t target and s source positions has t^2 + t s query-key pairs instead of s^2.
+        weight_share: FLOPs of the weight gradients, divided by the FLOPs of the forward pass; without attention.
     """
 
     dense_flops: float
@@ -31,12 +31,12 @@ class StepFlops:
 
     @property
     def total_flops(self) -> float:
-        """6 N + 12 L h s per token: the figure behind flops_per_s and mfu."""
+        """6 N + 12 L h s per token. The metrics flops_per_s and mfu use this sum."""
         return self.dense_flops + self.attention_flops
 
 
 def step_flops(model: ModelFacts, task: TaskFacts, work: Work, parameters: Iterable[Parameter]) -> StepFlops:
-    """FLOPs of one step: all micro-batches on all ranks."""
+    """FLOPs of one step, summed over all micro-batches and ranks."""
 
     def macs(some: Iterable[Parameter]) -> float:
         return sum(parameter.numel * _positions(task, work, parameter) for parameter in some)
@@ -55,14 +55,14 @@ def step_flops(model: ModelFacts, task: TaskFacts, work: Work, parameters: Itera
 
 
 def _positions(task: TaskFacts, work: Work, parameter: Parameter) -> float:
-    """Positions of a sample that a parameter is applied to."""
+    """Number of positions of a sample to which a parameter is applied."""
     if parameter.role in (Role.VOCAB, Role.WHOLE):
         return work.positions(-1) * task.head_share
     return work.positions(parameter.stream)
 
 
 def _pairs(model: ModelFacts, work: Work) -> int:
-    """Pairs of a query's and a key's position in a sample, over all layers."""
+    """Number of query-key pairs in a sample, summed over all layers."""
     if not work.streams:
         return model.num_layers * work.seq_len**2
     source, target = work.streams

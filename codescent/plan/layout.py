@@ -1,5 +1,5 @@
-"""In: the keys of the section [parallel]. Out: the layout that a run asks for, beyond the degrees of its mesh.
-Does not decide what a key does: the strategy that it belongs to does."""
+"""In: nothing. Out: the dataclass Layout: options of the config section [parallel], such as schedule and ZeRO stage.
+Does not contain the size of each mesh axis (mesh.py does) and does not apply an option (strategies do)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Layout:
-    """What the user asks of strategies. Each field is the key of [parallel] with its name; docs/config.md has them."""
+    """Options for the strategies. Each field is the key of [parallel] with the same name (see docs/config.md)."""
 
     schedule: str = "1f1b"
     virtual_stages: int = 1

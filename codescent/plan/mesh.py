@@ -1,5 +1,5 @@
-"""In: a degree for each axis. Out: the device mesh, the ranks of every group on it, a rank's place in it.
-Does not create process groups and knows no strategy; a mesh is an array, a group is a slice of it."""
+"""In: a degree for each axis. Out: the device mesh, the ranks of every group, the coordinates of every rank.
+Does not create process groups and knows no strategy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ AXES: tuple[str, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Mesh axes, outermost first: neighbours on the last axis are neighbouring ranks, so tp stays inside a node."""
 
 DIVIDING: tuple[str, ...] = ("pp", "dp_shard", "tp")
-"""The axes along which ranks hold different parts of the model, or of its gradients and optimizer state."""
+"""Axes along which ranks hold different shards of the weights, the gradients or the optimizer state."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """An array of ranks with one dimension per axis of AXES, rank 0 first, row-major.
+    """An array of ranks with one dimension per axis of AXES, in row-major order.
 
-    The name of an axis may join several ("dp_replicate*cp": the ranks that differ on these two alone), or select ranks
-    along one ("pp[0,3]": the first and the fourth). "" is a rank alone.
+    The argument `axis` of the methods is an axis name, or one of these forms:
+    "dp_replicate*cp" joins two axes: a group has the ranks that differ on these two axes only.
+    "pp[0,3]" selects indices on an axis: here the first and the fourth stage.
+    "" is a group of one rank.
     """
 
     pp: int = 1
@@ -34,18 +36,18 @@ class Mesh:
         return math.prod(len(indices) for indices in self._indices(axis).values())
 
     def joint(self, *axes: str) -> str:
-        """One name for several axes: those with more than one rank, or else the first."""
+        """Join the axes that have more than one rank into one name. Without such an axis: the first axis."""
         used = [axis for axis in axes if self.degree(axis) > 1]
         return "*".join(used) if used else axes[0]
 
     @property
     def world_size(self) -> int:
-        """Number of ranks in all."""
+        """Number of ranks of the mesh."""
         return math.prod(self.degree(axis) for axis in AXES)
 
     @property
     def dp(self) -> int:
-        """Number of parts that the global batch is divided into: both data-parallel axes."""
+        """Number of parts of the global batch: the product of both data-parallel degrees."""
         return self.dp_replicate * self.dp_shard
 
     def coordinates(self, rank: int) -> dict[str, int]:
@@ -56,19 +58,19 @@ class Mesh:
         return place
 
     def rank_at(self, coordinates: Mapping[str, int]) -> int:
-        """Inverse of `coordinates`."""
+        """The rank with these coordinates: the inverse of `coordinates`."""
         rank = 0
         for axis in AXES:
             rank = rank * self.degree(axis) + coordinates[axis]
         return rank
 
     def dp_index(self, rank: int) -> int:
-        """Which part of the global batch `rank` works on, 0 <= index < dp."""
+        """Index of the part of the global batch that `rank` computes, 0 <= index < dp."""
         place = self.coordinates(rank)
         return place["dp_replicate"] * self.dp_shard + place["dp_shard"]
 
     def group(self, axis: str, rank: int) -> tuple[int, ...]:
-        """Ranks that differ from `rank` on `axis` alone, in their order on it."""
+        """Ranks that have the coordinates of `rank` on all other axes, in the order of `axis`."""
         indices, place = self._indices(axis), self.coordinates(rank)
         return tuple(
             self.rank_at({**place, **dict(zip(indices, chosen, strict=True))})
@@ -76,11 +78,11 @@ class Mesh:
         )
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
-        """All the groups of `axis`; a rank is in one at the most."""
+        """All groups of `axis`. A rank is in at most one group."""
         return tuple(dict.fromkeys(self.group(axis, rank) for rank in range(self.world_size)))
 
     def _indices(self, axis: str) -> dict[str, Sequence[int]]:
-        """The plain axes of a name, and the indices on each."""
+        """Split an axis name into its single axes, with the selected indices of each."""
         found: dict[str, Sequence[int]] = {}
         for part in filter(None, axis.split("*")):
             name, _, some = part.partition("[")

@@ -1,5 +1,5 @@
-"""In: nothing. Out: the noun for the model of a run: its kind, its sizes, its adapters, and what follows from them.
-Does not know any kind of model: `models` makes these facts, and builds modules from them."""
+"""In: nothing. Out: the dataclass ModelFacts: kind, sizes, LoRA adapters and FLOPs of the model of a run.
+Does not compute these values and does not build a module (models does both)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Size = int | float | bool | str
-"""A size, or an option, of a model as a config gives it."""
+"""A size or an option of a model in the config."""
 
 
 @dataclass(frozen=True)
 class Lora:
-    """Adapters A [rank, I] and B [O, rank] of matrices W [O, I], which are not trained: W x + alpha / rank B A x (Hu et
-    al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1).
+    """Low-rank adapters A [rank, I] and B [O, rank] of frozen matrices W [O, I].
 
-    `targets` are the layers, of every block, that have one, as "attn.qkv"; `whole` are layers that are trained whole.
+    The output is W x + alpha / rank B A x (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models",
+    section 4.1). `targets`: layers of every block that have an adapter, such as "attn.qkv".
+    `whole`: layers whose own parameters are trained.
     """
 
     rank: int
@@ -25,17 +26,19 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """Factor on the product of an adapter."""
+        """Factor of the adapter's output: alpha / rank."""
         return self.alpha / self.rank
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Rotary frequencies for sequences longer than those of pre-training, as in Llama 3.1.
+    """Scaling of rotary frequencies for sequences longer than in pre-training, as in Llama 3.1.
 
-    Those of waves longer than original_seq_len / low_freq_factor are divided by `factor`; those of waves shorter than
-    original_seq_len / high_freq_factor stay; between the two the change is gradual (meta-llama/llama-models,
-    models/llama3/model.py, apply_scaling).
+    The rule of each frequency depends on its wavelength in tokens:
+    - above original_seq_len / low_freq_factor: it is divided by `factor`;
+    - below original_seq_len / high_freq_factor: it is unchanged;
+    - in between: the change is gradual.
+    Source: meta-llama/llama-models, models/llama3/model.py, apply_scaling.
     """
 
     factor: float = 8.0
@@ -46,13 +49,15 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The model of a run, resolved.
+    """The model of a run, with every size resolved.
 
-    `sizes` are the fields of the shape that the kind of model declares: `models.shape_of_facts` gives that shape back.
-    `forward_flops` are those of a forward pass per token at each depth: embedding, blocks, head. The first
-    `encoder_layers` layers read only the first sequence of a sample. The head makes logits of `head_chunk_tokens`
-    tokens at a time; 0: of all. `lora`: its adapters; None: every parameter is trained. `weights`: the folder whose
-    weights training begins with; None: they are drawn.
+    Attributes:
+        forward_flops: FLOPs of a forward pass per token at each depth: embedding, blocks, head.
+        encoder_layers: the first layers, which read only the first sequence of a sample.
+        head_chunk_tokens: number of tokens whose logits are in memory at the same time; 0: all.
+        sizes: all fields of the shape class of this kind of model. `models.shape_of_facts` rebuilds the shape.
+        lora: the adapters; None: every parameter is trained.
+        weights: folder of the initial weights; None: weights are initialised at random.
     """
 
     kind: str

@@ -1,5 +1,5 @@
-"""In: a schedule's name, p stages, m micro-batches, v virtual stages per rank. Out: the instruction list of each stage.
-Does not know what anything costs; lists that cannot be made are refused in words, with the nearest that can."""
+"""In: schedule name, numbers of stages, micro-batches, virtual stages per rank. Out: an instruction list per stage.
+Does not use measured costs. Raises ValueError for impossible numbers and suggests the nearest possible ones."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from codescent.base.nearest import near_multiples
 from codescent.plan.schedule import Instruction, Schedule, Verb
 
 Order = list[Instruction]
-"""What one stage computes, in order, before loads, sends and receives are added."""
+"""The computations of one stage, in order, without loads, sends and receives."""
 
 PARTS: dict[Verb, int] = {Verb.FORWARD: 1, Verb.BACKWARD: 2, Verb.BACKWARD_INPUT: 1, Verb.BACKWARD_WEIGHT: 1}
-"""Nominal lengths, which only decide where in a list a receive stands."""
+"""Assumed relative durations. They only decide the positions of sends and receives in the lists."""
 
 
 def pipeline(
     name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1, *, all_load: bool = False
 ) -> Schedule:
-    """The schedule `name` of SCHEDULES, for `num_chunks` virtual stages (chunks of layers) on each rank.
+    """Build the schedule `name` of SCHEDULES, with `num_chunks` virtual stages (chunks of layers) on each rank.
 
-    With `all_load` every virtual stage loads the samples; else the first one loads tokens, and the last one targets.
+    With `all_load` every virtual stage loads the samples. Otherwise only the first stage (inputs) and the last stage
+    (targets) load them.
 
     Raises:
-        ValueError: what `refusals` says.
+        ValueError: the problems that `refusals` lists.
     """
     problems = list(refusals(name, num_stages, num_microbatches, num_chunks))
     if problems:
@@ -47,9 +48,11 @@ def refusals(
     num_layers: int | None = None,
     keys: str = "",
 ) -> Iterator[str]:
-    """Why `pipeline` has no such schedule, one sentence each, with the nearest that there is.
+    """The reasons why `pipeline` cannot build this schedule, one sentence each, with the nearest possible numbers.
 
-    No more virtual stages are recommended than `num_layers`. `keys` says what to set for the nearest micro-batches.
+    Args:
+        num_layers: the sentences suggest at most this many virtual stages in total; None: no limit.
+        keys: text to append to a suggested number of micro-batches: the config keys to set.
     """
     if name not in SCHEDULES:
         yield f"schedule {name!r}: there is {', '.join(SCHEDULES)}"
@@ -81,9 +84,9 @@ def refusals(
 
 @lru_cache
 def cut(costs: tuple[float, ...], num_parts: int) -> tuple[tuple[int, int], ...]:
-    """Cut `costs` into consecutive parts, [first, end) each, so that the most expensive part is as cheap as possible.
+    """Cut `costs` into consecutive parts [first, end) with the lowest possible maximum of the parts' sums.
 
-    Of several such cuts it is the one with the least sum of squares.
+    Among several such cuts, the one with the smallest sum of squares is returned.
 
     Raises:
         ValueError: more parts than costs.
@@ -92,11 +95,11 @@ def cut(costs: tuple[float, ...], num_parts: int) -> tuple[tuple[int, int], ...]
         raise ValueError(f"{len(costs)} costs cannot be cut in {num_parts} parts")
     sums, stop = [0.0, *accumulate(costs)], len(costs)
     most = _lowest_maximum(sums, num_parts) * (1 + 1e-12)
-    latest, earliest = [0], [stop]  # where so many parts can end that begin at 0, and begin that end at `stop`
+    latest, earliest = [0], [stop]  # latest end of n parts from 0, earliest begin of n parts up to `stop`
     for _ in range(num_parts):
         latest.append(bisect_right(sums, sums[latest[-1]] + most) - 1)
         earliest.append(bisect_left(sums, sums[earliest[-1]] - most))
-    totals: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}  # by end: sum of squares, where each part begins
+    totals: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}  # by end: sum of squares, begins of the parts
     for part in range(num_parts):
         left, reached = num_parts - part - 1, {}
         for end in range(max(part + 1, earliest[left]), min(stop - left, latest[part + 1]) + 1):
@@ -110,10 +113,10 @@ def cut(costs: tuple[float, ...], num_parts: int) -> tuple[tuple[int, int], ...]
 
 
 def _lowest_maximum(sums: list[float], num_parts: int) -> float:
-    """The most expensive part of the cut where that is cheapest; `sums` are the costs up to each place."""
+    """The lowest possible maximum of the parts' sums. `sums` are the cumulative costs, from 0."""
 
-    def dearest(most: float) -> float:
-        """Of the cut whose parts each take what `most` allows; infinite if it has more parts than `num_parts`."""
+    def maximum(most: float) -> float:
+        """Fill each part up to the sum `most`. Returns the largest sum; inf: `num_parts` parts do not suffice."""
         begin, found = 0, 0.0
         for _ in range(num_parts):
             end = bisect_right(sums, sums[begin] + most) - 1
@@ -123,16 +126,16 @@ def _lowest_maximum(sums: list[float], num_parts: int) -> float:
     low, high = 0.0, sums[-1] * (1 + 1e-12)
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if dearest(middle) == math.inf else (low, middle)
-    return dearest(high)
+        low, high = (middle, high) if maximum(middle) == math.inf else (low, middle)
+    return maximum(high)
 
 
 @lru_cache
 def cut_at(costs: tuple[float, ...], num_parts: int, border: int) -> tuple[tuple[int, int], ...]:
-    """Like `cut`, where one part has to begin at index `border`.
+    """Like `cut`, but one part must begin at index `border`.
 
     Raises:
-        ValueError: there is no such cut.
+        ValueError: there are too few or too many parts for such a cut.
     """
     front, back = costs[:border], costs[border:]
     cuts = [
@@ -150,22 +153,22 @@ def cut_at(costs: tuple[float, ...], num_parts: int, border: int) -> tuple[tuple
 
 
 def _naive(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
-    """One micro-batch through all the stages and back, then the next."""
+    """Forward and backward of one micro-batch through all stages, then the next micro-batch."""
     verbs = (Verb.FORWARD, Verb.BACKWARD)
     return [Instruction(verb, microbatch) for microbatch in range(num_microbatches) for verb in verbs]
 
 
 def _gpipe(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
-    """All forward, then all backward (Huang et al. 2019, "GPipe", figure 2c).
+    """All forwards, then all backwards (Huang et al. 2019, "GPipe", figure 2c).
 
-    Backward begins with micro-batch 0, not with the last: every schedule sums gradients in the same order.
+    Backward begins with micro-batch 0, unlike in the paper. So all schedules sum gradients in the same order.
     """
     verbs = (Verb.FORWARD, Verb.BACKWARD)
     return [Instruction(verb, microbatch) for verb in verbs for microbatch in range(num_microbatches)]
 
 
 def _one_forward_one_backward(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
-    """Stage i runs p - 1 - i forwards ahead, then alternates (Narayanan et al. 2021, section 2.2.1; DAPPLE 2021)."""
+    """1F1B: stage i runs p - 1 - i forwards, then alternates (Narayanan et al. 2021, section 2.2.1; DAPPLE 2021)."""
     forwards = [Instruction(Verb.FORWARD, microbatch) for microbatch in range(num_microbatches)]
     backwards = [Instruction(Verb.BACKWARD, microbatch) for microbatch in range(num_microbatches)]
     return _alternate(forwards, backwards, num_stages - 1 - stage)
@@ -185,8 +188,8 @@ def _interleaved(stage: int, num_stages: int, num_microbatches: int, num_chunks:
 def _zero_bubble(stage: int, num_stages: int, num_microbatches: int, num_chunks: int) -> Order:
     """ZB-H1 (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 3.1).
 
-    The order of 1F1B, each backward split in two, and stage i puts its weight parts off by i micro-batches: they fill
-    the wait at the end. Every stage holds what the first stage of 1F1B holds, min(m, p) micro-batches.
+    The order of 1F1B with each backward split in two. Stage i delays its weight gradients by i micro-batches, so they
+    fill the idle time at the end. Every stage holds activations of min(m, p) micro-batches, like stage 0 of 1F1B.
     """
     order: Order = []
     for instruction in _one_forward_one_backward(stage, num_stages, num_microbatches, num_chunks):
@@ -208,11 +211,11 @@ SCHEDULES: dict[str, Callable[[int, int, int, int], Order]] = {
     "interleaved": _interleaved,
     "zero-bubble": _zero_bubble,
 }
-"""Every schedule by name: what stage i of p computes for m micro-batches on v chunks."""
+"""Every schedule by name. Arguments: stage i, p stages, m micro-batches, v chunks per stage."""
 
 
 def _alternate(forwards: Order, backwards: Order, warmup: int) -> Order:
-    """`warmup` forwards, then one forward and one backward in turn, then the backwards that are left."""
+    """`warmup` forwards, then forwards and backwards in turn, then the remaining backwards."""
     warmup = min(warmup, len(forwards))
     order = forwards[:warmup]
     for forward, backward in zip(forwards[warmup:], backwards):
@@ -221,10 +224,10 @@ def _alternate(forwards: Order, backwards: Order, warmup: int) -> Order:
 
 
 def _communicating(orders: list[Order], *, all_load: bool) -> Schedule:
-    """The whole lists: computations with the loads, sends and receives that they need, then reduce and step.
+    """The complete lists: computations, loads, sends and receives, then REDUCE and STEP.
 
-    Each stage's list is its part of one order of all sends and computations, in which a send and its receive have the
-    same place. So the lists do not deadlock, even where each send waits for its receive, whatever `orders` are.
+    All computations and sends of all stages are sorted into one global order. A send and its receive have the same
+    position in it. So the lists never deadlock, even if each send blocks until its receive.
     """
     num_stages = len(orders)
     last = max(_virtual(stage, at, num_stages) for stage, order in enumerate(orders) for at in order)
@@ -244,13 +247,13 @@ def _communicating(orders: list[Order], *, all_load: bool) -> Schedule:
 
 
 _Place = tuple[int, bool, str, int, int]
-"""Sorts a list: by time, sends before computations, then by anything that both ends of a send agree on."""
+"""Sort key of the global order: time, then sends before computations, then values that both ends of a send know."""
 
 
 def _send_and_receive(
     stage: int, instruction: Instruction, num_stages: int, last: int
 ) -> tuple[Instruction, Instruction] | None:
-    """The send that follows a computation, and its receive on the other stage; None where nothing is sent."""
+    """The send after a computation and its receive on the other stage. None: the computation sends nothing."""
     virtual, microbatch = _virtual(stage, instruction, num_stages), instruction.microbatch
     if instruction.verb is Verb.FORWARD and virtual < last:
         to, verbs = virtual + 1, (Verb.SEND_ACTIVATION, Verb.RECEIVE_ACTIVATION)
@@ -266,10 +269,10 @@ def _send_and_receive(
 
 
 def _begin_times(orders: list[Order], last: int) -> dict[tuple[int, Instruction], int]:
-    """When each computation begins, in lengths of PARTS: once its stage and its data are ready. Sends are free."""
+    """Begin of each computation in units of PARTS: when its stage and its input are ready. Sends take no time."""
     num_stages = len(orders)
     begin: dict[tuple[int, Instruction], int] = {}
-    done: dict[tuple[bool, int, int | None], int] = {}  # (forward?, virtual stage, micro-batch) -> when
+    done: dict[tuple[bool, int, int | None], int] = {}  # (forward?, virtual stage, micro-batch) -> end time
     clocks, places = [0] * num_stages, [0] * num_stages
     while unfinished := [stage for stage, order in enumerate(orders) if places[stage] < len(order)]:
         before = list(places)
@@ -290,7 +293,7 @@ def _begin_times(orders: list[Order], last: int) -> dict[tuple[int, Instruction]
 
 
 def _needed(stage: int, instruction: Instruction, num_stages: int, last: int) -> tuple[bool, int, int | None] | None:
-    """What a computation reads from another virtual stage: (forward?, virtual stage, micro-batch)."""
+    """The input of a computation from another virtual stage: (forward?, virtual stage, micro-batch); None: no input."""
     virtual = _virtual(stage, instruction, num_stages)
     if instruction.verb is Verb.FORWARD and virtual > 0:
         return True, virtual - 1, instruction.microbatch
@@ -304,7 +307,7 @@ def _virtual(stage: int, instruction: Instruction, num_stages: int) -> int:
 
 
 def _finished(order: Order, stage: int, num_stages: int, loading: Collection[int]) -> tuple[Instruction, ...]:
-    """The whole list of a stage: with loads, `last` where a chunk's gradients are complete, then REDUCE and STEP."""
+    """Complete the list of a stage: add LOAD, mark the last backward of each chunk, append REDUCE and STEP."""
     program: Order = []
     completing: dict[int, int] = {}
     for instruction in order:

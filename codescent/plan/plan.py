@@ -1,5 +1,5 @@
-"""In: the nouns of a run. Out: the Plan, frozen data that the simulator and the executor read, and its JSON form.
-Does not compute prices and does not refuse anything: `build` refuses, `cost` prices, `train` executes."""
+"""In: mesh, model, task, batch, tensors and schedule of a run. Out: the frozen dataclass Plan, to and from JSON.
+Does not check the values (build.py does), estimate costs (cost does) or run the plan (train does)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from codescent.plan.work import Scalar, TaskFacts, Work
 
 
 class OlderPlan(ValueError):
-    """An earlier version wrote this JSON, without model and task: the plan is made again from the run's config."""
+    """An earlier version wrote this JSON, without model and task. The caller rebuilds the plan from the config."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is decided before a run starts.
+    """Everything that is fixed before a run starts.
 
-    `seed` is that of initial values, of the samples' order and of dropout. `update`: the keys of [optimizer] that
-    decide what a step does to the weights, each with its value.
+    Attributes:
+        seed: seed of initial weights, sample order and dropout.
+        update: the keys of [optimizer] that determine the weight update, with their values.
     """
 
     mesh: Mesh
@@ -47,21 +48,21 @@ class Plan:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of the whole model, each counted once."""
+        """Number of elements of all parameters of the model."""
         return sum(tensor.parameter.numel for tensor in self.tensors)
 
     @cached_property
     def trained(self) -> tuple[TensorPlan, ...]:
-        """The tensors that are updated: some at least."""
+        """The tensors that training updates; at least one."""
         return tuple(tensor for tensor in self.tensors if tensor.parameter.trained)
 
     @property
     def devices(self) -> int:
-        """Devices that each rank computes on."""
+        """Number of devices of each rank."""
         return max((record.devices for record in self.traffic), default=1)
 
     def held_by(self, stage: int) -> tuple[TensorPlan, ...]:
-        """The tensors of a pipeline stage, each once, chunk by chunk, in the order in which forward reads them."""
+        """The tensors of a pipeline stage, each once, by chunk, in the order of the forward pass."""
         return self._held[stage]
 
     @cached_property
@@ -77,27 +78,27 @@ class Plan:
         return tuple(stages)
 
     def stages_of(self, tensor: TensorPlan) -> tuple[int, ...]:
-        """The pipeline stages that hold a tensor, the one that reads it first in front."""
+        """The pipeline stages that hold a tensor. The stage that reads it first comes first."""
         return self.schedule.stages_of(tensor.parameter.depths)
 
     def flops(self) -> StepFlops:
-        """Model FLOPs of one step over all the ranks."""
+        """Model FLOPs of one step, summed over all ranks."""
         return step_flops(self.model, self.task, self.work, [tensor.parameter for tensor in self.tensors])
 
     def counts_loss(self, rank: int) -> bool:
-        """Whether the loss of a rank counts in sums over all of them: along tp all compute the same one."""
+        """Whether sums over all ranks include the loss of this rank. All ranks of a tp group compute the same loss."""
         return self.mesh.coordinates(rank)["tp"] == 0
 
     def samples(self, rank: int, microbatch: int) -> range:
-        """The samples of a rank's micro-batch, by their number in the global batch."""
+        """Indices in the global batch of the samples of a rank's micro-batch."""
         size = self.work.microbatch_size
         first = (self.mesh.dp_index(rank) * self.work.num_microbatches + microbatch) * size
         return range(first, first + size)
 
     def trajectory(self) -> dict[str, Scalar]:
-        """What decides the losses of a run, each by the key of the config that says it.
+        """All values that determine the losses of a run, by config key.
 
-        Two runs with equal trajectories have the same losses, to rounding, whatever their layouts are.
+        Two runs with equal trajectories have equal losses up to rounding, for any layouts.
         """
         lora, update = self.model.lora, dict(self.update)
         steps, workers = update.pop("decay_steps", None), update.pop("num_workers", None)
@@ -105,7 +106,7 @@ class Plan:
             "run.seed": self.seed,
             "model.kind": self.model.kind,
             **{f"model.{name}": size for name, size in self.model.sizes.items()},
-            # Beside adapters the weights themselves are compared: their folder may have been moved.
+            # With adapters the weights themselves are compared, because their folder may have been moved.
             "model.weights": self.model.weights if lora is None else None,
             "lora.rank": None if lora is None else lora.rank,
             "lora.alpha": None if lora is None else lora.alpha,
@@ -122,12 +123,12 @@ class Plan:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Nested dicts, lists, strings and numbers; `from_json` gives an equal plan back."""
+        """The plan as nested dicts, lists, strings and numbers. `from_json` restores an equal plan."""
         return cast(dict[str, Any], _encode(self))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """Inverse of `to_json`.
+        """Restore a plan from the output of `to_json`.
 
         Raises:
             OlderPlan: an earlier version wrote it.
@@ -154,9 +155,9 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(kind: Any, data: Any) -> Any:
-    """Rebuild a value of the annotated type `kind`; the annotations of the dataclasses are the only schema.
+    """Rebuild a value of the annotated type `kind`. The annotations of the dataclasses are the schema.
 
-    A field that the data does not have takes its default: so a plan of an older version still loads.
+    A field that is missing in the data gets its default, so plans of older versions load.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
@@ -169,10 +170,10 @@ def _decode(kind: Any, data: Any) -> Any:
         return tuple(_decode(arguments[0], item) for item in data)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(data, Mapping):
-            raise TypeError(f"{data!r} is no object")
+            raise TypeError(f"{data!r} is not an object")
         return {key: _decode(arguments[1], item) for key, item in data.items()}
     if origin in (typing.Union, types.UnionType):
         if data is None or set(arguments) <= _SCALARS:
-            return data  # JSON tells strings and numbers apart
+            return data  # JSON distinguishes strings and numbers already
         return _decode(next(a for a in arguments if a is not type(None)), data)
     return kind(data)

@@ -1,5 +1,5 @@
-"""In: verbs. Out: the instruction list of each pipeline stage, the one description that simulator and executor walk.
-Does not run anything and holds no cost."""
+"""In: nothing. Out: `Verb`, the types of instruction (FORWARD, STEP, ...); `Schedule`, an instruction list per stage.
+Does not run the instructions (train/execute.py and cost/simulate.py do) and holds no costs."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from functools import cached_property
 
 
 class Verb(StrEnum):
-    """What a rank can be told to do. A new verb needs a simulator arm, an executor arm and a decision note."""
+    """Type of an instruction. A new type needs code in the simulator and the executor, and a decision note."""
 
-    LOAD = "load"  # copy a micro-batch of this step to the device
-    FORWARD = "forward"  # of one chunk: its activations, or the loss
-    BACKWARD = "backward"  # of one chunk: add its gradients
-    REDUCE = "reduce"  # end the sums of the gradients over their ranks; sum the losses over all ranks
+    LOAD = "load"  # copy a micro-batch to the device
+    FORWARD = "forward"  # forward pass of one chunk; the last chunk computes the loss
+    BACKWARD = "backward"  # backward pass of one chunk; adds to its gradients
+    REDUCE = "reduce"  # finish the gradient reduction; sum the loss over all ranks
     STEP = "step"  # update the weights
-    BACKWARD_INPUT = (
-        "backward_input"  # the first part of BACKWARD: gradients of activations, for which the stage before waits
-    )
-    BACKWARD_WEIGHT = "backward_weight"  # the rest of BACKWARD: add the gradients of weights
-    SEND_ACTIVATION = "send_activation"  # what FORWARD made, to the next virtual stage
-    RECEIVE_ACTIVATION = "receive_activation"  # what FORWARD will read
-    SEND_GRADIENT = "send_gradient"  # what BACKWARD made, to the virtual stage before
-    RECEIVE_GRADIENT = "receive_gradient"  # what BACKWARD will read
+    BACKWARD_INPUT = "backward_input"  # first part of BACKWARD: gradients of activations
+    BACKWARD_WEIGHT = "backward_weight"  # second part of BACKWARD: gradients of weights
+    SEND_ACTIVATION = "send_activation"  # output of FORWARD, to the next virtual stage
+    RECEIVE_ACTIVATION = "receive_activation"  # input of FORWARD
+    SEND_GRADIENT = "send_gradient"  # output of BACKWARD, to the previous virtual stage
+    RECEIVE_GRADIENT = "receive_gradient"  # input of BACKWARD
 
 
 SCALARS = 2
-"""Numbers that REDUCE sums over all ranks: the loss, and how many ranks were asked to stop."""
+"""Number of values that REDUCE sums over all ranks: the loss, and the count of ranks with a stop request."""
 
 SENDS: frozenset[Verb] = frozenset({Verb.SEND_ACTIVATION, Verb.SEND_GRADIENT})
 RECEIVES: frozenset[Verb] = frozenset({Verb.RECEIVE_ACTIVATION, Verb.RECEIVE_GRADIENT})
@@ -36,11 +34,14 @@ RECEIVES: frozenset[Verb] = frozenset({Verb.RECEIVE_ACTIVATION, Verb.RECEIVE_GRA
 
 @dataclass(frozen=True)
 class Instruction:
-    """One verb, for one micro-batch where the verb is about one.
+    """One entry of an instruction list.
 
-    `last` marks the BACKWARD or BACKWARD_WEIGHT after which the gradients of its chunk are complete: what REDUCE sends
-    may leave while it runs. `chunk` counts the virtual stages of one rank (see `Schedule`). `peer` is the stage at the
-    other end of a send or a receive.
+    Attributes:
+        microbatch: index of its micro-batch; None for REDUCE and STEP.
+        last: marks the last BACKWARD or BACKWARD_WEIGHT of a chunk, which completes the gradients. The gradient
+            reduction may begin during it.
+        chunk: index of the virtual stage within its stage (see `Schedule`).
+        peer: for sends and receives: the other stage.
     """
 
     verb: Verb
@@ -58,21 +59,22 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`programs[stage]` is what every rank of that pipeline stage does in one step, in order.
+    """The instruction lists of one step.
 
-    `depths[number]` is the part of the model that is virtual stage `number`: its first depth (see `Parameter.depths`)
-    and the one after its last. Chunk c of stage s is virtual stage c p + s; p counts the stages.
+    `programs[stage]` is the list of every rank of that pipeline stage.
+    `depths[number]` is the model part of virtual stage `number`: depths [first, end) (see `Parameter.depths`).
+    Of p stages, chunk c of stage s is virtual stage c p + s.
     """
 
     programs: tuple[tuple[Instruction, ...], ...]
     depths: tuple[tuple[int, int], ...] = ()
 
     def parts(self, stage: int) -> list[range]:
-        """The depths of each chunk of a stage."""
+        """The depths of each chunk of a stage, as ranges."""
         return [range(first, stop) for first, stop in self.depths[stage :: len(self.programs)]]
 
     def stages_of(self, depths: Iterable[int]) -> tuple[int, ...]:
-        """The stages that compute these depths, each once."""
+        """The stages that compute the given depths, each once."""
         return tuple(dict.fromkeys(self._stage_at[depth] for depth in depths))
 
     @cached_property
@@ -83,13 +85,13 @@ class Schedule:
 
     @cached_property
     def weight_verb(self) -> Verb:
-        """The verb that computes the gradients of weights."""
+        """The instruction type that computes weight gradients."""
         verbs = {at.verb for program in self.programs for at in program}
         return Verb.BACKWARD_WEIGHT if Verb.BACKWARD_WEIGHT in verbs else Verb.BACKWARD
 
     @property
     def input_verb(self) -> Verb:
-        """The verb that computes the gradients of activations."""
+        """The instruction type that computes activation gradients."""
         return Verb.BACKWARD_INPUT if self.weight_verb is Verb.BACKWARD_WEIGHT else Verb.BACKWARD
 
 

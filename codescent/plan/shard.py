@@ -1,5 +1,5 @@
-"""In: a tensor's name, shape and role. Out: where it lives on the mesh and how many bytes of it a rank holds.
-Does not decide a placement (strategies do) and holds no tensor."""
+"""In: nothing. Out: dataclasses for a parameter, its sharding on the mesh, its dtypes and its bytes per rank.
+Does not choose a sharding (strategies do) and holds no tensor values."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from codescent.plan.mesh import Mesh
 
 
 class Memory(StrEnum):
-    """Whose memory a tensor is in."""
+    """The memory that holds a tensor."""
 
-    DEVICE = "device"  # of the device that computes (a CPU's is the host's)
-    HOST = "host"  # of the machine that a CUDA device is in
+    DEVICE = "device"  # memory of the computing device; on CPU that is host memory
+    HOST = "host"  # main memory of the machine of a CUDA device
 
 
 class Role(StrEnum):
-    """What a parameter does in its model. Strategies decide by it, and never by a name."""
+    """What a parameter does in its model. Strategies read the role and never the parameter's name."""
 
     COLUMN = "column"  # the output dim of a matrix may be split (attn.qkv, mlp.up, mlp.gate_up)
     ROW = "row"  # the input dim of a matrix may be split (attn.out, mlp.down)
     VOCAB = "vocab"  # the vocabulary dim of an embedding or head may be split
-    POSITION = "position"  # an embedding of positions, or of another small set, whole on every rank
-    NORM = "norm"  # scale or shift of a norm
-    BIAS_COLUMN = "bias_column"  # bias of a COLUMN matrix or of the vocabulary: split with its output
-    BIAS_ROW = "bias_row"  # bias of a ROW matrix, added once, after the sum; or of one that is whole
-    WHOLE = "whole"  # a matrix that no rank has a part of (head.dense)
-    LOGITS = "logits"  # a head of few outputs, whole on every rank: its loss reads the outputs of all positions
-    ADAPTER = "adapter"  # the matrix of an adapter that stays whole; its gradient is partial on each rank
-    ADAPTER_COLUMN = "adapter_column"  # the matrix B of an adapter of a COLUMN matrix: split with its outputs
-    ADAPTER_ROW = "adapter_row"  # the matrix A of an adapter of a ROW matrix: split with its inputs
+    POSITION = "position"  # an embedding of positions or of another small set; replicated
+    NORM = "norm"  # scale or bias of a norm
+    BIAS_COLUMN = "bias_column"  # bias of a COLUMN or VOCAB matrix; split like its output
+    BIAS_ROW = "bias_row"  # bias of a ROW matrix (added once, after the sum) or of a replicated matrix
+    WHOLE = "whole"  # a matrix that is replicated on all ranks (head.dense)
+    LOGITS = "logits"  # a head with few outputs, replicated: its loss reads all positions
+    ADAPTER = "adapter"  # the replicated matrix of an adapter; each rank has a partial gradient
+    ADAPTER_COLUMN = "adapter_column"  # matrix B of the adapter of a COLUMN matrix; split along the outputs
+    ADAPTER_ROW = "adapter_row"  # matrix A of the adapter of a ROW matrix; split along the inputs
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter as its model declares it.
+    """A parameter, as its model declares it.
 
-    Its initial values have the mean `mean` and the standard deviation `std`.
-    `depths` are the places of the forward pass that read it: 0 the embedding, 1 to L the blocks, L + 1 the head.
-    `stream` numbers the sequence of a sample (`Work.streams`) whose positions it reads; None: all.
-    One that is not `trained` has no gradient, no optimizer state and no master copy.
+    Attributes:
+        std, mean: standard deviation and mean of its initial values.
+        depths: where the forward pass reads it: 0 the embedding, 1 to L the blocks, L + 1 the head.
+        stream: index of the sequence of a sample (`Work.streams`) that it reads; None: all.
+        trained: False: it has no gradient, no optimizer state and no master copy.
     """
 
     name: str
@@ -68,23 +69,22 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a tensor lives: `shards[axis] = dim` splits that dim over the axis; other axes replicate it."""
+    """How a tensor is sharded: `shards[axis] = dim` splits that dim over the axis. Other axes replicate the tensor."""
 
     shards: Mapping[str, int] = field(default_factory=dict)
 
     def axes(self, mesh: Mesh) -> tuple[str, ...]:
-        """Axes of several ranks over which the tensor is divided."""
+        """Axes with more than one rank over which the tensor is sharded."""
         return tuple(axis for axis in self.shards if mesh.degree(axis) > 1)
 
     def without(self, axis: str) -> Placement:
-        """This placement, whole along `axis`."""
+        """This placement, but replicated along `axis`."""
         return Placement({name: dim for name, dim in self.shards.items() if name != axis})
 
     def box(self, shape: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[tuple[int, int], ...]:
-        """First and end of what `rank` holds, in each dim.
+        """The index range [first, end) that `rank` holds, for each dim.
 
-        Each axis cuts the box that the axes before it left, as torch.chunk does: the last parts may be smaller or
-        empty.
+        Each axis splits the range that the earlier axes left, like torch.chunk: the last parts may be smaller or empty.
         """
         bounds, place = [(0, size) for size in shape], mesh.coordinates(rank)
         for axis, dim in self.shards.items():
@@ -95,24 +95,25 @@ class Placement:
         return tuple(bounds)
 
     def sizes(self, shape: tuple[int, ...], mesh: Mesh, rank: int = 0) -> tuple[int, ...]:
-        """Shape of what `rank` holds; none holds more than rank 0."""
+        """Shape of the shard of `rank`. Rank 0 has the largest shard."""
         return tuple(stop - start for start, stop in self.box(shape, mesh, rank))
 
     def numel(self, shape: tuple[int, ...], mesh: Mesh) -> int:
-        """Elements that the fullest rank holds."""
+        """Number of elements of the largest shard."""
         return math.prod(self.sizes(shape, mesh))
 
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """One parameter with its gradient and optimizer state: dtypes, placements, and the number of state tensors.
+    """One parameter with its gradient and optimizer state: dtypes, placements and memories.
 
-    `optimizer_tensors` counts the per-element state tensors of the optimizer (Adam: 2), in `optimizer_dtype`.
-    `master_dtype` is that of the master copy; "": the weights themselves are updated.
-    `bucket_dtype` is that of a second copy of the gradient, which is sent; "": the gradient itself is sent.
-    `partial` names axes whose ranks hold the same tensor and a partial sum of its gradient each: REDUCE adds them.
-    `weights_in`, `gradients_in`, `optimizer_in`: the memory that they are in when nothing uses them. The master copy is
-    where the optimizer's state is, and there the update is made.
+    Attributes:
+        master_dtype: dtype of the master copy; "": no master copy, the weights themselves are updated.
+        optimizer_tensors: number of state tensors of the optimizer, each as large as the parameter (Adam: 2).
+        bucket_dtype: dtype of a copy of the gradient for the collective; "": the gradient itself is sent.
+        partial: axes whose ranks replicate the tensor and hold partial sums of its gradient. REDUCE adds them.
+        weights_in, gradients_in, optimizer_in: the memory where each is stored while unused. The master copy is
+            stored, and the update computed, in `optimizer_in`.
     """
 
     parameter: Parameter
@@ -132,30 +133,30 @@ class TensorPlan:
 
     @property
     def updated_on_host(self) -> bool:
-        """Whether the master copy lives in host memory while the device holds a working copy of the same shape.
+        """True when the master copy lives in host memory and the device holds a working copy of the same shape.
 
-        False where weights are gathered from the master copies: the gather reads them on the host.
+        False when weights are all-gathered from the master copies: the all-gather reads them on the host.
         """
         return self.optimizer_in is not self.weights_in and self.optimizer == self.weights
 
     @property
     def gathered_from(self) -> Memory:
-        """The memory that holds the shards from which weights are gathered; without a gather that of the weights."""
+        """Memory of the shards that the all-gather of the weights reads. Without an all-gather: that of the weights."""
         return self.weights_in if self.updated_on_host else self.optimizer_in
 
     def weights_bytes(self, mesh: Mesh) -> int:
-        """Bytes of the weights, on the fullest rank (as all of these)."""
+        """Bytes of the weights on the rank with the largest shard. The other methods count the same rank."""
         return self.weights.numel(self.parameter.shape, mesh) * DTYPE_BYTES[self.weight_dtype]
 
     def gradients_bytes(self, mesh: Mesh) -> int:
-        """Bytes of the gradients, with the copy in which they travel if there is one."""
+        """Bytes of the gradients, including the copy in `bucket_dtype`."""
         if not self.parameter.trained:
             return 0
         per_element = DTYPE_BYTES[self.gradient_dtype] + (DTYPE_BYTES[self.bucket_dtype] if self.bucket_dtype else 0)
         return self.gradients.numel(self.parameter.shape, mesh) * per_element
 
     def optimizer_bytes(self, mesh: Mesh) -> int:
-        """Bytes of the optimizer's state and of the master copy."""
+        """Bytes of the optimizer state and the master copy."""
         if not self.parameter.trained:
             return 0
         master_bytes = DTYPE_BYTES[self.master_dtype] if self.master_dtype else 0

@@ -1,5 +1,5 @@
-"""In: what a strategy says it will send. Out: one record per collective of a step, with its bytes on the wire.
-Does not send anything and knows no link's speed."""
+"""In: nothing. Out: the dataclass Traffic: one collective of a step, with the bytes that one rank sends.
+Does not send anything and does not know the speed of a link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from codescent.plan.schedule import Verb
 
 
 class Collective(StrEnum):
-    """Collectives by their MPI and NCCL names."""
+    """Collectives, with their MPI and NCCL names."""
 
     ALL_REDUCE = "all_reduce"
     REDUCE_SCATTER = "reduce_scatter"
@@ -25,13 +25,17 @@ class Collective(StrEnum):
 
 @dataclass(frozen=True)
 class Traffic:
-    """One collective of a step: over which axis, how large, by which instruction, and what it may hide behind.
+    """One collective of a step.
 
-    `payload_bytes` is the size of the buffer that a rank hands in (for ALL_GATHER: the whole gathered buffer); where
-    ranks have parts of different sizes, that of the fullest.
-    `during` is the verb whose last instance it may overlap, or None where the ranks wait for it.
-    `times`: how often in a step. `stage`: the pipeline stage whose ranks issue it; None: every stage.
-    `devices`: with axis "" the data stays inside a rank: among so many devices, or (COPY) between device and host.
+    Attributes:
+        axis: the mesh axis of its group; "": inside one rank, between its devices, or (COPY) device and host.
+        payload_bytes: input buffer of the largest rank. For ALL_GATHER: the whole gathered buffer.
+        verb: the instruction that starts it.
+        during: the instruction whose last instance it may overlap; None: the ranks wait for it.
+        what: its purpose, in words.
+        times: how often it runs in a step.
+        stage: the pipeline stage whose ranks run it; None: every stage.
+        devices: number of devices of one rank, with axis "".
     """
 
     collective: Collective
@@ -48,7 +52,8 @@ class Traffic:
     def wire_bytes(self, degree: int) -> float:
         """Bytes that one rank sends each time, in a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69).
 
-        All-reduce 2(n-1)/n S; reduce-scatter and all-gather (n-1)/n S; broadcast S from the root; a send S.
+        For n ranks and payload S: all-reduce 2(n-1)/n S; reduce-scatter and all-gather (n-1)/n S;
+        broadcast (from the root) and send S.
         """
         share = (degree - 1) / degree
         if self.collective is Collective.ALL_REDUCE:
@@ -59,9 +64,9 @@ class Traffic:
 
     @property
     def inside_bytes(self) -> float:
-        """Bytes that one rank moves each time between its devices, or between its device and the host.
+        """Bytes that one rank copies each time between its own devices, or between its device and the host.
 
-        Between the first of n devices and the others: broadcast and reduce (n-1) S, scatter and gather (n-1)/n S.
+        For n devices and payload S: broadcast and reduce (n-1) S; scatter and gather (n-1)/n S.
         """
         if self.axis:
             return 0.0

@@ -1,5 +1,5 @@
-"""In: nothing. Out: the nouns for what a step computes: the batch (how many samples, how long), and the task.
-Does not know the model (`plan/model.py` does) or any task: `tasks` makes these facts."""
+"""In: nothing. Out: the dataclasses Work (batch sizes, sequence length, precision) and TaskFacts (a task's settings).
+Does not know the model (plan/model.py does) and does not compute a task's values (tasks does)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ Scalar = int | float | bool | str | None
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """The task of a run, resolved.
+    """The task of a run, with every value resolved.
 
-    `extras`: whether layers at every depth read inputs of the sample beside activations, so that every pipeline stage
-    loads it. `head_share` is the share of positions that the head reads, on average. `synthetic`: samples are random
-    numbers, to measure with. `identity`: the keys of [data] that decide the samples, each with its value.
+    Attributes:
+        extras: True if all layers read inputs of the sample in addition to activations. Every stage then loads it.
+        head_share: average share of positions that the head reads.
+        synthetic: True if samples are random numbers, for measurements.
+        identity: the keys of [data] that determine the samples, with their values.
     """
 
     name: str
@@ -27,11 +29,14 @@ class TaskFacts:
 
 @dataclass(frozen=True)
 class Work:
-    """The batch arithmetic of one step: global_batch_size = dp * microbatch_size * num_microbatches.
+    """Batch sizes of one step: global_batch_size = dp * microbatch_size * num_microbatches.
 
-    Batch sizes count samples of `seq_len` tokens. `precision` is the number format of the arithmetic. `streams` are the
-    lengths of a sample's sequences (source and target), where there are several; they lie one after the other in its
-    `seq_len` positions, and the loss is that of the last. `prefetch`: steps whose batches are read ahead.
+    Attributes:
+        seq_len: positions of a sample. Batch sizes count samples.
+        precision: dtype of the computation.
+        streams: lengths of the source and the target, if a sample has both; else empty. The source comes first.
+            The loss is the loss of the target.
+        prefetch: number of steps whose batches are read ahead.
     """
 
     seq_len: int
@@ -44,9 +49,9 @@ class Work:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one step over all the ranks; of several sequences, those of the last."""
+        """Tokens of one step, summed over all ranks. With source and target: target tokens only."""
         return self.global_batch_size * self.positions(-1)
 
     def positions(self, stream: int | None = None) -> int:
-        """Positions of a sample, or of one of its sequences."""
+        """Positions of a sample, or of one of its streams."""
         return self.seq_len if stream is None or not self.streams else self.streams[stream]

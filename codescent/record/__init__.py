@@ -1,5 +1,5 @@
-"""In: nothing. Out: the run folder, and rows of metrics, re-exported from their files.
-Does not know ranks: the caller writes on rank 0 alone. Needs no torch."""
+"""In: nothing. Out: the classes RunFolder (writes and reads a run folder) and Table (appends rows to metrics files).
+Does not know ranks: callers write on rank 0 only. Does not import torch."""
 
 from codescent.record.rows import METRICS_CSV as METRICS_CSV
 from codescent.record.rows import METRICS_JSONL as METRICS_JSONL

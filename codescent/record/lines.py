@@ -1,5 +1,5 @@
-"""In: a file of lines. Out: lines appended in one write, and read from either end, without a last one torn by a kill.
-Does not know what is in a line. Reading holds one line in memory, or a block; a file that is not there has no lines."""
+"""In: a path of a text file, and lines. Out: lines appended atomically; lines read forwards or backwards.
+Does not parse lines, does not load a whole file, and skips an incomplete last line that a kill has left."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ BLOCK_BYTES = 1 << 16
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into a UserError that names the path."""
+def user_errors(path: Path) -> Iterator[None]:
+    """Convert an OSError in the block to a UserError that names the path."""
     try:
         yield
     except OSError as error:
         where = error.filename or path
-        advice = ": free some, then resume the run" if is_full(error) else ""
+        advice = ": free some space, then resume the run" if is_full(error) else ""
         raise UserError(f"{where}: {in_words(error)}{advice}") from error
 
 
 def append(path: Path, line: str, header: str = "") -> None:
-    """Append a line in one write. A tail torn by a kill is cut off first; a write that fails halfway leaves none.
+    """Append a line in one write. First an incomplete last line is removed. A failed write leaves no part.
 
     Args:
-        header: written first where the file is new, or empty.
+        header: text to write first if the file is new or empty.
 
     Raises:
-        UserError: the disk is full, or the file may not be written to.
+        UserError: the disk is full, or the file is not writable.
     """
-    with told(path), path.open("ab+", buffering=0) as file:
+    with user_errors(path), path.open("ab+", buffering=0) as file:
         size, whole = file.tell(), _whole_bytes(file)
         if whole != size:
             file.truncate(whole)
@@ -51,15 +51,19 @@ def append(path: Path, line: str, header: str = "") -> None:
 
 
 def forward(path: Path) -> Iterator[bytes]:
-    """Every whole line, first to last, without its newline."""
+    """All complete lines from first to last, without newlines. A missing file has no lines."""
     with _reading(path) as file:
         yield from (line[:-1] for line in file if line.endswith(b"\n"))
 
 
 def backward(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Every whole line, last to first, without its newline; with each the byte at which it begins."""
+    """All complete lines from last to first, without newlines, each with the offset of its first byte."""
     with _reading(path) as file:
-        begin, data, end = _whole_bytes(file), b"", 0  # `data` is from `begin` on; lines from its `end` on are done
+        begin, data, end = (
+            _whole_bytes(file),
+            b"",
+            0,
+        )  # `data` begins at byte `begin`; lines after data[:end] are done
         while begin + end:
             newline = data.rfind(b"\n", 0, max(0, end - 1))
             if newline < 0 and begin:
@@ -71,14 +75,14 @@ def backward(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def count(path: Path) -> int:
-    """The number of whole lines."""
+    """Number of complete lines."""
     with _reading(path) as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(4 * BLOCK_BYTES), b""))
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[IO[bytes]]:
-    with told(path), path.open("rb") if path.is_file() else io.BytesIO() as file:
+    with user_errors(path), path.open("rb") if path.is_file() else io.BytesIO() as file:
         yield file
 
 
@@ -88,7 +92,7 @@ def _read(file: IO[bytes], begin: int, end: int) -> bytes:
 
 
 def _whole_bytes(file: IO[bytes]) -> int:
-    """Bytes up to and with the last newline: what follows was torn."""
+    """Number of bytes up to the last newline, included. Later bytes are an incomplete line."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         begin = max(0, end - BLOCK_BYTES // 16)

@@ -1,5 +1,5 @@
-"""In: rows of numbers, by the names of their columns. Out: the same rows in metrics.csv and metrics.jsonl of a folder.
-Does not know what the numbers mean. Memory is bounded: a row is read or written at a time, whatever the files' size."""
+"""In: rows of named numbers. Out: metrics.csv and metrics.jsonl of a folder; each can restore the other.
+Does not know what the numbers mean, and does not load a whole file: it handles one row at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
-from codescent.record.lines import append, backward, count, forward, told
+from codescent.record.lines import append, backward, count, forward, user_errors
 
 METRICS_CSV = "metrics.csv"
 METRICS_JSONL = "metrics.jsonl"
@@ -25,12 +25,15 @@ Row = dict[str, Number]
 
 
 class Rows:
-    """The rows of a folder. A row is in metrics.csv first; what one of the two files lacks is made from the other.
+    """The metrics of a folder in two files. Each row is written to metrics.csv, then to metrics.jsonl.
+
+    If a file lacks rows, they are restored from the other file.
 
     Args:
-        folder: of both files.
-        columns: names of the numbers, in order.
-        integers: columns of whole numbers, all others being floats; None: each number is what it is written as.
+        folder: folder of both files.
+        columns: names of the columns, in order.
+        integers: columns that are read as int, the others as float; None: each number as it is written. Rows have a
+            column "step" unless `integers` is None.
     """
 
     def __init__(self, folder: Path, columns: Sequence[str], integers: Collection[str] | None = None) -> None:
@@ -41,16 +44,16 @@ class Rows:
 
     @property
     def csv(self) -> Path:
-        """The file that is read, where it is whole."""
+        """The file metrics.csv, which is read if the files agree."""
         return self.folder / METRICS_CSV
 
     @property
     def jsonl(self) -> Path:
-        """The same rows, a JSON object each."""
+        """The file metrics.jsonl: each row is a JSON object."""
         return self.folder / METRICS_JSONL
 
     def append(self, row: Mapping[str, Number]) -> None:
-        """Append one row to both files, each in one write; a name that it lacks is an empty field (null).
+        """Append a row to both files. A missing column is an empty field (null in JSON).
 
         Raises UserError: a file cannot be written.
         """
@@ -59,18 +62,18 @@ class Rows:
         append(self.jsonl, json_line(whole))
 
     def read(self) -> Iterator[Row]:
-        """Every row, in order. Raises UserError: a line that is no row, named.
+        """All rows in order. Raises UserError: a line is not a row; the text has the line number.
 
-        Where the two files differ, those of either: by their steps, or of the longer one where there are no steps.
+        If the files differ, their rows are merged by step. Without steps, the longer file is read.
         """
-        return self._rows(self.csv, strict=True) if self.alike() else self._of_both()
+        return self._rows(self.csv, strict=True) if self.files_agree() else self._of_both()
 
     def rewind(self, step: int) -> int:
-        """Cut off rows at the end that are of steps after `step`; returns how many."""
+        """Delete the rows of all steps after `step` from the end of both files. Returns their number."""
         return max(self._cut(self.csv, step), self._cut(self.jsonl, step))
 
-    def alike(self) -> bool:
-        """Whether both files have the same rows: as many, the same last one, and the columns of `columns`."""
+    def files_agree(self) -> bool:
+        """Whether both files have the same number of rows, the same last row, and the columns `columns`."""
         try:
             same = self._last(self.csv) == self._last(self.jsonl)
         except ValueError:
@@ -78,12 +81,12 @@ class Rows:
         return same and header_of(self.csv) == self.columns and count(self.csv) == count(self.jsonl) + 1
 
     def mend(self) -> tuple[int, int]:
-        """Give both files the rows of either, each atomically; returns how many rows each had before.
+        """Merge the rows of both files, and replace both atomically. Returns the old numbers of rows (CSV, JSONL).
 
-        Raises UserError: a file cannot be written, or, where there are no steps, has a line that is no row.
+        Raises UserError: a file cannot be written; or, without steps, a line is not a row.
         """
         before = max(0, count(self.csv) - 1), count(self.jsonl)
-        with told(self.folder):
+        with user_errors(self.folder):
             lines = (_csv_line(row).encode() for row in self._of_both())
             replace_file(self.csv, chain([self._header().encode()], lines))
             replace_file(self.jsonl, (json_line(row).encode() for row in self._rows(self.csv)))
@@ -96,7 +99,7 @@ class Rows:
         return (next(rows) for _, rows in steps)
 
     def _rows(self, path: Path, *, strict: bool = False) -> Iterator[Row]:
-        """Those lines of a file that are rows. Raises UserError with `strict`: a line that is none, by its number."""
+        """The rows of a file. Other lines are skipped; with `strict` they raise UserError with the line number."""
         parse, header = self._parser(path), header_of(path) if path == self.csv else []
         for number, line in enumerate(forward(path), start=1):
             try:
@@ -108,7 +111,7 @@ class Rows:
                     raise UserError(f"{path} line {number}: {wanted} ({error})") from error
 
     def _cut(self, path: Path, step: int) -> int:
-        """`rewind` of one file, which also loses lines at its end that are no rows."""
+        """`rewind` for one file. Also deletes lines at its end that are not rows."""
         parse, dropped, end = self._parser(path), 0, 0
         for begin, line in backward(path):
             try:
@@ -119,19 +122,19 @@ class Rows:
                 end = begin + len(line) + 1
                 break
             dropped += keep is not None
-        with told(path):
+        with user_errors(path):
             if path.is_file() and path.stat().st_size != end:
                 os.truncate(path, end)
         return dropped
 
     def _last(self, path: Path) -> str | None:
-        """The last row of a file, in a form in which NaN is NaN; None: it has none. Raises ValueError: it is no row."""
+        """The last row of a file as a CSV line, so that NaN equals NaN; None: no rows. Raises ValueError: not a row."""
         begin, line = next(backward(path), (0, b""))
         none = not line if path == self.jsonl else not begin
         return None if none else _csv_line(self._parser(path)(line))
 
     def _parser(self, path: Path) -> Callable[[bytes], Row]:
-        """What makes a row of a line of this file; it raises ValueError where the line is none."""
+        """A function that parses a line of this file. It raises ValueError: the line is not a row."""
         if path == self.jsonl:
             return lambda line: self._row(_object(line))
         columns = header_of(path)
@@ -155,32 +158,33 @@ class Rows:
 
 
 class Table:
-    """metrics.csv and metrics.jsonl of a user's own loop: the columns are those of its first row.
+    """metrics.csv and metrics.jsonl of a user's own training loop. The first row defines the columns.
 
-    Existing files are continued. Raises UserError: the folder cannot be made, or a file cannot be read or mended.
+    Rows are appended to existing files. Raises UserError: the folder cannot be created, or a file cannot be read or
+    repaired.
     """
 
     def __init__(self, folder: Path | str) -> None:
         path = Path(folder)
-        with told(path):
+        with user_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         self._rows = Rows(path, header_of(path / METRICS_CSV) or _names(path / METRICS_JSONL))
-        if self._rows.columns and not self._rows.alike():
+        if self._rows.columns and not self._rows.files_agree():
             self._rows.mend()
 
     def append(self, row: Mapping[str, Number]) -> None:
-        """Append one row, by the names of its columns; an absent or None value is an empty field (null).
+        """Append a row, by column name. A missing or None value is an empty field (null in JSON).
 
         Raises:
-            UserError: a name that the first row did not have, or that no column can have; a file cannot be written.
+            UserError: a name was not in the first row, or is not a valid column name; or a file cannot be written.
         """
         columns, path = self._rows.columns or list(row), self._rows.csv
         if wrong := [name for name in row if not name or set(name) & set(',"\r\n')]:
-            raise UserError(f'{path}: {wrong[0]!r} is no name of a column: leave out , and "')
+            raise UserError(f'{path}: {wrong[0]!r} is not a valid name of a column: leave out , and "')
         if more := [name for name in row if name not in columns]:
             raise UserError(
-                f"{path}: has no column {', '.join(more)}, only {', '.join(columns)}: the first row names "
-                "them all (None for what is not known yet)"
+                f"{path}: has no column {', '.join(more)}, only {', '.join(columns)}: the first row must have "
+                "all columns (None for values that are not known yet)"
             )
         if not self._rows.columns:
             self._rows = Rows(self._rows.folder, columns)
@@ -188,13 +192,13 @@ class Table:
 
 
 def header_of(path: Path) -> list[str]:
-    """The columns of a metrics.csv; none where it is not there, or empty."""
+    """The column names of a metrics.csv; empty if the file is missing or empty."""
     line = next(forward(path), b"")
     return line.decode(errors="replace").split(",") if line else []
 
 
 def json_line(data: Mapping[str, Any]) -> str:
-    """A line of JSON."""
+    """JSON data as one line of JSON, with a newline."""
     try:
         return json.dumps(data, allow_nan=False) + "\n"
     except (TypeError, ValueError):
@@ -202,7 +206,7 @@ def json_line(data: Mapping[str, Any]) -> str:
 
 
 def strict(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become "nan", "inf" and "-inf", so that any reader can read the line."""
+    """Convert data to valid JSON data: NaN and infinity become the strings "nan", "inf" and "-inf"."""
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     if isinstance(value, Mapping):
@@ -234,7 +238,7 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def _names(path: Path) -> list[str]:
-    """The columns that the first row of a metrics.jsonl names."""
+    """The column names in the first row of a metrics.jsonl."""
     try:
         return list(_object(next(forward(path), b"{}")))
     except ValueError:
@@ -242,7 +246,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _number(value: Any) -> Number:
-    """The number that a field or a JSON value is, whole or not."""
+    """A CSV field or a JSON value as int or float, as it is written."""
     if isinstance(value, str):
         return int(value) if value.lstrip("-").isdecimal() else float(value)
     return int(value) if isinstance(value, int) else float(value)

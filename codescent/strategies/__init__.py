@@ -1,5 +1,5 @@
-"""In: nothing. Out: ORDER, every strategy in the order in which they are applied, and what a strategy is.
-Does not import torch: planning walks ORDER and must not wait for it; each strategy's `divide` imports its own."""
+"""In: a plan. Out: ORDER, all strategies in the order in which they are applied; the plan's strategies and collectives.
+Does not import torch, so planning starts fast. Only methods that run in training, such as `divide`, import it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from codescent.strategies.torch_data_parallel import DataParallel
 from codescent.strategies.zero import Zero
 
 ORDER = (ContextParallel(), TensorParallel(), Recompute(), Zero(), DDP(), Pipeline(), DataParallel(), Offload())
-"""Inner to outer: a strategy sees the module, and where its tensors are, as those before it have left them."""
+"""From inner to outer: a strategy receives the module, and its tensors' placements, from the strategy before it."""
 
 
 def serving(run: Candidate | Plan) -> tuple[Strategy, ...]:

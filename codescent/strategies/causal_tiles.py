@@ -1,5 +1,6 @@
-"""In: a sequence cut over the ranks of a group. Out: a rank's positions; its queries' attention to one rank's keys.
-Does not send anything: `ring` exchanges the keys and values, and their gradients."""
+"""In: this rank's queries, any one rank's keys and values. Out: causal attention of the queries to these keys, tile by
+tile (a tile: a block of queries and a range of keys); also `balanced_positions`: which positions each rank holds.
+Does not send anything: ring.py exchanges keys and values between ranks."""
 
 from __future__ import annotations
 
@@ -12,23 +13,23 @@ from torch import Tensor
 
 from codescent.operators.dropout import dropped_at
 
-# Shapes: B samples, G key-value heads, P = B * G pairs of both, R query heads that read the same key-value head,
-# T positions of a rank, K head_dim; of a tile: Q queries, N = R * Q rows, S keys.
-BLOCK_QUERIES = 128  # of one head at a time: no more than [P, R * 128, T] probabilities are ever there
+# Shapes: B samples, G key-value heads, P = B * G pairs of sample and key-value head, R query heads that read the same
+# key-value head, T positions of a rank, K head_dim; in a tile: Q queries, N = R * Q rows, S keys.
+BLOCK_QUERIES = 128  # queries of one head in a tile: at most [P, R * 128, T] probabilities are in memory
 
 
 def balanced_positions(seq_len: int, degree: int, index: int, device: torch.device | None = None) -> Tensor:
     """int64 [seq_len / degree]: the positions of rank `index`, ascending.
 
-    The sequence is cut in 2 * degree parts, and rank i has parts i and 2 * degree - 1 - i. One early and one late part
-    together see as many keys as any other such pair: every rank has the same work under a causal mask (Llama team
-    2024, "The Llama 3 Herd of Models", section 3.3.2; Zhu 2024, ring-flash-attention, "zigzag").
+    The sequence is cut into 2 * degree parts, and rank i has parts i and 2 * degree - 1 - i. Each such pair of an early
+    and a late part sees the same number of keys, so every rank has the same work under a causal mask (Llama team 2024,
+    "The Llama 3 Herd of Models", section 3.3.2; Zhu 2024, ring-flash-attention, "zigzag").
 
     Raises:
-        ValueError: the parts would not be equal.
+        ValueError: the parts would not be equally long.
     """
     if seq_len % (2 * degree) != 0:
-        raise ValueError(f"{seq_len} positions cannot be cut in 2 * {degree} equal parts")
+        raise ValueError(f"{seq_len} positions cannot be cut into 2 * {degree} equal parts")
     part = seq_len // (2 * degree)
     of_first = torch.arange(part, device=device)
     return torch.cat([of_first + index * part, of_first + (2 * degree - 1 - index) * part])
@@ -36,9 +37,10 @@ def balanced_positions(seq_len: int, degree: int, index: int, device: torch.devi
 
 @dataclass(frozen=True)
 class Tile:
-    """A slice of this rank's queries and one of a source's keys, each counted from its rank's first position.
+    """A slice of this rank's queries, and a slice of the keys of one source rank. Indices count from 0 on each rank.
 
-    `causal`: the last keys are those of the queries, and each query sees those up to itself; else it sees all.
+    `causal`: the tile's last keys are at the positions of its queries, and a query sees no later key. If not `causal`,
+    each query sees all keys of the tile.
     """
 
     queries: slice
@@ -48,9 +50,9 @@ class Tile:
 
 @dataclass(frozen=True)
 class CausalTiles:
-    """Attention of the queries of rank `index`, of `degree`, to the keys and values of each `source`, tile by tile.
+    """Attention of the queries of rank `index` to the keys and values of each source rank, tile by tile.
 
-    `length` is T. `keys_B`, `dropout` and `first_head`: see `ring.split_attention`.
+    `degree`: ranks of the group. `length`: T. `keys_B`, `dropout` and `first_head`: see `ring.split_attention`.
     """
 
     degree: int
@@ -62,17 +64,18 @@ class CausalTiles:
 
     def __post_init__(self) -> None:
         if self.length % 2 != 0:
-            raise ValueError(f"{self.length} positions of a rank cannot be an early and a late part, equally long")
+            raise ValueError(f"{self.length} positions of a rank cannot be divided into two parts, equally long")
 
     @property
     def kept_scale(self) -> float:
-        """Factor on probabilities that dropout keeps."""
+        """Factor on the probabilities that are not dropped."""
         return 1.0 if self.keys_B is None else 1.0 / (1.0 - self.dropout)
 
     def tiles(self, source: int) -> Iterator[Tile]:
-        """The tiles in which this rank's queries see the source's keys; of another rank's, half of all pairs.
+        """The tiles in which this rank's queries see keys of the rank `source`.
 
-        Every query sees the first of an earlier rank's two parts; the second part of the queries sees a later rank's.
+        If `source` is an earlier rank, every query sees the first half of its keys. If it is a later rank, only the
+        second half of the queries sees its keys, all of them.
         """
         half = self.length // 2
         first = half if source > self.index else 0
@@ -82,17 +85,17 @@ class CausalTiles:
             yield Tile(slice(start, stop), slice(0, seen), causal=source == self.index)
 
     def attend_(self, source: int, q_PRTK: Tensor, kv_2PTK: Tensor, y_PRTK: Tensor, lse_PRT: Tensor) -> None:
-        """Merge the attention to one source into y and lse, in place.
+        """Merge the attention to one source rank into y and lse, in place.
 
-        Parts of a softmax are merged by the logarithms of their sums (Milakov and Gimelshein 2018, "Online normalizer
-        calculation for softmax"), each part already divided by its own sum, which dropout does not change.
+        The softmax over all keys is merged from the softmax of each part, by the logarithms of the parts' sums (Milakov
+        and Gimelshein 2018, "Online normalizer calculation for softmax"). Dropout does not change these sums.
 
         Args:
-            source: rank that kv is of.
+            source: rank of the keys and values.
             q_PRTK: queries divided by sqrt(K).
             kv_2PTK: keys and values.
-            y_PRTK: means of the values of the sources so far, without `kept_scale`; zeros at first.
-            lse_PRT: logarithms of their sums of exp(score); -inf at first.
+            y_PRTK: attention output over the sources so far, without `kept_scale`; zeros at first.
+            lse_PRT: log(sum(exp(score))) over the sources so far; -inf at first.
         """
         k_PTK, v_PTK = kv_2PTK
         for tile in self.tiles(source):
@@ -120,11 +123,11 @@ class CausalTiles:
         d_q_PRTK: Tensor,
         d_kv_2PTK: Tensor,
     ) -> None:
-        """Add the gradients of attention to one source to d_q and d_kv, in place; probabilities are recomputed.
+        """Add the gradients of the attention to one source rank to d_q and d_kv, in place. Recomputes probabilities.
 
-        `lse_PRT` is over all sources; `d_y_PRTK` is the output's gradient times `kept_scale`; `delta_PRT` is the sum of
-        y * d_y over K, which is that of p * d_p over all keys (Dao 2023, "FlashAttention-2", section 3.1). `d_q_PRTK`,
-        of the divided queries, and `d_kv_2PTK` are in the wide dtype.
+        `lse_PRT`: over all sources. `d_y_PRTK`: the output's gradient times `kept_scale`. `delta_PRT`: the sum of
+        y * d_y over K, which equals the sum of p * d_p over all keys (Dao 2023, "FlashAttention-2", section 3.1).
+        `d_q_PRTK`: gradient of the queries divided by sqrt(K). It and `d_kv_2PTK` are in the wide dtype.
         """
         k_PTK, v_PTK = kv_2PTK
         d_k_PTK, d_v_PTK = d_kv_2PTK
@@ -145,7 +148,7 @@ class CausalTiles:
             d_k_PTK[:, tile.keys] += torch.bmm(d_s_PNS.transpose(1, 2), q_PNK)
 
     def _dropped(self, keys_B: Tensor, source: int, tile: Tile, p_PNS: Tensor) -> Tensor:
-        """One device's mask: its row is head * seq_len + position of the query, its column the position of the key."""
+        """The same dropout mask as on one device: row = head * seq_len + query position, column = key position."""
         seq_len = self.degree * self.length
         num_heads = len(p_PNS) // len(keys_B) * p_PNS.shape[1] // (tile.queries.stop - tile.queries.start)
         queries_T = balanced_positions(seq_len, self.degree, self.index, keys_B.device)
@@ -156,7 +159,7 @@ class CausalTiles:
 
 
 def _rows(of_PRT: Tensor, tile: Tile) -> Tensor:
-    """The tile's queries of all heads that read the same keys, one below the other: [P, N, ...]."""
+    """The tile's queries, of all heads that read the same keys, head after head: [P, N, ...]."""
     return of_PRT[:, :, tile.queries].flatten(1, 2)
 
 

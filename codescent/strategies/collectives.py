@@ -1,5 +1,5 @@
-"""In: a tensor, a process group. Out: torch's collectives by one name each, whatever this version of torch calls them.
-Does not decide what is sent. All of torch that strategies need under a private or a changing name stands here."""
+"""In: a tensor and a process group, or a function. Out: torch's collectives; calls at the end of a backward pass.
+Does not decide what is sent. Strategies use names that are private in torch, or differ between versions, only here."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# torch 2.13 has renamed the first two and warns of the old names.
+# torch 2.13 renamed the first two and warns if the old names are used.
 all_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 assert_async: Any = torch._assert_async
 
 
 def at_end_of_backward(scheduled: Container[int], act: Callable[[int], None]) -> int:
-    """Call `act` once, with its number, when the running backward pass has ended.
+    """Schedule `act(number)` for the end of the running backward pass, and return the number of this pass.
 
-    Called by hooks on gradients. A backward pass inside another one (of torch.utils.checkpoint, say) is one by itself.
-    `scheduled` has what it returned before: the numbers of backward passes, unique in the process.
+    Hooks on gradients call this function. `scheduled`: numbers that it returned before; for these it does nothing. A
+    number is unique in the process. A backward pass inside another one (as in torch.utils.checkpoint) has its own
+    number.
     """
     number = int(torch._C._current_graph_task_id())
     if number not in scheduled:

@@ -1,5 +1,5 @@
-"""In: the cp axis. Out: each sequence divided over its ranks, attention exact: keys and values are exchanged.
-Does not compute attention (ring does) and sums no gradient: to ddp and zero the ranks of this axis are replicas."""
+"""In: the mesh axis cp. Out: context parallelism: sequences split over the ranks of cp, with exact attention.
+Does not compute attention (ring does). Does not sum gradients: ddp and zero do, and treat cp ranks as replicas."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def exchange_traffic(context: str, degree: int, kv_numel: int, precision: str) -> tuple[Traffic, ...]:
-    """Collectives of one layer and micro-batch: keys and values in forward and backward, and their gradients, wide.
+    """Collectives of one layer and micro-batch: keys and values in forward and backward, and their gradients.
 
-    "ring" (`ring.Ring`): a rank's keys and values reach all others in n - 1 hops, and so do the sums of the gradients;
-    all but the last hop of these can hide behind the computation. "all-gather" (`ring.Gather`): a rank sends as much
-    (`Traffic.wire_bytes`), and the ranks wait for all of it.
+    The gradients are sent in the wide dtype. "ring" (`ring.Ring`): keys and values reach all n ranks in n - 1 hops, and
+    so do the sums of the gradients. Computation can hide every hop except the last hop of the gradients. "all-gather"
+    (`ring.Gather`): a rank sends as many bytes (`Traffic.wire_bytes`), and computation waits for all of them.
 
     `kv_numel`: elements of one rank's keys and values, 2 * samples * key-value heads * positions * head_dim.
     """
@@ -42,14 +42,14 @@ def exchange_traffic(context: str, degree: int, kv_numel: int, precision: str) -
 
 
 class ContextParallel(Strategy):
-    """Context parallelism: a rank has two slices of every sequence, one from its front and one from its back, so that
-    all have as much of the causal triangle to compute (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2)."""
+    """Context parallelism: a rank has two slices of every sequence, one from its front and one from its back. So all
+    ranks have the same work under the causal mask (Llama Team 2024, "The Llama 3 Herd of Models", 3.3.2)."""
 
     axis = "cp"
     variants = ({"context": "ring"}, {"context": "all-gather"})
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
-        """Sequences that cannot be cut in two slices for every rank."""
+        """Refuse sequences that cannot be cut into two equal slices for every rank."""
         degree, length = candidate.mesh.cp, candidate.work.seq_len
         if degree > 1 and length % (2 * degree):
             slices = math.lcm(2, candidate.mesh.tp if candidate.layout.sequence_parallel else 1)
@@ -60,7 +60,7 @@ class ContextParallel(Strategy):
             )
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """In every layer and micro-batch, forward and backward; with recompute = "full" forward's once more."""
+        """Exchanges of every layer and micro-batch. With recompute = "full", forward's exchanges happen twice."""
         mesh, work, model = plan.mesh, plan.work, plan.model
         layers = sum(1 <= depth <= model.num_layers for part in plan.schedule.parts(stage) for depth in part)
         kv_heads, length = model.num_kv_heads // mesh.tp, work.seq_len // mesh.cp
@@ -73,7 +73,7 @@ class ContextParallel(Strategy):
                 yield replace(record, verb=verb, during=during, times=record.times * layers * work.num_microbatches)
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
-        """The chunk reads this rank's positions of every sequence; attention exchanges keys and values."""
+        """Let the part read only this rank's positions, and let its attention exchange keys and values."""
         from codescent.strategies.causal_tiles import balanced_positions  # noqa: PLC0415 - keeps torch out of planning
         from codescent.strategies.ring import Gather, Ring, split_attention  # noqa: PLC0415
 

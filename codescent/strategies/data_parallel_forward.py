@@ -1,5 +1,5 @@
-"""In: a chunk of a model, a number of devices. Out: its forward pass on all of them, by torch.nn.DataParallel.
-Does not decide whether that can be done (torch_data_parallel does) and keeps no replica after a micro-batch."""
+"""In: a model, a number of devices of this process. Out: a forward pass on all devices, by torch.nn.DataParallel.
+Does not check whether the model and the run allow it (torch_data_parallel does). Frees replicas after a micro-batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class DataParallelForward:
-    """Scatters calls of a module over the first devices of this process, and adds up their losses.
+    """Split the samples of each forward pass over the first devices of this process, and add up the losses.
 
     Without a CUDA device `parallel` calls the module itself.
     """
@@ -18,10 +18,10 @@ class DataParallelForward:
     def __init__(self, part: nn.Module, num_devices: int) -> None:
         self.part = part
         self.parallel = nn.DataParallel(_OnOneDevice(part), list(range(num_devices)))
-        self.samples: tuple[int, int, torch.Tensor] | None = None  # seed, step, the number of each sample
+        self.samples: tuple[int, int, torch.Tensor] | None = None  # seed, step, the index of each sample
 
     def set_dropout_context(self, seed: int, step: int, sample_ids_B: torch.Tensor) -> None:
-        """Kept for the next forward pass, which gives each replica its own samples."""
+        """Save the arguments for the next forward pass, which passes to each replica the indices of its samples."""
         self.samples = (seed, step, sample_ids_B)
 
     def forward(
@@ -29,13 +29,16 @@ class DataParallelForward:
     ) -> torch.Tensor:
         """The sum of the losses of all samples, or their logits."""
         seed, step, ids_B = self.samples if self.part.training and self.samples else (0, 0, None)
-        # All by position: with keywords torch calls devices that get no sample, where there are fewer than devices.
+        # No keywords: with keyword arguments torch would also call devices without samples, if samples are few.
         outputs: torch.Tensor = self.parallel(inputs, targets_BT, ids_B, seed, step, loss_scale)
         return outputs if targets_BT is None else outputs.sum()
 
 
 class _OnOneDevice(nn.Module):
-    """What DataParallel copies: it calls the forward pass of the module's class, which `forward` has replaced."""
+    """The module that DataParallel copies to each device.
+
+    It calls `forward` of the part's class, because the strategy has replaced the part's own `forward`.
+    """
 
     def __init__(self, part: nn.Module) -> None:
         super().__init__()
@@ -50,7 +53,7 @@ class _OnOneDevice(nn.Module):
         step: int,
         loss_scale: float,
     ) -> torch.Tensor:
-        """A loss as [1], so that the devices' are gathered side by side; logits as they are."""
+        """The loss with shape [1], so that gathering concatenates the devices' losses; without targets, the logits."""
         part, kind = self.part, cast(Any, type(self.part))
         if sample_ids_B is not None:
             kind.set_dropout_context(part, seed, step, sample_ids_B)

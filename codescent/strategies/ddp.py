@@ -1,5 +1,5 @@
-"""In: a plan's tensors, the axes whose ranks are replicas. Out: data parallelism: gradients all-reduced, in buckets.
-Does not shard anything (zero does) and does not update weights. Planning reads it, so it imports torch late."""
+"""In: a plan's tensors. Out: distributed data parallelism: gradients all-reduced in buckets over dp_replicate and cp.
+Does not shard (zero does) or update weights. Does not import torch at the top, because planning imports this file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def replicas(mesh: Mesh) -> str:
-    """The axis of the ranks that hold the same weights and see other tokens."""
+    """The axis of the ranks that hold the same weights and read different tokens."""
     return mesh.joint("dp_replicate", "cp")
 
 
 def buckets(numels: Sequence[int], bucket_bytes: int, wire_dtype: str) -> list[list[int]]:
-    """Indices of tensors of these sizes by bucket, in the order in which backward completes them: last layer first.
+    """Group tensors into buckets: lists of indices in `numels`, in the order of backward (last layer first).
 
-    A larger tensor gets a bucket of its own (Li et al. 2020, "PyTorch Distributed", VLDB 13(12), 3.2.3).
+    A tensor larger than a bucket gets its own bucket (Li et al. 2020, "PyTorch Distributed", VLDB 13(12), 3.2.3).
     """
     filled: list[list[int]] = []
     free_bytes = 0
@@ -38,20 +38,20 @@ def buckets(numels: Sequence[int], bucket_bytes: int, wire_dtype: str) -> list[l
 
 
 class DDP(Strategy):
-    """Distributed data parallelism: one all-reduce per bucket of gradients, hidden behind the rest of backward.
+    """Distributed data parallelism: one all-reduce per bucket of gradients, during the rest of backward.
 
-    Ranks that share a sequence (cp) are replicas like any others. Where zero shards, it reduces the shards itself.
+    Ranks that share a sequence (cp) are replicas, too. If zero shards the gradients, zero also reduces them.
     """
 
     axis = "dp_replicate"
     variants = ({},)
 
     def serves(self, run: Candidate | Plan) -> bool:
-        """Where there are replicas, and zero does not reduce for them."""
+        """True if there are replicas, and zero does not reduce their gradients."""
         return run.mesh.degree(replicas(run.mesh)) > 1 and run.mesh.dp_shard == 1
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
-        """A second copy of the gradients where the sums of several micro-batches have another dtype than the wire."""
+        """Add a second copy of the gradients if their sums over micro-batches and their messages differ in dtype."""
         wire_dtype = _wire_dtype(candidate.layout, tensor.weight_dtype)
         if wire_dtype == tensor.gradient_dtype:
             return tensor
@@ -71,7 +71,7 @@ class DDP(Strategy):
     def gradients(
         self, parts: Sequence[torch.nn.Module], this_rank: ThisRank, owner: Gradients | None
     ) -> Gradients | None:
-        """Hooks on the parameters fill the buckets and send them, unless another strategy owns the gradients."""
+        """`BucketedGradients`, unless an earlier strategy already handles the gradients."""
         plan = this_rank.plan
         if owner is not None:
             return owner
@@ -88,7 +88,7 @@ class DDP(Strategy):
 
 
 def _wire_dtype(layout: Layout, weight_dtype: str) -> str:
-    """Dtype in which gradients travel."""
+    """Dtype in which gradients are sent."""
     return weight_dtype if layout.reduce_dtype == "auto" else layout.reduce_dtype
 
 
@@ -99,16 +99,17 @@ def _numels(tensors: Sequence[TensorPlan], mesh: Mesh) -> list[int]:
 class BucketedGradients:
     """Gradients of replicated parameters: accumulated over micro-batches, all-reduced bucket by bucket.
 
-    A hook on each parameter fires when autograd has added its last contribution; on the last backward of a step it
-    copies the gradient into its place in the bucket, and a full bucket leaves at once. Buckets leave in one order on
-    every rank, whatever the order in which they fill: a process group matches collectives by their sequence.
+    A hook on each parameter runs when autograd has completed the parameter's gradient. In the last backward of a step
+    it copies the gradient into the bucket. A full bucket is sent at once. Buckets are sent in the same order on every
+    rank, even if they fill in another order, because a process group matches collectives by their sequence.
 
     Args:
-        parameters: the trainable ones, in the plan's order.
+        parameters: the trainable parameters, in the plan's order.
         buckets: indices of parameters, in the order in which backward completes them.
         wire_dtype: dtype of the buckets.
-        kept_dtype: dtype of the micro-batches' sums. If parameters have another (bf16), the sums are not in `.grad`.
-        group: ranks to sum over; None: this rank alone. Of one rank nothing is copied or sent.
+        sum_dtype: dtype of the sums over micro-batches. If parameters have another dtype (bf16), the sums are not in
+            `.grad`.
+        group: ranks to sum over; None: this rank only. With one rank nothing is copied or sent.
     """
 
     def __init__(
@@ -116,15 +117,15 @@ class BucketedGradients:
         parameters: Sequence[torch.nn.Parameter],
         buckets: Sequence[Sequence[int]],
         wire_dtype: torch.dtype,
-        kept_dtype: torch.dtype,
+        sum_dtype: torch.dtype,
         group: ProcessGroup | None,
     ) -> None:
         self.parameters, self.buckets = list(parameters), buckets
         self.bucket_of = {index: number for number, bucket in enumerate(self.buckets) for index in bucket}
         self.group = group
         self.alone = group is None or group.size() == 1
-        self.wire_dtype, self.kept_dtype = wire_dtype, kept_dtype
-        self.in_place = not self.alone and wire_dtype == kept_dtype
+        self.wire_dtype, self.sum_dtype = wire_dtype, sum_dtype
+        self.in_place = not self.alone and wire_dtype == sum_dtype
         self.last = False
         self.sums: dict[int, torch.Tensor] = {}
         self.complete: dict[int, torch.Tensor] = {}
@@ -137,7 +138,7 @@ class BucketedGradients:
         self.hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(self.parameters)
-            if group is not None or parameter.dtype != kept_dtype  # else `.grad` has the sum, and `reduce` takes it
+            if group is not None or parameter.dtype != sum_dtype  # else `reduce` takes the sum from `.grad`
         ]
 
     def _allocate(self) -> None:
@@ -152,11 +153,11 @@ class BucketedGradients:
         def arrived(parameter: torch.Tensor) -> None:
             gradient = parameter.grad
             assert gradient is not None
-            if gradient.dtype != self.kept_dtype:
+            if gradient.dtype != self.sum_dtype:
                 gradient = self._add(index, gradient)
                 parameter.grad = None
             elif self.in_place and gradient is not self.views[index]:
-                # From here on autograd adds the other micro-batches' gradients in the bucket itself.
+                # From now on autograd adds the other micro-batches' gradients directly into the bucket.
                 parameter.grad = gradient = self.views[index].copy_(gradient)
             if self.last:
                 parameter.grad = None
@@ -165,10 +166,10 @@ class BucketedGradients:
         return arrived
 
     def _add(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """The sum so far, in a wider dtype than the gradients': a bf16 sum would lose small contributions."""
+        """Add a gradient to the sum over micro-batches. A sum in the gradients' bf16 would lose small contributions."""
         if index in self.sums:
             return self.sums[index].add_(gradient)
-        self.sums[index] = self.views[index].copy_(gradient) if self.in_place else gradient.to(self.kept_dtype)
+        self.sums[index] = self.views[index].copy_(gradient) if self.in_place else gradient.to(self.sum_dtype)
         return self.sums[index]
 
     def _completed(self, index: int, gradient: torch.Tensor) -> None:
@@ -185,11 +186,11 @@ class BucketedGradients:
             self.next_bucket += 1
 
     def before_backward(self, *, last: bool, chunk: int = 0) -> None:
-        """See Gradients. Only the chunk's own parameters have hooks that fire."""
+        """See Gradients. `chunk` is not needed: only the hooks of this chunk's parameters run."""
         self.last = last
 
     def reduce(self) -> None:
-        """See Gradients. A parameter that took no part in the loss has a gradient of zero."""
+        """See Gradients. A parameter that did not contribute to the loss has a gradient of zero."""
         for index, parameter in enumerate(self.parameters):
             if index not in self.complete:
                 seen = self.sums.get(index, parameter.grad)
@@ -204,14 +205,14 @@ class BucketedGradients:
         return [self.complete[index] for index in range(len(self.parameters))]
 
     def release(self) -> None:
-        """See Gradients. Buckets are kept for the next step."""
+        """See Gradients. The memory of the buckets is reused in the next step."""
         self.complete.clear()
         self.sums.clear()
         self.missing = [len(bucket) for bucket in self.buckets]
         self.next_bucket = 0
 
     def close(self) -> None:
-        """See Gradients. Threads of a group that is not let go would crash the end of the process."""
+        """See Gradients. Drops the process group, because its threads would crash at the end of the process."""
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()

@@ -1,5 +1,5 @@
-"""In: a module, its blocks, a device mesh. Out: both sharded by torch's fully_shard; when it reduces, what it frees.
-Does not decide what is sharded, in which format or memory: zero does for our models, `own` for those of users."""
+"""In: a module, its blocks, a device mesh. Out: the module, sharded in place by torch's fully_shard, block by block.
+Does not choose ZeRO stage, dtype or memory (host or device): shards.py does; for users' modules own/divide.py does."""
 
 from __future__ import annotations
 
@@ -22,40 +22,41 @@ def shard_units_(
     divisor: float,
     **policies: Any,
 ) -> None:
-    """Shard every block, then what is left of the module; parameters become DTensors, cut along their first dim.
+    """Shard every block, then the rest of the module. Parameters become DTensors, sharded along their first dim.
 
     Args:
-        module: changed in place.
-        blocks: parts of it that are gathered one at a time.
-        mesh: shards; or replicas and shards.
-        freed: units whose gathered weights are freed after their forward pass; others keep them until backward.
-        whole: parameters that every rank keeps as they are.
-        divisor: gradients are sums over the mesh, divided by this.
+        module: the module, changed in place.
+        blocks: submodules that are gathered one at a time.
+        mesh: axis of the shards; or axes of replicas and shards.
+        freed: units whose gathered weights are freed after forward. Other units keep them until backward.
+        whole: parameters that are not sharded.
+        divisor: gradients are summed over the mesh, then divided by this number.
+        policies: further arguments of `fully_shard`.
     """
     for unit in (*blocks, module):
         fully_shard(unit, mesh=mesh, reshard_after_forward=unit in freed, ignored_params=set(whole), **policies)
     for sharded in units(module):
-        # Sums, which every backend can do, then one division: NCCL's mean is not there on CPUs.
+        # A sum and one division, because only NCCL has a mean; gloo, on CPUs, has not.
         sharded.set_gradient_divide_factor(divisor)
         sharded.set_force_sum_reduction_for_comms(True)
     module.register_forward_hook(_free_without_backward)
 
 
 def units(module: nn.Module) -> Iterator[FSDPModule]:
-    """The module and its blocks; none where nothing is sharded."""
+    """The module and its blocks, if they are sharded; none otherwise."""
     return (unit for unit in module.modules() if isinstance(unit, FSDPModule))
 
 
 def own_parameters(unit: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """The parameters of a unit that no other block has."""
+    """The parameters of a unit that belong to no other block."""
     others = {parameter for block in blocks if block is not unit for parameter in block.parameters()}
     return [parameter for parameter in unit.parameters() if parameter not in others]
 
 
 def set_last_backward(module: nn.Module, stage: int, *, last: bool) -> None:
-    """Say whether the next backward pass completes the gradients.
+    """Set whether the next backward pass completes the gradients of the step.
 
-    Until then ZeRO's stage 1 adds whole gradients and sends nothing; stages 1 and 2 keep the gathered weights.
+    Before the last pass, stage 1 adds whole gradients and sends nothing. Stages 1 and 2 keep the gathered weights.
     """
     root = cast(FSDPModule, module)
     root.set_is_last_backward(last)
@@ -66,12 +67,12 @@ def set_last_backward(module: nn.Module, stage: int, *, last: bool) -> None:
 
 
 def free_gathered(module: nn.Module) -> None:
-    """Free gathered weights: from here on the module's parameters are the shards, which optimizers update."""
+    """Free the gathered weights. Afterwards the module's parameters are the shards, which the optimizer updates."""
     for unit in units(module):
         unit.reshard()
 
 
 def _free_without_backward(module: nn.Module, _inputs: object, _output: object) -> None:
-    """Free the gathered weights after a forward pass without gradients: no backward pass will."""
+    """Free the gathered weights after a forward pass without gradients, because no backward pass will free them."""
     if not torch.is_grad_enabled():
         free_gathered(module)

@@ -1,5 +1,6 @@
-"""In: a plan's tensors. Out: master copies and optimizer state, or all that zero has sharded, in the host's memory.
-Does not move a byte itself: train/host_copy does, and torch's fully_shard does where the weights are gathered."""
+"""In: a plan's tensors, parallel.offload. Out: optimizer state and master weights in host memory;
+if parallel.offload is "all", also the weights.
+Does not copy data: train/host_copy does, and torch's fully_shard does for weights that zero gathers."""
 
 from __future__ import annotations
 
@@ -11,31 +12,32 @@ from codescent.strategies.strategy import Candidate, Strategy
 
 
 class Offload(Strategy):
-    """Host memory for master copies and optimizer state (Ren et al. 2021, "ZeRO-Offload", USENIX ATC), and for the
-    weights themselves (Rajbhandari et al. 2021, "ZeRO-Infinity", SC21). The optimizer runs where its state is.
+    """Host memory for master copies and optimizer state (Ren et al. 2021, "ZeRO-Offload", USENIX ATC), and with "all"
+    also for the weights (Rajbhandari et al. 2021, "ZeRO-Infinity", SC21). The optimizer runs where its state is.
 
-    train/machine refuses it on a CPU, so there are no variants for `prove`.
+    train/machine refuses this strategy on a CPU, so it has no variants for `prove`.
     """
 
     def serves(self, run: Candidate | Plan) -> bool:
-        """Where parallel.offload asks for it."""
+        """True if parallel.offload is set."""
         return run.layout.offload != "none"
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
-        """Weights in host memory that are not gathered before they are read."""
+        """Refuse weights in host memory that zero does not gather block by block."""
         degree, stage = candidate.mesh.dp_shard, candidate.layout.zero_stage
         if candidate.layout.offload == "all" and (degree == 1 or stage < 3):
             yield (
-                f'parallel.offload = "all" with dp_shard = {degree} and zero_stage = {stage}: weights '
-                "that are in the host's memory are gathered block by block, which is what zero_stage = 3 with dp_shard "
-                '>= 2 does; take these, or offload = "optimizer"'
+                f'parallel.offload = "all" with dp_shard = {degree} and zero_stage = {stage}: weights in the host\'s '
+                "memory must be gathered block by block, which needs zero_stage = 3 and dp_shard >= 2; "
+                'set these, or offload = "optimizer"'
             )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
-        """Master copies and optimizer state move to the host; with "all" the weights too.
+        """Place master copies and optimizer state in host memory; with "all" also the weights.
 
-        Where zero gathers the weights from the master shards (all stages), the gradients' shards move with them, unless
-        they are whole until they are sent (stage 1). Else the host gets a master copy of the device's weights.
+        If zero gathers the weights from master shards (all stages), the gradients' shards are in host memory, too,
+        unless gradients are whole until they are sent (stage 1). Without zero, the host has a master copy of the
+        device's weights.
         """
         host = Memory.HOST
         if candidate.layout.offload == "all":
@@ -46,7 +48,7 @@ class Offload(Strategy):
         return replace(tensor, gradients_in=host)
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """Gradients to the host and weights back, once in a step. What zero gathers and reduces, zero declares."""
+        """Copies of gradients to the host and of weights back, once per step. Zero declares its own copies."""
         tensors = [tensor for tensor in plan.held_by(stage) if tensor.updated_on_host]
         if not tensors:
             return

@@ -1,5 +1,5 @@
-"""In: shards to gather, gradients to scatter, from torch's fully_shard. Out: both in flight during computation.
-Does not decide what is divided. For devices without streams: on CUDA fully_shard has streams for the same."""
+"""In: fully_shard's weights to all-gather, its gradients to reduce-scatter. Out: both collectives made asynchronous.
+Does not decide what is sharded. Used without CUDA only: on CUDA, fully_shard overlaps its collectives by streams."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from codescent.strategies.collectives import all_gather_into, reduce_scatter_into
 
 
-class GatherAhead:
-    """fully_shard's all-gather, always asynchronous: it waits for what this returns before it reads the weights."""
+class AsyncAllGather:
+    """fully_shard's all-gather, always asynchronous: fully_shard waits for its handle before it reads weights."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for the gathered weights."""
@@ -26,31 +26,34 @@ class GatherAhead:
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
-        """Begin to gather."""
+        """Start the all-gather."""
         return all_gather_into(output_tensor, input_tensor, group=group, async_op=True)
 
 
 @dataclass
 class Reduction:
-    """Gradients of one unit in flight: reduce-scattered over the shards, then all-reduced over the replicas.
+    """Gradients of one unit, being reduce-scattered over the shards and then all-reduced over the replicas.
 
-    `shard` is what fully_shard takes for the gradients of the unit's `parameters`; `wire` is the same in the dtype in
-    which it is sent. `whole`, what is scattered, is kept until it has left. `scattering` and `adding` (None until the
-    all-reduce has begun) are waited for.
+    Attributes:
+        parameters: the unit's shards.
+        shard: memory that fully_shard uses as the gradients of `parameters`.
+        wire: result of the collectives, in the dtype in which gradients are sent; it may be `shard`.
+        whole: input of the reduce-scatter. Its memory must live until it has been sent.
+        reduce_scatter, all_reduce: handles of the collectives; None: the all-reduce has not started.
     """
 
     parameters: Sequence[nn.Parameter]
     shard: torch.Tensor
     wire: torch.Tensor
     whole: torch.Tensor
-    scattering: Any
-    adding: Any = None
+    reduce_scatter: Any
+    all_reduce: Any = None
 
 
 class GradientsInFlight:
-    """The reductions under way of a chunk, in one order on every rank, and the sums of those that are done.
+    """The unfinished reductions of a chunk, in the same order on every rank, and the sums of the finished ones.
 
-    `wire_dtype` is that in which gradients are sent; fully_shard believes that it is that of the shards.
+    `wire_dtype`: dtype in which gradients are sent. (fully_shard assumes that it is the dtype of the shards.)
     """
 
     def __init__(self, replicas: dist.ProcessGroup | None, wire_dtype: torch.dtype) -> None:
@@ -59,13 +62,13 @@ class GradientsInFlight:
         self.sums: dict[nn.Parameter, torch.Tensor] = {}
 
     def advance(self) -> None:
-        """Finish the reductions that are in their last collective; begin the all-reduce of the others."""
-        while self.reductions and (self.replicas is None or self.reductions[0].adding is not None):
+        """Finish the reductions that are in their last collective. Start the all-reduce of the others."""
+        while self.reductions and (self.replicas is None or self.reductions[0].all_reduce is not None):
             self._finish(self.reductions.popleft())
         if self.replicas is not None:
             for reduction in self.reductions:
-                reduction.scattering.wait()
-                reduction.adding = dist.all_reduce(reduction.wire, group=self.replicas, async_op=True)
+                reduction.reduce_scatter.wait()
+                reduction.all_reduce = dist.all_reduce(reduction.wire, group=self.replicas, async_op=True)
 
     def finish(self) -> None:
         """Wait for every reduction."""
@@ -73,8 +76,8 @@ class GradientsInFlight:
             self.advance()
 
     def _finish(self, reduction: Reduction) -> None:
-        """Move finished shards from `.grad` into `sums`: the next backward would add to a buffer still in flight."""
-        (reduction.adding or reduction.scattering).wait()
+        """Add a finished reduction to `sums` and clear `.grad`: the next backward must not add to this buffer."""
+        (reduction.all_reduce or reduction.reduce_scatter).wait()
         if reduction.shard is not reduction.wire:
             reduction.shard.copy_(reduction.wire)
         for parameter in reduction.parameters:
@@ -84,16 +87,16 @@ class GradientsInFlight:
                 parameter.grad = None
 
     def close(self) -> None:
-        """Let go of the process group."""
+        """Drop the reductions and the process group."""
         self.reductions.clear()
         self.replicas = None
 
 
-class ReduceBehind:
-    """fully_shard's asynchronous reduce-scatter of one unit: fully_shard goes on with views of memory filled later.
+class AsyncReduceScatter:
+    """fully_shard's reduce-scatter of one unit, asynchronous: fully_shard continues before its output has values.
 
-    The all-reduce of the unit to which backward comes `last` begins at once: no other unit's backward could hide it.
-    `parameters` are the unit's shards, once they have memory.
+    `last`: this unit is the last in backward. Then its all-reduce starts at once, because no other backward can hide
+    it. `parameters`: the unit's shards, set as soon as they have memory.
     """
 
     def __init__(self, in_flight: GradientsInFlight, *, last: bool) -> None:
@@ -102,7 +105,7 @@ class ReduceBehind:
         self.allocates_input = True
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for what is scattered, then for what arrives: fully_shard asks for the two in turn."""
+        """Memory for the collective's input, at the next call for its output: fully_shard asks for them in turn."""
         dtype = self.in_flight.wire_dtype if self.allocates_input else dtype
         self.allocates_input = not self.allocates_input
         return torch.empty(size, dtype=dtype, device=device)
@@ -115,7 +118,7 @@ class ReduceBehind:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Begin to scatter; the units before it go on to their next collective."""
+        """Start the reduce-scatter, and the next collective of the units before this one."""
         same = output_tensor.dtype == input_tensor.dtype
         wire = output_tensor if same else torch.empty_like(output_tensor, dtype=input_tensor.dtype)
         work = reduce_scatter_into(wire, input_tensor, op=dist.ReduceOp.SUM, group=group, async_op=True)
@@ -126,7 +129,7 @@ class ReduceBehind:
 
 
 def local_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part of the gradient; zeros where the parameter took no part in the loss."""
+    """This rank's shard of the gradient; zeros if the parameter did not contribute to the loss."""
     assert isinstance(parameter, DTensor)
     gradient = parameter.grad
     if gradient is None:

@@ -1,5 +1,6 @@
-"""In: a strategy's gradients, some of them partial sums on each rank of a group. Out: those all-reduced.
-Does not decide which ones are partial: `TensorPlan.partial` says."""
+"""In: a rank's gradients, and which are partial: several ranks of tp or pp hold the same tensor, and each computes
+one term of its gradient (pp: an embedding that first and last stage share). Out: the partial gradients, all-reduced.
+Does not decide which gradients are partial: `TensorPlan.partial` does."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from codescent.strategies.strategy import Gradients
 
 
 class PartialGradients:
-    """Adds those of `before.collect()` at `indices`, of which each rank of a group has a part, by one all-reduce."""
+    """Wrap gradients: sum those of `before.collect()` at `indices` over the ranks of a group, by one all-reduce."""
 
     def __init__(self, before: Gradients, indices: Sequence[int], group: dist.ProcessGroup) -> None:
         self.before, self.indices = before, list(indices)
@@ -26,7 +27,7 @@ class PartialGradients:
     def reduce(self) -> None:
         """See Gradients."""
         self.before.reduce()
-        # Kept: `collect` makes new zeros each time for a parameter that took no part in the loss.
+        # Saved, because `collect` returns new zeros each time for a parameter that did not contribute to the loss.
         self.collected = self.before.collect()
         parts = [self.collected[index] for index in self.indices]
         if len(parts) == 1 and parts[0].is_contiguous():

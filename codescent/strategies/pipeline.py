@@ -1,5 +1,5 @@
-"""In: the pp axis, a schedule's name, what each depth of the model costs. Out: the model's stages, and their lists.
-Does not make the lists (plan/pipeline does) and sends no activation (train/messages does, where the lists say so)."""
+"""In: the mesh axis pp, the name of a schedule, FLOPs per layer. Out: each stage's layers and its instruction list.
+Does not define the order of a schedule (plan/pipeline does) or send activations (train/messages does)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Pipeline(Strategy):
-    """Each rank of the axis has some of the layers; micro-batches follow each other through them.
+    """Pipeline parallelism: each rank of the axis holds some of the layers. Micro-batches pass from rank to rank.
 
     Huang et al. 2019, "GPipe"; Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters".
     """
@@ -34,16 +34,13 @@ class Pipeline(Strategy):
     )
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
-        """Impossible schedules, fewer layers than stages, gradients that come too late for zero to reduce."""
+        """Refuse impossible schedules, fewer layers than stages, and weight gradients that zero could not reduce."""
         layout, degree = candidate.layout, candidate.mesh.pp
         if _cut_between(layout) and not candidate.model.encoder_layers:
-            yield (
-                'parallel.cut = "encoder-decoder": this model has no encoder beside its decoder; take parallel.cut = '
-                '"cost"'
-            )
+            yield ('parallel.cut = "encoder-decoder": this model is not an encoder-decoder; set parallel.cut = "cost"')
         elif _cut_between(layout) and degree == 1:
             yield (
-                'parallel.cut = "encoder-decoder": with parallel.pp = 1 nothing is cut; nearest that would do: '
+                'parallel.cut = "encoder-decoder": parallel.pp = 1 does not cut the model; nearest that would do: '
                 'parallel.pp = 2, or parallel.cut = "cost"'
             )
         if degree == 1:
@@ -64,12 +61,12 @@ class Pipeline(Strategy):
         if layout.schedule == "zero-bubble" and candidate.mesh.dp_shard > 1:
             yield (
                 f'parallel.schedule = "zero-bubble" with dp_shard = {candidate.mesh.dp_shard}: fully_shard reduces '
-                "gradients in the input part of backward, where those of the weight part are not there yet; take "
-                'schedule = "1f1b", or dp_replicate in place of dp_shard'
+                "gradients in the input part of backward, before the weight part computes them; set "
+                'schedule = "1f1b", or dp_replicate instead of dp_shard'
             )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
-        """The stages whose depths read a tensor hold it. Where these are several, each has a partial gradient."""
+        """A stage holds the tensors that its depths read. If several stages hold one, its gradients are partial."""
         degree, parts = candidate.mesh.pp, _depths(candidate)
         stages = sorted(
             number
@@ -82,7 +79,7 @@ class Pipeline(Strategy):
         return replace(tensor, partial=(*tensor.partial, axis))
 
     def schedule(self, schedule: Schedule, candidate: Candidate) -> Schedule:
-        """Each stage's list, and the depths of each virtual stage."""
+        """Each stage's instruction list, and the depths of each virtual stage."""
         layout, microbatches = candidate.layout, candidate.work.num_microbatches
         lists = pipeline(
             layout.schedule, candidate.mesh.pp, microbatches, layout.virtual_stages, all_load=candidate.task.extras
@@ -90,7 +87,7 @@ class Pipeline(Strategy):
         return replace(lists, depths=_depths(candidate))
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """A send for every SEND of the list: the residual stream of a micro-batch, as much of it as a rank has."""
+        """One message for every SEND instruction: the rank's part of a micro-batch's residual stream."""
         work, mesh = plan.work, plan.mesh
         rows = work.seq_len // mesh.cp // (mesh.tp if plan.layout.sequence_parallel else 1)
         message_bytes = work.microbatch_size * rows * plan.model.hidden_dim * DTYPE_BYTES[work.precision]
@@ -104,7 +101,7 @@ class Pipeline(Strategy):
             yield Traffic(Collective.SEND, axis, message_bytes, precision, verb, during, what, times)
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
-        """Models are built of a stage's depths already. With zero-bubble, layers defer weight gradients."""
+        """With zero-bubble, make layers defer weight gradients. The part has only its stage's depths already."""
         if this_rank.plan.layout.schedule == "zero-bubble":
             deferred: list[Any] = []
             for layer in part.modules():
@@ -113,7 +110,7 @@ class Pipeline(Strategy):
 
 
 def _batch_keys(candidate: Candidate) -> str:
-    """The keys to set for a number of micro-batches that is a multiple of the stages."""
+    """Config keys that give a number of micro-batches that is a multiple of the stages, as text."""
     size, batch = candidate.microbatch_size, candidate.work.global_batch_size
     ranks = candidate.mesh.dp * candidate.mesh.pp
     if size is None and batch % ranks == 0:
@@ -123,7 +120,7 @@ def _batch_keys(candidate: Candidate) -> str:
 
 
 def _chunks(layout: Layout) -> int:
-    """Virtual stages on each rank, as many as the schedule can have."""
+    """Number of virtual stages on each rank; 1 unless the schedule is interleaved."""
     return layout.virtual_stages if layout.schedule == "interleaved" else 1
 
 
@@ -132,7 +129,7 @@ def _cut_between(layout: Layout) -> bool:
 
 
 def _depths(candidate: Candidate) -> tuple[tuple[int, int], ...]:
-    """First depth and end of each virtual stage, by `cut`; or `cut_at` the first layer of the decoder."""
+    """First depth and end of each virtual stage: equal costs (`cut`), or cut at the first decoder layer (`cut_at`)."""
     costs, parts = candidate.model.forward_flops, candidate.mesh.pp * candidate.layout.virtual_stages
     between = _cut_between(candidate.layout)
     return cut_at(costs, parts, candidate.model.encoder_layers + 1) if between else cut(costs, parts)

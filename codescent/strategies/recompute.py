@@ -1,5 +1,5 @@
-"""In: a module on the meta device. Out: the same, keeping fewer activations: backward recomputes the others.
-Does not divide anything: it serves no mesh axis, changes no tensor of the plan and sends nothing."""
+"""In: a model's torch module. Out: the module with activation checkpointing: backward recomputes activations.
+Does not split anything over ranks: it has no mesh axis, changes no tensor of the plan and sends nothing."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 class Recompute(Strategy):
     """Activation checkpointing.
 
-    full: of a block only its input is kept (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"): one
-    more forward pass of the blocks, 4/3 of the FLOPs. selective: GELU or SwiGLU, and attention probabilities, the
-    largest activations for the fewest FLOPs (Korthikanti et al. 2022, "Reducing Activation Recomputation", section 5).
+    full: saves only the input of each block (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"). It
+    costs one more forward pass of the blocks, 4/3 of the FLOPs. selective: recomputes only GELU or SwiGLU and
+    attention probabilities. They are the largest activations and cost few FLOPs (Korthikanti et al. 2022, "Reducing
+    Activation Recomputation", section 5).
     """
 
     variants = ({"recompute": "selective"}, {"recompute": "full"})
 
     def serves(self, run: Candidate | Plan) -> bool:
-        """Where parallel.recompute asks for it."""
+        """True if parallel.recompute is set."""
         return run.layout.recompute != "none"
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
-        """Checkpoint the forward pass of each block, or switch on recomputation in the layers that can."""
+        """Checkpoint the forward pass of each block, or set `recompute` in the layers that have this attribute."""
         from torch import nn  # noqa: PLC0415 - keeps torch out of planning
         from torch.utils.checkpoint import checkpoint  # noqa: PLC0415
 
@@ -36,8 +37,8 @@ class Recompute(Strategy):
         assert isinstance(blocks, nn.ModuleDict)
         for block in blocks.values():
             if this_rank.plan.layout.recompute == "full":
-                # Not the module's call but its forward: hooks of strategies applied later must not run twice. Dropout
-                # masks are functions of keys: there is no random state to restore.
+                # Checkpoint `forward`, not the module: hooks of later strategies must not run twice. Dropout masks are
+                # functions of keys, so there is no random state to restore.
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
                 continue
             for layer in block.modules():

@@ -1,5 +1,5 @@
-"""In: a length or a degree that a strategy refuses. Out: the nearest that would do, in words.
-Does not refuse anything."""
+"""In: a sequence length, or a size of a mesh axis, that a strategy cannot use. Out: the nearest usable sizes, as text.
+Does not decide what is usable: strategies do. The text is a part of an error message."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from codescent.strategies.strategy import Candidate
 
-LARGEST_DEGREE = 1 << 14  # no model has as many heads, layers or slices of a sequence: larger ones are not tried
+LARGEST_DEGREE = 1 << 14  # larger degrees are not tried: models have fewer heads, layers and slices of a sequence
 
 
 def near_lengths(value: int, factor: int) -> str:
-    """The nearest multiples of `factor`, in positions; more positions also need a larger model.seq_len."""
+    """The nearest multiples of `factor`, as text, in positions. More positions also need a larger model.seq_len."""
     below, above = value // factor * factor, -(-value // factor) * factor
     longer = f"{above} positions (model.seq_len at least that)"
     return f"{below} positions (data.seq_len), or {longer}" if below else longer
 
 
 def near_degrees(candidate: Candidate, axis: str, most: int, fits: Callable[[Candidate], bool]) -> str:
-    """The nearest degrees of an axis that fit, one below and one above the candidate's, up to `most`, in words.
+    """The nearest degrees of an axis for which `fits` is true, as text: one below and one above the candidate's.
 
-    Degrees that the run's number of ranks allows come first. Each names the dp_replicate or the ranks that go with it.
+    No degree is above `most`. Degrees that are possible on the run's ranks come first, with their dp_replicate. Other
+    degrees come with the number of ranks that they need.
     """
     degree = candidate.mesh.degree(axis)
 

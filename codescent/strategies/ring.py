@@ -1,5 +1,6 @@
-"""In: queries, keys and values of this rank's part of a sequence. Out: exact causal attention over all of the sequence.
-Does not know which positions a rank has, nor how a tile is computed: `causal_tiles` does."""
+"""In: queries, keys and values of this rank's positions. Out: causal attention of the queries to the keys of all ranks.
+It exchanges keys and values between the ranks, by a ring or an all-gather.
+Does not compute the attention to the keys of one rank, or choose a rank's positions: causal_tiles.py does both."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from torch.autograd.function import once_differentiable
 from codescent.strategies.causal_tiles import CausalTiles
 from codescent.strategies.collectives import all_gather_into, reduce_scatter_into
 
-# Shapes: B samples, H query heads, G key-value heads, T positions of this rank, K head_dim; 2 are keys and values;
-# inside P = B * G and R = H / G, as in `causal_tiles`.
-_KEYS_VALUES, _GRADIENTS = 0, 1  # tags of messages: both may be under way between the same two ranks
+# Shapes: B samples, H query heads, G key-value heads, T positions of this rank, K head_dim; 2: keys and values. P = B *
+# G and R = H / G, as in `causal_tiles`.
+_KEYS_VALUES, _GRADIENTS = 0, 1  # tags of messages: both may be in flight between the same two ranks
 
 
 AddGradient = Callable[[int, Tensor, Tensor], None]
@@ -33,45 +34,48 @@ class Exchange(ABC):
 
     @abstractmethod
     def visits(self, kv_2BGTK: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Each rank of the group with its kv: this rank first, then the one before it, and so on."""
+        """Yield each rank of the group with its kv: first this rank, then the rank before it, and so on."""
 
     @abstractmethod
     def gradient(self, kv_2BGTK: Tensor, add: AddGradient) -> Tensor:
-        """The sum over the ranks of what they add to the gradient of this rank's kv, in at least fp32."""
+        """The gradient of this rank's kv: the sum of what each rank adds, in at least fp32."""
 
 
 class Ring(Exchange):
-    """Each rank sends the keys and values that it has to the next one, while it computes with them (Liu, Zaharia and
+    """Each rank sends its current keys and values to the next rank, while it computes with them (Liu, Zaharia and
     Abbeel 2023, "Ring Attention with Blockwise Transformers")."""
 
     def visits(self, kv_2BGTK: Tensor) -> Iterator[tuple[int, Tensor]]:
         """See Exchange."""
         degree, index = self.group.size(), self.group.rank()
         for hop in range(degree - 1):
-            following = _HandOn(kv_2BGTK, self.group, _KEYS_VALUES)
+            message = _RingMessage(kv_2BGTK, self.group, _KEYS_VALUES)
             yield (index - hop) % degree, kv_2BGTK
-            kv_2BGTK = following.arrived()
+            kv_2BGTK = message.wait()
         yield (index + 1) % degree, kv_2BGTK
 
     def gradient(self, kv_2BGTK: Tensor, add: AddGradient) -> Tensor:
-        """See Exchange. A sum follows its kv from rank to rank, and returns from the last; the own part stays."""
+        """See Exchange. The sum for a kv moves with it from rank to rank; the last rank sends it back to the kv's rank.
+
+        That rank then adds its own part.
+        """
         own: Tensor | None = None
-        travelling: _HandOn | None = None
+        message: _RingMessage | None = None
         for source, visitor_2BGTK in self.visits(kv_2BGTK):
             d_kv_2BGTK = torch.zeros_like(visitor_2BGTK, dtype=_wide(visitor_2BGTK))
             add(source, visitor_2BGTK, d_kv_2BGTK)
             if own is None:
                 own = d_kv_2BGTK
                 continue
-            if travelling is not None:
-                d_kv_2BGTK += travelling.arrived()
-            travelling = _HandOn(d_kv_2BGTK, self.group, _GRADIENTS)
+            if message is not None:
+                d_kv_2BGTK += message.wait()
+            message = _RingMessage(d_kv_2BGTK, self.group, _GRADIENTS)
         assert own is not None
-        return own if travelling is None else own.add_(travelling.arrived())
+        return own if message is None else own.add_(message.wait())
 
 
-class _HandOn:
-    """A tensor sent to the next rank of the ring, and one like it received from the rank before, posted together."""
+class _RingMessage:
+    """Start to send a tensor to the next rank of the ring, and to receive one of its shape from the rank before."""
 
     def __init__(self, tensor: Tensor, group: dist.ProcessGroup, tag: int) -> None:
         following, preceding = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
@@ -83,8 +87,8 @@ class _HandOn:
             ]
         )
 
-    def arrived(self) -> Tensor:
-        """What the rank before has sent; what was sent may be overwritten now."""
+    def wait(self) -> Tensor:
+        """Wait for both transfers and return the received tensor. The sent tensor may then be overwritten."""
         for work in self.works:
             work.wait()
         return self.received
@@ -94,8 +98,8 @@ class Gather(Exchange):
     """One all-gather of keys and values, one reduce-scatter of their gradients (Llama team 2024, "The Llama 3 Herd of
     Models", section 3.3.2).
 
-    Nothing hides them, and keys and values of the whole sequence are in memory for a while. Backward gathers them
-    again, so that no layer keeps them.
+    No computation hides them, and the keys and values of the whole sequence are in memory for a while. Backward gathers
+    them again, so no layer saves them.
     """
 
     def visits(self, kv_2BGTK: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -123,7 +127,7 @@ class Gather(Exchange):
         return d_kv_2BGTK
 
 
-# Compiled code stops before it and goes on after it: messages leave in the order of this file, on every rank.
+# torch.compile breaks the graph here, so that messages are sent in the order of this file on every rank.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def split_attention(
     q_BHTK: Tensor,
@@ -135,16 +139,17 @@ def split_attention(
     *,
     first_head: int = 0,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(K)) v over the positions up to each one, of a sequence split over ranks: [B, H, T, K].
+    """Causal attention softmax(q k^T / sqrt(K)) v over a sequence that is split over ranks: [B, H, T, K].
 
-    Each rank holds the positions of `causal_tiles.balanced_positions`. Every exchange gives the same, to the bit; what
-    it sends is `context_parallel.exchange_traffic`. Query head h reads key-value head h // (H / G).
+    Each rank holds the positions of `causal_tiles.balanced_positions`. Every `Exchange` gives the same result, bitwise.
+    `context_parallel.exchange_traffic` declares what it sends. Query head h reads key-value head h // (H / G).
 
     Args:
-        exchange: among the ranks that share the sequence, in its order; of one rank nothing is sent.
-        keys_B: keys of the dropout of the probabilities, the same on every rank; None drops nothing.
+        q_BHTK, k_BGTK, v_BGTK: queries, keys and values of this rank's positions.
+        exchange: exchange over the ranks that share the sequence, in the sequence's order. One rank sends nothing.
+        keys_B: dropout keys for the probabilities, the same on every rank; None: no dropout.
         dropout: probability of being dropped.
-        first_head: number of this rank's first query head in the whole layer: where dropout begins.
+        first_head: index of this rank's first query head in the whole layer; dropout masks depend on it.
     """
     group = exchange.group
     tiles = CausalTiles(group.size(), group.rank(), q_BHTK.shape[2], keys_B, dropout, first_head)
@@ -153,7 +158,7 @@ def split_attention(
 
 
 class SplitAttention(torch.autograd.Function):
-    """See `split_attention`. Backward keeps q, k, v and y of this rank, and a number per query and head."""
+    """See `split_attention`. Forward saves q, k, v and y of this rank, and one number per query and head."""
 
     @staticmethod
     def forward(
@@ -191,12 +196,12 @@ class SplitAttention(torch.autograd.Function):
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
-    """Dtype of sums over keys: bf16 would lose the small ones."""
+    """Dtype of sums over keys: in bf16, small terms would be lost."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _by_pairs(x_BHTK: Tensor, kv_2BGTK: Tensor, factor: float) -> Tensor:
-    """x times the factor, contiguous, by pairs of sample and key-value head: [P, R, T, K]."""
+    """x times the factor, contiguous, ordered by pairs of sample and key-value head: [P, R, T, K]."""
     _, batch, kv_heads, length, head_dim = kv_2BGTK.shape
     scaled_BHTK = torch.mul(x_BHTK, factor, out=x_BHTK.new_empty(x_BHTK.shape))
     return scaled_BHTK.view(batch * kv_heads, -1, length, head_dim)

@@ -1,5 +1,6 @@
-"""In: activations, and the ranks that share a layer. Out: the same gathered, divided or summed; gradients likewise.
-Does not compute anything of a layer: these are the points of a tensor-parallel model at which its ranks communicate."""
+"""In: activations, a tensor-parallel group. Out: activations, all-gathered, reduce-scattered or all-reduced.
+The backward pass of each function communicates what the gradients need.
+Does not compute any part of a layer: these functions are the communication of tensor and sequence parallelism."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ from codescent.strategies.collectives import all_gather_into, reduce_scatter_int
 
 # Shapes: B samples, T positions, t = T / degree positions of this rank, D hidden_dim, n ranks of the group (degree).
 #
-# Two pairs of conjugate operators (Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2): what
-# one does forward, the other does backward. `enter` and `leave` (f and f-bar; Shoeybi et al. 2019, "Megatron-LM",
-# section 3) surround divided matrices whose input and output are whole on every rank. With `gather_sequence` and
-# `scatter_sum` (g and g-bar) what lies between such parts is divided along the sequence, for as many bytes.
+# Two pairs of conjugate operators (Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2): the
+# forward of one is the backward of the other. `enter` and `leave` (f and f-bar; Shoeybi et al. 2019, "Megatron-LM",
+# section 3) surround split matrices whose input and output are whole on every rank. With `gather_sequence` and
+# `scatter_sum` (g and g-bar) activations outside the split matrices are split along the sequence. They send as many
+# bytes.
 #
 # Each operator is ONE collective in the tensor's own dtype, of S = B * T * D * itemsize bytes (Traffic.payload_bytes):
 #
@@ -29,32 +31,32 @@ from codescent.strategies.collectives import all_gather_into, reduce_scatter_int
 #     leave            ALL_REDUCE      -
 #     gather_alike     ALL_GATHER      -
 #
-# Nothing is sent, nor copied, in a group of one rank. Where no gradient flows to the input, backward does not happen:
-# whether it does must be the same on every rank of the group.
+# A group of one rank sends and copies nothing. If the input needs no gradient, backward does not run. So the input must
+# need a gradient either on all ranks of the group, or on none.
 
 
 def gather_sequence(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """x_BTD: every rank's positions, in the order of the ranks; backward sums the gradients and scatters them."""
+    """x_BTD: the positions of all ranks, in the order of the ranks. Backward sums the gradients and scatters them."""
     return _Conjugates.of(x_BtD, group, _gathered, _summed_part)
 
 
 def gather_alike(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """x_BTD: every rank's positions, of which each rank computes the same: backward takes this rank's part."""
+    """x_BTD: the positions of all ranks. Every rank must then compute the same; backward takes this rank's part."""
     return _Conjugates.of(x_BtD, group, _gathered, _own_part)
 
 
 def scatter_sum(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """x_BtD: this rank's positions of the sum of every rank's x_BTD (T a multiple of the degree); backward gathers."""
+    """x_BtD: this rank's positions of the sum of all ranks' x_BTD (T a multiple of the degree). Backward gathers."""
     return _Conjugates.of(x_BTD, group, _summed_part, _gathered)
 
 
 def enter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """x, the same on every rank; backward sums the gradients of what each rank makes of it."""
+    """x, which is the same on every rank. Backward sums the gradients of all ranks."""
     return _Conjugates.of(x, group, _same, _summed)
 
 
 def leave(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum of every rank's x; its gradient is that of each x."""
+    """The sum of all ranks' x. Backward passes the gradient on to each x unchanged."""
     return _Conjugates.of(x, group, _summed, _gradient_as_it_is)
 
 
@@ -62,11 +64,11 @@ Act = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
 
 class _Conjugates(torch.autograd.Function):
-    """A collective in forward, its conjugate in backward."""
+    """One function in forward, its conjugate in backward."""
 
     @staticmethod
     def of(x: Tensor, group: dist.ProcessGroup, forward: Act, backward: Act) -> Tensor:
-        """x itself in a group of one rank."""
+        """Apply `forward` to x, and `backward` to its gradient. In a group of one rank, return x itself."""
         if group.size() == 1:
             return x
         out: Tensor = _Conjugates.apply(x, group, forward, backward)  # type: ignore[no-untyped-call]
@@ -74,27 +76,27 @@ class _Conjugates(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, forward: Act, backward: Act) -> Tensor:
-        """The act on x."""
+        """Apply `forward` to x."""
         ctx.group, ctx.conjugate = group, backward
         return forward(x, group)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_x: Tensor) -> tuple[Tensor, None, None, None]:
-        """The conjugate on the gradient."""
+        """Apply the conjugate to the gradient."""
         return ctx.conjugate(d_x, ctx.group), None, None, None
 
 
 def _gathered(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Ranks arrive outermost; with one sample (B = 1) that is already the order of the positions: no copy."""
+    """All-gather. The received tensor has the ranks as its first dim; with one sample (B = 1), no copy is needed."""
     x_BtD = x_BtD.contiguous()
     parts_nBtD = x_BtD.new_empty(group.size(), *x_BtD.shape)
-    all_gather_into(parts_nBtD.flatten(0, 1), x_BtD, group=group)  # gloo wants rank after rank in one outer dim
+    all_gather_into(parts_nBtD.flatten(0, 1), x_BtD, group=group)  # gloo needs the ranks in one outer dim
     return parts_nBtD.transpose(0, 1).flatten(1, 2)
 
 
 def _summed_part(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Copied only where the parts of the ranks do not lie one after the other (B > 1)."""
+    """Reduce-scatter. It copies x only if the parts of the ranks are not contiguous (B > 1)."""
     parts_nBtD = x_BTD.view(len(x_BTD), group.size(), -1, *x_BTD.shape[2:]).transpose(0, 1).contiguous()
     part_BtD = torch.empty_like(parts_nBtD[0])
     reduce_scatter_into(part_BtD, parts_nBtD.flatten(0, 1), group=group)
@@ -102,7 +104,7 @@ def _summed_part(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """In a copy: others may hold x (autograd hands one gradient to all the terms of a sum)."""
+    """All-reduce into a copy, because x may have other readers (autograd passes one gradient to all terms of a sum)."""
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
@@ -113,7 +115,7 @@ def _own_part(d_x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _same(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """torch 2.13 returns a compiled graph's output that is a view of its input as just that: without our backward."""
+    """x as a new tensor. Compiled code copies: torch 2.13 would return a view of the input without our backward."""
     return x.clone() if torch.compiler.is_compiling() else x.view_as(x)
 
 

@@ -1,4 +1,5 @@
-"""In: a chunk of a model on the meta device. Out: the chunk sharded over dp_shard, and the owner of its gradients.
+"""In: a chunk of a model on the meta device. Out: the chunk, its parameters sharded over dp_shard, still without
+memory; later `ShardedGradients`, the object that reduces the chunk's gradients.
 Does not decide what is sharded (zero does) and does not update weights."""
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import WIDE, Memory
 from codescent.strategies.ddp import replicas
 from codescent.strategies.fully_shard import own_parameters, set_last_backward, shard_units_
-from codescent.strategies.overlap import GatherAhead, GradientsInFlight, ReduceBehind, local_gradient
+from codescent.strategies.overlap import AsyncAllGather, AsyncReduceScatter, GradientsInFlight, local_gradient
 from codescent.strategies.strategy import ThisRank
 
 
 def shard_(module: nn.Module, this_rank: ThisRank, *, wire_dtype: str) -> None:
-    """Shard the parameters of a module, on the meta device, over dp_shard, block by block; they become DTensors.
+    """Shard a module's parameters over dp_shard, block by block. They become DTensors.
 
-    Gradients are sent in `wire_dtype`.
+    The module is on the meta device. Gradients are sent in `wire_dtype`.
     """
     precision, stage = this_rank.plan.work.precision, this_rank.plan.layout.zero_stage
     mesh = _device_mesh(this_rank)
@@ -33,17 +34,17 @@ def shard_(module: nn.Module, this_rank: ThisRank, *, wire_dtype: str) -> None:
         module,
         blocks,
         mesh,
-        # Backward begins with the last block: to free its weights would be to gather them again at once.
+        # Backward begins with the last block. If its weights were freed, they would be gathered again at once.
         freed=blocks[:-1] if stage == 3 else (),
-        # What is not trained has neither gradients nor state to divide: below stage 3 every rank has it as it is.
+        # Below stage 3 parameters that are not trained stay whole: they have no gradients or optimizer state to shard.
         whole=[parameter for parameter in module.parameters() if stage < 3 and not parameter.requires_grad],
-        divisor=1.0,  # gradients are sums over the global batch: the loss is divided by its tokens before
+        divisor=1.0,  # gradients are sums: the loss is already divided by the tokens of the global batch
         mp_policy=MixedPrecisionPolicy(
             param_dtype=torch.bfloat16 if precision == "bf16" else None,
-            # Without streams the reductions are ours, on the dtype of the shards: fully_shard would begin to copy
-            # gradients of another dtype before they have arrived.
+            # Without streams, overlap.py reduces, into the dtype of the shards. With another dtype fully_shard would
+            # convert the gradients before they have arrived.
             reduce_dtype=TORCH_DTYPE[wire_dtype if _has_streams() else WIDE[precision]],
-            cast_forward_inputs=False,  # the model hands over what it computes in
+            cast_forward_inputs=False,  # the model's activations have the right dtype already
         ),
         offload_policy=_offload(this_rank, mesh.device_type),
     )
@@ -53,41 +54,42 @@ def shard_(module: nn.Module, this_rank: ThisRank, *, wire_dtype: str) -> None:
 
 
 def _overlap(module: nn.Module, blocks: Sequence[nn.Module], this_rank: ThisRank, wire_dtype: str) -> None:
-    """Give every unit the asynchronous collectives of overlap.py; the chunk keeps its gradients in flight."""
+    """Set the asynchronous collectives of overlap.py on every unit. Save their state as attributes of the module."""
     others = replicas(this_rank.plan.mesh)
     group = this_rank.groups[others] if this_rank.plan.mesh.degree(others) > 1 else None
     in_flight, reductions = GradientsInFlight(group, TORCH_DTYPE[wire_dtype]), {}
-    # Backward comes to the root last, and before it to the first block: of those that have anything to reduce.
+    # The unit that backward reaches last: the root, else the first block, if it has parameters that are trained.
     last = next((unit for unit in (module, *blocks) if _trained(unit, blocks)), module)
     for unit in (module, *blocks):
-        reductions[unit] = ReduceBehind(in_flight, last=unit is last)
-        cast(FSDPModule, unit).set_custom_all_gather(cast(Any, GatherAhead()))
+        reductions[unit] = AsyncReduceScatter(in_flight, last=unit is last)
+        cast(FSDPModule, unit).set_custom_all_gather(cast(Any, AsyncAllGather()))
         cast(FSDPModule, unit).set_custom_reduce_scatter(cast(Any, reductions[unit]))
     cast(Any, module).in_flight, cast(Any, module).reductions = in_flight, reductions
 
 
 def _trained(unit: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Parameter]:
-    """A unit's own parameters that are trained."""
+    """The trained parameters of a unit, without those of its blocks."""
     return [parameter for parameter in own_parameters(unit, blocks) if parameter.requires_grad]
 
 
 def _offload(this_rank: ThisRank, device: str) -> OffloadPolicy:
-    """Shards in the host's memory, page-locked, or in the device's."""
+    """Policy for shards in device memory, or in host memory (page-locked on CUDA)."""
     if this_rank.tensors[0].gathered_from is Memory.DEVICE:
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=device == "cuda")
 
 
 def _has_streams() -> bool:
-    """Whether fully_shard communicates on streams of its own, beside the computation."""
+    """Whether fully_shard communicates on its own CUDA streams, in parallel with the computation."""
     return torch.cuda.is_available() and "nccl" in dist.get_backend()
 
 
 def _prefetch(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
-    """Gather the weights of the next unit while one computes: in forward the block after, in backward the one before.
+    """Gather the next unit's weights while a unit computes: the next block in forward, the previous one in backward.
 
-    By default fully_shard goes, in backward, by the order of the forward passes so far: with several of a pipeline in
-    flight it would gather in vain after the first block. Here the root follows it, which is there until the end.
+    By default, fully_shard prefetches in backward by the order of all forward passes so far. With several micro-batches
+    of a pipeline in flight, it would gather useless weights after the first block. Here the root is next, whose weights
+    are already gathered.
     """
     forward = [cast(FSDPModule, unit) for unit in (module, *blocks)]
     for unit, following in zip(forward, forward[1:]):
@@ -98,7 +100,7 @@ def _prefetch(module: nn.Module, blocks: Sequence[nn.Module]) -> None:
 
 
 def _device_mesh(this_rank: ThisRank) -> DeviceMesh:
-    """The data-parallel part of the plan's mesh around this rank, on the process groups that there are."""
+    """The device mesh of this rank's data-parallel axes, built from the existing process groups."""
     mesh, shard, others = this_rank.plan.mesh, this_rank.groups["dp_shard"], replicas(this_rank.plan.mesh)
     device = "cuda" if _has_streams() else "cpu"
     if mesh.degree(others) == 1 or not _has_streams():
@@ -110,9 +112,9 @@ def _device_mesh(this_rank: ThisRank) -> DeviceMesh:
 
 
 class ShardedGradients:
-    """Gradients that fully_shard reduces while backward runs: of the sum of all micro-batches in stage 1, else of each.
+    """Gradients that fully_shard reduces while backward runs: in stage 1 once per step, else for each micro-batch.
 
-    `parts` are as `shard_` has left them, their parameters in memory.
+    `parts` were sharded by `shard_`, and their parameters have memory.
     """
 
     def __init__(self, parts: Sequence[nn.Module], stage: int) -> None:
@@ -130,7 +132,7 @@ class ShardedGradients:
         set_last_backward(self.parts[chunk], self.stage, last=last)
 
     def reduce(self) -> None:
-        """See Gradients. Where fully_shard has streams, backward has waited for them already."""
+        """See Gradients. If fully_shard has streams, there is nothing to do: backward has waited for them."""
         for one in self.in_flight:
             one.finish()
 

@@ -1,5 +1,6 @@
-"""In: nothing. Out: the base class of strategies, and what a strategy is given to decide and to act upon.
-Does not name any strategy and does not import torch."""
+"""In: nothing. Out: `Strategy`, the base class; `Candidate` (settings from which a plan may be built), `ThisRank`
+(a rank and its process groups), `Gradients` (the interface of objects that sum gradients over ranks).
+Does not contain a strategy: tensor.py, zero.py and others do. Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan before it is made: enough to refuse it, and to find the nearest one that can be made.
+    """The facts from which a plan is built. Strategies refuse a candidate, or search for the nearest possible one.
 
-    `world_size` counts the ranks of the run. `microbatch_size` is the user's; None: all of a rank's samples.
+    `world_size`: number of ranks of the run. `microbatch_size`: the user's setting; None: all samples of a rank.
     """
 
     mesh: Mesh
@@ -30,7 +31,7 @@ class Candidate:
     microbatch_size: int | None
 
     def on(self, mesh: Mesh) -> Candidate | None:
-        """This candidate on another mesh; None where the batch does not divide among its ranks."""
+        """This candidate with another mesh; None if the ranks cannot have equal parts of the batch."""
         share, rest = divmod(self.work.global_batch_size, mesh.dp)
         size = self.microbatch_size or share
         if rest or share % size:
@@ -41,7 +42,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ThisRank:
-    """A rank of a plan, with its process group of each axis that the plan's traffic names."""
+    """A rank of a plan, with its process group for each axis in the plan's traffic."""
 
     plan: Plan
     rank: int
@@ -59,67 +60,67 @@ class ThisRank:
 
     @property
     def trained(self) -> tuple[TensorPlan, ...]:
-        """The tensors of this stage that are updated; empty where all adapters are on other stages."""
+        """The tensors of this stage that are trained; empty if all adapters are on other stages."""
         return tuple(tensor for tensor in self.tensors if tensor.parameter.trained)
 
 
 class Gradients(Protocol):
-    """The gradients of a step on their way from backward to the optimizer."""
+    """Sums a step's gradients over micro-batches and ranks, between backward and the optimizer."""
 
     def before_backward(self, *, last: bool, chunk: int = 0) -> None:
-        """Called before each backward pass of a chunk; `last` marks the one that completes the chunk's gradients."""
+        """Called before each backward pass of a chunk. `last`: this pass completes the chunk's gradients."""
 
     def reduce(self) -> None:
-        """The REDUCE verb: returns when the gradients are sums over all the ranks that know a part of them."""
+        """The REDUCE verb: wait until the gradients are summed over all ranks that have a part of them."""
 
     def collect(self) -> Sequence[torch.Tensor]:
         """One gradient per trained tensor of this rank's stage, in the plan's order; valid after `reduce`."""
 
     def release(self) -> None:
-        """Forget the gradients, after the optimizer has used them."""
+        """Drop the gradients, after the optimizer has used them."""
 
     def close(self) -> None:
-        """Let go of process groups and parameters, before the process groups are destroyed."""
+        """Drop all references to process groups and parameters, before the process groups are destroyed."""
 
 
 class Strategy:
-    """One way of dividing the work of a step over one mesh axis; without state: it reads its keys from the layout.
+    """One way to divide the work of a step over one mesh axis. It has no state and reads its keys from the layout.
 
-    The methods of this class change nothing. `variants` are values of layout keys that change what it does, not only
-    how fast: `prove` tries each.
+    The methods of this base class change nothing. `variants`: values of layout keys that change the result's
+    computation, not only its speed; `prove` tries each.
     """
 
-    axis: ClassVar[str] = ""  # of the mesh; "" where it divides nothing
+    axis: ClassVar[str] = ""  # mesh axis; "": the strategy splits nothing over ranks
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
 
     def serves(self, run: Candidate | Plan) -> bool:
-        """Whether the run uses it. Where it does not, `place`, `schedule`, `traffic` and `divide` are not called."""
+        """Whether the run uses this strategy. If not, `place`, `schedule`, `traffic` and `divide` are not called."""
         return run.mesh.degree(self.axis) > 1
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
-        """Why it cannot serve `candidate`, in the user's words, each with the nearest values that would do."""
+        """Error messages for values that the strategy does not support, each with the nearest supported values."""
         yield from ()
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
-        """The tensor with the placements and dtypes of its weights, gradients and optimizer state."""
+        """Change the placements and dtypes of a tensor's weights, gradients and optimizer state."""
         return tensor
 
     def schedule(self, schedule: Schedule, candidate: Candidate) -> Schedule:
-        """The instruction lists of the strategies before it in ORDER, with its own changes."""
+        """Change the instruction lists, as the strategies before this one in ORDER have left them."""
         return schedule
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """Every collective that a rank of a pipeline stage issues in a step; the caller fills in `Traffic.stage`."""
+        """Every collective that a rank of a pipeline stage issues in a step. The caller sets `Traffic.stage`."""
         yield from ()
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
-        """Change a chunk of the model, its parameters on the meta device, into what this rank holds of it."""
+        """Reduce a part of the model, on the meta device, to what this rank holds of it."""
 
     def gradients(
         self, parts: Sequence[torch.nn.Module], this_rank: ThisRank, owner: Gradients | None
     ) -> Gradients | None:
-        """The owner of the chunks' gradients, once parameters have memory. Asked of every strategy, in ORDER.
+        """The object that sums the parts' gradients. Called for every strategy, in ORDER; parameters have memory.
 
-        `owner` is that of the strategies before it: return it, wrap it, or make one where it is None.
+        `owner`: the object of the strategies before this one. Return it, wrap it, or create one if it is None.
         """
         return owner

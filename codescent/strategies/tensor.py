@@ -1,5 +1,6 @@
-"""In: the tp axis, the roles of a model's parameters. Out: matrices divided over its ranks, and their collectives.
-Does not name a module of any model, and does no arithmetic (sequence and vocabulary do)."""
+"""In: the mesh axis tp, each parameter's role (how it may be split). Out: tensor parallelism: matrices split over tp,
+and functions, set before and after the matrices, that communicate.
+Does not define these functions (sequence.py and vocabulary.py do), and depends on roles, not on names of parameters."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ DIM: Mapping[Role, int] = {
     Role.ROW: 1,
     Role.ADAPTER_ROW: 1,
 }
-"""The dim that is divided, by role; the others are whole on every rank."""
+"""The dim that is split over ranks, for each role. Parameters of other roles are whole on every rank."""
 
 
 class TensorParallel(Strategy):
-    """Tensor parallelism (Shoeybi et al. 2019, "Megatron-LM", section 3): of a pair of matrices the first is divided by
-    columns (its outputs), the second by rows (its inputs), so that nothing is exchanged between them.
+    """Tensor parallelism (Shoeybi et al. 2019, "Megatron-LM", section 3): matrices come in pairs. The first is split by
+    columns (its outputs), the second by rows (its inputs), so the ranks exchange nothing between the two.
 
-    Sequence parallelism (Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2): outside of these
+    Sequence parallelism (Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2): outside these
     pairs each rank has a part of the sequence.
     """
 
@@ -41,7 +42,7 @@ class TensorParallel(Strategy):
     variants = ({}, {"sequence_parallel": False})
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
-        """Heads that do not divide; with sequence parallelism, positions that do not."""
+        """Refuse heads that cannot be divided equally; with sequence parallelism, also positions."""
         mesh, model, work = candidate.mesh, candidate.model, candidate.work
         degree, cp = mesh.tp, mesh.cp
         if degree == 1:
@@ -64,7 +65,7 @@ class TensorParallel(Strategy):
                 )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
-        """Shards by role. Gradients of whole tensors are partial if the sequence is divided, of adapters always."""
+        """Shard by role. Gradients of whole tensors are partial if the sequence is split; of adapters, always."""
         dim = DIM.get(tensor.parameter.role)
         if dim is not None:
             shard = Placement({**tensor.weights.shards, self.axis: dim})
@@ -75,7 +76,7 @@ class TensorParallel(Strategy):
         return tensor
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """In each micro-batch before and after each pair of matrices, and at both ends of the model; all waited for."""
+        """Collectives of each micro-batch: around each pair of matrices, the embedding and the head. None overlaps."""
         work, model = plan.work, plan.model
         held = [tensor.parameter for tensor in plan.held_by(stage)]
         reads = {depth for part in plan.schedule.parts(stage) for depth in part}
@@ -91,12 +92,12 @@ class TensorParallel(Strategy):
         if vocabulary:
             yield from _losses(plan, round(tokens * plan.task.head_share))
         for small in held if plan.layout.sequence_parallel and head in reads else ():
-            if small.role is Role.LOGITS:  # each rank makes the outputs of its own positions
+            if small.role is Role.LOGITS:  # each rank computes the outputs of its own positions
                 numel = tokens * small.shape[0]
                 yield _record(plan, Collective.ALL_GATHER, numel, Verb.FORWARD, "logits of all positions")
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
-        """Parameters shrink to this rank's part; matrices get their collectives before or after them."""
+        """Shrink parameters to this rank's shards, and set the collectives before or after each matrix."""
         import torch  # noqa: PLC0415 - keeps torch out of planning
 
         from codescent.strategies.sequence import enter, gather_sequence, leave, scatter_sum  # noqa: PLC0415
@@ -124,7 +125,7 @@ class TensorParallel(Strategy):
         reading = cast(Any, part)
         reading.vocabulary = SplitVocabulary(group, plan.model.vocab_size, sequence_parallel=splits)
         if splits:
-            if plan.work.streams:  # a part of each sequence; the embedding reads the tokens of a rank side by side
+            if plan.work.streams:  # each rank has a part of each sequence; its tokens are adjacent in the embedding
                 sequences = torch.split(torch.arange(plan.work.seq_len), list(plan.work.streams))
                 parts = [sequence.chunk(degree) for sequence in sequences]
                 reading.tokens_T = torch.cat([part[rank] for rank in range(degree) for part in parts])
@@ -140,7 +141,7 @@ def _fits(candidate: Candidate) -> bool:
 
 
 def _divided_lengths(candidate: Candidate) -> tuple[int, ...]:
-    """Positions of each sequence of a sample that is divided over tp."""
+    """Lengths of the sequences of a sample that are split over tp; empty without sequence parallelism."""
     work = candidate.work
     return (work.streams or (work.seq_len,)) if candidate.layout.sequence_parallel else ()
 
@@ -148,7 +149,7 @@ def _divided_lengths(candidate: Candidate) -> tuple[int, ...]:
 def _record(
     plan: Plan, collective: Collective, numel: int, verb: Verb, what: str, times: int = 1, dtype: str = ""
 ) -> Traffic:
-    """A collective of every micro-batch; default dtype: that of activations."""
+    """A collective, `times` in each micro-batch. `dtype` "": that of activations."""
     dtype, times = dtype or plan.work.precision, times * plan.work.num_microbatches
     return Traffic(collective, TensorParallel.axis, numel * DTYPE_BYTES[dtype], dtype, verb, None, what, times)
 
@@ -156,7 +157,7 @@ def _record(
 def _exchanges(
     plan: Plan, held: Sequence[Parameter], embeddings: Sequence[Parameter], stream: int | None, heads: int
 ) -> Iterator[tuple[Verb, Collective, str, int]]:
-    """Verb, collective, what, and how often for each micro-batch, of one sequence's residual stream."""
+    """The collectives of one sequence's residual stream: verb, collective, what is sent, times per micro-batch."""
     splits, full = plan.layout.sequence_parallel, plan.layout.recompute == "full"
     into, out = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) if splits else (None, Collective.ALL_REDUCE)
     forward, backward = Verb.FORWARD, plan.schedule.input_verb
@@ -166,19 +167,22 @@ def _exchanges(
     found = {
         (forward, into, "inputs of matrices divided by columns"): columns + heads,
         (forward, out, "outputs of matrices divided by rows"): rows + len(embeddings),
-        (backward, out, "gradients of inputs"): columns + (0 if _gathers_rows(plan) else heads),
+        (backward, out, "gradients of inputs"): columns + (0 if _reduces_selected_rows(plan) else heads),
         (backward, into, "gradients of outputs"): rows + sum(p.trained for p in embeddings),
-        (backward, into, "inputs, made again"): columns if full else 0,
-        (backward, out, "outputs, made again"): _outputs_made_again(plan, held, stream) if full else 0,
+        (backward, into, "inputs, recomputed"): columns if full else 0,
+        (backward, out, "outputs, recomputed"): _recomputed_outputs(plan, held, stream) if full else 0,
     }
     for (verb, collective, what), times in found.items():
         if collective is not None and times:
             yield verb, collective, what, times
 
 
-def _outputs_made_again(plan: Plan, held: Sequence[Parameter], stream: int | None) -> int:
-    """How many row-parallel outputs are reduced a second time when blocks are recomputed: all but a block's last one,
-    and that one too where backward needs it, for a dropout mask or as the input of a norm."""
+def _recomputed_outputs(plan: Plan, held: Sequence[Parameter], stream: int | None) -> int:
+    """How many row-parallel outputs are reduced a second time when backward recomputes the blocks.
+
+    They are all outputs of a block except the last one. The last output is reduced again only if backward needs it: for
+    dropout, or as the input of a norm.
+    """
     needed: dict[str, bool] = {}
     last: dict[int, str] = {}  # by depth: the latest output so far
     for parameter in held:
@@ -192,14 +196,14 @@ def _outputs_made_again(plan: Plan, held: Sequence[Parameter], stream: int | Non
     return sum(needed.values())
 
 
-def _gathers_rows(plan: Plan) -> bool:
-    """Whether the gradients of the head's input are summed for the positions alone that it reads."""
+def _reduces_selected_rows(plan: Plan) -> bool:
+    """Whether gradients of the head's input are all-reduced only for the positions that the head reads."""
     return not plan.layout.sequence_parallel and plan.task.head_share < 1
 
 
 def _losses(plan: Plan, tokens: int) -> Iterator[Traffic]:
     """Collectives of the loss, chunk by chunk (see `SplitVocabulary`), and of the gradients of selected rows."""
-    if _gathers_rows(plan):
+    if _reduces_selected_rows(plan):
         numel, what = tokens * plan.model.hidden_dim, "gradients of the head's rows"
         yield _record(plan, Collective.ALL_REDUCE, numel, plan.schedule.input_verb, what)
     wide, chunk = WIDE[plan.work.precision], plan.model.head_chunk_tokens or tokens

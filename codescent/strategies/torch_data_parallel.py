@@ -1,5 +1,5 @@
-"""In: a number of devices of one process. Out: torch.nn.DataParallel: forward passes scattered over model replicas.
-Does not use ranks (ddp does; this is here to be compared with it) and copies nothing: `data_parallel_forward` does."""
+"""In: parallel.data_parallel, a number of devices. Out: torch.nn.DataParallel as a strategy, to compare it with DDP.
+Does not start a rank per device: one process uses all devices. `data_parallel_forward` runs the forward pass."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ TOKEN_BYTES = 8
 
 
 class DataParallel(Strategy):
-    """One process, several devices. The first holds everything. Each forward pass copies its weights to the others and
-    scatters the micro-batch; each backward pass adds the gradients on the first and drops the copies (Li et al. 2020,
-    "PyTorch Distributed", VLDB 13(12), section 2.2).
+    """One process with several devices. The first device holds weights, gradients and optimizer state.
 
-    train/machine refuses devices that are not there, so there are no variants for `prove`.
+    Each forward pass copies the weights to the other devices and scatters the micro-batch. Each backward pass sums the
+    gradients on the first device and frees the copies (Li et al. 2020, "PyTorch Distributed", VLDB 13(12), section
+    2.2). train/machine refuses devices that do not exist, so there are no variants for `prove`.
     """
 
     def serves(self, run: Candidate | Plan) -> bool:
-        """Where parallel.data_parallel asks for several devices."""
+        """True if parallel.data_parallel is above 1."""
         return run.layout.data_parallel > 1
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
-        """More than one rank, samples that do not reach every device, blocks that are tied to the first device."""
+        """Refuse several ranks, fewer samples than devices, extra inputs, and recomputation of whole blocks."""
         devices = candidate.layout.data_parallel
         if devices == 1:
             return
@@ -38,7 +38,7 @@ class DataParallel(Strategy):
             axes = " x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES if mesh.degree(axis) > 1)
             yield (
                 f"{key}: torch.nn.DataParallel is one process with all the devices, but the run has {axes} = "
-                f"{mesh.world_size} ranks; leave it out: dp_replicate gives each device a rank of its own"
+                f"{mesh.world_size} ranks; leave it out: dp_replicate gives each device its own rank"
             )
         if size < devices:
             yield (
@@ -47,17 +47,17 @@ class DataParallel(Strategy):
             )
         if candidate.task.extras:
             yield (
-                f"{key}: what this task's samples have beside tokens (lengths) is not scattered; leave it out: "
-                "dp_replicate gives each device a rank of its own"
+                f"{key}: this task's samples have more than tokens (such as lengths), which is not scattered; leave "
+                "it out: dp_replicate gives each device its own rank"
             )
         if candidate.layout.recompute == "full":
             yield (
-                f'{key}: parallel.recompute = "full" makes blocks again with the weights of the first device; take '
+                f'{key}: parallel.recompute = "full" recomputes blocks with the weights of the first device; set '
                 'recompute = "selective", or dp_replicate instead of data_parallel'
             )
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """In every micro-batch weights out, samples out, losses in, gradients in; all of it is waited for."""
+        """Each micro-batch: weights and samples to the devices, losses and gradients back. None of it overlaps."""
         work, devices, precision = plan.work, plan.layout.data_parallel, plan.work.precision
         weights_bytes, wide = plan.num_parameters * DTYPE_BYTES[precision], WIDE[precision]
         samples_bytes = 2 * TOKEN_BYTES * work.microbatch_size * work.seq_len
@@ -72,7 +72,7 @@ class DataParallel(Strategy):
             yield Traffic(collective, "", payload_bytes, dtype, verb, None, what, times, devices=devices)
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
-        """The chunk's forward pass becomes one on every device."""
+        """Replace the part's forward pass by one that runs on all devices."""
         from codescent.strategies.data_parallel_forward import DataParallelForward  # noqa: PLC0415 - needs torch
 
         parallel, changed = DataParallelForward(part, this_rank.plan.layout.data_parallel), cast(Any, part)

@@ -1,5 +1,6 @@
-"""In: the rows of the vocabulary matrix that are this rank's; tokens, or final activations and targets. Out: the same
-as operators/head.py's. Does not gather logits for the loss: ranks exchange three numbers per token."""
+"""In: this rank's rows of the matrix of embedding or head; tokens, or final activations and targets. Out: embeddings,
+or the loss.
+Does not gather logits for the loss: per token, ranks exchange largest logit, sum of exponentials, target's logit."""
 
 from __future__ import annotations
 
@@ -14,21 +15,21 @@ from codescent.operators.head import SoftmaxGradient, head_loss, softmax_in_piec
 from codescent.strategies.collectives import assert_async
 from codescent.strategies.sequence import enter, gather_alike, gather_sequence, leave, scatter_sum
 
-# Shapes: B samples, T positions, t = T / degree positions of this rank, N tokens of a chunk, M rows that are wanted,
+# Shapes: B samples, T positions, t = T / degree positions of this rank, N tokens of a chunk, M selected rows,
 # D hidden_dim, C outputs of a small head, V vocab_size, v rows of the vocabulary matrix on this rank, R tokens of a
 # piece.
-_PIECE_ELEMENTS = 1 << 19  # of wide work at a time: it stays in a CPU's caches
+_PIECE_ELEMENTS = 1 << 19  # elements computed at a time in the wide dtype: they fit in a CPU's caches
 
 
 class SplitVocabulary:
     """The vocabulary-parallel embedding and head (Shoeybi et al. 2019, "Megatron-LM", section 3).
 
-    Rank r holds rows [first, last) of the matrix [V, D], as torch.chunk cuts it; the last ranks may hold none. A group
-    of one rank sends nothing and is as operators/head.py, bitwise. To torch.compile both ends are opaque: it would
-    unroll the loop of chunks with its collectives.
+    Rank r holds rows [first, last) of the matrix [V, D], as torch.chunk cuts it. The last ranks may hold no row. A
+    group of one rank sends nothing, and its results equal those of operators/head.py, bitwise. torch.compile does not
+    see inside `embed` and `loss`: it would unroll the loop of chunks with its collectives.
 
-    Traffic per micro-batch, with S = B * T * D * itemsize(x) bytes in the dtype of x, and W = fp32, or fp64 in fp64
-    (payload bytes; an all-gather's is the gathered buffer):
+    Traffic per micro-batch, with S = B * T * D * itemsize(x) bytes in the dtype of x, and W = fp32, or fp64 for x in
+    fp64 (payload bytes; for an all-gather, those of the gathered buffer):
 
                                  forward                                            backward
         embed, sequence_parallel REDUCE_SCATTER S                                   ALL_GATHER S
@@ -38,15 +39,18 @@ class SplitVocabulary:
         loss, either             of each chunk of N of its B * T tokens: ALL_REDUCE
                                  (max) N * itemsize(W), ALL_REDUCE 2 * N * itemsize(W)  -
 
-    Chunks are of chunk_tokens, the last of the rest; of B * T with chunk_tokens = 0. Without gradients: forward only.
+    A chunk has chunk_tokens tokens, the last chunk the rest; with chunk_tokens = 0, one chunk has all B * T tokens.
+    Without gradients there is only the forward traffic.
 
-    Where only M of the positions are wanted, `every_row` and `loss_of_rows` divide `loss` in two: with
-    sequence_parallel the first gathers, and each rank's gradients between the two are a part of the sum; without it
-    backward of the second reduces the M rows alone. Chunks are of those M.
+    If the head reads only M of the positions, `every_row` and `loss_of_rows` replace `loss`. With sequence_parallel,
+    `every_row` gathers, and between the two functions each rank's gradients are a part of the sum. Without it, backward
+    of `loss_of_rows` reduces only the M rows. Chunks are parts of these M rows.
 
-    With sequence_parallel `every_logit` is an ALL_GATHER of B * T * C * itemsize bytes forward, and nothing backward.
+    With sequence_parallel, `every_logit` is an ALL_GATHER of B * T * C * itemsize bytes forward. Its backward sends
+    nothing.
 
-    With sequence_parallel activations outside are this rank's positions [B, t, D]; else they are whole [B, T, D].
+    With sequence_parallel, activations outside this class are this rank's positions [B, t, D]; else they are whole
+    [B, T, D].
     """
 
     def __init__(self, group: dist.ProcessGroup, vocab_size: int, *, sequence_parallel: bool) -> None:
@@ -59,7 +63,7 @@ class SplitVocabulary:
     def embed(
         self, weight_vD: Tensor, tokens_BT: Tensor, tied_dtype: torch.dtype | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Rows of the tokens, x [B, t, D] or [B, T, D]; each comes from the one rank that holds it, the others add 0.
+        """Embeddings x [B, t, D] or [B, T, D], summed over ranks: a rank adds 0 for the rows that it does not hold.
 
         `tokens_BT` is the same on every rank. `tied_dtype` and the second output [v, D] are those of `tied_embedding`.
         """
@@ -67,7 +71,7 @@ class SplitVocabulary:
         rows_BT, elsewhere_BT = (tokens_BT, None) if alone else self._local(tokens_BT)
         tied_gradient_vD: Tensor | None = None
         if self.first == self.last:
-            # Zeros, yet a function of the weight: backward's collective must take place on this rank too.
+            # Zeros that depend on the weight, so that backward's collective runs on this rank, too.
             x_BTD = weight_vD.sum().expand(*tokens_BT.shape, weight_vD.shape[1])
             tied_gradient_vD = None if tied_dtype is None else weight_vD.to(tied_dtype)
         elif tied_dtype is None:
@@ -110,11 +114,11 @@ class SplitVocabulary:
         )
 
     def every_row(self, x: Tensor) -> Tensor:
-        """The rows [B, T, D] of all positions of x, [B, t, D] or [B, T, D]; some of them go to `loss_of_rows`."""
+        """The rows [B, T, D] of all positions, given x [B, t, D] or [B, T, D]. `loss_of_rows` reads some of them."""
         return gather_sequence(x, self.group) if self.sequence_parallel else x
 
     def every_logit(self, y: Tensor) -> Tensor:
-        """The outputs [B, T, C] of all positions, given y [B, t, C] or all. Every rank then computes the same loss."""
+        """The outputs [B, T, C] of all positions, given y [B, t, C] or [B, T, C]. Every rank computes the same loss."""
         return gather_alike(y, self.group) if self.sequence_parallel else y
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -134,11 +138,11 @@ class SplitVocabulary:
 
     @property
     def _softmax(self) -> SoftmaxGradient | None:
-        """What `head_loss` takes; None in a group of one rank: its own."""
+        """The argument of `head_loss`; None, for its own softmax, in a group of one rank."""
         return None if self.group.size() == 1 else self._softmax_gradient_
 
     def _local(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Each token's row in this rank's part, and which tokens have none (they get the nearest row).
+        """Each token's index in this rank's rows, and a mask of tokens whose row this rank lacks (index: the nearest).
 
         Every rank refuses a token outside the vocabulary, as the one-device model does.
         """
@@ -147,10 +151,11 @@ class SplitVocabulary:
         return rows, (tokens < self.first) | (tokens >= self.last)
 
     def _softmax_gradient_(self, logits_Nv: Tensor, targets_N: Tensor, work: torch.dtype, wants: bool) -> Tensor:
-        """The losses, and the gradient in place of the logits, as in operators/head.py, of columns on all ranks.
+        """A `SoftmaxGradient` (see operators/head.py) over the columns of all ranks.
 
-        With m the largest logit of all, and m' and p' this rank's largest and its softmax among this rank's columns
-        alone, exp(m' - m) / p' is this rank's part of sum exp(z - m): one softmax, and a factor for each row of it.
+        Let m be the largest logit on all ranks, m' the largest logit on this rank, and p' the probability of m' in the
+        softmax over this rank's columns. Then exp(m' - m) / p' is this rank's part of the sum of exp(z - m). So one
+        softmax per rank is enough, with one factor per row.
         """
         num_tokens, columns = logits_Nv.shape
         at_N, elsewhere_N = self._local(targets_N)
@@ -172,12 +177,12 @@ class SplitVocabulary:
         losses_N1 = sums_2N1[0].log() - sums_2N1[1]
 
         if wants and columns:
-            # A few rows at a time: the product of bf16 with a wide factor is wide. (It is rounded once more here.)
+            # A few rows at a time, because the product of bf16 with a wide factor is wide. (It is then rounded again.)
             factor_N1 = part_N1 / sums_2N1[0]
             num_piece_rows = max(1, _PIECE_ELEMENTS // columns)
             for p_Rv, factor_R1 in zip(torch.split(logits_Nv, num_piece_rows), torch.split(factor_N1, num_piece_rows)):
                 p_Rv *= factor_R1
-            # p - 1 at the target, from the loss: exact also where p is nearly 1.
+            # p - 1 at the target, computed from the loss: exact even if p is nearly 1.
             every_N = torch.arange(num_tokens, device=logits_Nv.device)
             at_target_N = torch.expm1(-losses_N1).squeeze(1).to(logits_Nv.dtype)
             logits_Nv[every_N, at_N] = torch.where(elsewhere_N, logits_Nv[every_N, at_N], at_target_N)

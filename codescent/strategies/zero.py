@@ -1,5 +1,6 @@
-"""In: a plan's tensors and the dp_shard axis. Out: ZeRO: optimizer state, gradients and weights sharded over its ranks.
-Does not replicate models (ddp does) and moves no byte itself: torch's fully_shard does, through `shards`."""
+"""In: a plan's tensors, the ZeRO stage. Out: tensors sharded over dp_shard: optimizer state; from stage 2 on
+also gradients; in stage 3 also weights.
+Does not replicate models (ddp does). Does not send data: torch's fully_shard does, called by `shards`."""
 
 from __future__ import annotations
 
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
     import torch
 
 ROOT = 0
-"""The unit of the parameters that belong to no block: the depth of the embedding stands for all of them."""
+"""The number of the unit with all parameters outside the blocks. A block's unit has its depth as number."""
 
 
 def unit_numels(tensors: Sequence[TensorPlan], part: range, mesh: Mesh, num_layers: int) -> dict[int, int]:
-    """Elements sent for each unit of a chunk that has any, first dims padded: the root first, then blocks by depth."""
+    """Elements sent for each unit of a chunk, with first dims padded; the root first, then blocks by depth.
+
+    Units without elements are left out.
+    """
     degree = mesh.dp_shard
     numels: dict[int, int] = {ROOT: 0}
     for tensor in tensors:
@@ -44,22 +48,22 @@ class Zero(Strategy):
     variants = ({"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3})
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
-        """Sums of micro-batches in bf16: small contributions would be lost."""
+        """Refuse sums of micro-batches in bf16, which would lose small contributions."""
         narrow = candidate.layout.reduce_dtype == "bf16"
-        if narrow and self.serves(candidate) and _adds_on_the_wire(candidate):
+        if narrow and self.serves(candidate) and _sums_in_wire_dtype(candidate):
             yield (
                 'parallel.reduce_dtype = "bf16": zero_stage = 1 adds micro-batches in the format in which it sends; '
-                'set it to "auto" or "fp32", take zero_stage = 2, or make train.microbatch_size larger'
+                'set it to "auto" or "fp32", set zero_stage = 2, or make train.microbatch_size larger'
             )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
-        """Shards of the first dim, as torch.chunk cuts it.
+        """Shard the first dim, as torch.chunk cuts it.
 
-        In stage 3 the wide shards that the optimizer updates are the weights; below it they are master copies of the
-        weights that forward reads. What is not trained is sharded in stage 3 alone, in its own dtype.
+        In stage 3 the wide shards that the optimizer updates are the weights. In stages 1 and 2 they are master copies
+        of the weights that forward reads. Tensors that are not trained are sharded only in stage 3, in their own dtype.
         """
         stage = candidate.layout.zero_stage
-        shard = Placement({**tensor.optimizer.shards, self.axis: 0})  # of what the axes before have left
+        shard = Placement({**tensor.optimizer.shards, self.axis: 0})  # in addition to the shards of earlier axes
         if not tensor.parameter.trained:
             sharded = replace(tensor, weights=shard, gradients=shard, optimizer=shard)
             return sharded if stage == 3 else tensor
@@ -68,12 +72,12 @@ class Zero(Strategy):
             tensor = replace(tensor, weight_dtype=wide, master_dtype="", weights=shard)
         else:
             tensor = replace(tensor, master_dtype=wide)
-        if _adds_on_the_wire(candidate):  # the sum of the micro-batches is whole until the last of them
+        if _sums_in_wire_dtype(candidate):  # the sum of the micro-batches is whole until the last micro-batch
             return replace(tensor, gradient_dtype=_wire_dtype(candidate), optimizer=shard)
         return replace(tensor, gradient_dtype=wide, gradients=shard, optimizer=shard)
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """All-gathers of the weights before they are read, reduce-scatters of the gradients, one set per unit."""
+        """For each unit: all-gathers of the weights before they are read, and reduce-scatters of the gradients."""
         sharded = [tensor for tensor in plan.held_by(stage) if self.axis in tensor.optimizer.shards]
         trained = [tensor for tensor in plan.held_by(stage) if tensor.parameter.trained]
         for chunk, part in enumerate(plan.schedule.parts(stage)):
@@ -86,7 +90,7 @@ class Zero(Strategy):
     def _gathers(
         self, plan: Plan, stage: int, chunk: int, gathered: dict[int, int], reduced: dict[int, int]
     ) -> Iterator[Traffic]:
-        """All-gathers of a chunk's units; from host memory each rank copies its shard to the device first."""
+        """All-gathers of a chunk's units. Shards in host memory are first copied to the device."""
         narrow, wide = plan.work.precision, WIDE[plan.work.precision]
         last = max(gathered, default=ROOT)
         for unit, numel in gathered.items():
@@ -94,13 +98,13 @@ class Zero(Strategy):
                 payload_bytes, what = numel * DTYPE_BYTES[narrow], f"weights of {_named(unit)}"
                 yield Traffic(Collective.ALL_GATHER, self.axis, payload_bytes, narrow, verb, verb, what, times)
                 if _from_host(plan):
-                    trained = reduced.get(unit, 0)  # in the dtype of the optimizer; the others as they are read
+                    trained = reduced.get(unit, 0)  # copied in the optimizer's dtype, the others as they are read
                     whole_bytes = trained * DTYPE_BYTES[wide] + (numel - trained) * DTYPE_BYTES[narrow]
                     shard_bytes, what = whole_bytes // plan.mesh.dp_shard, f"{what}, to the device"
                     yield Traffic(Collective.COPY, "", shard_bytes, wide, verb, verb, what, times)
 
     def _reductions(self, plan: Plan, reduced: dict[int, int]) -> Iterator[Traffic]:
-        """Reduce-scatters of a chunk's units, all-reduces of the shards over the replicas, copies to host memory."""
+        """Per unit of a chunk: a reduce-scatter, an all-reduce of the shards over replicas, a copy to host memory."""
         dtype, wide, verb = _wire_dtype(plan), WIDE[plan.work.precision], Verb.BACKWARD
         times = 1 if plan.layout.zero_stage == 1 else plan.work.num_microbatches
         others = replicas(plan.mesh)
@@ -115,7 +119,7 @@ class Zero(Strategy):
                 yield Traffic(Collective.COPY, "", shard_bytes, wide, verb, verb, what, times)
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
-        """Every block, and what is left of the chunk, becomes a unit of fully_shard."""
+        """Shard the part with fully_shard: each block is a unit, and the rest of the part is the root unit."""
         from codescent.strategies.shards import shard_  # noqa: PLC0415 - keeps torch out of planning
 
         shard_(part, this_rank, wire_dtype=_wire_dtype(this_rank.plan))
@@ -123,7 +127,7 @@ class Zero(Strategy):
     def gradients(
         self, parts: Sequence[torch.nn.Module], this_rank: ThisRank, owner: Gradients | None
     ) -> Gradients | None:
-        """The shards' gradients, where weights are sharded."""
+        """`ShardedGradients`, if this strategy shards the run's tensors."""
         if not self.serves(this_rank.plan):
             return owner
         from codescent.strategies.shards import ShardedGradients  # noqa: PLC0415 - keeps torch out of planning
@@ -132,18 +136,18 @@ class Zero(Strategy):
 
 
 def _gathers_by_verb(plan: Plan, stage: int, chunk: int, *, freed: bool) -> dict[Verb, int]:
-    """How often a unit's weights are gathered by each verb, going by the stage's instruction list.
+    """How often each verb gathers a unit's weights, according to the stage's instruction list.
 
-    Stage 3 frees them after each backward pass, and where `freed` after each forward pass too.
+    Stage 3 frees the weights after each backward pass; if `freed`, also after each forward pass.
     """
     gathers: dict[Verb, int] = {}
-    there = False
+    gathered = False
     for instruction in plan.schedule.programs[stage]:
         if instruction.chunk != chunk or instruction.verb not in (Verb.FORWARD, Verb.BACKWARD):
             continue
-        if not there:
+        if not gathered:
             gathers[instruction.verb] = gathers.get(instruction.verb, 0) + 1
-        there = plan.layout.zero_stage < 3 or (instruction.verb is Verb.FORWARD and not freed)
+        gathered = plan.layout.zero_stage < 3 or (instruction.verb is Verb.FORWARD and not freed)
     return gathers
 
 
@@ -153,14 +157,14 @@ def _from_host(plan: Plan) -> bool:
 
 
 def _wire_dtype(run: Candidate | Plan) -> str:
-    """Dtype in which gradients travel."""
+    """Dtype in which gradients are sent."""
     if run.layout.reduce_dtype != "auto":
         return run.layout.reduce_dtype
-    return WIDE[run.work.precision] if _adds_on_the_wire(run) else run.work.precision
+    return WIDE[run.work.precision] if _sums_in_wire_dtype(run) else run.work.precision
 
 
-def _adds_on_the_wire(run: Candidate | Plan) -> bool:
-    """Whether micro-batches are added before the reduce-scatter: fully_shard does that in the dtype it sends."""
+def _sums_in_wire_dtype(run: Candidate | Plan) -> bool:
+    """Whether fully_shard sums micro-batches before the reduce-scatter, in the dtype in which it sends."""
     return run.work.num_microbatches > 1 and run.layout.zero_stage == 1
 
 

@@ -1,4 +1,4 @@
-"""In: what a run asks of its task. Out: the task, one of TASKS; the run's data, prepared and open.
+"""In: a run's sections [data] and [model]. Out: the run's task, which is one of TASKS; the run's open dataset.
 Does not know what a sample is: each task does."""
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["TASKS", "ScoreRequest", "ShownDataset", "Task", "TaskRequest"]
 
 TASKS: tuple[Task, ...] = (LanguageModel(), MaskedTokens(), Tensors(), Answers(), Conversations(), Pairs())
-"""Every task; of those for a kind of model the first is its default."""
+"""Every task. The default of a kind of model is the first task in this tuple that supports the kind."""
 
 
 def task_named(name: str) -> Task:
-    """The task of that name. Raises UserError: there is none, with the nearest."""
+    """The task of this name. Raises UserError: there is none; the message has the nearest name."""
     names = [task.name for task in TASKS]
     if name in names:
         return TASKS[names.index(name)]
@@ -40,8 +40,8 @@ def task_named(name: str) -> Task:
 
 
 def task_of(request: TaskRequest) -> Task:
-    """The task of a run: data.task, else the one that its corpus is made for, else the default of the model's kind.
-    Raises UserError: there is no such task, or it is not for the model's kind.
+    """The task of a run: data.task, else the task that the corpus implies, else the default of the model's kind.
+    Raises UserError: there is no such task, or it does not support the model's kind.
     """
     fitting = [task for task in TASKS if request.kind in task.kinds]
     if request.data.task is not None:
@@ -57,13 +57,13 @@ def task_of(request: TaskRequest) -> Task:
 
 
 def request_of(data: Data, model: Model, seed: int, compile_what: str) -> TaskRequest:
-    """The request of a run to its task, with the task's name in `data.task`. Raises UserError like `task_of`."""
+    """The arguments of a run for its task; `data.task` is set to the task's name. Raises UserError like `task_of`."""
     request = TaskRequest(data, model, seed, compile_what)
     return replace(request, data=data.model_copy(update={"task": task_of(request).name}))
 
 
 def refusals(request: TaskRequest) -> Iterator[str]:
-    """Why the task, the model and the keys of [data] do not go together."""
+    """Messages: why the task, the model and the keys of [data] cannot be combined."""
     task = task_of(request)
     yield from task.refuse(request)
     for other in TASKS:
@@ -72,7 +72,7 @@ def refusals(request: TaskRequest) -> Iterator[str]:
 
 
 def prepare(request: TaskRequest, *, progress: bool) -> Path:
-    """Prepare the data of a run, if it is not there yet; returns where it is.
+    """Prepare the data of a run if it does not exist yet; return its path.
     Raises UserError: `refusals`, or the corpus or the tokenizer cannot be used.
     """
     if problems := list(refusals(request)):
@@ -81,12 +81,13 @@ def prepare(request: TaskRequest, *, progress: bool) -> Path:
 
 
 def prepare_and_open(request: TaskRequest, *, progress: bool) -> AnyDataset:
-    """Prepare the data of a run, if it is not there yet, and open it. Raises UserError like `prepare`, or where it is
-    damaged."""
+    """Prepare the data of a run if it does not exist yet, and open it.
+    Raises UserError: as `prepare`, or the data is damaged.
+    """
     return task_of(request).open(request, prepare(request, progress=progress))
 
 
 def open_corpus(corpus: str, validation_fraction: float) -> ShownDataset | None:
-    """A corpus that needs no preparation for its task, open; None: it is a text. Raises UserError: it is damaged."""
+    """Open a corpus that a task reads without preparation; None: it is text. Raises UserError: it is damaged."""
     found = (task.open_corpus(corpus, validation_fraction) for task in TASKS)
     return next((dataset for dataset in found if dataset is not None), None)

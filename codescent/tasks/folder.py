@@ -1,5 +1,6 @@
-"""In: a corpus and all that its samples depend on. Out: the folder of their files: made once, hashed, and open.
-Does not know what a sample is: each task and its dataset do."""
+"""In: a corpus, and the settings that decide its samples. Out: base classes for tasks that store their samples in a
+folder; corpus and settings give the folder's name, by which the samples are found again.
+Does not know what a sample is: the subclasses do. Does not lock or hash folders (data/prepared.py does)."""
 
 from __future__ import annotations
 
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FolderDataset:
-    """Samples of a prepared folder, open.
+    """An open prepared folder of samples.
 
     Attributes:
-        form: the model of description.json, with its `format`; `what` says in words what the folder holds.
+        format: the value of `format` in description.json.
+        form: the pydantic model of description.json.
+        what: the content of the folder in words, for messages.
         arrays: the .npy files, by name without suffix.
-        fingerprint: changes with any byte of the files.
+        fingerprint: a hash that changes with any byte of the files.
     """
 
     format: ClassVar[str]
@@ -44,12 +47,12 @@ class FolderDataset:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a folder; every file that changed since it was verified is compared with its sha256.
-        Raises UserError: there is none, or every file that is damaged.
+        """Open a folder. A file that has changed since its last verification is hashed again.
+        Raises UserError: there is no such folder, or every damaged file.
         """
-        description = cls.described(path)
+        description = cls.read_description(path)
         files: dict[str, str] = description["files"]
-        folders.refuse_damaged(path, folders.changed(path, files))
+        folders.refuse_damaged(path, folders.hash_problems(path, files))
         arrays = {
             name.removesuffix(".npy"): open_npy(path / name, sha256)
             for name, sha256 in files.items()
@@ -58,18 +61,18 @@ class FolderDataset:
         return cls(path, description, arrays, digest(files))
 
     @classmethod
-    def described(cls, path: Path) -> dict[str, Any]:
+    def read_description(cls, path: Path) -> dict[str, Any]:
         """The description of a folder. Raises UserError: there is none, or it is damaged."""
-        return folders.described(path, cls.form, cls.what)
+        return folders.checked_description(path, cls.form, cls.what)
 
     @classmethod
     def is_at(cls, corpus: str) -> bool:
-        """Whether a corpus is a folder that says that it holds such samples."""
-        return folders.noted(expanded(corpus)).get("format") == cls.format
+        """Whether a corpus is a prepared folder of this class: its description has the same `format`."""
+        return folders.unchecked_description(expanded(corpus)).get("format") == cls.format
 
     @property
     def vocab_size(self) -> int:
-        """The tokenizer's."""
+        """The tokenizer's vocabulary size."""
         return int(self.description["tokenizer"]["vocab_size"])
 
     @property
@@ -78,8 +81,8 @@ class FolderDataset:
         return (self.path / folders.TOKENIZER).read_text(encoding="utf-8")
 
     def verify(self) -> None:
-        """Compare all files with their sha256 again. Raises UserError: all that are damaged."""
-        folders.refuse_damaged(self.path, folders.changed(self.path, self.description["files"], again=True))
+        """Hash all files again and compare. Raises UserError: every damaged file."""
+        folders.refuse_damaged(self.path, folders.hash_problems(self.path, self.description["files"], again=True))
 
     def source(self, split: str, seq_len: int, num_targets: int) -> Source:
         """See `AnyDataset`."""
@@ -91,23 +94,23 @@ class FolderDataset:
 
 
 class FolderTask(Task):
-    """A task whose samples are prepared into a folder of hashed files, which is opened as its `dataset`."""
+    """A task that prepares its samples into a folder of hashed files. `dataset` is the class that opens the folder."""
 
     dataset: type[FolderDataset]
 
     def parts(self, request: TaskRequest) -> Mapping[str, Any]:
-        """What the samples depend on, by name: a JSON value, or a function that returns it or raises UserError."""
+        """All that the samples depend on, by name: a JSON value, or a function that returns it or raises UserError."""
         raise NotImplementedError
 
     def write(self, request: TaskRequest, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
-        """Write all files but the description; returns its fields. Raises UserError: the corpus cannot be used."""
+        """Write all files except description.json; return its fields. Raises UserError: the corpus cannot be used."""
         raise NotImplementedError
 
     def refuse_prepared(self, request: TaskRequest, path: Path) -> None:
-        """Raise UserError where the corpus is a prepared folder that differs from what is asked for."""
+        """Raise UserError if `path`, a prepared folder given as the corpus, was prepared with other settings."""
 
     def key(self, request: TaskRequest) -> dict[str, Any]:
-        """All that the samples depend on. Raises UserError: everything that is wrong with it."""
+        """The dataset's key: the values of `parts`. Raises UserError: every problem of the parts."""
         problems: list[str] = []
         key = {"format": self.dataset.format}
         for name, part in self.parts(request).items():
@@ -120,13 +123,14 @@ class FolderTask(Task):
         return key
 
     def locate(self, request: TaskRequest) -> Path | None:
-        """The prepared folder, if it is there. Raises UserError: everything that is wrong with what is asked for."""
-        return folders.existing(self._given(request) or _folder(request, self.key(request)), self.dataset.open)
+        """The prepared folder; None: it does not exist. Raises UserError: every problem of the config or the folder."""
+        path = self._prepared_corpus(request) or _folder(request, self.key(request))
+        return folders.existing(path, self.dataset.open)
 
     def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
-        """See `Task`; nothing half-made is left."""
-        if given := self._given(request):
-            return given
+        """See `Task`. An error leaves no unfinished folder."""
+        if path := self._prepared_corpus(request):
+            return path
         key = self.key(request)
 
         def make(folder: Path) -> None:
@@ -137,15 +141,15 @@ class FolderTask(Task):
         return folders.prepared(_folder(request, key), make, self.dataset.open)
 
     def made_for(self, data: Data) -> bool:
-        """See `Task`: a prepared folder is."""
+        """See `Task`: true if the corpus is a folder that this task prepared."""
         return self.dataset.is_at(data.corpus)
 
     def vocab_size(self, request: TaskRequest) -> int | None:
-        """See `Task`; that of the prepared folder where it is there."""
+        """See `Task`; read from the prepared folder if it exists."""
         found = self.locate(request)
-        return (
-            super().vocab_size(request) if found is None else self.dataset.described(found)["tokenizer"]["vocab_size"]
-        )
+        if found is None:
+            return super().vocab_size(request)
+        return int(self.dataset.read_description(found)["tokenizer"]["vocab_size"])
 
     def open(self, request: TaskRequest, path: Path) -> FolderDataset:
         """See `Task`."""
@@ -155,8 +159,8 @@ class FolderTask(Task):
         """See `Task`."""
         return self.dataset.open(expanded(corpus)) if self.dataset.is_at(corpus) else None
 
-    def _given(self, request: TaskRequest) -> Path | None:
-        """The corpus, where it is a prepared folder."""
+    def _prepared_corpus(self, request: TaskRequest) -> Path | None:
+        """The path of the corpus if it is a folder that this task prepared, else None."""
         if not self.dataset.is_at(request.data.corpus):
             return None
         path = expanded(request.data.corpus)
@@ -169,9 +173,9 @@ def _folder(request: TaskRequest, key: dict[str, Any]) -> Path:
 
 
 def tokenizer_identity(name: str, wanted: str) -> str:
-    """A tokenizer in a key: its name where it is published, else the sha256 of the user's file.
-    Raises UserError: the file cannot be read: what is `wanted`.
+    """How a dataset's key names a tokenizer: by its known name, or by the sha256 of the user's file.
+    Raises UserError: the file cannot be read; `wanted` names the expected content.
     """
     if wordpiece.split_name(name):
         return wordpiece.identity(name)
-    return name if name in KINDS else f"file:{folders.given_sha256(expanded(name), wanted)}"
+    return name if name in KINDS else f"file:{folders.user_file_sha256(expanded(name), wanted)}"

@@ -1,5 +1,6 @@
-"""In: the sections of a config that a task reads. Out: the base class of every task: what a sample is, what is scored.
-Does not name any task (`tasks.TASKS` does), and does not import torch: planning asks tasks too."""
+"""In: sections [data] and [model] of a config. Out: the base class of tasks, which check settings, prepare the data and
+score trained models.
+Does not list the tasks (`tasks.TASKS` does). Does not import torch, because `codescent plan` uses tasks, too."""
 
 from __future__ import annotations
 
@@ -25,18 +26,18 @@ if TYPE_CHECKING:
     from codescent.config.sections import Data, Model
 
 VOCAB_SIZES = {"byte": ByteTokenizer.vocab_size, "gpt2": GPT2_VOCAB_SIZE, "bert": 30_522, "bert-cased": 28_996}
-"""Vocabularies of the tokenizers that do not depend on a corpus."""
+"""Vocabulary sizes of the tokenizers that do not depend on a corpus."""
 Encode = Callable[[str], tuple[str, list[int]]]
 
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """What a run asks of its task: keys of its config, and what the run keeps and has decided.
+    """What a task needs to know of a run: sections of its config, files of its folder, decisions of rank 0.
 
     Attributes:
         run: the run's folder, for messages.
-        kept: texts of its task's `files` that the run keeps, by name; empty before it begins.
-        pinned: what `Task.pin` returned on rank 0; None before that.
+        kept: the task's `files` in the run's folder: name -> text; empty for a new run.
+        pinned: the return value of `Task.pin` on rank 0; None before that.
     """
 
     data: Data
@@ -55,14 +56,14 @@ class TaskRequest:
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """What `evaluate` asks of a task: to score a trained model.
+    """What a task needs to score a trained model for `evaluate`.
 
     Attributes:
-        make_module: the module with its weights on `device`, in evaluation mode.
-        open_dataset: what the run reads.
-        open_tokenizer: the one that the run keeps, if any. Raises UserError: it is damaged.
-        data: --data: what to score instead of the run's validation split.
-        out: --out: where to write predictions.
+        make_module: returns the module with its weights on `device`, in evaluation mode.
+        open_dataset: returns the run's dataset.
+        open_tokenizer: returns the tokenizer in the run's folder, or None. Raises UserError: it is damaged.
+        data: --data, a file to score instead of the run's validation split.
+        out: --out, the file for predictions.
     """
 
     task: TaskRequest
@@ -75,18 +76,20 @@ class ScoreRequest:
     out: Path | None = None
 
     def validation(self) -> tuple[Path, Source]:
-        """Where the run's data is, and the samples of its validation split. Raises UserError: there is none."""
+        """The path of the run's data, and its validation split. Raises UserError: the split has no sample."""
         dataset, work = self.open_dataset(), self.work
         source = dataset.source("validation", work.seq_len, work.positions(-1))
         if source.num_samples < 1:
-            raise UserError(f"{dataset.path}: the validation split has not one sample; raise data.validation_fraction")
+            raise UserError(f"{dataset.path}: the validation split has no sample; raise data.validation_fraction")
         return dataset.path, source
 
 
 class Prompts:
-    """How a prompt becomes the tokens that a trained model continues.
+    """Encodes prompts, whose tokens a trained model continues.
 
-    `encode` gives what is shown of it, and its tokens; `stop` ends a text. By default they are the tokenizer's.
+    Args:
+        encode: function from a prompt to (text to print, tokens); None: the prompt itself and the tokenizer's ids.
+        stop: the token that ends a text; None: the tokenizer's separator.
     """
 
     def __init__(self, tokenizer: Tokenizer, encode: Encode | None = None, stop: int | None = None) -> None:
@@ -94,9 +97,10 @@ class Prompts:
         self.stop = tokenizer.separator if stop is None else stop
 
     def encode(self, prompt: str) -> tuple[str, list[int]]:
-        """A prompt as it is shown, and its tokens. Raises UserError: it cannot be encoded.
+        """The text of a prompt to print, and its tokens. Raises UserError: it cannot be encoded.
 
-        An empty one begins a document, which follows a separator, or a line's end where there is none.
+        An empty prompt begins a document: its token is the separator. Without a separator it is the end of a line,
+        else id 0.
         """
         if prompt:
             return self._encode(prompt) if self._encode else (prompt, self._tokenizer.encode(prompt).tolist())
@@ -109,28 +113,28 @@ class Prompts:
 
 
 class ShownDataset(AnyDataset, Protocol):
-    """A dataset that `codescent data` shows."""
+    """A dataset that `codescent data` can print and verify."""
 
     def summary(self) -> list[str]:
-        """What there is to say of it, in lines."""
+        """Lines that describe the dataset."""
 
     def verify(self) -> None:
-        """Compare its files with what was noted when they were made. Raises UserError: all that changed."""
+        """Compare its files with the hashes stored when they were written. Raises UserError: every changed file."""
 
 
 class Task:
-    """What a model is trained to predict of a sample, from which data; the defaults are those that most tasks share.
+    """Base class of tasks: what a model learns to predict, and from which data. Most tasks share the defaults.
 
     Attributes:
-        name: data.task.
-        kinds: the kinds of model that it is for.
-        keys: the keys of [data] that decide its samples, and thus its losses.
-        head: the head that a model needs for it, of a kind whose models have several; None: the only one.
-        extras: samples have extras, such as their lengths, with every kind of model (see `Samples`).
-        files: names of the files of a run that decide its samples.
-        unit: what one loss belongs to, in words.
+        name: the value of data.task.
+        kinds: the kinds of model that can be trained for the task.
+        keys: the keys of [data] that decide the samples, and so the losses.
+        head: the model head that the task needs; None: the kind of model has one head only.
+        extras: True if the samples have extras, such as lengths, for every kind of model (see `Samples`).
+        files: names of files in the run's folder that decide the samples.
+        unit: what one loss is computed for, in words.
         peft_task_type: `peft`'s name of the task; None: it has none.
-        scores_files: the kinds of model that are scored on a file of the user's, too.
+        scores_files: the kinds of model for which `evaluate --data FILE` works.
     """
 
     name: str
@@ -144,11 +148,11 @@ class Task:
     scores_files: tuple[str, ...] = ()
 
     def made_for(self, data: Data) -> bool:
-        """Whether a corpus asks for this task by itself, without data.task."""
+        """Whether the corpus implies this task if data.task is not set."""
         return False
 
     def refuse(self, request: TaskRequest) -> Iterator[str]:
-        """Why it cannot serve this model and these keys, each with the nearest that would do."""
+        """Messages: why the task cannot be used with this model and these keys, each with what to change."""
         if request.model.embedding == "none":
             yield (
                 f'model.embedding = "none": source and target are vectors, but data.task = "{self.name}" gives tokens; '
@@ -156,70 +160,70 @@ class Task:
             )
 
     def refuse_other(self, request: TaskRequest, name: str) -> Iterator[str]:
-        """Why a run of the task `name` may not be given what only this task reads."""
+        """Messages: why a run of another task, `name`, cannot use keys or a corpus that only this task reads."""
         yield from ()
 
     def facts(self, request: TaskRequest, shape: models.Shape) -> TaskFacts:
-        """What the plan must know."""
+        """What the plan must know of the task."""
         values = {key: getattr(request.data, key) for key in self.keys}
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
         return TaskFacts(self.name, self.extras or shape.extras, shape.head_share, identity=identity)
 
     def vocab_size(self, request: TaskRequest) -> int | None:
-        """The vocabulary, if known before the data is prepared. Raises UserError: keys or data that cannot be used."""
+        """The vocabulary size, if it is known without preparing. Raises UserError: keys or data that cannot be used."""
         return VOCAB_SIZES.get(request.data.tokenizer)
 
     def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
-        """Prepare the data, if it is not there yet; returns where it is. Raises UserError: it cannot be prepared."""
+        """Prepare the data if it does not exist yet; return its path. Raises UserError: it cannot be prepared."""
         raise NotImplementedError
 
     def open(self, request: TaskRequest, path: Path) -> AnyDataset:
-        """The data that `prepare` returned the path of, open. Raises UserError: it is not what this task reads."""
+        """Open the data at a path that `prepare` returned. Raises UserError: this task cannot read it."""
         raise NotImplementedError
 
     def open_corpus(self, corpus: str, validation_fraction: float) -> ShownDataset | None:
-        """A corpus that needs no preparation, open; None: it needs some, or belongs to another task."""
+        """Open a corpus that needs no preparation; None: it needs preparation, or belongs to another task."""
         return None
 
     def misfits(self, dataset: AnyDataset, plan: Plan) -> Iterator[str]:
-        """Why the model cannot read the samples."""
+        """Messages: why the model cannot read the samples."""
         yield from ()
 
-    # What a run keeps, so that it goes on with the same: rank 0 pins it, every rank reads the pin.
+    # Files in the run's folder, so that a resumed run has the same samples. Rank 0 decides (`pin`) for every rank.
 
     def pin(self, request: TaskRequest) -> Mapping[str, Any]:
-        """What rank 0 decides for all ranks before the data is prepared, as JSON data.
-        Raises UserError: it cannot be read, or is not what the run keeps.
+        """Rank 0's decisions for all ranks before the data is prepared, as JSON data.
+        Raises UserError: a file cannot be read, or differs from its copy in the run's folder.
         """
         return {}
 
     def carry(self, dataset: AnyDataset) -> Mapping[str, str]:
-        """Texts of the files that a run keeps, by their name."""
+        """The files that the task stores in the run's folder: name -> text."""
         text = dataset.tokenizer_text
         return {} if text is None else {TOKENIZER: text}
 
     def carry_unprepared(self, request: TaskRequest) -> Mapping[str, str]:
-        """`carry` for an imported run, which has no data yet; without the tokenizer. Raises UserError like `pin`."""
+        """`carry` for an imported run, which has no data yet: without the tokenizer. Raises UserError like `pin`."""
         return {}
 
     def refuse_resume(self, request: TaskRequest, dataset: AnyDataset) -> Iterator[str]:
-        """Why a run that keeps `request.kept` cannot go on with this dataset."""
+        """Messages: why a run with the stored files `request.kept` cannot resume with this dataset."""
         yield from ()
 
-    # What is done with a trained model.
+    # Use of a trained model.
 
     def refuse_score(self, request: ScoreRequest) -> Iterator[str]:
-        """Why --data or --out cannot be used."""
+        """Messages: why --data or --out cannot be used."""
         if request.out is not None:
-            yield f'--out {request.out}: answers to questions are written; the run\'s data.task is "{self.name}"'
+            yield f'--out {request.out}: only answers to questions are written; the run\'s data.task is "{self.name}"'
         if request.data is not None and request.task.kind not in self.scores_files:
             yield (
-                f'--data {request.data}: of model.kind = "{request.task.kind}" with data.task = "{self.name}" the '
-                "run's own validation split alone is scored"
+                f'--data {request.data}: for model.kind = "{request.task.kind}" with data.task = "{self.name}" only '
+                "the run's own validation split can be scored"
             )
 
     def score(self, request: ScoreRequest) -> list[str]:
-        """What `codescent evaluate` prints; by default the mean loss of the validation split. Raises UserError."""
+        """Lines for `codescent evaluate` to print; by default the validation split's mean loss. Raises UserError."""
         from codescent.tasks.score import mean_loss  # noqa: PLC0415 - planning does without torch
 
         path, source = request.validation()
@@ -227,18 +231,23 @@ class Task:
         return [f"{path}, validation split: loss {loss:.4f} of {count:,} {self.unit}"]
 
     def prompts(self, request: TaskRequest, tokenizer: Tokenizer) -> Prompts:
-        """How a prompt becomes tokens. Raises UserError: what the run keeps for it is damaged or absent."""
+        """The encoder of prompts. Raises UserError: a file that it needs in the run's folder is damaged or missing."""
         return Prompts(tokenizer)
 
     def export(
         self, request: TaskRequest, tokenizer: Tokenizer, texts: dict[str, str], ends: dict[str, int | None]
     ) -> tuple[dict[str, str], dict[str, int | None]]:
-        """The tokenizer's files of an export and its control tokens in config.json, with what this task adds."""
+        """Add the task's part to an export.
+
+        Args and return value:
+            texts: the tokenizer's files, name -> text.
+            ends: control tokens for config.json, key -> id.
+        """
         return texts, ends
 
 
 def refuse_no_wordpiece(task: Task, data: Data) -> None:
-    """Raise UserError where data.tokenizer names one that is not BERT's."""
+    """Raise UserError if data.tokenizer names a tokenizer that is not BERT's."""
     if data.tokenizer in KINDS and split_name(data.tokenizer) is None:
         raise UserError(
             f'data.tokenizer = "{data.tokenizer}": data.task = "{task.name}" reads BERT\'s WordPiece; take "bert", '

@@ -1,5 +1,5 @@
-"""In: a text, a tokenizer. Out: its tokens, prepared and open: the bases of the tasks and datasets that read a text.
-Does not make samples: the source of each task does."""
+"""In: a text corpus and a tokenizer. Out: base classes of tasks and datasets whose samples come from token shards.
+Does not build samples: the subclasses do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from codescent.tasks.task import VOCAB_SIZES, Task, TaskRequest
 
 @dataclass(frozen=True)
 class TextDataset:
-    """A prepared text whose samples are made by a task; `source` and `fingerprint` are the task's to add."""
+    """A prepared text. The subclass of a task adds `source` and `fingerprint`."""
 
     text: Dataset
 
@@ -26,7 +26,7 @@ class TextDataset:
 
     @property
     def vocab_size(self) -> int:
-        """The tokenizer's."""
+        """The tokenizer's vocabulary size."""
         return self.text.vocab_size
 
     @property
@@ -53,12 +53,12 @@ class TextDataset:
 
 
 class TextTask(Task):
-    """A task whose corpus is a text; its samples have `marks` tokens more than the tokenizer."""
+    """A task whose corpus is text. Its vocabulary is the tokenizer's and `marks` further ids."""
 
     marks = 0
 
     def vocab_size(self, request: TaskRequest) -> int | None:
-        """See `Task`; that of prepared tokens where they are there."""
+        """See `Task`; read from the prepared tokens if they exist."""
         data = request.data
         cut, key = data.validation_fraction, data.text_key
         found = locate(data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key)

@@ -1,5 +1,5 @@
-"""In: where rank 0 is said to be. Out: which address of this machine the other ranks reach, and on which interface.
-Does not listen or connect (store and rendezvous do)."""
+"""In: MASTER_ADDR, this machine's network interfaces. Out: the address that rank 0 listens on, the interface for gloo.
+Does not listen or connect (store.py and rendezvous.py do)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ def is_local(place: Rank) -> bool:
 
 
 def listening_address(place: Rank) -> str:
-    """Where rank 0 listens: loopback if all ranks are here, else the address by which this machine reaches MASTER_ADDR.
+    """The address that rank 0 listens on.
 
-    An address of loopback, or localhost, is taken at its word: the machines may share it, as containers do.
+    It is loopback if all ranks are on this machine. Otherwise it is the address of this machine from which packets to
+    MASTER_ADDR leave. If MASTER_ADDR is "localhost" or a loopback address, rank 0 listens there: containers on one
+    machine may share their loopback interface.
 
     Raises:
-        UserError: ranks are on several machines, and MASTER_ADDR, another name, stands for loopback here.
+        UserError: ranks are on several machines, and MASTER_ADDR is a host name that resolves to loopback here.
     """
     given = place.master_addr
     if is_local(place) or given == "localhost":
@@ -39,18 +41,19 @@ def listening_address(place: Rank) -> str:
         return address
     outside = {name: address for name, address in interfaces().items() if not _is_loopback(address)}
     wanted = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    if wanted in outside or len(outside) == 1:  # Debian writes a machine's own name beside 127.0.1.1
+    if wanted in outside or len(outside) == 1:  # Debian's /etc/hosts maps a machine's own name to 127.0.1.1
         return outside.get(wanted) or next(iter(outside.values()))
-    there = ", ".join(f"{name} ({address})" for name, address in outside.items()) or "none is found"
+    listed = ", ".join(f"{name} ({address})" for name, address in outside.items()) or "none found"
     raise UserError(
-        f"rank {place.rank} of {place.world_size}: the ranks are on several machines, and {given} stands for {address} "
-        f"here, where no other reaches it; set GLOO_SOCKET_IFNAME (with CUDA NCCL_SOCKET_IFNAME, too) to the network "
-        f"interface between them, for every rank; there are: {there}"
+        f"rank {place.rank} of {place.world_size}: the ranks are on several machines, but {given} resolves to "
+        f"{address} on this one, which no other machine can reach; set GLOO_SOCKET_IFNAME (with CUDA also "
+        f"NCCL_SOCKET_IFNAME) to the network interface that connects the machines, for every rank; interfaces here: "
+        f"{listed}"
     )
 
 
 def route_to(host: str) -> str:
-    """The address of this machine from which packets to `host` leave; LOOPBACK if the name is not known here."""
+    """The address of this machine from which packets to `host` leave; LOOPBACK if `host` cannot be resolved."""
     try:
         family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -61,7 +64,7 @@ def route_to(host: str) -> str:
 
 
 def interfaces() -> dict[str, str]:
-    """The IPv4 address of each network interface that has one, by name; empty where the system does not tell."""
+    """The IPv4 address of each network interface that has one, by name; empty on systems other than Linux."""
     found: dict[str, str] = {}
     if sys.platform != "linux":
         return found
@@ -69,19 +72,23 @@ def interfaces() -> dict[str, str]:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:  # it has none
+            except OSError:  # the interface has no IPv4 address
                 continue
             found[name] = socket.inet_ntoa(answer[20:24])
     return found
 
 
 def name_interface(place: Rank, address: str) -> None:
-    """Have gloo listen on the interface of `address`, where it reached rank 0, and nowhere else.
+    """Set GLOO_SOCKET_IFNAME to the interface of `address`, so that gloo listens on this interface only.
 
-    What the user has set stands. Elsewhere than on Linux gloo goes by the host's name.
+    A value that the user has set stays. On several machines without Linux, gloo uses the address of the host's name.
+
+    Args:
+        place: this process among the ranks.
+        address: of this machine, from which this rank has connected to rank 0.
 
     Raises:
-        UserError: ranks are on several machines, and nothing says by which interface.
+        UserError: ranks are on several machines, `address` has no interface, and the host's name resolves to loopback.
     """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return
@@ -93,14 +100,15 @@ def name_interface(place: Rank, address: str) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
     elif _is_loopback(route_to(socket.gethostname())):
         raise UserError(
-            f"rank {place.rank} of {place.world_size}: the ranks are on several machines, and the name of this one, "
-            f"{socket.gethostname()}, stands for loopback, where no other reaches it; set GLOO_SOCKET_IFNAME (with "
-            "CUDA NCCL_SOCKET_IFNAME, too) to the network interface between them, such as eth0, for every rank"
+            f"rank {place.rank} of {place.world_size}: the ranks are on several machines, but the name of this one, "
+            f"{socket.gethostname()}, resolves to loopback, which no other machine can reach; set GLOO_SOCKET_IFNAME "
+            "(with CUDA also NCCL_SOCKET_IFNAME) to the network interface that connects the machines, such as eth0, "
+            "for every rank"
         )
 
 
 def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback
-    except ValueError:  # a name
+    except ValueError:  # a host name, not an address
         return False

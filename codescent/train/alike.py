@@ -1,5 +1,5 @@
-"""In: tensors of each rank, by the part of the model that they are. Out: nothing, or which ranks' copies differ.
-Does not mend a difference, and cannot see one in what a single rank holds."""
+"""In: tensors that several ranks hold as copies. Out: nothing if all copies are equal; else an error names the ranks.
+Does not repair a difference, and does not check a tensor that only one rank holds."""
 
 from __future__ import annotations
 
@@ -26,20 +26,23 @@ from codescent.train.tensor_hash import tensor_hash
 if TYPE_CHECKING:
     from codescent.train.optimize import Optimizer
 
-Held = dict[str, dict[str, torch.Tensor]]
-"""Tensors of this rank by name, by the part of the model that they are. Ranks with equal parts hold them alike."""
+Copies = dict[str, dict[str, torch.Tensor]]
+"""Tensors of this rank: {part of the model: {name: tensor}}. Ranks that have a part with the same name hold copies of
+its tensors."""
 
 LISTED = 8
-"""Ranks and tensors that a message names; the event in the run folder has all the tensors."""
+"""Largest number of ranks, and of tensors, that a message names. The event in the run folder names all tensors."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Ranks that do not hold some tensors as others do.
+    """Ranks whose copies of some tensors differ.
 
-    `hosts` are those of the first ranks of `ranks`. `majority`: ranks that hold them alike, more than half of those
-    that hold them; empty: there is no majority, and `ranks` are all of them. `tensors` may be empty: when each was read
-    by itself there was no difference any more.
+    Attributes:
+        ranks: those whose values differ from the majority's; every rank with a copy if there is no majority.
+        hosts: host names of the first LISTED ranks of `ranks`.
+        tensors: names of the tensors that differ; empty if no tensor differed when each was hashed alone.
+        majority: more than half of the ranks with a copy, all with equal values; empty if no such group exists.
     """
 
     ranks: tuple[int, ...]
@@ -50,79 +53,79 @@ class Difference:
     def __str__(self) -> str:
         names = [f"rank {number} ({host})" for number, host in zip(self.ranks, self.hosts, strict=False)]
         who, what = _listed(names, len(self.ranks)), _listed(self.tensors[:LISTED], len(self.tensors))
-        what = what or "some tensor, which had the same bits when it was read again"
+        what = what or "an unknown tensor (a second comparison, one tensor at a time, found no difference)"
         if self.majority:
-            those = _listed(list(map(str, self.majority[:LISTED])), len(self.majority))
-            return f"{who}: other values than on the ranks that hold the same ({those}): {what}"
-        return f"{who}: different values, and no majority says which ones are right: {what}"
+            majority = _listed(list(map(str, self.majority[:LISTED])), len(self.majority))
+            return f"{who}: values differ from those of the majority (ranks {majority}): {what}"
+        return f"{who}: values differ, and no majority of ranks shows which are right: {what}"
 
 
 class Diverged(RunFailed):
-    """Ranks hold different values of what they should hold alike. Raised on every rank, with the same words."""
+    """Ranks hold different values of a tensor that should be equal on them. Every rank raises it with the same text."""
 
     def __init__(self, where: str, differences: Sequence[Difference]) -> None:
         self.differences = tuple(differences)
         super().__init__(
             f"{where}: copies of the same tensors have diverged, and nothing is saved",
             *map(str, differences),
-            "a fault of memory or processor does this, or machines of different kinds, which round differently: leave "
-            "that machine out, and continue from the last checkpoint",
+            "the cause is a memory or processor fault, or machines of different kinds that round differently: remove "
+            "that machine and continue from the last checkpoint",
         )
 
 
-def compare(held: Held, where: str) -> None:
-    """Compare what the ranks hold alike, by its hash. Collective.
+def compare(copies: Copies, where: str) -> None:
+    """Compare, by hash, the tensors that several ranks hold as copies. Collective.
 
     Args:
-        held: this rank's; the ranks with a part of that name hold tensors of the same names in it.
-        where: what is being done, for the message.
+        copies: tensors of this rank. All ranks with a part of one name have the same tensor names in it.
+        where: the run and step (or the call) that the error message begins with.
 
     Raises:
         Diverged: on every rank.
     """
     if world_size() == 1:
         return
-    mine = _by_device(held)
+    mine = _by_device(copies)
     ranks_by_hash: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for number, rows in enumerate(_gathered(_hashes(mine))):
+    for number, rows in enumerate(_all_gather(_hashes(mine))):
         for part, hashed in rows:
             ranks_by_hash[part][hashed].append(number)
-    differing = {part: list(camps.values()) for part, camps in ranks_by_hash.items() if len(camps) > 1}
+    differing = {part: list(by_hash.values()) for part, by_hash in ranks_by_hash.items() if len(by_hash) > 1}
     if differing:
-        raise Diverged(where, [_difference(camps, mine.get(part, {})) for part, camps in differing.items()])
+        raise Diverged(where, [_difference(groups, mine.get(part, {})) for part, groups in differing.items()])
 
 
-def held_alike(plan: Plan, this_rank: int, parts: Iterable[nn.Module], optimizer: Optimizer) -> Held:
-    """What this rank of a run holds and others hold too: weights, master weights, the optimizer's state.
+def replicated_tensors(plan: Plan, this_rank: int, parts: Iterable[nn.Module], optimizer: Optimizer) -> Copies:
+    """The tensors of this rank that other ranks hold too: weights, master weights, optimizer state.
 
-    Where zero shards, forward reads weights that are gathered for the step: between steps there are the shards alone.
+    With weights sharded by ZeRO only the shards are compared: gathered weights do not exist between steps.
     """
     mesh, place = plan.mesh, plan.mesh.coordinates(this_rank)
     planned = {tensor.parameter.name: tensor for tensor in plan.held_by(place["pp"])}
-    held: Held = defaultdict(dict)
+    copies: Copies = defaultdict(dict)
 
-    def hold(tensor: TensorPlan, divided: Sequence[str], name: str, value: torch.Tensor) -> None:
+    def add(tensor: TensorPlan, divided: Sequence[str], name: str, value: torch.Tensor) -> None:
         stages = plan.stages_of(tensor)
-        copies = math.prod(mesh.degree(axis) for axis in AXES if axis not in ("pp", *divided)) * len(stages)
-        if copies > 1:
-            held[f"stages {stages} {[(axis, place[axis]) for axis in divided]}"][name] = value
+        num_copies = math.prod(mesh.degree(axis) for axis in AXES if axis not in ("pp", *divided)) * len(stages)
+        if num_copies > 1:
+            copies[f"stages {stages} {[(axis, place[axis]) for axis in divided]}"][name] = value
 
-    for weight, name, value in optimizer.held():
+    for weight, name, value in optimizer.named_state():
         tensor = planned[weight.name]
         boxed = isinstance(weight.named(value), Box)
-        hold(tensor, tensor.optimizer.axes(mesh) if boxed else (), name, value)
+        add(tensor, tensor.optimizer.axes(mesh) if boxed else (), name, value)
         if weight.tensor is not weight.master:
-            hold(tensor, tensor.weights.axes(mesh), f"model.{weight.name} ({tensor.weight_dtype})", weight.tensor)
+            add(tensor, tensor.weights.axes(mesh), f"model.{weight.name} ({tensor.weight_dtype})", weight.tensor)
     for name, parameter in (found for part in parts for found in part.named_parameters()):
         if not planned[name].parameter.trained:
-            hold(planned[name], planned[name].weights.axes(mesh), f"model.{name} (frozen)", parameter)
-    return held
+            add(planned[name], planned[name].weights.axes(mesh), f"model.{name} (frozen)", parameter)
+    return copies
 
 
-def _by_device(held: Held) -> dict[int, dict[str, torch.Tensor]]:
-    """This rank's memory of each part on each kind of device, by a number; its tensors are in the order of names."""
+def _by_device(copies: Copies) -> dict[int, dict[str, torch.Tensor]]:
+    """Local tensors by part and device type, which one 64-bit number identifies; tensors are in the order of names."""
     found: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
-    for part, tensors in held.items():
+    for part, tensors in copies.items():
         for name, tensor in sorted(tensors.items()):
             mine = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             found[_number(f"{part} {mine.device.type}")][name] = mine.detach()
@@ -130,22 +133,25 @@ def _by_device(held: Held) -> dict[int, dict[str, torch.Tensor]]:
 
 
 def _hashes(parts: Mapping[int, Mapping[str, torch.Tensor]]) -> list[tuple[int, int]]:
-    """The hash of each part, which its tensors' names and shapes are in; a device is waited for once they all run."""
-    running = [(part, _names(tensors), tensor_hash(list(tensors.values()))) for part, tensors in parts.items()]
+    """The number and the hash of each part. The hash covers its tensors' names, shapes, dtypes and values.
+
+    All hashes are launched before the first is read, so that the host waits for the device once.
+    """
+    running = [(part, _hash_of_names(tensors), tensor_hash(list(tensors.values()))) for part, tensors in parts.items()]
     return [(part, names ^ int(hashed)) for part, names, hashed in running]
 
 
-def _names(tensors: Mapping[str, torch.Tensor]) -> int:
+def _hash_of_names(tensors: Mapping[str, torch.Tensor]) -> int:
     return _number(json.dumps([[name, *tensor.shape, str(tensor.dtype)] for name, tensor in tensors.items()]))
 
 
 def _number(text: str) -> int:
-    """64 bits that stand for a text, as torch's int64."""
+    """A 64-bit hash of a text, as a signed integer that fits torch's int64."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), signed=True)
 
 
-def _gathered(rows: Sequence[tuple[int, int]]) -> list[list[list[int]]]:
-    """The rows of every rank, filled up with zeros to as many as the longest has."""
+def _all_gather(rows: Sequence[tuple[int, int]]) -> list[list[list[int]]]:
+    """The rows of every rank, padded with zeros to the largest number of rows. Collective."""
     most = torch.tensor(len(rows))
     dist.all_reduce(most, dist.ReduceOp.MAX)
     mine = torch.tensor([*rows, *[(0, 0)] * (int(most) - len(rows))], dtype=torch.int64).view(-1, 2)
@@ -154,38 +160,39 @@ def _gathered(rows: Sequence[tuple[int, int]]) -> list[list[list[int]]]:
     return [one.tolist() for one in table]
 
 
-def _difference(camps: list[list[int]], tensors: Mapping[str, torch.Tensor]) -> Difference:
-    """Find the ranks and the tensors of one part. Collective; `tensors` are this rank's, if it has that part.
+def _difference(groups: list[list[int]], tensors: Mapping[str, torch.Tensor]) -> Difference:
+    """Find which ranks, and which tensors of one part, differ. Collective.
 
     Args:
-        camps: the ranks that hold the part, together where their hashes are equal.
-        tensors: by name.
+        groups: the ranks that hold the part; ranks with equal hashes are in one list.
+        tensors: this rank's tensors of the part, by name; empty if this rank does not hold the part.
     """
-    largest, holders = max(camps, key=len), sorted(number for camp in camps for number in camp)
+    largest, holders = max(groups, key=len), sorted(number for group in groups for number in group)
     majority = tuple(largest) if 2 * len(largest) > len(holders) else ()
-    odd = [number for number in holders if number not in majority]
-    speakers = dict.fromkeys([*odd[:LISTED], largest[0]])
+    minority = [number for number in holders if number not in majority]
+    senders = dict.fromkeys([*minority[:LISTED], largest[0]])
     mine: dict[str, Any] = {}
-    if rank() in speakers:
+    if rank() in senders:
         mine = {"host": socket.gethostname()}
         mine["hashes"] = {name: _hashes({0: {name: tensor}})[0][1] for name, tensor in tensors.items()}
-    said = {number: json.loads(_heard(number, json.dumps(mine).encode())) for number in speakers}
-    hashes = [one["hashes"] for one in said.values()]
+    received = {number: json.loads(_broadcast(number, json.dumps(mine).encode())) for number in senders}
+    hashes = [one["hashes"] for one in received.values()]
     names = dict.fromkeys(name for one in hashes for name in one)
     differing = tuple(name for name in names if len({one.get(name) for one in hashes}) > 1)
-    return Difference(tuple(odd), tuple(said[number]["host"] for number in odd[:LISTED]), differing, majority)
+    hosts = tuple(received[number]["host"] for number in minority[:LISTED])
+    return Difference(tuple(minority), hosts, differing, majority)
 
 
-def _heard(speaker: int, data: bytes) -> bytes:
-    """What one rank hands in, on every rank."""
+def _broadcast(sender: int, data: bytes) -> bytes:
+    """The `data` of rank `sender`, on every rank. Collective."""
     size = torch.tensor(len(data))
-    dist.broadcast(size, speaker)
+    dist.broadcast(size, sender)
     buffer = torch.frombuffer(bytearray(data.ljust(int(size)))[: int(size)], dtype=torch.uint8)
-    dist.broadcast(buffer, speaker)
+    dist.broadcast(buffer, sender)
     return buffer.numpy().tobytes()
 
 
 def _listed(names: Sequence[str], total: int) -> str:
-    """Names, and how many more there are."""
+    """The names, separated by commas, then "and N more" if `total` is larger than their number."""
     more = total - len(names)
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")

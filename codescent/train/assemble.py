@@ -1,5 +1,5 @@
-"""In: a config, a plan, this rank's world, an open dataset. Out: the parts of the model, optimizer, loader, executor.
-Does not run a step, does not write a file, and names no strategy: it applies those of ORDER in their order."""
+"""In: a config, a plan, process groups, a dataset. Out: this rank's model chunks, optimizer, data loader and executor.
+Does not run a step, write a file or name a strategy: it applies the list ORDER of `strategies`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import ORDER, Gradients, ThisRank, serving
 from codescent.strategies.partial_gradients import PartialGradients
 from codescent.train.execute import Executor
-from codescent.train.initial import begin_
+from codescent.train.initial import write_initial_values_
 from codescent.train.optimize import Optimizer, Weight
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trainer:
-    """All that one rank needs to train."""
+    """The objects with which one rank trains."""
 
     executor: Executor
     parts: list[nn.Module]
@@ -38,7 +38,7 @@ class Trainer:
     loader: Loader
 
     def close(self) -> None:
-        """Stop reading ahead, let go of process groups."""
+        """Stop reading ahead and drop the references to process groups."""
         self.loader.close()
         self.executor.close()
 
@@ -46,10 +46,10 @@ class Trainer:
 def assemble(
     config: Config, plan: Plan, world: World, dataset: AnyDataset, first_step: int, stop: StopRequest
 ) -> Trainer:
-    """Build, initialise, divide and connect the parts of this rank.
+    """Build the chunks of the model on this rank, divide and initialise them; build optimizer, loader and executor.
 
     Raises:
-        UserError: the corpus is too short for a batch, or a setting needs what this machine lacks.
+        UserError: the corpus is too short for a batch, or a setting needs hardware that this machine lacks.
     """
     this_rank = ThisRank(plan, world.place.rank, world.groups)
     parts = []
@@ -63,51 +63,49 @@ def assemble(
     gradients = _gradients(parts, this_rank)
     for part in parts:
         _compile(part, config.train.compile)
-    parted = plan.mesh.joint(*DIVIDING)
-    divided = plan.mesh.degree(parted) > 1
-    optimizer = Optimizer(weights, config.optimizer, partial(world.sum_over, axis=parted) if divided else None)
+    dividing = plan.mesh.joint(*DIVIDING)
+    divided = plan.mesh.degree(dividing) > 1
+    optimizer = Optimizer(weights, config.optimizer, partial(world.sum_over, axis=dividing) if divided else None)
     loader = _loader(config, plan, world, dataset, first_step)
     executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested)
     return Trainer(executor, parts, optimizer, loader)
 
 
 def _widen(part: nn.Module, precision: str) -> None:
-    """Cast parameters, on the meta device, to the optimizer's dtype; frozen ones to `precision`."""
+    """Cast parameters on the meta device: trained ones to the optimizer's dtype, frozen ones to `precision`."""
     for parameter in part.parameters():
         parameter.data = parameter.data.to(TORCH_DTYPE[WIDE[precision] if parameter.requires_grad else precision])
 
 
 def _with_memory(part: nn.Module, like: TensorPlan, device: torch.device) -> nn.Module:
-    """Allocate the parameters on the device, or on the host if the plan gathers weights from there.
+    """Allocate the parameters on the device, or in host memory if the plan gathers weights from there.
 
-    Weights that are updated on the host get their own dtype: the device may have no room for a wider one.
+    Weights that are updated on the host are allocated in their own dtype: the device may lack room for fp32.
+    `like` is the plan of any tensor of the part: all of them have the same memory.
     """
     if like.updated_on_host:
         part.to(TORCH_DTYPE[like.weight_dtype])
-    for name in (
-        "tokens_T",
-        "rows_T",
-    ):  # positions that a divided model reads: not parameters, so `to_empty` misses them
+    for name in ("tokens_T", "rows_T"):  # position indices of a divided model: no parameters, so `to_empty` skips them
         if isinstance(positions_T := getattr(part, name), torch.Tensor):
             setattr(part, name, positions_T.to(device))
     return part.to_empty(device=device if like.gathered_from is Memory.DEVICE else "cpu")
 
 
 def _initialise(parts: list[nn.Module], this_rank: ThisRank, *, replaced: bool) -> list[Weight]:
-    """Write initial values, then round them to the weights' dtype; the unrounded ones are the master copies.
+    """Write initial values into the master copies, then round them to the weights' dtype.
 
-    DTensors are master copies themselves: fully_shard casts what forward reads. Master copies in host memory are made
-    by `_weight`.
+    A DTensor is its own master copy: fully_shard casts the gathered weights for forward. `_weight` allocates the
+    master copies that are in host memory. With `replaced`, a checkpoint will overwrite all trained tensors.
     """
     parameters = {name: _local(tensor) for part in parts for name, tensor in part.named_parameters()}
     assert list(parameters) == [tensor.parameter.name for tensor in this_rank.tensors], (
-        "other parameters than the plan's"
+        "the parameters are not those of the plan"
     )
     weights = {t.parameter.name: _weight(t, parameters[t.parameter.name], this_rank) for t in this_rank.trained}
     masters = {name: weight.master for name, weight in weights.items()}
     read = parameters | masters
     held = [(t.parameter, read[t.parameter.name], _slices(t, this_rank)) for t in this_rank.tensors]
-    begin_(this_rank.plan.seed, this_rank.plan.model.weights, held, replaced=replaced)
+    write_initial_values_(this_rank.plan.seed, this_rank.plan.model.weights, held, replaced=replaced)
     for weight in weights.values():
         if weight.updated_on_host:
             weight.tensor.copy_(weight.master)
@@ -137,7 +135,10 @@ def _slices(tensor: TensorPlan, this_rank: ThisRank) -> tuple[slice, ...]:
 
 
 def _weight(tensor: TensorPlan, held: torch.Tensor, this_rank: ThisRank) -> Weight:
-    """A tensor as optimizer and checkpoints see it; of the ranks with the same part, the first counts it in norms."""
+    """The description of one trainable tensor for optimizer and checkpoints.
+
+    Several ranks may hold the same box of the tensor; only the first of them counts it in the gradient norm.
+    """
     divided = tensor.optimizer.axes(this_rank.plan.mesh)
     starts = tuple(part.start for part in _slices(tensor, this_rank))
     counts = this_rank.plan.stages_of(tensor)[0] == this_rank.coordinates["pp"] and all(
@@ -154,11 +155,11 @@ def _weight(tensor: TensorPlan, held: torch.Tensor, this_rank: ThisRank) -> Weig
 
 
 def _gradients(parts: list[nn.Module], this_rank: ThisRank) -> Gradients:
-    """The owner of the gradients in this layout; it also sums those that are partial on the ranks of an axis."""
+    """The object that sums gradients over ranks; it also sums partial gradients over the ranks of their axes."""
     owner: Gradients | None = None
     for strategy in ORDER:
         owner = strategy.gradients(parts, this_rank, owner)
-    assert owner is not None, "nobody owns the gradients"
+    assert owner is not None, "no strategy sums the gradients"
     for axis in dict.fromkeys(axis for tensor in this_rank.trained for axis in tensor.partial):
         indices = [number for number, tensor in enumerate(this_rank.trained) if axis in tensor.partial]
         owner = PartialGradients(owner, indices, this_rank.groups[axis])

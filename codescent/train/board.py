@@ -1,5 +1,5 @@
 """In: rows of metrics. Out: TensorBoard's event files in the run folder, if tensorboard is installed.
-Does not write anything that metrics.csv lacks."""
+Does not write a metric that metrics.csv lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 
 
 class Board:
-    """Writes metrics of a step under "train/" and the validation loss under "validation/", if `wanted`."""
+    """Writes the metrics of a step under "train/" and the validation loss under "validation/".
+
+    Does nothing if not `wanted`, or if tensorboard is not installed.
+    """
 
     def __init__(self, folder: Path, first_step: int, *, wanted: bool) -> None:
         self.writer: Any = None
@@ -21,7 +24,7 @@ class Board:
             self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
 
     def write(self, row: Mapping[str, float | int | None]) -> None:
-        """One step's row of metrics."""
+        """Write one step's row of metrics."""
         if self.writer is None:
             return
         for name, value in row.items():

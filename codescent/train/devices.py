@@ -1,5 +1,6 @@
-"""In: the device that is wanted, what this process sees. Out: this rank's device; why the ranks cannot have theirs.
-Does not know what a plan needs of devices (machine does), and asks no other rank (rendezvous does)."""
+"""In: train.device, the CUDA devices that this process sees. Out: this rank's device, or a UserError.
+In: device names of all ranks (from rendezvous.py). Out: an error text if ranks share a device or only some have CUDA.
+Does not check whether a plan fits a device (machine.py does), and does not communicate with other ranks."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ CPU = "cpu"
 
 
 def choose_device(wanted: str, place: Rank) -> torch.device:
-    """The device of this rank. "auto" takes CUDA where the machine has it, one device for each local rank.
+    """Choose the device of this rank. "auto" is CUDA where the machine has it, one device for each local rank.
 
-    A process that sees one device takes it, whatever its local rank: srun with --gpus-per-task shows each rank its own.
-    `refusal` finds out whether all of them see the same one.
+    A process that sees one device takes it, whatever its local rank: with srun --gpus-per-task each rank sees only its
+    own. `refusal` checks that no two ranks have taken one device.
 
     Raises:
-        UserError: there are fewer devices than local ranks, or none and CUDA is asked for.
+        UserError: there are fewer devices than local ranks, or `wanted` is "cuda" and there is none.
     """
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == CPU or (wanted == "auto" and devices == 0):
@@ -39,21 +40,26 @@ def choose_device(wanted: str, place: Rank) -> torch.device:
 
 
 def name_of(device: torch.device) -> str:
-    """A name that no other device of any machine has; CPUs have one in common."""
+    """A name that is unique among the CUDA devices of all machines; "cpu" for every CPU."""
     if device.type == CPU:
         return CPU
     return f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
 
 
 def refusal(names: Sequence[str], wanted: str) -> str:
-    """Why the ranks cannot have the devices of these names: some have none, or two share one. "" where they can."""
+    """The error text if some ranks but not all have a CUDA device, or two ranks share one; otherwise "".
+
+    Args:
+        names: of each rank's device, by `name_of`.
+        wanted: train.device.
+    """
     without = [str(rank) for rank, name in enumerate(names) if name == CPU]
     if len(without) == len(names):
         return ""
     if without:
         return (
             f'train.device = "{wanted}": rank(s) {", ".join(without)} of {len(names)} see no CUDA device, the '
-            f'others do: have each of them see one, or set train.device = "cpu"'
+            f'others do: give each rank a device, or set train.device = "cpu"'
         )
     counts = Counter(names)
     shared = next((name for name in names if counts[name] > 1), None)
@@ -61,6 +67,6 @@ def refusal(names: Sequence[str], wanted: str) -> str:
         return ""
     ranks = ", ".join(str(rank) for rank, name in enumerate(names) if name == shared)
     return (
-        f'train.device = "{wanted}": ranks {ranks} of {len(names)} see one and the same CUDA device ({shared}); '
-        f'start one rank for each device, have the launcher show each rank its own, or set train.device = "cpu"'
+        f'train.device = "{wanted}": ranks {ranks} of {len(names)} see the same CUDA device ({shared}); start one '
+        f'rank for each device, let the launcher give each rank its own device, or set train.device = "cpu"'
     )

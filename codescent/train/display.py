@@ -52,7 +52,7 @@ class Display:
             self.console.print(visible(text), markup=False)
 
     def step(self, step: int, loss: float, tokens_per_s: float, *, due: bool) -> None:
-        """A step is done: update the live line; without a terminal, print a line if one is `due`."""
+        """Show that a step is done: update the live line, or without a terminal print a line if `due`."""
         news = f"loss {loss:.4f}  {tokens_per_s:,.0f} tokens/s"
         if self.live is not None:
             self.live.update(self.task, completed=step, news=news)

@@ -1,5 +1,5 @@
-"""In: a plan's instruction list, parts of a model, gradients, optimizer, loader. Out: one step done, and its times.
-Does not decide what a step consists of (the plan does) and knows no strategy by name: cost/simulate is its twin."""
+"""In: a plan's instruction list, model chunks, gradient reducer, optimizer, data loader. Out: training steps, timed.
+Does not decide which instructions a step has (the plan does). cost/simulate.py predicts times from the same list."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from codescent.train.optimize import Optimizer
 from codescent.train.world import World
 
 WAIT_COLUMN = "exposed_comm_s"
-"""Metrics column charged with waiting for other ranks."""
+"""Metrics column charged with waiting for other ranks: for an activation, a gradient or an all-reduce."""
 
 COLUMN: dict[Verb, str] = {
     Verb.LOAD: "data_s",
@@ -37,8 +37,14 @@ COLUMN: dict[Verb, str] = {
 
 @dataclass(frozen=True)
 class StepResult:
-    """The mean loss of the global batch, the gradient norm before clipping, whether a rank was asked to stop (all ranks
-    see it after the same step), seconds by metrics column."""
+    """The result of one step, equal on all ranks except `seconds`.
+
+    Attributes:
+        train_loss: mean loss of the global batch.
+        grad_norm: gradient norm before clipping.
+        stop: whether any rank has received a request to stop.
+        seconds: of this rank, by metrics column.
+    """
 
     train_loss: float
     grad_norm: float
@@ -47,19 +53,19 @@ class StepResult:
 
     @property
     def skipped(self) -> bool:
-        """Whether loss or gradients were not finite: no rank has changed its weights."""
+        """Whether loss or gradients were not finite; then no rank has updated its weights."""
         return not (math.isfinite(self.train_loss) and math.isfinite(self.grad_norm))
 
 
 class Stopwatch:
-    """Seconds between laps, on the device's own clock: CUDA work is timed by events, without waiting for it."""
+    """Measures the seconds between laps. On CUDA it records events, so that the host does not wait for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
         self.laps: list[tuple[str, Any]] = []
 
     def lap(self, part: str) -> None:
-        """What came since the last lap was `part`."""
+        """End a lap: the time since the last lap is charged to `part`."""
         if self.cuda:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
@@ -68,7 +74,7 @@ class Stopwatch:
             self.laps.append((part, time.perf_counter()))
 
     def read(self) -> dict[str, float]:
-        """Seconds by part, from the first lap to the last; the next lap begins anew."""
+        """Return the seconds of each part between the first lap and the last, and reset the stopwatch."""
         if self.cuda:
             torch.cuda.synchronize()
         seconds: dict[str, float] = {}
@@ -81,13 +87,19 @@ class Stopwatch:
 
 @dataclass
 class InFlight:
-    """A micro-batch of one chunk, from the receive of its inputs to the end of its backward pass.
+    """The tensors of one micro-batch in one chunk, from the receive of its inputs to the end of its backward pass.
 
-    `coming` is the message that the next computation reads, `inputs` are activations of the stage before, `outputs`
-    activations or the loss. `deferred` is for BACKWARD_WEIGHT: gradients, and functions that make the others.
+    Attributes:
+        message: the activation or gradient that is being received for the next computation.
+        inputs: activations of the chunk before; None if the chunk has the embedding.
+        outputs: activations, or the loss if the chunk has the head.
+        output_gradient: gradient of `outputs`; None for the loss.
+        input_gradient: gradient of `inputs`.
+        deferred: weight gradients for BACKWARD_WEIGHT: (weight, gradient) pairs, and (weight, function) pairs whose
+            function computes the gradient.
     """
 
-    coming: Message | None = None
+    message: Message | None = None
     inputs: torch.Tensor | None = None
     outputs: torch.Tensor | None = None
     output_gradient: torch.Tensor | None = None
@@ -96,7 +108,7 @@ class InFlight:
 
 
 class Chunk:
-    """A chunk of the model on this rank, and its micro-batches in flight, by number."""
+    """A chunk of the model on this rank. `in_flight` has its unfinished micro-batches, by their numbers."""
 
     def __init__(self, part: torch.nn.Module) -> None:
         self.part = cast(Part, part)
@@ -104,10 +116,10 @@ class Chunk:
 
 
 class Executor:
-    """Walks one pipeline stage's instruction list, step after step.
+    """Executes the instruction list of one pipeline stage, once for each step.
 
-    `parts` are the chunks of this stage, as the strategies have left them. `stop_requested` is called once per step;
-    its answer is shared by all ranks.
+    `parts` are the chunks of this stage, divided by the strategies. `stop_requested` is called once in each step; all
+    ranks stop if it returns True on one.
     """
 
     def __init__(
@@ -142,13 +154,13 @@ class Executor:
         self.number = 0
         self.rate = 0.0
         self.portion = Portion([], 1)
-        self.batch: Batch | None = None  # of the last LOAD, which stands right before the FORWARD that reads it
+        self.batch: Batch | None = None  # of the last LOAD; the FORWARD that reads it is the next instruction
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.sums = torch.zeros(SCALARS, dtype=torch.float64)
         self.grad_norm = 0.0
 
     def step(self, number: int, rate: float) -> StepResult:
-        """Do the step with number `number` (from 0) at learning rate `rate`."""
+        """Execute step `number` (from 0) with learning rate `rate`."""
         self.number, self.rate = number, rate
         self.loss_sum.zero_()
         self.watch.lap("begin")
@@ -168,9 +180,9 @@ class Executor:
 
     @contextmanager
     def evaluating(self) -> Iterator[Callable[[Batch], torch.Tensor]]:
-        """Yield a function from a batch to the sum of its losses, without gradients; 0 on stages without the head.
+        """Switch the chunks to evaluation mode; yield a function that takes a batch and returns the sum of its losses.
 
-        Every stage calls it for the same batches.
+        The sum is 0 on stages without the head. Every stage must call the function for the same batches.
         """
         training = [chunk.part.training for chunk in self.chunks]
         for chunk in self.chunks:
@@ -204,34 +216,34 @@ class Executor:
         return loss
 
     def sum_of_losses(self, loss: torch.Tensor) -> torch.Tensor:
-        """Over all the ranks, in place; of ranks that have computed the same loss one counts."""
+        """Sum `loss` over all ranks, in place. Among ranks that have computed the same loss, only one is counted."""
         if not self.counts_loss:
             loss.zero_()
         return self.world.sum_over(loss, self.everyone)
 
     def close(self) -> None:
-        """Let go of process groups."""
+        """Drop the references to process groups."""
         self.gradients.close()
         self.messages.close()
 
-    def _at(self, instruction: Instruction) -> tuple[Chunk, InFlight]:
-        """The chunk and the micro-batch of an instruction."""
+    def _operands(self, instruction: Instruction) -> tuple[Chunk, InFlight]:
+        """The chunk and the micro-batch that an instruction names."""
         assert instruction.microbatch is not None
         chunk = self.chunks[instruction.chunk]
         return chunk, chunk.in_flight[instruction.microbatch]
 
     def _wait(self, instruction: Instruction) -> bool:
-        """Wait for the message that a computation reads; False where it reads none."""
+        """Wait for the message that a computation reads. Returns False if the instruction reads no message."""
         if not self.pipelined or instruction.verb not in (Verb.FORWARD, Verb.BACKWARD, Verb.BACKWARD_INPUT):
             return False
-        _, one = self._at(instruction)
-        if one.coming is None:
+        _, one = self._operands(instruction)
+        if one.message is None:
             return False
-        arrived, one.coming = one.coming.wait(), None
+        received, one.message = one.message.wait(), None
         if instruction.verb is Verb.FORWARD:
-            one.inputs = arrived
+            one.inputs = received
         else:
-            one.output_gradient = arrived
+            one.output_gradient = received
         return True
 
     def _load(self, instruction: Instruction) -> None:
@@ -239,7 +251,7 @@ class Executor:
         self.batch = self.portion.batches[instruction.microbatch].to(self.device, self.dtype)
 
     def _forward(self, instruction: Instruction) -> None:
-        chunk, one = self._at(instruction)
+        chunk, one = self._operands(instruction)
         assert instruction.microbatch is not None
         chunk.part.set_dropout_context(self.plan.seed, self.number, self.sample_ids[instruction.microbatch])
         batch = self.batch
@@ -256,58 +268,58 @@ class Executor:
             one.outputs = chunk.part(inputs, **extras)
 
     def _backward(self, instruction: Instruction) -> None:
-        _, one = self._at(instruction)
+        _, one = self._operands(instruction)
         self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk)
-        outputs, gradient, inputs = _taken(one)
+        outputs, gradient, inputs = _take(one)
         torch.autograd.backward(outputs, gradient)
         if inputs is not None:
             one.input_gradient = inputs.grad
 
     def _backward_input(self, instruction: Instruction) -> None:
-        """Gradients of the activations; linear layers defer those of their weights."""
-        chunk, one = self._at(instruction)
+        """Compute the gradient of the inputs. Linear layers defer the gradients of their weights."""
+        chunk, one = self._operands(instruction)
         weights: list[torch.Tensor] = [weight for weight in chunk.part.parameters() if weight.requires_grad]
-        outputs, gradient, inputs = _taken(one)
+        outputs, gradient, inputs = _take(one)
         wanted = weights if inputs is None else [inputs, *weights]
         found: list[torch.Tensor | None] = []
         if wanted:
             found += torch.autograd.grad(outputs, wanted, gradient, allow_unused=True)
-        else:  # a stage with nothing to train: its collectives run all the same
+        else:  # nothing to train in this stage; backward still runs its collectives
             torch.autograd.backward(outputs, gradient)
         if inputs is not None:
             one.input_gradient = found.pop(0)
-        made = [(weight, gradient) for weight, gradient in zip(weights, found, strict=True) if gradient is not None]
+        ready = [(weight, gradient) for weight, gradient in zip(weights, found, strict=True) if gradient is not None]
         assert chunk.part.deferred is not None
         deferred = list(chunk.part.deferred)
-        assert all(isinstance(weight, torch.nn.Parameter) for weight, _ in deferred), "a gradient that nobody would add"
-        one.deferred = made, deferred
+        assert all(isinstance(weight, torch.nn.Parameter) for weight, _ in deferred), "a gradient of no parameter"
+        one.deferred = ready, deferred
         chunk.part.deferred.clear()
 
     def _backward_weight(self, instruction: Instruction) -> None:
-        """All weight gradients of the chunk: for the owner of the gradients this is the backward pass."""
-        _, one = self._at(instruction)
+        """Give all weight gradients of the chunk to autograd's hooks, by which `gradients` receives them."""
+        _, one = self._operands(instruction)
         assert one.deferred is not None
-        (made, deferred), one.deferred = one.deferred, None
+        (ready, deferred), one.deferred = one.deferred, None
         self.gradients.before_backward(last=instruction.last, chunk=instruction.chunk)
-        if made:
-            torch.autograd.backward([weight for weight, _ in made], [gradient for _, gradient in made])
-        for weight, make in deferred:  # one by one: a full bucket leaves while the next gradient is computed
-            torch.autograd.backward([weight], [make()])
+        if ready:
+            torch.autograd.backward([weight for weight, _ in ready], [gradient for _, gradient in ready])
+        for weight, compute in deferred:  # one by one: a full bucket is sent while the next gradient is computed
+            torch.autograd.backward([weight], [compute()])
 
     def _send_activation(self, instruction: Instruction) -> None:
-        _, one = self._at(instruction)
+        _, one = self._operands(instruction)
         assert one.outputs is not None
         self.messages.send(instruction, one.outputs)
 
     def _send_gradient(self, instruction: Instruction) -> None:
-        _, one = self._at(instruction)
+        _, one = self._operands(instruction)
         assert one.input_gradient is not None
         self.messages.send(instruction, one.input_gradient)
         one.input_gradient = None
 
     def _receive_activation(self, instruction: Instruction) -> None:
-        _, one = self._at(instruction)
-        one.coming = self.messages.receive(instruction)
+        _, one = self._operands(instruction)
+        one.message = self.messages.receive(instruction)
 
     _receive_gradient = _receive_activation
 
@@ -327,14 +339,14 @@ class Executor:
 
 
 def message_shape(plan: Plan) -> tuple[int, int]:
-    """[T, D] of a sample's activations as one stage sends them to the next; T is as many positions as a rank has."""
+    """The shape [T, D] of one sample's activations between two stages; T is the number of positions on a rank."""
     work, sent = plan.work, [t.payload_bytes for t in plan.traffic if t.verb is Verb.SEND_ACTIVATION]
     position_bytes = work.microbatch_size * plan.model.hidden_dim * DTYPE_BYTES[work.precision]
     return (sent[0] // position_bytes if sent else work.seq_len), plan.model.hidden_dim
 
 
-def _taken(one: InFlight) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Take outputs, their gradient and inputs of a micro-batch, so that their memory can be freed."""
+def _take(one: InFlight) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return outputs, their gradient and inputs, and remove them from `one`, so that their memory can be freed."""
     assert one.outputs is not None
     taken = one.outputs, one.output_gradient, one.inputs
     one.outputs = one.output_gradient = one.inputs = None

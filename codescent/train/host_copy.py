@@ -1,5 +1,5 @@
-"""In: weights on a device, their master copies on the host. Out: gradients on the host; updated weights on the device.
-Does not update anything (optimize does): it copies one unit of tensors while the host updates another."""
+"""In: weights on a device, master copies in host memory. Out: gradients copied to the host, new weights to the device.
+Does not update weights (optimize.py does). It copies one group of tensors while the host updates another group."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from codescent.train.optimize import Weight
 
 SLOTS = 2
-"""Page-locked buffers each way: one is filled while the other is read."""
+"""Page-locked buffers in each direction: one is filled while the other is read."""
 
 
 class HostCopy:
-    """Gradients to the host and weights to the device, a unit at a time, each way on a stream of its own.
+    """Copies gradients to the host and weights to the device, one unit at a time, on one stream for each direction.
 
-    While the host updates a unit, the gradients of the next one are copied in and the weights of the last one out (Ren
-    et al. 2021, "ZeRO-Offload", section 5). Only the buffers of the copies are page-locked, and all units share them:
-    torch rounds page-locked memory up to a power of two, so master copies and moments could take twice their size.
+    While the host updates a unit, the next unit's gradients are copied to the host, and the previous unit's weights to
+    the device (Ren et al. 2021, "ZeRO-Offload", section 5). Only the copy buffers are page-locked, and all units share
+    them. torch rounds page-locked memory up to a power of two: page-locked master copies could take twice their size.
 
-    `weights` are on one device. `units` are the indices of those that are copied together, in order.
+    `weights` are on one device. Each of `units` is a list of indices of weights that are copied together.
     """
 
     def __init__(self, weights: Sequence[Weight], units: Sequence[Sequence[int]]) -> None:
@@ -43,12 +43,12 @@ class HostCopy:
         self.sent = 0
 
     def _slot(self, numel: int) -> torch.Tensor:
-        """Bytes for `numel` elements of the widest dtype."""
+        """A buffer of bytes for `numel` elements of the master copies' dtype."""
         return torch.empty(numel * self.wide_dtype.itemsize, dtype=torch.uint8, pin_memory=self.cuda)
 
     def fetch(self, gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-        """Each unit's gradients on the host, in the dtype of the master copies; valid until the next is asked for."""
-        for stream in (self.down, self.up):  # gradients are complete then, and weights no longer read
+        """Yield each unit's gradients on the host, in the master copies' dtype. The next unit overwrites them."""
+        for stream in (self.down, self.up):  # copies begin after all gradients are computed and all weights are read
             if stream is not None:
                 stream.wait_stream(torch.cuda.current_stream(self.device))
         self._begin(0, gradients)
@@ -60,9 +60,9 @@ class HostCopy:
             yield self._views(self._widened(flat), unit)
 
     def send(self, unit: Sequence[int]) -> None:
-        """Copy a unit's master copies to the device, rounded to the weights' dtype on the host: fewer bytes travel."""
+        """Copy a unit's master copies to the device. The host rounds them to the weights' dtype first, to copy less."""
         slot = self.sent % SLOTS
-        self._wait(self.left[slot])  # the copy before from the same slot
+        self._wait(self.left[slot])  # the previous copy from this slot
         dtype = self.weights[unit[0]].tensor.dtype
         numel = sum(self.weights[index].master.numel() for index in unit)
         flat = self.outgoing[slot][: numel * dtype.itemsize].view(dtype)
@@ -74,7 +74,7 @@ class HostCopy:
         self.sent += 1
 
     def finish(self) -> None:
-        """Let the device's next computation wait for the weights."""
+        """Make the device's next computation wait until the weights are copied."""
         if self.up is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.up)
 
@@ -91,7 +91,7 @@ class HostCopy:
         return slot[: self.numels[number] * dtype.itemsize].view(dtype)
 
     def _widened(self, flat: torch.Tensor) -> torch.Tensor:
-        """Cast to the dtype of the master copies, if need be."""
+        """Cast to the master copies' dtype, if the dtype differs."""
         if flat.dtype == self.wide_dtype:
             return flat
         if self.wide is None:

@@ -1,5 +1,5 @@
-"""In: the boxes of parameters that this rank holds. Out: the values with which a run begins, drawn or read.
-Does not know layouts: the plan says which box a rank holds. An element's value does not depend on who holds it."""
+"""In: parameters, and which slices this rank holds. Out: initial values, random or from a Hugging Face folder.
+Does not choose the slices (the plan does). The value of an element is the same in every layout."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 
 from codescent.huggingface.folder import open_folder
 from codescent.huggingface.read import box
-from codescent.models.initialize import draw_, initial_values
+from codescent.models.initialize import fill_, initial_values
 from codescent.plan import Parameter
 
-Held = tuple[Parameter, torch.Tensor, tuple[slice, ...]]
-"""A parameter, the memory of this rank's box of it, and which box that is."""
+BoxToFill = tuple[Parameter, torch.Tensor, tuple[slice, ...]]
+"""A parameter, the memory of this rank's box of it, and the slices of the box."""
 
 _THREADS = 4
 
 
-class Beginning:
-    """The values with which a run begins: those of a folder of weights where it has the parameter, else drawn.
+class InitialValues:
+    """The values with which a run begins: read from a folder of weights if it has the parameter, otherwise random.
 
     Args:
-        seed: of the run; drawn values follow from it.
-        weights: a Hugging Face folder; None: every value is drawn.
+        seed: of the run; it determines the random values.
+        weights: a Hugging Face folder; None: every value is random.
 
     Raises:
         UserError: the folder cannot be used.
@@ -36,38 +36,38 @@ class Beginning:
         self.folder = None if weights is None else open_folder(Path(weights))
 
     def box(self, parameter: Parameter, slices: tuple[slice, ...]) -> torch.Tensor:
-        """A box of a parameter, in the number format of the folder; fp32 where it is drawn."""
+        """The values of a box of a parameter: in the folder's dtype if they are read, fp32 if they are random."""
         if self.folder is None or not self.folder.has(parameter):
             return initial_values(self.seed, parameter, slices)
         return box(self.folder, parameter.name, slices)
 
-    def write_(self, held: Sequence[Held]) -> None:
-        """Write the values into the memory of boxes."""
-        absent = [one for one in held if self.folder is None or not self.folder.has(one[0])]
-        draw_(self.seed, absent)
-        read = [one for one in held if self.folder is not None and self.folder.has(one[0])]
+    def write_(self, boxes: Sequence[BoxToFill]) -> None:
+        """Write the values into the memory of `boxes`."""
+        absent = [one for one in boxes if self.folder is None or not self.folder.has(one[0])]
+        fill_(self.seed, absent)
+        read = [one for one in boxes if self.folder is not None and self.folder.has(one[0])]
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(self._read, read))
 
-    def _read(self, one: Held) -> None:
+    def _read(self, one: BoxToFill) -> None:
         parameter, tensor, slices = one
         if tensor.numel():
             with torch.no_grad():
                 tensor.copy_(self.box(parameter, slices))
 
 
-def begin_(seed: int, weights: Path | str | None, held: Sequence[Held], *, replaced: bool) -> None:
-    """Write the values with which a run begins.
+def write_initial_values_(seed: int, weights: Path | str | None, boxes: Sequence[BoxToFill], *, replaced: bool) -> None:
+    """Write the values with which a run begins into the memory of `boxes`.
 
     Args:
-        seed: see Beginning.
-        weights: see Beginning. Where nothing is written, the folder need not exist any more.
-        held: what this rank holds.
-        replaced: a checkpoint will be loaded over everything that is trained: only the rest is written.
+        seed: see InitialValues.
+        weights: see InitialValues. The folder is opened only if there is a value to write.
+        boxes: all boxes of this rank.
+        replaced: a checkpoint will overwrite the trained parameters, so only frozen parameters are written.
 
     Raises:
         UserError: the folder cannot be used.
     """
-    wanted = [one for one in held if not (replaced and one[0].trained)]
+    wanted = [one for one in boxes if not (replaced and one[0].trained)]
     if wanted:
-        Beginning(seed, weights).write_(wanted)
+        InitialValues(seed, weights).write_(wanted)

@@ -1,5 +1,5 @@
-"""In: a config, this rank. Out: a run folder with a trained model: the steps in the order in which they happen.
-Does not know how a run is opened (open), how a step is computed (execute), or what is said of it (report)."""
+"""In: a config, this process's rank. Out: a run folder with a trained model. It takes the steps, validates and saves.
+Does not open the run (open.py), compute a step (execute.py) or write metrics and messages (report.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.config.load import flat
 from codescent.config.sections import Config
-from codescent.train.alike import Diverged, compare, held_alike
+from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.execute import StepResult
 from codescent.train.open import OpenRun, open_data, open_run
@@ -26,10 +26,10 @@ from codescent.train.validate import validation_loss
 from codescent.train.world import World
 
 SKIPS_ALLOWED = 10
-"""Steps in a row whose loss or gradients are not finite, each skipped by all ranks, before the run gives up."""
+"""The run ends after this many consecutive steps whose loss or gradients are not finite. All ranks skip such steps."""
 
 OF_A_MACHINE = ("data.corpus", "data.folder")
-"""Keys that ranks on different machines may differ in: the samples themselves are compared."""
+"""Keys whose values may differ between machines. The samples are compared instead."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ def train(config: Config, place: Rank, *, resume: bool) -> Outcome:
     Args:
         config: the resolved config.
         place: this process among the ranks.
-        resume: continue the run of that name.
+        resume: continue the run in the folder that the config names.
 
     Raises:
-        UserError: on every rank, before the first step: whatever stands in the way; later: a full disk.
-        RunFailed: on every rank: loss, gradients or weights are not finite any more, or copies of the same tensors
-            differ; nothing of that step is saved.
+        UserError: on every rank: the run cannot begin with this config, data or machine; or later, the disk is full.
+        RunFailed: on every rank: loss, gradients or weights are no longer finite, or copies of the same tensors
+            differ; that step is not saved.
     """
     train = config.train
     facts = {key: value for key, value in flat(config).items() if key not in OF_A_MACHINE}
@@ -64,24 +64,24 @@ def train(config: Config, place: Rank, *, resume: bool) -> Outcome:
             closing(assemble(config, plan, world, dataset, run.first_step, stop)) as trainer,
             Report(run) as report,
         ):
-            outcome = _Steps(run, trainer, report, stop).walk()
+            outcome = _Steps(run, trainer, report, stop).take()
             world.at(ENDED)
             return outcome
 
 
 class _Steps:
-    """The steps of a run that are left."""
+    """The remaining steps of a run."""
 
     def __init__(self, run: OpenRun, trainer: Trainer, report: Report, stop: StopRequest) -> None:
         self.run, self.trainer, self.report, self.stop = run, trainer, report, stop
         self.config, self.plan = run.config, run.plan
-        self.held = held_alike(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
-        self.skipped = 0  # steps in a row
-        self.owed = False  # a checkpoint was due, and the weights were not to be saved
-        self.unproven = False  # no good step has followed the newest checkpoint yet, so older ones stay
+        self.copies = replicated_tensors(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
+        self.skipped = 0  # consecutive skipped steps, up to the current step
+        self.overdue = False  # a checkpoint was due at a step that could not be saved; the next good step is saved
+        self.unproven = False  # no finite step has followed the newest checkpoint yet, so older checkpoints stay
 
-    def walk(self) -> Outcome:
-        """Load the checkpoint, if there is one, and take the steps."""
+    def take(self) -> Outcome:
+        """Load the checkpoint, if there is one, and take the remaining steps."""
         self.report.begin()
         self.run.load(self.trainer.optimizer)
         self.report.start()
@@ -90,21 +90,21 @@ class _Steps:
         for step in range(self.run.first_step + 1, last + 1):
             stops = self._step(step, last)
             if stops and step < last:
-                asked = together(UserError, self.stop.asked)
-                self.report.stopped(step, asked)
-                return Outcome(self.run.path, step, next(filter(None, asked))["exit_code"])
+                received = together(UserError, self.stop.received)
+                self.report.stopped(step, received)
+                return Outcome(self.run.path, step, next(filter(None, received))["exit_code"])
         self._rotate()
         self.report.ended(max(last, self.run.first_step))
         return Outcome(self.run.path, max(last, self.run.first_step), 0)
 
     def _step(self, step: int, last: int) -> bool:
-        """Step number `step`, from 1, and what belongs to it. Returns whether the ranks have agreed to stop."""
+        """Compute step `step` (from 1); validate, report and save if due. Returns whether the ranks have to stop."""
         rate = learning_rate(self.config.optimizer, last, self.plan.mesh.dp, step - 1)
         begin = time.perf_counter()
         result = self.trainer.executor.step(step - 1, rate)
         seconds = time.perf_counter() - begin
         self._count(step, result)
-        if result.stop and not self.skipped:  # a scheduler's patience is short: save first
+        if result.stop and not self.skipped:  # save before anything else: a scheduler soon kills the process
             self._save(step, None)
         val_loss = self._validate() if _is_due(step, self.config.train.eval_every, last) else None
         self.report.step(step, rate, result, seconds, val_loss)
@@ -118,7 +118,7 @@ class _Steps:
         return result.stop
 
     def _count(self, step: int, result: StepResult) -> None:
-        """Count the steps that are skipped. A good one proves the newest checkpoint, and older ones may go."""
+        """Count consecutive skipped steps. After a finite step, checkpoints older than the newest may be deleted."""
         self.skipped = self.skipped + 1 if result.skipped else 0
         if self.skipped:
             self.report.skipped(step, result)
@@ -128,7 +128,14 @@ class _Steps:
             self._compare(step)
 
     def _save_if_due(self, step: int, last: int, val_loss: float | None) -> bool:
-        """Save where it is due, or was at a step whose weights were not to be saved. Returns whether it was saved."""
+        """Save if a checkpoint is due now, or was due at an earlier step that could not be saved.
+
+        Returns:
+            whether a checkpoint was saved.
+
+        Raises:
+            RunFailed: the last step cannot be saved.
+        """
         due, why = step == last or _is_due(step, self.config.checkpoint.every, last), ""
         if self.skipped:
             why = "steps are skipped"
@@ -138,8 +145,8 @@ class _Steps:
             raise self.report.failed(step, why, ruined_step=step)
         if why and due:
             self.report.not_saved(step, why)
-        self.owed |= due
-        if not self.owed or why:
+        self.overdue |= due
+        if not self.overdue or why:
             return False
         self._save(step, val_loss)
         return True
@@ -149,9 +156,9 @@ class _Steps:
         return validation_loss(self.trainer.executor, source, self.config.train.eval_samples)
 
     def _compare(self, step: int) -> None:
-        """Refuse to go on where ranks do not hold the same values of what they should hold alike."""
+        """Compare the ranks' copies of tensors. If copies differ, record it and raise Diverged."""
         try:
-            compare(self.held, f"{self.run.path}: step {step}")
+            compare(self.copies, f"{self.run.path}: step {step}")
         except Diverged as error:
             self.report.diverged(step, error)
             raise
@@ -163,7 +170,7 @@ class _Steps:
             raise self.report.failed(step, "weights or the optimizer's state are not finite", ruined_step=step)
         path = self.run.save(step, self.trainer.optimizer, val_loss)
         self.report.saved(step, path, time.perf_counter() - begin)
-        self.owed, self.unproven = False, True
+        self.overdue, self.unproven = False, True
 
     def _rotate(self) -> None:
         if self.unproven and self.run.world.is_first:
@@ -172,5 +179,5 @@ class _Steps:
 
 
 def _is_due(step: int, every: int, last: int) -> bool:
-    """Whether something that is done every so many steps, and after the last one, is done after this step."""
+    """Whether `step` is a multiple of `every` or the last step; False if `every` is 0."""
     return bool(every) and (step == last or step % every == 0)

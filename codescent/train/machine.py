@@ -1,5 +1,6 @@
-"""In: a plan, a device, a precision. Out: the fp32 matrix kernels to use, peak speed and memory, the machine in words.
-Does not time anything except a few matrix products."""
+"""In: a plan, a device, a precision. Out: the kernels that a CPU uses for fp32 matrices, peak FLOP/s, peak memory;
+a UserError if the plan needs more memory than there is.
+Does not choose the device (devices.py does) and does not estimate activations."""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ Matmul = Literal["exact", "fast"]
 TORCH_SETTING: dict[Matmul, str] = {"exact": "highest", "fast": "medium"}
 
 TRIAL = 768
-"""Side of the trial's square matrices: GPT-2's width. A product takes about 5 ms on one core."""
+"""Rows and columns of the trial's matrices: GPT-2's width. A product takes about 5 ms on one core."""
 
 WORTH_IT = 1.15
-"""Speedup from which fast kernels are chosen. Less is noise, and a choice must not change on resume."""
+"""Smallest speedup with which fast kernels are chosen. A smaller one may be noise."""
 
 ERROR_ALLOWED = 4.0
-"""Largest error of fast kernels, as a multiple of the exact kernels' error: still fp32, summed in another order."""
+"""Largest error of fast kernels, as a multiple of the exact kernels' error. It allows fp32 sums in another order."""
 
 PEAK_SIDE: dict[str, int] = {"cpu": 1024, "cuda": 8192}
 
@@ -41,8 +42,8 @@ def try_matmul(wanted: str, device: torch.device) -> dict[str, Any]:
     """Choose the fp32 matrix kernels of the CPU and switch torch to them.
 
     By default torch uses MKL, which uses AVX-512 on Intel processors only. "medium" precision uses oneDNN, which uses
-    AVX-512 everywhere, but computes in bf16 on processors with AMX. For "auto" a trial therefore measures speed and
-    error of both; on CUDA it means exact, because TF32 is a lower precision.
+    AVX-512 on all processors that have it, but computes in bf16 on processors with AMX. So with "auto" a trial
+    measures speed and error of both. On CUDA "auto" means exact, because TF32 is a lower precision.
 
     Returns:
         "choice" ("exact" or "fast") and "trial", the measurements.
@@ -59,7 +60,10 @@ def try_matmul(wanted: str, device: torch.device) -> dict[str, Any]:
 
 
 def recorded_matmul(before: dict[str, Any], here: dict[str, Any]) -> Matmul | None:
-    """The kernels that a resumed run started with, if torch, processor and device are the same."""
+    """The kernels that a resumed run started with; None if torch, processor or device have changed.
+
+    `before` is the run's environment.json, `here` the description of this machine.
+    """
     same = all(before.get(name) == here[name] for name in ("torch", "processor", "device"))
     choice: Matmul | None = before.get("matmul", {}).get("choice") if same else None
     return choice
@@ -71,9 +75,10 @@ def use_matmul(choice: Matmul) -> None:
 
 
 def _trial() -> dict[Matmul, dict[str, float]]:
-    """Best seconds of nine products, and largest error against fp64 relative to the largest result, of both kinds.
+    """Measure exact and fast kernels: the shortest of nine products in seconds, and the largest error against fp64.
 
-    The kinds alternate, so that other load on the machine slows both.
+    The error is relative to the largest element of the result. Exact and fast products alternate, so that other load
+    on the machine slows both.
     """
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(TRIAL, TRIAL, generator=generator) for _ in range(2))
@@ -102,7 +107,7 @@ def _best_seconds(work: Any, device: torch.device, repeats: int) -> float:
 
 
 def peak_flops_per_s(device: torch.device, precision: str) -> float:
-    """Measured FLOP/s of a square matrix product on this rank, best of five. MFU is relative to it."""
+    """FLOP/s of a square matrix product on this rank, the best of five measurements. MFU is relative to it."""
     side = PEAK_SIDE[device.type]
     a, b = (torch.randn(side, side, device=device).to(TORCH_DTYPE[precision]) for _ in range(2))
     torch.mm(a, b)
@@ -110,7 +115,7 @@ def peak_flops_per_s(device: torch.device, precision: str) -> float:
 
 
 def slow_bf16(device: torch.device, precision: str, peak: float) -> str | None:
-    """A warning if precision is bf16 and its products are slower than fp32's on this CPU, else None."""
+    """A warning if precision is bf16 and bf16 products are slower than fp32 products on this CPU, else None."""
     if precision != "bf16" or device.type != "cpu":
         return None
     fp32 = peak_flops_per_s(device, "fp32")
@@ -118,21 +123,21 @@ def slow_bf16(device: torch.device, precision: str, peak: float) -> str | None:
         return None
     return (
         f'train.precision = "bf16": bf16 matrix products run at {peak / fp32:.2g} of fp32\'s speed on this processor; '
-        '"fp32" would be faster here'
+        '"fp32" would be faster'
     )
 
 
 def refuse_device(plan: Plan, device: torch.device) -> None:
-    """Refuse a plan that needs another device than this rank's, or more devices.
+    """Refuse a plan with offload on a CPU, or with more CUDA devices than this machine has.
 
     Raises:
-        UserError: the missing devices, and a setting that works without them.
+        UserError: with what is missing, and a setting that works without it.
     """
     problems = []
     if device.type == "cpu" and any(tensor.host_bytes(plan.mesh) for tensor in plan.tensors):
         problems.append(
-            "parallel.offload: this run computes on a CPU, whose memory is the host's: there is nothing to offload; "
-            'leave it "none"'
+            "parallel.offload: this run computes on a CPU, which uses host memory already: there is nothing to "
+            'offload; set parallel.offload = "none"'
         )
     if plan.devices > 1:
         count = torch.cuda.device_count() if device.type == "cuda" else 0
@@ -140,7 +145,7 @@ def refuse_device(plan: Plan, device: torch.device) -> None:
             have = f"this machine has {count} CUDA device(s)" if count else "this run computes on a CPU"
             problems.append(
                 f"parallel.data_parallel = {plan.devices}: torch.nn.DataParallel divides a batch over CUDA devices of "
-                f"one process, and {have}; leave it out and start ranks (--ranks N): dp_replicate takes any device"
+                f"one process, but {have}; remove the key and start ranks (--ranks N): dp_replicate works on any device"
             )
     if problems:
         raise UserError(*problems)
@@ -165,25 +170,25 @@ def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int) ->
     found.append(("this machine", local_world_size, host_bytes, _host_memory_bytes()))
     problems = [
         f"the model has {plan.num_parameters:,} parameters: weights, gradients and optimizer state of {ranks} rank(s) "
-        f"take {needed / 2**30:,.1f} GiB, and {where} has {there / 2**30:,.1f} GiB; take a smaller model, more "
+        f"take {needed / 2**30:,.1f} GiB, but {where} has {available / 2**30:,.1f} GiB; take a smaller model, more "
         "machines, or divide it (parallel.dp_shard, tp, pp)"
-        for where, ranks, needed, there in found
-        if needed > there
+        for where, ranks, needed, available in found
+        if needed > available
     ]
     if problems:
         raise UserError(*problems)
 
 
 def _host_memory_bytes() -> int:
-    """Physical memory, or the limit of this process's control group if that is less."""
-    there_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Physical memory, or the memory limit of this process's control group if it is smaller."""
+    physical_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(there_bytes, int(text)) if text.isdecimal() else there_bytes
+    return min(physical_bytes, int(text)) if text.isdecimal() else physical_bytes
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Peak memory of this process: allocated on a CUDA device, resident set on a CPU."""
+    """Peak memory of this process: allocated memory on a CUDA device, resident set size on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -195,7 +200,7 @@ def set_deterministic(wanted: bool) -> None:
     if wanted != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(wanted)  # imports the compiler, which takes half a second
     if wanted:
-        # cuBLAS needs it, too: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+        # cuBLAS needs a fixed workspace: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 

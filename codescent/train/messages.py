@@ -1,5 +1,5 @@
 """In: a pipeline stage's instruction list. Out: activations and their gradients, sent to other stages and received.
-Does not decide what is sent when (the list does) and computes nothing."""
+Does not decide when a tensor is sent (the list does), and does not compute."""
 
 from __future__ import annotations
 
@@ -22,27 +22,35 @@ class Message:
     memory: torch.Tensor
 
     def wait(self) -> torch.Tensor:
-        """The tensor, once it has arrived."""
+        """Wait until the tensor has arrived, and return it."""
         self.work.wait()
         return self.memory
 
 
 MOST_SENT = 2
-"""Sends to one stage that may be in flight: gloo keeps what was sent until somebody waits for it. The lists do not
-deadlock even if every send waits for its receive (plan/pipeline), so waiting for older ones is safe."""
+"""Largest number of unfinished sends to one stage: gloo holds the memory of a send until the sender waits for it.
+To wait for old sends is safe: the lists do not deadlock even if every send waits for its receive (plan/pipeline)."""
 
 
 class Messages:
     """The point-to-point messages of one stage.
 
-    A receive is waited for by the computation that reads it, a send only after MOST_SENT more. On a CPU a receive is
-    posted when the list reaches the receive before it, so that a message travels while its receiver computes. On CUDA
-    it is posted in its place: a receive that waits on the device must not come before the work its sender waits for.
+    The computation that reads a message waits for its receive. A send is waited for after MOST_SENT later sends.
 
-    A channel leads from one stage to another, on a process group of its own: messages arrive in the order of both
-    lists, and on NCCL a receive that waits holds up no send.
+    On a CPU a receive is posted one receive early, when the list reaches the receive before it: the message travels
+    while this rank computes. On CUDA a receive is posted at its place in the list. A CUDA receive blocks its stream,
+    so an early one could block work that the sender waits for.
 
-    `groups` are named "pp[from,to]"; `ranks` are those of the pp axis; `shape` is [T, D] of a sample.
+    Each pair (from, to) of stages is a channel with its own process group. Messages arrive in the order of both
+    lists, and a waiting NCCL receive does not block a send.
+
+    Args:
+        stage: of this rank.
+        groups: process groups; the names of channels are "pp[from,to]".
+        ranks: the rank of each stage, along the pp axis.
+        dtype: of activations.
+        device: of activations.
+        shape: [T, D] of one sample's activations.
     """
 
     def __init__(
@@ -60,21 +68,26 @@ class Messages:
         self.ahead = device.type == "cpu"
         self.sent: dict[int, deque[tuple[Any, torch.Tensor]]] = {}
         self.awaited: dict[int, deque[Instruction]] = {}
-        self.coming: dict[int, Message] = {}
+        self.posted: dict[int, Message] = {}
 
     def begin(self, program: Iterable[Instruction], batch: int) -> None:
-        """The receives of a list, the first of each channel posted. Every message of it is of so many samples."""
-        assert not self.coming, "a list ended with messages that nobody has read"
+        """Begin an instruction list: note its receives, and on a CPU post the first of each channel.
+
+        Args:
+            program: the list.
+            batch: number of samples in each message.
+        """
+        assert not self.posted, "the last list has ended with unread messages"
         self.batch = batch
         for instruction in program:
             if instruction.verb in RECEIVES:
                 assert instruction.peer is not None
                 self.awaited.setdefault(instruction.peer, deque()).append(instruction)
         for peer in self.awaited if self.ahead else ():
-            self._post(peer)
+            self._post_next(peer)
 
     def send(self, instruction: Instruction, message: torch.Tensor) -> None:
-        """Begin to send; the tensor is kept until it has left."""
+        """Begin to send `message`; a reference keeps its memory until the send has finished."""
         assert instruction.verb in SENDS
         assert instruction.peer is not None
         sent = self.sent.setdefault(instruction.peer, deque())
@@ -85,38 +98,38 @@ class Messages:
         sent.append((dist.isend(message, self.ranks[instruction.peer], group=group), message))
 
     def receive(self, instruction: Instruction) -> Message:
-        """The message of this instruction, the next of its channel; it need not have arrived."""
+        """Return the message of this instruction, the next of its channel. It may still be on its way."""
         peer = instruction.peer
         assert peer is not None
         expected = self.awaited[peer].popleft()
         assert expected == instruction, f"{expected} is next from stage {peer}, not {instruction}"
         if not self.ahead:
-            return self._posted(peer)
-        message = self.coming.pop(peer)
-        self._post(peer)
+            return self._post(peer)
+        message = self.posted.pop(peer)
+        self._post_next(peer)
         return message
 
     def end(self) -> None:
-        """The list is done: wait until everything that was sent has left."""
+        """End the list: wait until all sends have finished."""
         for sent in self.sent.values():
             for work, _ in sent:
                 work.wait()
         self.forget()
 
     def forget(self) -> None:
-        """Drop what is under way, after an error."""
+        """Drop the references to all sends and receives, finished or not."""
         self.sent.clear()
         self.awaited.clear()
-        self.coming.clear()
+        self.posted.clear()
 
     def close(self) -> None:
-        """Let go of the process groups."""
+        """Drop the references to process groups."""
         self.groups.clear()
 
-    def _post(self, peer: int) -> None:
+    def _post_next(self, peer: int) -> None:
         if self.awaited[peer]:
-            self.coming[peer] = self._posted(peer)
+            self.posted[peer] = self._post(peer)
 
-    def _posted(self, peer: int) -> Message:
+    def _post(self, peer: int) -> Message:
         memory = torch.empty(self.batch, *self.shape, dtype=self.dtype, device=self.device)
         return Message(dist.irecv(memory, self.ranks[peer], group=self.groups[f"pp[{peer},{self.stage}]"]), memory)

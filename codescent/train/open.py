@@ -1,5 +1,5 @@
-"""In: a config, this rank's world. Out: the run, open: its plan, dataset, folder and newest checkpoint.
-Does not take a step. What can be refused is refused here, on every rank alike, before the first one."""
+"""In: a config, this rank's process groups. Out: the open run: its plan, dataset, run folder and newest checkpoint.
+Does not take a step. It makes the last checks before the first step; every rank raises the same error."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class OpenRun:
     Attributes:
         config: of this command.
         plan: of this command.
-        dataset: what it trains on.
-        world: this rank's.
+        dataset: the training and validation data.
+        world: this rank's device and process groups.
         path: of the run folder.
-        folder: the run folder's writer; None but on rank 0.
-        machine: what the machine is and what was chosen for it, as environment.json has it.
+        folder: writes the run folder; None except on rank 0.
+        machine: the content of environment.json: the machine, and the settings chosen for it.
         checkpoints: of the run.
         saved: the checkpoint to resume from; None: the run starts at step 0.
-        base: what identifies the frozen weights under adapters; None: no adapters, or weights that are drawn.
+        base: identifies the frozen weights under adapters; None: no adapters, or random frozen weights.
         resumes: whether the command resumes a run.
-        changes: keys of the update that are not as they were, each with both values: the run had failed.
+        changes: keys of the update that a resumed, failed run changes: {key: [old value, new value]}.
     """
 
     config: Config
@@ -69,7 +69,7 @@ class OpenRun:
 
     @property
     def first_step(self) -> int:
-        """Steps that are done: the first step to take has this number, from 0."""
+        """The number of finished steps. It is also the number (from 0) of the next step."""
         return self.saved.step if self.saved else 0
 
     def source(self, split: str) -> Source:
@@ -84,10 +84,10 @@ class OpenRun:
             optimizer.loaded()
 
     def save(self, step: int, optimizer: Optimizer, val_loss: float | None) -> Path:
-        """Save a checkpoint; every rank calls this. Older ones stay until rank 0 calls `checkpoints.rotate`.
+        """Save a checkpoint. Collective. Older checkpoints stay until rank 0 calls `checkpoints.rotate`.
 
         Raises:
-            UserError: on every rank: the run folder was removed, the disk is full.
+            UserError: on every rank: the run folder was removed, or the disk is full.
         """
         self.path = Path(self.world.from_first(lambda: str(self.folder.follow() if self.folder else self.path)))
         self.checkpoints.folder = self.path / CHECKPOINTS
@@ -97,19 +97,20 @@ class OpenRun:
         return self.checkpoints.save(step, optimizer.tensors(), state, val_loss, rotates=False)
 
     def close(self) -> None:
-        """Let other processes write the run folder."""
+        """Release the lock on the run folder, so that other processes can write it."""
         if self.folder is not None:
             self.folder.release()
 
 
 def open_data(config: Config, world: World, *, resume: bool) -> tuple[Plan, AnyDataset]:
-    """Prepare and verify the dataset on one rank of each machine, open it, make the plan, create its process groups.
+    """Prepare and verify the dataset on one rank of each machine, open it, build the plan, create its process groups.
 
     Raises:
-        UserError: whatever stands in the way, on every rank.
+        UserError: on every rank: the data cannot be used, ranks have different data or plans, or this machine lacks
+            devices or memory.
     """
     request = task_request(config)
-    # Rank 0 reads files outside of the corpus (a chat template) and the date, and every rank takes them from it.
+    # Rank 0 reads the date and files outside of the corpus (a chat template), and sends them to every rank.
     pinned = world.from_first(lambda: pin(request, RunFolder.open(run_folder(config)) if resume else None))
     request = dataclasses.replace(request, pinned=pinned)
     world.in_turn(lambda: tasks.prepare_and_open(request, progress=world.is_first))
@@ -125,14 +126,14 @@ def open_data(config: Config, world: World, *, resume: bool) -> tuple[Plan, AnyD
 
 
 def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, resume: bool) -> OpenRun:
-    """The run folder, made or opened by rank 0, and the newest checkpoint.
+    """Open the run folder and find the newest checkpoint. Rank 0 creates or opens the folder.
 
     Raises:
-        UserError: on every rank: the folder is another run's, or is being written; the checkpoint is of other data or
-            stands beside other weights.
+        UserError: on every rank: the folder belongs to another run, or another process writes it; the checkpoint
+            belongs to other data or to adapters of other weights.
     """
     path = run_folder(config)
-    made: list[RunFolder] = []
+    opened: list[RunFolder] = []
 
     def open_folder_() -> list[Any]:
         if resume:
@@ -140,8 +141,8 @@ def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, r
         else:
             folder, changes = RunFolder.create(path, to_toml(config), plan.to_json()), {}
         folder.hold()
-        made.append(folder)
-        # By the same update the same steps would fail: only another one begins before the weights that were no good.
+        opened.append(folder)
+        # A failed run resumes before its bad weights only with a changed update: the old one would fail again.
         return [folder.read_environment(), changes, ruined_step(folder) if changes else None]
 
     environment, changes, before = world.from_first(open_folder_)
@@ -149,34 +150,38 @@ def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, r
     chosen = _machine(config, plan, dataset, world, environment)
     saved = _latest(checkpoints, world, before) if resume else None
     base = _base(plan, saved, world)
-    folder = made[0] if made else None
+    folder = opened[0] if opened else None
     run = OpenRun(config, plan, dataset, world, path, folder, chosen, checkpoints, saved, base, resume, changes)
     _check_saved(run)
     return run
 
 
 def _plan_facts(plan: Plan) -> dict[str, str]:
-    """A hash of each field of the plan: what ranks read from their own disks may differ though the config does not."""
+    """A hash of each field of the plan. Plans may differ with equal configs, as each machine reads its own files."""
     fields = plan.to_json().items()
     return {f"plan.{name}": hashlib.sha256(json.dumps(field).encode()).hexdigest()[:16] for name, field in fields}
 
 
 def check_alike(dataset: AnyDataset, world: World) -> None:
-    """Refuse, on every rank, to train where nodes with disks of their own have other samples."""
+    """Raise UserError on every rank if the samples of any rank differ from those of rank 0. Collective."""
     first: str = world.from_first(lambda: dataset.fingerprint)
 
     def compare() -> None:
         if dataset.fingerprint != first:
             raise UserError(
-                f"rank {world.place.rank}: {dataset.path} holds other samples than rank 0's ({dataset.fingerprint}, "
-                f"there {first}); give every node the same corpus and tokenizer"
+                f"rank {world.place.rank}: the samples in {dataset.path} differ from those of rank 0 "
+                f"({dataset.fingerprint}, on rank 0 {first}); give every machine the same corpus and tokenizer"
             )
 
     together(UserError, compare)
 
 
 def _opened(config: Config, plan: Plan, dataset: AnyDataset) -> tuple[RunFolder, dict[str, Any]]:
-    """The folder of the run to resume, and what changes in its update. Raises UserError: it is another run's."""
+    """The folder of the run to resume, and the changed keys of its update: {key: [old value, new value]}.
+
+    Raises:
+        UserError: the folder belongs to a run with another trajectory, or with other files.
+    """
     folder = RunFolder.open(run_folder(config))
     changes = check_same_trajectory(folder, plan)
     check_same_files(task_request(config), folder, dataset)
@@ -184,12 +189,12 @@ def _opened(config: Config, plan: Plan, dataset: AnyDataset) -> tuple[RunFolder,
 
 
 def _machine(config: Config, plan: Plan, dataset: AnyDataset, world: World, before: dict[str, Any]) -> dict[str, Any]:
-    """The machine and the settings used on it; a resumed run keeps the matrix kernels that it began with."""
+    """The content of environment.json. A resumed run uses the matrix kernels that it began with."""
     device, precision, wanted = world.device, plan.work.precision, config.train.matmul
     here = machine.describe(device, world.num_threads, world.place.world_size)
-    kept = world.from_first(lambda: machine.recorded_matmul(before, here) if wanted == "auto" else None)
+    recorded = world.from_first(lambda: machine.recorded_matmul(before, here) if wanted == "auto" else None)
     chosen: dict[str, Any] = (
-        {"choice": kept, "trial": "as at the beginning"} if kept else machine.try_matmul(wanted, device)
+        {"choice": recorded, "trial": "as at the beginning"} if recorded else machine.try_matmul(wanted, device)
     )
     if not world.all_agree(chosen["choice"] == "fast"):
         chosen["choice"] = "exact"
@@ -206,7 +211,7 @@ def _machine(config: Config, plan: Plan, dataset: AnyDataset, world: World, befo
 
 
 def _latest(checkpoints: Checkpoints, world: World, before: int | None) -> Saved | None:
-    """`Checkpoints.latest` as rank 0 sees it: the ranks must not disagree on where to go on."""
+    """The newest checkpoint that rank 0 finds, on every rank, so that all ranks load the same one."""
 
     def look() -> dict[str, Any] | None:
         saved = checkpoints.latest(before)
@@ -217,9 +222,9 @@ def _latest(checkpoints: Checkpoints, world: World, before: int | None) -> Saved
 
 
 def _base(plan: Plan, saved: Saved | None, world: World) -> dict[str, Any] | None:
-    """What identifies the frozen weights under adapters, as the checkpoint has it if they are the same.
+    """The identity of the frozen weights under adapters; the one in the checkpoint if the weights are the same.
 
-    None: there are no adapters, or the weights are drawn.
+    None: there are no adapters, or the frozen weights are random.
     """
     source, before = plan.model.weights, saved.state.get("base") if saved else None
     if plan.model.lora is None or source is None:
@@ -228,31 +233,31 @@ def _base(plan: Plan, saved: Saved | None, world: World) -> dict[str, Any] | Non
 
     def look() -> dict[str, Any]:
         folder = open_folder(Path(source))
-        return folder.identity() if before is None or not folder.is_as(before) else dict(before)
+        return folder.identity() if before is None or not folder.matches(before) else dict(before)
 
     found: dict[str, Any] = world.from_first(look)
     return found
 
 
 def _check_saved(run: OpenRun) -> None:
-    """Refuse a checkpoint that cannot be gone on from with this data and these weights."""
+    """Raise UserError if training cannot continue from the checkpoint with this data and these frozen weights."""
     if run.saved is None:
         return
     state = run.saved.state
     if "imported" in state:
         raise UserError(
-            f"{run.path}: was imported, and no step has been made in it: there is nothing to resume; begin a run "
+            f"{run.path}: was imported and has no training steps: there is nothing to resume; begin a run "
             f"with its weights: codescent train {run.path}/config.toml run.folder=NEW"
         )
     if "dataset" not in state:
-        raise UserError(f"{run.saved.path}: not the checkpoint of a training: its state names no dataset")
+        raise UserError(f"{run.saved.path}: not a checkpoint of `codescent train`: its state names no dataset")
     if state.get("base") != run.base:
         raise UserError(
-            f"model.weights = {run.plan.model.weights}: not the weights beside which the adapters of {run.path} were "
+            f"model.weights = {run.plan.model.weights}: not the weights with which the adapters of {run.path} were "
             "trained"
         )
     if state["dataset"] not in (run.dataset.fingerprint, run.dataset.earlier):
         raise UserError(
             f"{run.dataset.path}: not the tokens that the run in {run.path} was trained on ({state['dataset']}, here "
-            f"{run.dataset.fingerprint}); the order of samples would be another"
+            f"{run.dataset.fingerprint}); the order of samples would change"
         )

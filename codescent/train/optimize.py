@@ -1,5 +1,5 @@
-"""In: weights, their summed gradients, a learning rate. Out: updated weights, the gradient norm, the optimizer's state.
-Does not sum gradients over ranks (strategies do) and does not know at which step it is (`learning_rate` does)."""
+"""In: weights, gradients, a learning rate. Out: weights updated by a torch optimizer, gradient norm, optimizer state.
+Does not sum gradients over ranks (strategies do). Clips gradients by their global norm before each update."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 UNIT_NUMEL = 4 * 2**20
-"""Parameters are updated together in units of about this many elements: large enough to keep every core busy, small
-enough that the fp32 copies of a unit's bf16 gradients stay in cache."""
+"""Parameters are updated in units of at most about this many elements: enough work for every core, but so few elements
+that the fp32 copies of a unit's bf16 gradients fit in cache."""
 
 NORM_CHUNK = 2**19
-"""Elements cast to fp32 at a time for the norm of bf16 gradients: 2 MiB, which stays in cache."""
+"""Elements cast to fp32 at a time for the norm of bf16 gradients: 2 MiB, which fits in cache."""
 
 
 def learning_rate(config: OptimizerConfig, num_steps: int, num_workers: int, step: int) -> float:
@@ -50,9 +50,16 @@ def learning_rate(config: OptimizerConfig, num_steps: int, num_workers: int, ste
 class Weight:
     """A trainable tensor on this rank.
 
-    `tensor` is what forward reads; `master` is what the optimizer updates: the same tensor, unless weights are bf16.
-    Where it is sharded, `shape` is that of the whole and `offsets` are where this part begins. `counted`: of the ranks
-    that hold the same part, this one counts it in the norm.
+    Attributes:
+        name: of the parameter.
+        tensor: the weights that forward reads.
+        master: the weights that the optimizer updates: the same tensor as `tensor`, unless weights are bf16 or are
+            updated in host memory.
+        decay: whether weight decay applies.
+        shape: of the whole parameter, if it is sharded.
+        offsets: index of this shard's first element in each dim of the whole; None: not sharded.
+        counted: whether this rank counts the tensor in the gradient norm; one rank does for each shard.
+        updated_on_host: whether `master` is in host memory.
     """
 
     name: str
@@ -65,7 +72,7 @@ class Weight:
     updated_on_host: bool = False
 
     def named(self, value: torch.Tensor) -> torch.Tensor | Box:
-        """A tensor of the master's shape (the master, its moments) as a checkpoint knows it: a Box if divided."""
+        """Prepare a tensor (the master copy or its optimizer state) for a checkpoint: a Box if it is sharded."""
         if self.offsets is None or value.shape != self.master.shape:
             return value
         return Box(value, torch.Size(self.shape), self.offsets)
@@ -74,8 +81,11 @@ class Weight:
 class Unit:
     """Parameters that are updated together.
 
-    `wide` is memory for their gradients in the dtype of the masters, one after the other; None where they have that
-    dtype already, or where a single matrix is so large that its memory is better given back.
+    Args:
+        indices: of the parameters.
+        wide: memory for their gradients in the master copies' dtype, concatenated. None if gradients have that dtype
+            already, or if one large matrix is the unit: memory for its gradient is then freed after the update.
+        shapes: of the parameters.
     """
 
     def __init__(self, indices: list[int], wide: torch.Tensor | None, shapes: Sequence[torch.Size] = ()) -> None:
@@ -84,7 +94,7 @@ class Unit:
         self.places = [piece.view(shape) for piece, shape in zip(pieces, shapes)]
 
     def cast(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Cast this unit's gradients into `wide`, and return it."""
+        """Cast this unit's gradients into `wide`; return `wide`."""
         for index, place in zip(self.indices, self.places, strict=True):
             place.copy_(gradients[index])
         assert self.wide is not None
@@ -94,12 +104,15 @@ class Unit:
 class Optimizer:
     """One of torch's optimizers over fp32 (fp64) master weights, with global-norm clipping.
 
-    Where the weights are bf16, each unit of gradients is cast to fp32 just before its update: the full set of fp32
-    gradients never exists. Where the masters are in host memory, each unit's gradients are copied there and its weights
-    back. State is allocated at once, so that memory is known before the first step.
+    With bf16 weights, each unit of gradients is cast to fp32 just before its update: fp32 gradients of all parameters
+    never exist together. With master weights in host memory, each unit's gradients are copied to the host and its
+    weights back to the device. The constructor allocates the optimizer state: a lack of memory shows before step 1.
 
-    `weights` are in the plan's order. `sum_parts` adds a tensor on the CPU, in place, over the ranks that hold other
-    parts of the model; None: this rank holds all of it.
+    Args:
+        weights: in the plan's order.
+        config: the section [optimizer].
+        sum_parts: adds a CPU tensor, in place, over the ranks that hold other parts of the model; None: this rank
+            holds the whole model.
     """
 
     def __init__(
@@ -121,7 +134,7 @@ class Optimizer:
         groups: list[dict[str, object]] = [
             {"params": params, "weight_decay": decay}
             for params, decay in ((decayed, config.weight_decay), (plain, 0.0))
-            if params or not self.masters  # torch wants a group, be it empty: a stage may have nothing to train
+            if params or not self.masters  # torch needs at least one group, even if this stage has nothing to train
         ]
         self.torch = _torch_optimizer(groups, config)
         self._allocate_state()
@@ -142,7 +155,7 @@ class Optimizer:
         ]
 
     def _allocate_state(self) -> None:
-        """Make torch create its state, all zeros, by a step on zero gradients with a learning rate of zero."""
+        """Make torch create its state by a step with zero gradients and zero learning rate; then set it to zeros."""
         self._set_learning_rate(0.0)
         for unit in self.units:
             for index in unit.indices:
@@ -163,14 +176,17 @@ class Optimizer:
     def step(self, gradients: Sequence[torch.Tensor], rate: float, *, updates: bool = True) -> float:
         """Clip by the global norm, update master weights and weights, and return the norm before clipping.
 
-        Where the norm is not finite, or not `updates`, nothing is updated. `gradients`: one per weight, summed over the
-        ranks; they are clipped in place where their dtype is that of the master weights. `rate`: the learning rate.
+        Args:
+            gradients: one per weight, summed over ranks. They are clipped in place if their dtype is that of the
+                master weights.
+            rate: the learning rate.
+            updates: False: compute the norm only. A norm that is not finite prevents the update, too.
         """
         first = self.units[0]
         once = False
         if self.sum_parts is not None:
             norm = self._norm_of_parts(gradients, self.sum_parts)
-        elif once := len(self.units) == 1 and first.wide is not None:  # cast for the norm, ready for the update
+        elif once := len(self.units) == 1 and first.wide is not None:  # one cast serves the norm and the update
             norm = float(torch.linalg.vector_norm(first.cast(gradients)))
         else:
             norm = gradient_norm(gradients)
@@ -194,30 +210,30 @@ class Optimizer:
         return norm
 
     def _norm_of_parts(self, gradients: Sequence[torch.Tensor], sum_parts: Callable[[torch.Tensor], object]) -> float:
-        """The norm over all ranks; each part is counted by one of the ranks that hold it."""
+        """The gradient norm over all ranks. Each shard is counted by one of the ranks that hold it."""
         counted = [gradient for weight, gradient in zip(self.weights, gradients, strict=True) if weight.counted]
         norm = gradient_norm(counted) if counted else 0.0
-        square = torch.tensor(norm * norm, dtype=torch.float64)  # `**` raises where the product is infinite
+        square = torch.tensor(norm * norm, dtype=torch.float64)  # `norm**2` would raise OverflowError
         sum_parts(square)
         total = float(square)
         return math.sqrt(total) if math.isfinite(total) else total
 
     def _update(self, unit: Unit, gradients: Sequence[torch.Tensor], norm: float) -> None:
-        """Clip a unit's gradients, which have the dtype of the masters, and update these."""
+        """Clip a unit's gradients, which have the master weights' dtype, and update its master weights."""
         masters = [self.masters[index] for index in unit.indices]
         for master, gradient in zip(masters, gradients, strict=True):
             master.grad = gradient
         most = self.config.max_grad_norm
         if 0 < most < norm and unit.wide is not None:
-            unit.wide.mul_(most / (norm + 1e-6))  # what clip_grads_with_norm_ does to each
+            unit.wide.mul_(most / (norm + 1e-6))  # the same factor as in clip_grads_with_norm_
         elif 0 < most < norm:
             torch.nn.utils.clip_grads_with_norm_(masters, most, torch.tensor(norm, dtype=torch.float64))
         self.torch.step()
         for master in masters:
             master.grad = None
 
-    def held(self) -> Iterator[tuple[Weight, str, torch.Tensor]]:
-        """Master weights and state: "model.NAME" and "optimizer.STATE.NAME", each with its weight."""
+    def named_state(self) -> Iterator[tuple[Weight, str, torch.Tensor]]:
+        """Yield (weight, name, tensor): master weights as "model.NAME", state as "optimizer.STATE.NAME"."""
         for weight, master in zip(self.weights, self.masters, strict=True):
             yield weight, f"model.{weight.name}", master.detach()
             for state, value in self.torch.state[master].items():
@@ -225,25 +241,25 @@ class Optimizer:
                     yield weight, f"optimizer.{state}.{weight.name}", value
 
     def tensors(self) -> dict[str, torch.Tensor | Box]:
-        """Everything that a checkpoint holds, by name (see `held`)."""
-        return {name: weight.named(value) for weight, name, value in self.held()}
+        """The tensors of a checkpoint, by name (see `named_state`)."""
+        return {name: weight.named(value) for weight, name, value in self.named_state()}
 
     def is_finite(self) -> bool:
-        """Whether everything that a checkpoint would hold of this rank is finite. One pass over memory."""
-        held = (value.local if isinstance(value, Box) else value for value in self.tensors().values())
-        # A finite sum has finite summands only, and is 18 times faster on a CPU than looking at each.
-        return all(bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all()) for tensor in held)
+        """Whether all tensors that this rank would save in a checkpoint are finite. Reads each tensor once."""
+        local = (value.local if isinstance(value, Box) else value for value in self.tensors().values())
+        # A finite sum has finite summands only. On a CPU a sum is 18 times faster than a test of each element.
+        return all(bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all()) for tensor in local)
 
     @torch.no_grad()
     def loaded(self) -> None:
-        """Call after `tensors` were overwritten by a checkpoint: brings the weights up to the master weights."""
+        """Copy master weights to weights. Call it after a checkpoint was loaded into `tensors`."""
         for weight, master in zip(self.weights, self.masters, strict=True):
             if master is not weight.tensor:
                 weight.tensor.copy_(master)
 
 
 def _units(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Consecutive indices whose sizes add up to `most` at the most; a larger one is a unit of its own."""
+    """Split indices into consecutive lists whose sizes sum to at most `most`; a larger size makes a list alone."""
     unit: list[int] = []
     for index, size in enumerate(sizes):
         if unit and sum(sizes[other] for other in unit) + size > most:
@@ -272,12 +288,12 @@ def _torch_optimizer(groups: list[dict[str, object]], config: OptimizerConfig) -
 
 
 def gradient_norm(gradients: Sequence[torch.Tensor]) -> float:
-    """Euclidean norm of all the gradients together, summed in at least fp32 whatever their dtype."""
+    """The Euclidean norm of all gradients, as one vector; bf16 gradients are summed in fp32."""
     if gradients[0].dtype != torch.bfloat16:
         return float(torch.nn.utils.get_total_norm(gradients))
     if gradients[0].device.type != "cpu":
         return float(torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]).norm())
-    # On the CPU a norm of bf16 that sums in fp32 is nine times slower than casting cache-sized pieces.
+    # On a CPU, vector_norm of bf16 with fp32 sums is nine times slower than this cast of cache-sized pieces.
     squares = 0.0
     for gradient in gradients:
         for piece in torch.split(gradient.reshape(-1), NORM_CHUNK):

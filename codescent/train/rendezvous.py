@@ -1,5 +1,6 @@
-"""In: a rank's place. Out: the store at which all ranks meet, and what they learn there of each other.
-Does not make process groups (world does) and chooses no device (devices does)."""
+"""In: a rank, its device, and values that must be equal on all ranks (config, versions). Out: a connection to the store
+of all ranks; an error on every rank if the values differ.
+Does not create process groups (world.py does) or choose a device (devices.py does)."""
 
 from __future__ import annotations
 
@@ -34,19 +35,19 @@ from codescent.train.store import StoreServer, TokenStore
 _Where = Callable[[], tuple[str, int]]
 
 AGAIN_S = 0.1
-"""Time between two attempts to reach rank 0."""
+"""Seconds between two attempts to reach rank 0."""
 STRANGER_S = 3.0
-"""How long another job may still be leaving the port at which rank 0 is looked for."""
+"""A rank tries again for this many seconds if another job answers at rank 0's port: that job may be about to end."""
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the ranks meet.
+    """This rank's connection to the store of the run.
 
     Attributes:
-        store: of small values.
-        server: that serves it; None but on rank 0 of several.
-        address: of this machine, from which rank 0 is reached.
+        store: holds small values that all ranks read and write.
+        server: the thread that serves the store; None except on rank 0 of several ranks.
+        address: of this machine, from which this rank has connected to rank 0.
     """
 
     store: Store
@@ -54,7 +55,7 @@ class Meeting:
     address: str = LOOPBACK
 
     def close(self) -> None:
-        """Leave. Rank 0's port is closed: a program that comes after this one may meet there."""
+        """Close the connection. Rank 0 closes its port, too, so that the next program can use it."""
         if isinstance(self.store, TokenStore):
             self.store.close()
         if self.server is not None:
@@ -62,23 +63,28 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Neighbours:
-    """The first rank of each machine, and how many ranks may use this one's cores (some launchers bind each rank)."""
+class Topology:
+    """How the ranks are spread over machines.
+
+    Attributes:
+        leaders: the first rank of each machine.
+        sharing: number of ranks that may run on the cores of this rank (some launchers bind each rank to cores).
+    """
 
     leaders: list[int]
     sharing: int
 
 
 def meet(place: Rank, timeout: timedelta) -> Meeting:
-    """The store of all ranks, which rank 0 serves. Who does not show the run's token is not let in.
+    """Connect to the store of all ranks. Rank 0 serves it, to ranks that prove that they know the run's token.
 
     Raises:
-        UserError: this rank does not reach rank 0 in time, or not with its token; the port is taken.
+        UserError: this rank cannot reach rank 0 in time, has another token than rank 0, or finds the port taken.
     """
     if place.world_size == 1:
         return Meeting(HashStore())
-    # Each start of each job has its own key: ranks of another one, at the same port, are strangers. Agents of torchrun
-    # count attempts each by itself.
+    # The key is different for each start of each job, so that ranks of another job at the same port are rejected.
+    # torchrun's agents count attempts separately, so their numbers may differ between machines.
     attempt = 0 if place.agent_store else place.attempt
     key = token.key_of(os.environ, f"{place.job} attempt {attempt} of {place.world_size}")
     listener = _listening(place) if place.rank == 0 else None
@@ -94,7 +100,7 @@ def meet(place: Rank, timeout: timedelta) -> Meeting:
 
 
 def _listening(place: Rank) -> socket.socket:
-    """A socket for rank 0 to serve the store on: on loopback, or on the interface by which the others come."""
+    """The socket on which rank 0 serves the store: on loopback, or on the interface that other machines reach."""
     if place.store_fd is not None:
         return socket.socket(fileno=place.store_fd)
     address = listening_address(place)
@@ -105,22 +111,22 @@ def _listening(place: Rank) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(
-                f"{_who(place)}: cannot listen at port {port}, which is taken; set MASTER_PORT to a free one, for "
+                f"{_who(place)}: cannot listen at port {port}, which is taken; set MASTER_PORT to a free port, for "
                 f"every rank ({error})"
             ) from error
         raise UserError(f"{_who(place)}: cannot listen at {address}:{port} ({error}); set MASTER_ADDR") from error
 
 
 def _address(place: Rank) -> tuple[str, int]:
-    """Where rank 0 is, as the launcher says."""
+    """The address and port of rank 0, from the launcher's environment variables."""
     return (LOOPBACK if is_local(place) else place.master_addr), place.master_port
 
 
 def _address_at_agent(place: Rank, timeout: timedelta, listener: socket.socket | None) -> _Where:
-    """Where rank 0 is, as it says at the store of torchrun's agent, which is asked anew at each call.
+    """Return a function that reads the address and port of rank 0 from the store of torchrun's agent.
 
-    That store asks for no token. It is believed where to show ours, to who listens at that very address: who writes
-    another one can keep the ranks apart, and no more.
+    Rank 0 writes its address there. Anyone can write to that store, as it needs no token. A false address can only
+    prevent that the ranks meet: at any address, a rank proves that it knows the token without sending it.
     """
     try:
         agent = TCPStore(place.master_addr, place.master_port, place.world_size, False, timeout)
@@ -142,13 +148,13 @@ def _address_at_agent(place: Rank, timeout: timedelta, listener: socket.socket |
 
 def _silent_agent(place: Rank, timeout: timedelta, error: Exception) -> UserError:
     return UserError(
-        f"{_who(place)}: torchrun's store at {place.master_addr}:{place.master_port} does not say where rank 0 is "
-        f"within {timeout.total_seconds():g} s ({error}); either rank 0 has ended, and says why, or torchrun has"
+        f"{_who(place)}: torchrun's store at {place.master_addr}:{place.master_port} has no address of rank 0 after "
+        f"{timeout.total_seconds():g} s ({error}); either rank 0 has ended (see its error message), or torchrun has"
     )
 
 
 def _join(place: Rank, where: _Where, key: bytes, timeout: timedelta) -> TokenStore:
-    """Connect to rank 0, which may come later. Raises UserError: it does not come in time, or does not know the key."""
+    """Connect to rank 0, and try again until it listens. Raises UserError: it does not in time, or has another key."""
     begin = time.monotonic()
     seconds = timeout.total_seconds()
 
@@ -162,10 +168,10 @@ def _join(place: Rank, where: _Where, key: bytes, timeout: timedelta) -> TokenSt
         except AuthenticationError as error:
             if spent_s > min(STRANGER_S, seconds):
                 raise UserError(
-                    f"{_who(place)}: who listens at {_shown(where())} has another token than this rank; either another "
-                    f"job is at this port: set MASTER_PORT to a free one, for every rank; or the ranks' machines have "
-                    f"no common {token.FILE}: copy it, or export {token.TOKEN}, any text that is hard to guess, for "
-                    "every rank"
+                    f"{_who(place)}: the process that listens at {_shown(where())} has another token than this rank. "
+                    f"Either another job uses this port: set MASTER_PORT to a free port, for every rank. Or the "
+                    f"machines have different files {token.FILE}: copy one to all machines, or set {token.TOKEN} to "
+                    "the same text, hard to guess, for every rank"
                 ) from error
         except OSError as error:
             if spent_s > seconds:
@@ -173,17 +179,18 @@ def _join(place: Rank, where: _Where, key: bytes, timeout: timedelta) -> TokenSt
         time.sleep(AGAIN_S)
 
 
-def compare(store: Store, place: Rank, wanted: str, device: str, facts: Mapping[str, Any]) -> Neighbours:
-    """Rank 0 compares what all ranks say of themselves. Collective, through a fresh store.
+def compare(store: Store, place: Rank, wanted: str, device: str, facts: Mapping[str, Any]) -> Topology:
+    """Send this rank's device, host, cores and facts to rank 0, which compares those of all ranks. Collective.
 
     Args:
-        store, place: of this rank.
+        store: of the run, not used before.
+        place: this process among the ranks.
         wanted: train.device.
-        device: this rank's, by `devices.name_of`.
-        facts: JSON by name, which must be equal on all ranks.
+        device: name of this rank's device, by `devices.name_of`.
+        facts: JSON values by name, which must be equal on all ranks.
 
     Raises:
-        UserError: on every rank: two have the same device, some have none, a fact differs, or a rank does not come.
+        UserError: on every rank: two ranks have the same device, some have none, a fact differs, or a rank is missing.
     """
     mine = {"device": device, "local_rank": place.local_rank, "host": socket.gethostname(), "cores": _cores()}
     try:
@@ -195,32 +202,33 @@ def compare(store: Store, place: Rank, wanted: str, device: str, facts: Mapping[
         stay_until_read(store, place, "ranks")
     except DistError as error:
         raise UserError(
-            f"{_who(place)}: {_absent(store, place)} ({error}); either one has ended, and says why, or cannot reach "
-            "rank 0: set MASTER_ADDR, for every rank; or another job is at this port: set MASTER_PORT to a free one"
+            f"{_who(place)}: {_absent(store, place)} ({error}). Either a rank has ended (see its error message), or a "
+            "rank cannot reach rank 0: set MASTER_ADDR, for every rank. Or another job uses this port: set MASTER_PORT "
+            "to a free port"
         ) from error
     if compared["problems"]:
         raise UserError(*compared["problems"])
-    return Neighbours(compared["leaders"], compared["sharing"][place.rank])
+    return Topology(compared["leaders"], compared["sharing"][place.rank])
 
 
 def stay_until_read(store: Store, place: Rank, what: str) -> None:
-    """Rank 0, which serves the store, and may end next, waits until all have read something. Collective."""
+    """Wait, on rank 0, until all ranks have read the value `what`: the store ends with rank 0. Collective."""
     if place.rank:
         store.set(f"{what} read by {place.rank}", "")
         return
-    with contextlib.suppress(DistError):  # who has ended does not read it
+    with contextlib.suppress(DistError):  # a rank that has ended does not read the value
         store.multi_get([f"{what} read by {rank}" for rank in range(1, place.world_size)])
 
 
 def _absent(store: Store, place: Rank) -> str:
-    """Which ranks have not come, as far as the store can still be asked."""
+    """A sentence that names the missing ranks, or says only that some are missing if the store does not answer."""
     with contextlib.suppress(DistError):
         if isinstance(store, TokenStore):
-            there = store.there([f"rank{rank}" for rank in range(place.world_size)])
-            absent = [str(rank) for rank, came in enumerate(there) if not came]
+            present = store.there([f"rank{rank}" for rank in range(place.world_size)])
+            absent = [str(rank) for rank, is_present in enumerate(present) if not is_present]
             if absent:
-                return f"not every rank has come: missing {', '.join(absent)} of {place.world_size}"
-    return "not every rank has come"
+                return f"not all ranks have connected: missing {', '.join(absent)} of {place.world_size}"
+    return "not all ranks have connected"
 
 
 def _compared(ranks: list[dict[str, Any]], wanted: str) -> dict[str, object]:
@@ -234,7 +242,7 @@ def _compared(ranks: list[dict[str, Any]], wanted: str) -> dict[str, object]:
 
 
 def differences(ranks: list[dict[str, Any]]) -> list[str]:
-    """A sentence for each fact that is not the same on all ranks. Each of `ranks` has a "host" and its "facts"."""
+    """One error sentence for each fact that differs between ranks. Each of `ranks` has "host" and "facts"."""
     problems = []
     for name in dict.fromkeys(name for rank in ranks for name in rank["facts"]):
         who: dict[str, list[str]] = {}
@@ -242,8 +250,8 @@ def differences(ranks: list[dict[str, Any]]) -> list[str]:
             value = json.dumps(rank["facts"][name]) if name in rank["facts"] else "absent"
             who.setdefault(value, []).append(f"{number} ({rank['host']})")
         if len(who) > 1:
-            said = "; ".join(f"{value} on {_ranks(numbers)}" for value, numbers in who.items())
-            problems.append(f"the ranks do not do the same run: {name} is {said}: start every rank with the same")
+            listed = "; ".join(f"{value} on {_ranks(numbers)}" for value, numbers in who.items())
+            problems.append(f"the ranks have different runs: {name} is {listed}: start every rank with the same value")
     return problems
 
 
@@ -253,7 +261,7 @@ def _ranks(numbers: list[str]) -> str:
 
 
 def _cores() -> str:
-    """The cores of this machine that this process may use."""
+    """Host name and numbers of the cores that this process may use; equal for two processes that share all cores."""
     mask = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     return f"{socket.gethostname()} {','.join(map(str, mask))}"
 
@@ -270,11 +278,11 @@ def _who(place: Rank) -> str:
 def _unreached(place: Rank, where: str, seconds: float, error: Exception) -> UserError:
     if place.rank == 0:
         return UserError(
-            f"{_who(place)}: listens at port {place.master_port}, but is not reached at {where}, where the others look "
-            f"for it: that is not this machine; set MASTER_ADDR={socket.gethostname()}, for every rank ({error})"
+            f"{_who(place)}: listens at port {place.master_port}, but cannot be reached at {where}, where the other "
+            f"ranks connect: this address is not of this machine; set MASTER_ADDR={socket.gethostname()}, for every "
+            f"rank ({error})"
         )
     return UserError(
-        f"{_who(place)}: nobody answered at {where} within {seconds:g} s, where rank 0 should be; "
-        f"either rank 0 has ended, and says why, or it is on another machine: set MASTER_ADDR to that one, for every "
-        f"rank ({error})"
+        f"{_who(place)}: rank 0 did not answer at {where} within {seconds:g} s ({error}); either rank 0 has ended (see "
+        f"its error message), or it is on another machine: set MASTER_ADDR to that machine, for every rank"
     )

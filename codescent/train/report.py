@@ -1,5 +1,5 @@
-"""In: a run, open on this rank; what its steps gave. Out: its metrics, its events, and lines for people.
-Does not decide anything. Rank 0 alone writes; on the others every method does nothing that is seen."""
+"""In: an open run, the results of its steps. Out: rows of metrics, events, and lines on the terminal.
+Does not decide what a run does. Only rank 0 writes; on other ranks no method prints or writes a file."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from codescent.train.execute import StepResult
 from codescent.train.open import OpenRun
 
 ROWS = 100_000
-"""Rows of metrics that a run of many steps has, about."""
+"""The largest number of metrics rows, about, that a run writes with log.metrics_every = auto."""
 
 
 class Report:
-    """What is written and said of a run while it trains.
+    """Writes metrics and events of a run, and prints its messages.
 
     Args:
         run: open on this rank.
@@ -46,69 +46,69 @@ class Report:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not isinstance(error, RunFailed):  # which has an event of its own
-            with suppress(UserError):  # which may be that the disk is full, or the folder gone
+        if error is not None and not isinstance(error, RunFailed):  # RunFailed has its own event already
+            with suppress(UserError):  # the disk may be full, or the folder removed
                 self._event("error", problems=getattr(error, "problems", (repr(error),)))
         self.board.close()
         self.display.__exit__(kind, error, trace)
 
     def begin(self) -> None:
-        """Write what the run keeps, print warnings, delete unfinished checkpoints."""
+        """Write environment.json and the task's files, print warnings, delete unfinished checkpoints."""
         run = self.run
         if run.folder is not None:
             run.folder.write_environment(run.machine)
-            run.folder.write_kept(tasks.task_named(run.plan.task.name).carry(run.dataset))
+            run.folder.write_task_files(tasks.task_named(run.plan.task.name).carry(run.dataset))
         if run.plan.task.synthetic:
             self._event("synthetic_data", **run.dataset.description)
-            self.display.say("synthetic data: random numbers, to measure with; the loss says nothing")
+            self.display.say("synthetic data: random numbers, for speed measurements; the loss has no meaning")
         if run.machine["warning"]:
             self.display.say(f"warning: {run.machine['warning']}")
         if run.world.is_first:
             for left in run.checkpoints.incomplete():
-                self.display.say(f"found {left}, a checkpoint that was not finished: removed")
+                self.display.say(f"removed {left}, an unfinished checkpoint")
                 self._event("incomplete_checkpoint", path=str(left))
             run.checkpoints.clean()
 
     def start(self) -> None:
-        """Print and record where the steps begin; rewind the folder of a resumed run to that step."""
+        """Print and record the first step; on resume, remove from the run folder what later steps wrote."""
         run, step = self.run, self.run.first_step
         if not run.resumes:
             self._start()
             return
         removed: list[str] = []
         if run.folder is not None:
-            removed += map(str, run.checkpoints.forget_after(step))
+            removed += map(str, run.checkpoints.delete_after(step))
             run.folder.rewind(step)
             run.folder.write_config(to_toml(run.config), run.plan.to_json())
         self._event("resume", step=step, **({"changes": run.changes, "removed": removed} if run.changes else {}))
-        where = f"{run.saved.path} at" if run.saved is not None else "the beginning, there being no good checkpoint:"
-        self.display.say(f"resumed from {where} step {step}")
+        where = f"{run.saved.path} at step {step}" if run.saved is not None else "step 0: there is no good checkpoint"
+        self.display.say(f"resumed from {where}")
         for key, (before, now) in run.changes.items():
-            self.display.say(f"{key}: {before} before, {now} from here on")
+            self.display.say(f"{key}: {before} before, {now} from this step on")
         for path in removed:
-            self.display.say(f"removed {path}: its weights gave nothing finite")
+            self.display.say(f"removed {path}: training from its weights gave loss or gradients that are not finite")
 
     def _start(self) -> None:
-        """Record, and print, which weights a new run begins with."""
+        """Record and print the origin of a new run's initial weights."""
         model = self.run.plan.model
         if model.weights is None or self.run.folder is None:
             self._event("start", step=0)
             if model.weights is None and model.lora is not None:
-                self.display.say("no model.weights: adapters are trained beside weights that are drawn, and stay so")
+                self.display.say("no model.weights: adapters are trained with random weights, which stay frozen")
             return
         weights = open_folder(Path(model.weights))
         held = [tensor.parameter for tensor in self.run.plan.tensors]
         adapters = sum(is_adapter(parameter) for parameter in held)
         own = [parameter for parameter in held if not is_adapter(parameter)]
-        drawn = [parameter.name for parameter in own if not weights.has(parameter)]
+        random = [parameter.name for parameter in own if not weights.has(parameter)]
         fingerprint = weights.fingerprint() if self.run.base is None else self.run.base["fingerprint"]
-        self._event("start", step=0, weights={"folder": model.weights, "fingerprint": fingerprint, "drawn": drawn})
-        beside = f"; {adapters} of adapters are new" if adapters else ""
-        rest = f"; drawn, since it has none: {', '.join(drawn)}" if drawn else ""
-        self.display.say(f"weights of {len(own) - len(drawn)} parameters read from {model.weights}{beside}{rest}")
+        self._event("start", step=0, weights={"folder": model.weights, "fingerprint": fingerprint, "drawn": random})
+        new = f"; {adapters} parameters of adapters are new" if adapters else ""
+        rest = f"; initialised at random, as the folder lacks them: {', '.join(random)}" if random else ""
+        self.display.say(f"weights of {len(own) - len(random)} parameters read from {model.weights}{new}{rest}")
 
     def step(self, step: int, rate: float, result: StepResult, seconds: float, val_loss: float | None) -> None:
-        """One row of metrics, and what the terminal shows of it."""
+        """Write one row of metrics and update the terminal."""
         run = self.run
         if run.folder is None:
             return
@@ -131,7 +131,7 @@ class Report:
         last = step == run.config.train.num_steps
         if last or result.stop or val_loss is not None or step % self.row_every == 0:
             run.folder.metrics(row)
-        self._look()
+        self._check_outputs()
         due = last or step % run.config.log.every == 0
         if due or val_loss is not None:
             self.board.write(row)
@@ -142,13 +142,13 @@ class Report:
                 self._event("validation_not_finite", step=step, val_loss=val_loss)
                 self.display.say(f"warning: step {step}: the validation loss is {val_loss}")
 
-    def _look(self) -> None:
-        """Say and record what has happened to the run folder and to this process's output."""
+    def _check_outputs(self) -> None:
+        """Report if the run folder was renamed, or if this process could not write its standard output or error."""
         run = self.run
         if run.folder is not None and (path := run.folder.follow()) != run.path:
-            self.display.say(f"{run.path}: was renamed; the run goes on in {path}")
+            self.display.say(f"{run.path}: was renamed; the run continues in {path}")
             run.path = path
-        self._lost([output.news()])
+        self._lost([output.new_failures()])
 
     def _lost(self, of_ranks: list[list[dict[str, str]]]) -> None:
         for rank, found in enumerate(of_ranks):
@@ -156,49 +156,54 @@ class Report:
                 self._event("output_lost", rank=rank, **lost)
 
     def skipped(self, step: int, result: StepResult) -> None:
-        """Loss or gradients of a step were not finite."""
+        """Report a step whose loss or gradients were not finite."""
         self._event("skipped_step", step=step, train_loss=result.train_loss, grad_norm=result.grad_norm)
         self.display.say(
-            f"step {step}: not finite (loss {result.train_loss}, norm of gradients {result.grad_norm}); weights are "
-            "left as they were"
+            f"step {step}: not finite (loss {result.train_loss}, norm of gradients {result.grad_norm}); the weights "
+            "are not changed"
         )
 
     def not_saved(self, step: int, why: str) -> None:
-        """A checkpoint was due."""
+        """Report that a checkpoint was due but is not written."""
         self._event("not_saved", step=step, reason=why)
-        self.display.say(f"step {step}: not saved, since {why}; the next good step will be")
+        self.display.say(f"step {step}: not saved, because {why}; the next good step will be saved")
 
     def failed(self, step: int, why: str, ruined_step: int) -> RunFailed:
-        """The run ends, since the weights after `ruined_step` are no good. Returns the error to raise."""
+        """Record that the run ends because the weights after `ruined_step` are bad. Returns the error to raise."""
         path, good = self.run.path, self.run.checkpoints.newest_step(before=ruined_step)
         self._event("failed", step=step, reason=why, ruined_step=ruined_step)
         return RunFailed(
             f"{path}: ended at step {step}, which is not saved: {why}",
-            f"with another update it goes on from step {good or 0}: codescent train {path}/config.toml --resume "
+            f"change the optimizer and continue from step {good or 0}: codescent train {path}/config.toml --resume "
             "optimizer.learning_rate=LOWER (or optimizer.max_grad_norm, optimizer.warmup_steps and so on)",
         )
 
     def diverged(self, step: int, error: Diverged) -> None:
-        """Ranks hold different values of the same tensors."""
+        """Record that copies of the same tensors differ between ranks."""
         self._event("diverged", step=step, differences=[asdict(one) for one in error.differences])
 
     def saved(self, step: int, path: Path, seconds: float) -> None:
-        """A checkpoint is complete. Collective: of every rank, lost output is recorded."""
-        self._lost(together(UserError, output.news))
+        """Record that a checkpoint is complete, and lost output of every rank. Collective."""
+        self._lost(together(UserError, output.new_failures))
         self._event("checkpoint", step=step, path=str(path), seconds=seconds)
 
-    def stopped(self, step: int, asked: list[dict[str, Any] | None]) -> None:
-        """The run was asked to stop, and has. `asked`: of each rank `StopRequest.asked`; not all need have been."""
-        rank, first = next((rank, one) for rank, one in enumerate(asked) if one is not None)
+    def stopped(self, step: int, received: list[dict[str, Any] | None]) -> None:
+        """Report that the run has stopped on request.
+
+        Args:
+            step: the last step.
+            received: `StopRequest.received` of each rank; None for a rank without a signal. At least one has a signal.
+        """
+        rank, first = next((rank, one) for rank, one in enumerate(received) if one is not None)
         self._event("stop", step=step, rank=rank, **first)
-        whom = "" if all(asked) else f" to rank {rank} (process {first['process']} on {first['host']})"
+        whom = "" if all(received) else f" to rank {rank} (process {first['process']} on {first['host']})"
         self.display.say(
             f"stopped at step {step} by {first['signal']}{whom}; saved in {self.run.checkpoints.folder}; continue with "
             "--resume"
         )
 
     def ended(self, step: int) -> None:
-        """All the steps are done."""
+        """Report that all steps are done."""
         if self.run.folder is not None:
             self.run.folder.mend()
         self._event("end", step=step)
@@ -211,5 +216,5 @@ class Report:
 
 
 def steps_between_rows(num_steps: int) -> int:
-    """What log.metrics_every = auto means: 1, and more in a run of more steps than ROWS."""
+    """The value of log.metrics_every = auto: num_steps / ROWS, rounded up."""
     return -(-num_steps // ROWS)

@@ -1,5 +1,5 @@
-"""In: SIGINT, SIGTERM and SIGHUP. Out: a request to stop, which the ranks share, and the exit code for it.
-Does not save or exit: the loop does, after the step in which every rank has received the request."""
+"""In: SIGINT, SIGTERM and SIGHUP. Out: a request to stop, which all ranks receive, and the exit code for it.
+Does not save or exit: the loop does, after the step in which all ranks have received the request."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from types import FrameType
 from typing import Any
 
 AGAIN_S = 0.5
-"""One Ctrl-C may arrive twice (from the terminal and from a launcher); a second Ctrl-C comes later than this."""
+"""Seconds in which a repeated SIGINT is ignored: one Ctrl-C may arrive from both the terminal and a launcher."""
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C; a scheduler or `kill`; the end of the terminal (ignored under nohup)."""
+"""The signals of Ctrl-C; of a scheduler or `kill`; of a closed terminal (ignored under nohup)."""
 
 
 class StopRequest:
@@ -32,30 +32,30 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         for number in STOPPING:
-            # nohup ignores SIGHUP to outlive the terminal. A shell's `&` ignores SIGINT, which is handled all the same.
+            # Respect nohup, which ignores SIGHUP. A shell's `&` ignores SIGINT, too, but a stop must be possible.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._asked)
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
             self.signal, self._first = number, time.monotonic()
-            if self.alone:  # of several ranks the launcher says it; `print` may be what was interrupted
+            if self.alone:  # for several ranks the launcher prints it; os.write, as `print` is not reentrant
                 with suppress(OSError):
                     os.write(2, f"codescent: {signal.Signals(number).name}: saves and stops after this step\n".encode())
         elif self.alone and number == signal.SIGINT and time.monotonic() - self._first > AGAIN_S:
             raise KeyboardInterrupt
 
     def is_requested(self) -> bool:
-        """Whether this rank was asked to stop."""
+        """Whether this rank has received a signal to stop."""
         return self.signal is not None
 
-    def asked(self) -> dict[str, Any] | None:
-        """How this process was asked to stop, with the exit code that a shell gives it; None: it was not."""
+    def received(self) -> dict[str, Any] | None:
+        """The signal that stopped this process, its exit code (128 + signal), process id and host; None: no signal."""
         if self.signal is None:
             return None
         name = signal.Signals(self.signal).name

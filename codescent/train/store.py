@@ -1,5 +1,5 @@
-"""In: a key that the ranks of a run share. Out: a store of small values that they and torch's process groups meet at.
-Does not carry tensors and reads nothing from a peer that has not shown the key; what it reads is JSON and bytes."""
+"""In: a secret key that all ranks of a run know. Out: a store of small values, for process groups and for codescent.
+Does not carry tensors, and reads messages (JSON and bytes) only from a peer that has proved that it knows the key."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from typing import Any
 from torch.distributed import DistStoreError, Store  # type: ignore[attr-defined]
 
 HANDSHAKE_S = 5.0
-"""A peer that has not shown the key by then is let go."""
+"""A peer is disconnected if it has not proved that it knows the key within this many seconds."""
 MOST_HANDSHAKES = 512
-"""Peers that may be showing the key at the same time; more are let go, and come again."""
+"""Largest number of peers in a handshake at one time. The server disconnects further peers; ranks then try again."""
 MOST_BYTES = 8 << 20
-"""Of a message, as in torch's TCPStore."""
+"""Largest message, as in torch's TCPStore."""
 SILENT_S = 10.0
-"""How long after its deadline an answer may come: the server is stopped, or the network is cut."""
+"""Seconds that a rank waits for an answer after its deadline. Then the server has stopped, or the network is broken."""
 KEEPALIVE_S = 60
-"""After so long without a word the kernel asks whether the other machine is still there."""
-SAID = 3
-"""Strangers that are named on the standard error."""
+"""After this many seconds without a message the kernel tests whether the other machine still answers."""
+REPORTED = 3
+"""Largest number of rejected peers that are reported on the standard error."""
 
 _NUMBER, _PROOF = 32, hashlib.sha256().digest_size
 _Message = tuple[dict[str, Any], list[bytes]]
 
 
 class StoreServer:
-    """The values, served by a thread of rank 0 on a listening socket, to those who know the key.
+    """Serves the values on a listening socket, in a thread of rank 0, to peers that know the key.
 
     Each side proves that it knows the key (`_prove`).
     """
@@ -53,9 +53,9 @@ class StoreServer:
         self._waiting: defaultdict[str, list[_Waiter]] = defaultdict(list)
         self._deadlines: list[_Waiter] = []
         self._selector = selectors.DefaultSelector()
-        self._known: list[Connection[Any, Any]] = []  # have shown the key, and are not served yet
+        self._accepted: list[Connection[Any, Any]] = []  # have proved the key; not registered for service yet
         self._handshakes = threading.Semaphore(MOST_HANDSHAKES)
-        self._strangers = 0
+        self._rejected = 0
         acts = (self._set, self._add, self._compare_set, self._check, self._delete, self._wait)
         self._acts = {act.__name__[1:]: act for act in acts}
         self._wake_reader, self._wake_writer = os.pipe()
@@ -67,46 +67,46 @@ class StoreServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Let every peer go."""
+        """Disconnect all peers and end the thread."""
         self._closed = True
         os.write(self._wake_writer, b"x")
         self._thread.join()
 
     def _serve(self) -> None:
         while not self._closed:
-            for ready, _ in self._selector.select(self._patience_s()):
+            for ready, _ in self._selector.select(self._to_deadline_s()):
                 if ready.fileobj is self._listener:
                     self._accept()
                 elif ready.fileobj == self._wake_reader:
                     os.read(self._wake_reader, 4096)
-                    while self._known:
-                        self._selector.register(self._known.pop(), selectors.EVENT_READ)
+                    while self._accepted:
+                        self._selector.register(self._accepted.pop(), selectors.EVENT_READ)
                 else:
                     self._answer(ready.fileobj)  # type: ignore[arg-type]
-            self._give_up()
+            self._end_overdue()
         for registered in list(self._selector.get_map().values()):
             if not isinstance(registered.fileobj, int):
                 registered.fileobj.close()  # type: ignore[attr-defined]
         self._selector.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError, RuntimeError):  # it has gone; no thread can be started
+        with contextlib.suppress(OSError, RuntimeError):  # the peer has disconnected, or no thread can be started
             peer, address = self._listener.accept()
             if self._handshakes.acquire(blocking=False):
-                threading.Thread(target=self._meet, args=(peer, address[0]), daemon=True).start()
+                threading.Thread(target=self._handshake, args=(peer, address[0]), daemon=True).start()
             else:
                 peer.close()
 
-    def _meet(self, peer: socket.socket, address: str) -> None:
+    def _handshake(self, peer: socket.socket, address: str) -> None:
         try:
             _prove(peer, self._key, serves=True)
-            self._known.append(Connection(peer.detach()))
+            self._accepted.append(Connection(peer.detach()))
             os.write(self._wake_writer, b"x")
         except (AuthenticationError, OSError):
             peer.close()
-            self._strangers += 1
-            if self._strangers <= SAID:
-                print(f"codescent: {address} did not show this run's token: let go", file=sys.stderr, flush=True)
+            self._rejected += 1
+            if self._rejected <= REPORTED:
+                print(f"codescent: {address} did not prove this run's token: rejected", file=sys.stderr, flush=True)
         finally:
             self._handshakes.release()
 
@@ -114,7 +114,7 @@ class StoreServer:
         try:
             head, data = _parsed(peer.recv_bytes(MOST_BYTES))
             self._acts[head["do"]](peer, head, data)
-        except (EOFError, OSError, ValueError, LookupError, TypeError):  # it has gone, or is no rank of ours
+        except (EOFError, OSError, ValueError, LookupError, TypeError):  # the peer has ended, or sent a wrong message
             self._selector.unregister(peer)
             peer.close()
 
@@ -128,7 +128,7 @@ class StoreServer:
     def _reply(self, waiter: _Waiter) -> None:
         if not waiter.done:
             waiter.done = True
-            with contextlib.suppress(OSError):  # it has gone
+            with contextlib.suppress(OSError):  # the peer has disconnected
                 _send(waiter.peer, {}, [self._values.get(key, b"") for key in waiter.keys])
 
     def _set(self, peer: Connection[Any, Any], head: dict[str, Any], data: list[bytes]) -> None:
@@ -164,12 +164,12 @@ class StoreServer:
         else:
             self._reply(waiter)
 
-    def _patience_s(self) -> float:
+    def _to_deadline_s(self) -> float:
         self._deadlines = [waiter for waiter in self._deadlines if not waiter.done]
         soonest = min((waiter.deadline for waiter in self._deadlines), default=math.inf)
         return min(60.0, max(0.0, soonest - time.monotonic()))
 
-    def _give_up(self) -> None:
+    def _end_overdue(self) -> None:
         now = time.monotonic()
         for waiter in self._deadlines:
             if not waiter.done and waiter.deadline <= now:
@@ -179,7 +179,7 @@ class StoreServer:
 
 
 class _Waiter:
-    """A peer that waits for keys."""
+    """A peer that waits until all `keys` have values; `deadline` is a time.monotonic()."""
 
     def __init__(self, peer: Connection[Any, Any], keys: list[str], deadline: float) -> None:
         self.peer, self.keys, self.deadline = peer, keys, deadline
@@ -188,21 +188,25 @@ class _Waiter:
 
 
 class TokenStore(Store):
-    """A rank's way to the values: one of torch's stores, for its process groups and for us.
+    """A rank's client of the server: a torch Store, for torch's process groups and for codescent.
 
-    A thread that waits for a key has a connection of its own.
+    Each thread that waits for a value uses its own connection.
 
     Args:
-        connect: opens a connection to the server, whose peer is not known yet.
-        key: of the run.
+        connect: opens a socket to the server. The server has not proved yet that it knows the key.
+        key: the secret of the run.
         timeout: how long `get` and `wait` wait.
+
+    Raises:
+        AuthenticationError: the server does not know the key.
+        OSError: no server answers.
     """
 
     def __init__(self, connect: Callable[[], socket.socket], key: bytes, timeout: timedelta) -> None:
         super().__init__()
         self._connect, self._key, self._timeout = connect, key, timeout
         self._idle: list[Connection[Any, Any]] = []
-        self._clones: list[TokenStore] = []  # torch keeps the half of a clone that is not Python's
+        self._clones: list[TokenStore] = []  # references to the Python objects: torch holds only their C++ part
         self._idle.append(self._connected())
 
     @property
@@ -211,11 +215,11 @@ class TokenStore(Store):
         return self._timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Change it."""
+        """Set how long `get` and `wait` wait."""
         self._timeout = timeout
 
     def clone(self) -> TokenStore:
-        """Another way to the same values."""
+        """Another client of the same server."""
         self._clones.append(TokenStore(self._connect, self._key, self._timeout))
         return self._clones[-1]
 
@@ -224,47 +228,47 @@ class TokenStore(Store):
         self._ask({"do": "set", "key": key}, [_bytes(value)])
 
     def get(self, key: str) -> bytes:
-        """A value, once it is there. Raises DistStoreError: not within the timeout."""
+        """Wait for a value and return it. Raises DistStoreError: it was not set within the timeout."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Values, once all are there. Raises DistStoreError: not within the timeout."""
+        """Wait for all values and return them. Raises DistStoreError: one was not set within the timeout."""
         return self._waited(keys, self._timeout)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all are there. Raises DistStoreError: not within the timeout."""
+        """Wait until all keys have values. Raises DistStoreError: one was not set within the timeout."""
         self._waited(keys, timeout or self._timeout)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number that begins at 0; the sum."""
+        """Add `amount` to a number that begins at 0, and return the sum."""
         return int(self._ask({"do": "add", "key": key, "amount": amount}, [])[0]["total"])
 
     def compare_set(self, key: str, expected: str | bytes, wanted: str | bytes) -> bytes:
-        """Set a value that is as expected (b"": absent). Returns what is there afterwards."""
+        """Set the value if it equals `expected` (b"": has no value yet). Returns the value after the call."""
         return self._ask({"do": "compare_set", "key": key}, [_bytes(expected), _bytes(wanted)])[1][0]
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all are there."""
+        """Whether all keys have values."""
         return all(self.there(keys))
 
     def there(self, keys: Sequence[str]) -> list[bool]:
-        """Which are there."""
+        """For each key, whether it has a value."""
         return list(self._ask({"do": "check", "keys": list(keys)}, [])[0]["there"])
 
     def delete_key(self, key: str) -> bool:
-        """Remove a value; whether it was there."""
+        """Remove a value. Returns whether there was one."""
         return bool(self._ask({"do": "delete", "key": key}, [])[0]["there"])
 
     deleteKey = delete_key
 
     def address(self) -> str:
-        """The address of this machine that the server is reached from."""
+        """The address of this machine from which it has connected to the server."""
         connection = self._idle[-1]
         with socket.socket(fileno=os.dup(connection.fileno())) as again:
             return str(again.getsockname()[0])
 
     def close(self) -> None:
-        """Leave the server."""
+        """Close all connections to the server."""
         for store in (self, *self._clones):
             while store._idle:
                 store._idle.pop().close()
@@ -273,14 +277,12 @@ class TokenStore(Store):
         seconds = timeout.total_seconds()
         head, values = self._ask({"do": "wait", "keys": list(keys), "timeout_s": seconds}, [], seconds)
         if missing := head.get("missing"):
-            raise DistStoreError(f"not there after {seconds:g} s: {', '.join(missing)}")
+            raise DistStoreError(f"not set after {seconds:g} s: {', '.join(missing)}")
         return values
 
-    def _ask(
-        self, head: dict[str, Any], data: list[bytes], patience_s: float = 0.0
-    ) -> tuple[dict[str, Any], list[bytes]]:
-        """Raises DistStoreError: the server has gone, or is silent."""
-        patience_s = max(patience_s, self._timeout.total_seconds()) + SILENT_S
+    def _ask(self, head: dict[str, Any], data: list[bytes], wait_s: float = 0.0) -> tuple[dict[str, Any], list[bytes]]:
+        """Send a request and return the answer. Raises DistStoreError: the server has ended, or does not answer."""
+        wait_s = max(wait_s, self._timeout.total_seconds()) + SILENT_S
         connection: Connection[Any, Any] | None = None
         try:
             try:
@@ -288,18 +290,18 @@ class TokenStore(Store):
             except IndexError:
                 connection = self._connected()
             _send(connection, head, data)
-            if not connection.poll(patience_s):
-                raise TimeoutError(f"no answer for {patience_s:g} s")
+            if not connection.poll(wait_s):
+                raise TimeoutError(f"no answer for {wait_s:g} s")
             answer = _parsed(connection.recv_bytes())
         except (AuthenticationError, EOFError, OSError) as error:
             if connection is not None:
                 connection.close()
-            raise DistStoreError(f"rank 0, at whose store the ranks meet, does not answer ({error!r})") from error
+            raise DistStoreError(f"rank 0, which serves the store of all ranks, does not answer ({error!r})") from error
         self._idle.append(connection)
         return answer
 
     def _connected(self) -> Connection[Any, Any]:
-        """Raises AuthenticationError: the other side does not know the key; OSError: nobody is there."""
+        """Open a connection. Raises AuthenticationError: the server does not know the key; OSError: none answers."""
         peer = self._connect()
         try:
             _prove(peer, self._key, serves=False)
@@ -310,13 +312,20 @@ class TokenStore(Store):
 
 
 def _prove(peer: socket.socket, key: bytes, *, serves: bool) -> None:
-    """Each side draws a number; the client, then the server, shows an HMAC of both numbers, its role and the address.
+    """Prove to the other side that this process knows the key, and check that the other side knows it.
 
-    Both see one address of the server: a stranger in between, to whom the client has been sent, cannot pass it on.
+    Each side sends a random number. Then first the client, then the server, sends an HMAC, keyed with the key, of its
+    role, both numbers and the server's address. The key itself is never sent. The address prevents a relay: if a
+    client is led to another server, that server cannot use the client's HMAC to connect to the true server.
+
+    Args:
+        peer: a connected socket.
+        key: the secret of the run.
+        serves: whether this side is the server.
 
     Raises:
         AuthenticationError: the other side does not know the key.
-        OSError: it has gone, or has not done it within HANDSHAKE_S.
+        OSError: the other side has disconnected, or has not finished within HANDSHAKE_S.
     """
     end_s = time.monotonic() + HANDSHAKE_S
     server = peer.getsockname() if serves else peer.getpeername()
@@ -344,12 +353,12 @@ def _prove(peer: socket.socket, key: bytes, *, serves: bool) -> None:
 
 
 def _exactly(peer: socket.socket, count: int, end_s: float) -> bytes:
-    """So many bytes. Raises OSError: they do not come in time."""
+    """Receive exactly `count` bytes. Raises OSError: they did not arrive before `end_s`, a time.monotonic()."""
     found = b""
     while len(found) < count:
         peer.settimeout(max(0.001, end_s - time.monotonic()))
         if not (more := peer.recv(count - len(found))):
-            raise ConnectionResetError("it has gone")
+            raise ConnectionResetError("the other side has disconnected")
         found += more
     return found
 
@@ -359,7 +368,7 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def _send(connection: Connection[Any, Any], head: dict[str, Any], data: Sequence[bytes]) -> None:
-    """One line of JSON, then the bytes whose sizes it names."""
+    """Send one line of JSON, then the bytes of `data`. The line has the sizes of the data."""
     line = json.dumps(head | {"sizes": [len(one) for one in data]}).encode()
     connection.send_bytes(b"".join((line, b"\n", *data)))
 

@@ -1,5 +1,5 @@
-"""In: tensors on one device. Out: 64 bits that change with any bit of the tensors and with their order.
-Does not wait for the device and compares nothing (alike does). It finds accidents: it is no signature."""
+"""In: a list of tensors on one device. Out: a 64-bit hash of all bytes of the list, in order, computed there.
+Does not wait for the device, does not compare (alike.py does), and does not resist a deliberate collision."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Iterator, Sequence
 import torch
 
 ROWS, COLUMNS = 511, 127
-"""Words of a block, which stays in a core's cache. Both are odd: the sum of a row or column changes where the top bits
-of all its words flip, as they do when fp64 numbers change their sign."""
+"""Shape of a block in 64-bit words; a block fits in a core's cache. Both are odd, so that the sum of a row or column
+changes if the top bits of all its words flip, as when fp64 numbers change their sign."""
 
 WORD_BYTES = 8
 BLOCK_BYTES = ROWS * COLUMNS * WORD_BYTES
 BLOCKS_AT_ONCE = 64
-"""Blocks whose sums are in memory together, 0.3 MB: memory does not grow with the tensors."""
+"""Blocks whose sums are in memory at one time, 0.3 MB: memory does not grow with the size of the tensors."""
 
 STRIDE, FACTORS, SHIFTS = -7046029254386353131, (-4658895280553007687, -7723592293110705685), (30, 27)
-"""Of splitmix64 (Steele et al. 2014, "Fast Splittable Pseudorandom Number Generators", figure 15)."""
+"""Constants of splitmix64 (Steele et al. 2014, "Fast Splittable Pseudorandom Number Generators", figure 15)."""
 
 
 @torch.no_grad()
 def tensor_hash(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A hash of the bytes of the tensors, int64 without dims, on their device; it does not depend on which device.
+    """A hash of the bytes of the tensors: an int64 scalar on their device. Its value does not depend on the device.
 
-    The tensors' 64-bit words fill blocks, which are matrices. The sum of each row and column is mixed with its number,
-    and the mixed sums are added. A change of up to three words of a block changes one of its sums at least.
+    The tensors' 64-bit words fill blocks of [ROWS, COLUMNS]. The sum of each row and column is mixed with its index,
+    and the mixed sums are added. A change of up to three words of a block changes at least one of its sums.
     """
     total = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
     first = 0
@@ -36,11 +36,11 @@ def tensor_hash(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _blocks(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The tensors' bytes in order, as words of the shape [blocks, ROWS, COLUMNS]; zeros fill the last block.
+    """Yield the tensors' bytes in order, as 64-bit words of shape [blocks, ROWS, COLUMNS]. Zeros pad the last block.
 
-    Whole blocks of a tensor are views. The rest is copied to `room`, which is overwritten when the next one is wanted.
+    Whole blocks of a tensor are views. The rest is copied to a buffer, which the next block overwrites.
     """
-    room = torch.zeros(BLOCK_BYTES, dtype=torch.uint8, device=tensors[0].device)
+    buffer = torch.zeros(BLOCK_BYTES, dtype=torch.uint8, device=tensors[0].device)
     filled = 0
     for tensor in tensors:
         rest = tensor.detach().reshape(-1).view(torch.uint8)
@@ -51,17 +51,17 @@ def _blocks(tensors: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
                 rest = rest[whole:]
                 continue
             begin, end = filled, min(filled + rest.numel(), BLOCK_BYTES)
-            room[begin:end] = rest[: end - begin]
+            buffer[begin:end] = rest[: end - begin]
             rest = rest[end - begin :]
-            filled = -(-end // WORD_BYTES) * WORD_BYTES  # the next tensor begins with a word
+            filled = -(-end // WORD_BYTES) * WORD_BYTES  # the next tensor begins at a word boundary
             if filled > end:
-                room[end:filled] = 0
+                buffer[end:filled] = 0
             if filled == BLOCK_BYTES:
-                yield _words(room)
+                yield _words(buffer)
                 filled = 0
     if filled:
-        room[filled:] = 0
-        yield _words(room)
+        buffer[filled:] = 0
+        yield _words(buffer)
 
 
 def _words(data: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ def _words(data: torch.Tensor) -> torch.Tensor:
 def _sums(blocks: torch.Tensor) -> torch.Tensor:
     """Sums of the columns and rows of each block, modulo 2^64: [blocks, COLUMNS + ROWS]."""
     sums = blocks.new_empty(len(blocks), COLUMNS + ROWS)
-    # A CPU reads a block twice from its cache: as many at a time as its threads share out between them.
+    # A CPU reads each block twice. Few blocks at a time, so that the second read comes from its threads' caches.
     at_once = max(1, torch.get_num_threads() // 2) if blocks.device.type == "cpu" else len(blocks)
     for some, into in zip(torch.split(blocks, at_once), torch.split(sums, at_once), strict=True):
         torch.sum(some, 1, out=into[:, :COLUMNS])
@@ -80,11 +80,11 @@ def _sums(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _mixed(sums: torch.Tensor, first: int) -> torch.Tensor:
-    """Splitmix64's function of each sum and its number, summed; `first` is the number of the first block."""
+    """Mix each sum with its index by splitmix64, and add the results; `first` is the index of the first block."""
     begin = first * (COLUMNS + ROWS) + 1
     words = sums.view(-1)
     words += torch.arange(begin, begin + words.numel(), device=words.device).mul_(STRIDE)
     for shift, factor in zip(SHIFTS, FACTORS, strict=True):
-        words ^= (words >> shift) & (2 ** (64 - shift) - 1)  # torch's shift copies the sign; this one brings zeros
+        words ^= (words >> shift) & (2 ** (64 - shift) - 1)  # a logical shift: torch's copies the sign bit
         words *= factor
     return words.sum()

@@ -17,11 +17,11 @@ from codescent.train.execute import Executor
 def validation_loss(executor: Executor, source: Source, most_samples: int | None) -> float:
     """Mean loss of the first samples of `source`.
 
-    Each data-parallel rank reads its share. The sum is fp64, so that it does not depend on the layout.
+    Each data-parallel rank reads its share. The sum is fp64, so that rounding hardly depends on the layout.
 
     Args:
-        executor: of this rank; the mode of its model is restored.
-        source: its samples are read in order, so that all validation losses of a run use the same ones.
+        executor: of this rank; its model returns to the mode (training or evaluation) that it had.
+        source: is read in order, so that all validation losses of a run use the same samples.
         most_samples: largest number of samples; None: all.
     """
     plan = executor.plan
@@ -29,7 +29,7 @@ def validation_loss(executor: Executor, source: Source, most_samples: int | None
     part, parts = plan.mesh.dp_index(executor.world.place.rank), plan.mesh.dp
     mine = np.arange(part * num_samples // parts, (part + 1) * num_samples // parts)
     batch = max(plan.work.microbatch_size, at_once(plan.work.seq_len))
-    # Every rank makes the same number of passes, even without samples: all must take part in all-gathers.
+    # Every rank makes the same number of passes, even without samples of its own: all-gathers need all ranks.
     passes = math.ceil(math.ceil(num_samples / parts) / batch)
     total = torch.zeros(1, dtype=torch.float64, device=executor.device)
     with executor.evaluating() as evaluate:

@@ -1,5 +1,6 @@
-"""In: a rank's environment, the mesh. Out: this rank's device and process groups, and what ranks send each other.
-Does not start processes (launch does) and moves no gradient or activation (strategies do)."""
+"""In: a rank, train.device; later a plan. Out: `World`: the connected rank with its device (chosen by devices.py), its
+process groups, and small collectives (sums, JSON).
+Does not start processes (launch does) or communicate gradients (strategies do) or activations (messages.py does)."""
 
 from __future__ import annotations
 
@@ -32,20 +33,22 @@ from codescent.train.rendezvous import compare, differences, meet, stay_until_re
 T = TypeVar("T")
 
 DATASET_WAIT = timedelta(days=2)
-"""Preparing a large corpus takes hours; ranks wait for it at the store, where no collective can time out."""
+"""Longest time that ranks wait, at the store, for a rank that prepares the dataset. A large corpus takes hours."""
 
 
 class World:
-    """The ranks of a run as one of them sees them: device, store, and a process group for each axis of the mesh.
+    """This rank's view of the run: its device, the store, and a process group for each axis of the mesh.
 
     Args:
         place: this process among the ranks.
-        device, num_threads, timeout_s: as in [train] and [parallel] of a config.
-        facts: JSON by name, which must be equal on all ranks.
+        device: train.device of a config.
+        num_threads: train.num_threads.
+        timeout_s: parallel.timeout_s.
+        facts: JSON values by name, which must be equal on all ranks.
 
     Raises:
-        UserError: the device is not there, the ranks do not find each other, or they differ in a fact, in torch or in
-            the code of this package.
+        UserError: the device does not exist, ranks cannot connect, or they differ in a fact, in the version of torch
+            or in the code of this package.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class World:
         timeout_s: float,
         facts: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        if place.child and place.world_size > 1:  # one task of a launcher is as free as a process without
+        if place.child and place.world_size > 1:  # a single rank may outlive the process that started it
             end_with_parent(f"rank {place.rank} of {place.world_size}")
         self.place = place
         self.is_first = place.rank == 0  # prints and writes the run folder
@@ -66,12 +69,12 @@ class World:
         self.store = self.meeting.store
         own = {"codescent": code_digest(), "torch": torch.__version__}
         try:
-            neighbours = compare(self.store, place, device, name_of(self.device), {**own, **facts})
+            topology = compare(self.store, place, device, name_of(self.device), {**own, **facts})
         except BaseException:
             self.meeting.close()
             raise
-        self.leaders = neighbours.leaders
-        self.num_threads = num_threads or _threads(neighbours.sharing)
+        self.leaders = topology.leaders
+        self.num_threads = num_threads or _threads(topology.sharing)
         torch.set_num_threads(self.num_threads)
         name_interface(place, self.meeting.address)
         dist.init_process_group(
@@ -87,31 +90,31 @@ class World:
         self.groups: dict[str, dist.ProcessGroup] = {}
 
     def divide(self, plan: Plan) -> None:
-        """Lay the mesh over the ranks: from here on there is a process group for each axis that the plan sends over."""
+        """Create the process groups of the plan: one for each mesh axis and each axis of its traffic. Collective."""
         world = dist.group.WORLD
         assert world is not None
         self.mesh, this_rank = plan.mesh, self.place.rank
-        made = {tuple(range(self.mesh.world_size)): world}
+        created = {tuple(range(self.mesh.world_size)): world}
         axes = dict.fromkeys([*AXES, *(record.axis for record in plan.traffic if record.axis)])
-        # Every rank makes as many groups as every other, or torch would name the same group differently on two ranks.
+        # All ranks must create the same number of groups: torch names a group by a count, equal on all its ranks.
         for axis in axes:
             ranks = self.mesh.group(axis, this_rank)
             if "[" not in axis:  # axes with the same ranks share a group
-                if ranks not in made:
-                    made[ranks] = self._new_group(ranks)
-                self.groups[axis] = made[ranks]
+                if ranks not in created:
+                    created[ranks] = self._new_group(ranks)
+                self.groups[axis] = created[ranks]
             elif this_rank in ranks:
                 self.groups[axis] = self._new_group(ranks)
             else:
                 self._new_group((this_rank,))
 
     def messages(self, dtype: torch.dtype, shape: tuple[int, int]) -> Messages:
-        """Point-to-point messages of this rank's pipeline stage."""
+        """The point-to-point messages of this rank's pipeline stage."""
         return Messages(self.stage, self.groups, self.mesh.group("pp", self.place.rank), dtype, self.device, shape)
 
     @property
     def stage(self) -> int:
-        """The pipeline stage of this rank: which of the plan's programs it walks."""
+        """The pipeline stage of this rank: the index of its program in the plan."""
         return self.mesh.coordinates(self.place.rank)["pp"]
 
     def _new_group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
@@ -119,35 +122,35 @@ class World:
         return group
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What `make` returns on rank 0 (JSON data), on every rank; what it raises there is raised on every rank."""
+        """Call `make` on rank 0 only; return its result (JSON data), or raise its error, on every rank. Collective."""
         return from_first(UserError, make)
 
     def refuse_differences(self, facts: Mapping[str, Any]) -> None:
-        """Raise UserError on every rank where these, JSON by name, are not the same on all ranks. Collective."""
+        """Raise UserError on every rank if a fact (JSON value by name) differs between ranks. Collective."""
         everyone = together(UserError, lambda: {"host": socket.gethostname(), "facts": dict(facts)})
         if problems := differences(everyone):
             raise UserError(*problems)
 
     def all_agree(self, mine: bool) -> bool:
-        """Whether `mine` is True on every rank."""
+        """Whether `mine` is True on every rank. Collective."""
         votes = torch.tensor([int(mine)])
         dist.all_reduce(votes, dist.ReduceOp.MIN)
         return bool(votes.item())
 
     def sum_over(self, values: torch.Tensor, axis: str) -> torch.Tensor:
-        """`values` summed over the ranks of an axis, in place."""
+        """Sum `values` over the ranks of an axis, in place, and return them. Collective."""
         if self.mesh.degree(axis) > 1:
             dist.all_reduce(values, group=self.groups[axis])
         return values
 
     def in_turn(self, work: Callable[[], object]) -> None:
-        """`work` on rank 0 first, then on the first rank of every other machine, then on the rest.
+        """Call `work` on rank 0 first, then on the first rank of every other machine, then on the rest. Collective.
 
-        On a shared file system the others find the files of rank 0. The ranks wait at the store, not in a collective,
-        so that no timeout cuts long work short.
+        On a shared file system the others find the files that rank 0 has written. The ranks wait at the store, not in
+        a collective, so that a collective's timeout does not end long work.
 
         Raises:
-            UserError: on every rank, where one of those that work before others raises it.
+            UserError: on every rank, if `work` raises it on rank 0 or on the first rank of a machine.
         """
         for turn in ([0], [rank for rank in self.leaders if rank != 0]):
             keys = [f"in_turn{rank}" for rank in turn]
@@ -162,14 +165,14 @@ class World:
         work()
 
     def at(self, position: float) -> None:
-        """Say how far this rank is, to whoever started it: see `base/beats`."""
+        """Write this rank's progress, in steps, to shared memory for the launcher: see `base/beats.py`."""
         if self.beats is not None:
             self.beats.put(self.place.rank, position, self.stage)
 
     def close(self) -> None:
         """Destroy the process groups."""
         self.groups.clear()
-        gc.collect()  # what still holds a group in a cycle, so that its threads end with it
+        gc.collect()  # free groups that reference cycles still hold, so that their threads end
         dist.destroy_process_group()
         self.meeting.close()
 
@@ -183,7 +186,7 @@ def _problems_of(work: Callable[[], object]) -> tuple[str, ...]:
 
 
 def code_digest() -> str:
-    """A hash of the sources of this package: equal where all ranks run the same code."""
+    """A hash of the sources of this package, to check that all ranks run the same code."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for file in sorted(package.rglob("*.py")):
@@ -192,7 +195,10 @@ def code_digest() -> str:
 
 
 def _threads(sharing: int) -> int:
-    """Threads of this rank: OMP_NUM_THREADS where it is set, else its share of the cores."""
+    """Number of threads of this rank: OMP_NUM_THREADS if it is set, else this rank's share of the cores.
+
+    `sharing` is the number of ranks on the same cores.
+    """
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     given = int(wanted) if wanted.isdigit() else 0
     return given or threads_per_rank(available_cores(), sharing)

@@ -1,2 +1,2 @@
-"""In: the words of a command line. Out: a verb done, and its exit code.
-Does not hold what another room needs: nothing imports this one."""
+"""In: a command line. Out: one subcommand ("verb": train, plan, data, ...) executed, and its exit code.
+Does not contain code that other packages use: no package imports this one."""

@@ -1,5 +1,5 @@
-"""In: the words of a command line. Out: the verb and its arguments, checked one by one.
-Does not run a verb (cli.py does) and imports nothing slow."""
+"""In: a command line. Out: the subcommand and its arguments, parsed. A "verb" is a subcommand in this package.
+Does not run a subcommand (cli.py does), does not check arguments against each other, and does not import torch."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from codescent import __version__
 from codescent.base.home import expanded, unknown_home
 from codescent.base.visible import visible
 
-CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or gpt2_124m (all: docs/config.md)"
-OVERRIDES_HELP = "values that override the file's, such as train.num_steps=100"
+CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or gpt2_124m (list: docs/config.md)"
+OVERRIDES_HELP = "overrides of values in the file, such as train.num_steps=100"
 CORPUS_HELP = (
-    "python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file; a file of "
-    "tensors (.h5, .pt, .safetensors) is described"
+    "python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file; of a file of "
+    "tensors (.h5, .pt, .safetensors) a description is printed"
 )
 TOKENIZER_HELP = "char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe:VOCAB or a tokenizer's JSON file"
 DEVICES = ("auto", "cpu", "cuda")
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The arguments, with the name of the verb as `verb`.
+    """Parse a command line. The result has the name of the subcommand as `verb`.
 
-    argparse accepts `section.key=value` words only before a verb's options; users write them anywhere.
+    argparse accepts `section.key=value` words only before a subcommand's options; this function accepts them anywhere.
     """
     top = _parser()
     arguments, rest = top.parse_known_args(words)
@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Many workers, one descent: train transformers on any number of devices, and know what it costs.",
     )
     top.add_argument("--version", action="version", version=f"codescent {__version__}")
-    verbs = top.add_subparsers(metavar="VERB", required=True)
+    verbs = top.add_subparsers(metavar="COMMAND", required=True)
     for name, text, add_arguments in VERBS:
         verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         verb.set_defaults(verb=name)
@@ -64,7 +64,8 @@ def _checkpoint_arguments(verb: argparse.ArgumentParser) -> None:
 def _train(verb: argparse.ArgumentParser) -> None:
     _config_arguments(verb)
     verb.set_defaults(may_restart=False)
-    verb.add_argument("--ranks", type=_positive, metavar="N", help="number of ranks to start here (parallel.ranks)")
+    ranks_help = "number of ranks to start on this machine (parallel.ranks)"
+    verb.add_argument("--ranks", type=_positive, metavar="N", help=ranks_help)
     verb.add_argument("--resume", action="store_true", help="continue the run from its last checkpoint")
 
 
@@ -73,17 +74,17 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("--ranks", type=_positive, metavar="N", help="number of ranks to plan for (parallel.ranks)")
     add("--json", action="store_true", help="print the plan as JSON")
-    add("--timeline", type=_path, metavar="FILE", help="draw a step's schedule: .png, or .json for ui.perfetto.dev")
+    add("--timeline", type=_path, metavar="FILE", help="draw one step: .png, .svg, or .json for ui.perfetto.dev")
 
 
 def _prove(verb: argparse.ArgumentParser) -> None:
     _config_arguments(verb)
     add = verb.add_argument
     add("--ranks", type=_numbers, default=[1, 2], metavar="N,...", help="numbers of ranks (default 1,2)")
-    add("--layouts", metavar="KEY=VALUE,...;...", help="these layouts only, such as dp_shard=2")
+    add("--layouts", metavar="KEY=VALUE,...;...", help="try only these layouts, such as dp_shard=2 (default: all)")
     add("--steps", type=_positive, default=20, help="steps of each run (default 20)")
     add("--precision", choices=("fp64", "fp32"), default="fp64", help="number format (default fp64)")
-    add("--resume", action="store_true", help="also continue each layout's checkpoint in the next one")
+    add("--resume", action="store_true", help="also resume a checkpoint of each layout in the next layout")
 
 
 def _config(verb: argparse.ArgumentParser) -> None:
@@ -97,16 +98,16 @@ def _data(verb: argparse.ArgumentParser) -> None:
     add("--tokenizer", type=_text, help=TOKENIZER_HELP)
     add("--train-bpe", type=_positive, metavar="VOCAB", help="train a BPE of this many tokens on the corpus")
     add("--folder", type=_path, default=Path("datasets"), help="folder of prepared corpora (data.folder)")
-    add("--validation-fraction", type=float, default=0.1, help="share used for validation")
-    add("--text-key", default="text", help="key of a JSONL line that holds the text")
-    add("--workers", type=_positive, metavar="N", help="processes; default: one per core")
+    add("--validation-fraction", type=float, default=0.1, help="fraction of the data used for validation (default 0.1)")
+    add("--text-key", default="text", help="key of the text in each JSONL line (default text)")
+    add("--workers", type=_positive, metavar="N", help="number of processes (default: one per core)")
     add("--verify", action="store_true", help="read every token again and compare the shards' hashes")
     add = verb.add_argument_group("random numbers instead of a corpus (data.task tensors)").add_argument
-    add("--synthetic", type=_positive, metavar="SAMPLES", help="number of training samples to make")
-    add("--source", metavar="SxD", help="vectors of the source and their size (default 1x512)")
-    add("--target", metavar="TxD", help="vectors of the target and their size (default 20x512)")
+    add("--synthetic", type=_positive, metavar="SAMPLES", help="number of training samples to generate")
+    add("--source", metavar="SxD", help="number and size of the source's vectors (default 1x512)")
+    add("--target", metavar="TxD", help="number and size of the target's vectors (default 20x512)")
     add("--format", choices=("hdf5", "pt", "safetensors"), help="format of the file (default hdf5)")
-    add("--seed", type=int, metavar="N", help="same seed, same numbers in every format (default 0)")
+    add("--seed", type=int, metavar="N", help="seed of the numbers, which are the same in every format (default 0)")
 
 
 def _sample(verb: argparse.ArgumentParser) -> None:
@@ -114,61 +115,61 @@ def _sample(verb: argparse.ArgumentParser) -> None:
     add("run", type=_path, metavar="RUN", help="run folder")
     prompt_help = "text to continue; may be given several times"
     add("--prompt", dest="prompts", action="append", metavar="PROMPT", help=prompt_help)
-    add("--tokens", type=_positive, default=200, help="tokens to write (default 200)")
-    add("--temperature", type=float, default=0.8, help="0: always the likeliest token (default 0.8)")
-    add("--top-k", type=_positive, help="draw from the K likeliest tokens only")
-    add("--top-p", type=float, help="draw from the likeliest tokens that make up this probability")
-    add("--seed", type=int, default=0, help="same seed, same text (default 0)")
-    add("--num", type=_positive, default=1, help="texts for each prompt (default 1)")
-    add("--device", choices=DEVICES, default="auto")
+    add("--tokens", type=_positive, default=200, help="largest number of tokens to generate (default 200)")
+    add("--temperature", type=float, default=0.8, help="0: always the most probable token (default 0.8)")
+    add("--top-k", type=_positive, help="sample only from the K most probable tokens")
+    add("--top-p", type=float, help="sample only from the most probable tokens whose probabilities sum to this value")
+    add("--seed", type=int, default=0, help="the same seed gives the same text (default 0)")
+    add("--num", type=_positive, default=1, help="number of texts for each prompt (default 1)")
+    add("--device", choices=DEVICES, default="auto", help="auto: CUDA if the machine has it (default auto)")
 
 
 def _evaluate(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add("run", type=_path, nargs="?", metavar="RUN", help="run folder; without one, --predictions")
+    add("run", type=_path, nargs="?", metavar="RUN", help="run folder; without it, give --predictions")
     add("--data", type=_path, metavar="FILE", help="a text, or questions in SQuAD's format (default: validation split)")
     add("--predictions", type=_path, metavar="FILE", help="answers to score, without a run: JSON {question id: text}")
-    add("--out", type=_path, metavar="FILE", help="file for the answers (default: RUN/predictions.json)")
+    add("--out", type=_path, metavar="FILE", help="file for the model's answers (default: RUN/predictions.json)")
     _checkpoint_arguments(verb)
-    add("--device", choices=DEVICES, default="auto")
+    add("--device", choices=DEVICES, default="auto", help="auto: CUDA if the machine has it (default auto)")
 
 
 def _export(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("run", type=_path, metavar="RUN", help="run folder")
-    add("folder", type=_path, metavar="DIR", help="folder to make")
+    add("folder", type=_path, metavar="DIR", help="folder to create")
     _checkpoint_arguments(verb)
     add("--dtype", choices=("fp64", "fp32", "bf16", "fp16"), help="number format (default: the run's)")
-    size_help = "largest file of tensors (default 5 GB; adapters are always one)"
+    size_help = "largest size of a file of tensors (default 5 GB; adapters are always one file)"
     add("--max-shard-bytes", type=_positive, default=5_000_000_000, metavar="BYTES", help=size_help)
     add(
         "--adapters",
         dest="as_adapters",
         action="store_true",
-        help="with lora.rank: the adapters alone (default: merged weights)",
+        help="with lora.rank: write only the adapters (default: merged weights)",
     )
 
 
 def _import(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("folder", type=_path, metavar="DIR", help="Hugging Face folder")
-    add("run", type=_path, metavar="RUN", help="run folder to make")
-    add("--config", type=_text, default="default", help=f"the rest of the run's config: {CONFIG_HELP}")
+    add("run", type=_path, metavar="RUN", help="run folder to create")
+    add("--config", type=_text, default="default", help=f"config for keys that DIR does not decide: {CONFIG_HELP}")
     add("overrides", metavar="section.key=value", nargs="*", help=OVERRIDES_HELP)
 
 
 VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
     ("train", "train a model", _train),
-    ("plan", "tell what a run will hold, send and compute, without running it", _plan),
-    ("prove", "show that every layout walks the trajectory of one process", _prove),
-    ("config", "show every value of a config and where it comes from", _config),
-    ("data", "turn text into token shards, or make synthetic tensors", _data),
-    ("sample", "let a trained model write", _sample),
-    ("evaluate", "score a trained model, or answers to questions", _evaluate),
+    ("plan", "print memory, traffic and FLOPs of a run, without running it", _plan),
+    ("prove", "train with every layout and compare losses and gradient norms with one process", _prove),
+    ("config", "print every value of a config and its origin", _config),
+    ("data", "prepare a corpus as token shards, or generate synthetic tensors", _data),
+    ("sample", "generate text with a trained model", _sample),
+    ("evaluate", "score a trained model, or a file of answers to questions", _evaluate),
     ("export", "write a trained model as a Hugging Face folder", _export),
-    ("import", "make a run of a Hugging Face folder", _import),
+    ("import", "create a run from a Hugging Face folder", _import),
 )
-"""Name, meaning and arguments of each verb."""
+"""Name, help text and arguments of each subcommand."""
 
 
 def _positive(word: str) -> int:
@@ -194,7 +195,7 @@ def _path(word: str) -> Path:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Prints the user's words such that a terminal does not obey them."""
+    """An argument parser that shows control characters in its error messages as text."""
 
     def error(self, message: str) -> NoReturn:
         super().error(visible(message))

@@ -1,5 +1,5 @@
-"""In: the words of a command line. Out: a verb done, its exit code: 0 done, 1 a run failed, 2 the input is of no use.
-Does not know what a verb does: its module is imported when it is called, and torch only where a verb needs it."""
+"""In: a command line. Out: one subcommand executed; exit code 0: success, 1: run failed, 2: wrong input, 128 + signal.
+Does not import a subcommand's module before the subcommand is called: `codescent --help` must not wait for torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from codescent.base.errors import UserError
-from codescent.base.output import endure, open_closed
+from codescent.base.output import open_closed_streams, tolerate_write_errors
 from codescent.base.published import in_words, is_full
 from codescent.base.visible import visible
 from codescent.verbs.arguments import parse
@@ -25,23 +25,23 @@ VERBS: Mapping[str, str] = {
     "export": "exchange.export_main",
     "import": "exchange.import_main",
 }
-"""Verb to the module in this room and its function: it takes the arguments and returns the exit code."""
+"""Subcommand: module in this package and its function. The function takes the arguments and returns the exit code."""
 
 
 def run(words: Sequence[str], *, may_restart: bool = False) -> int:
-    """Run one verb and return the exit code; what the user can mend is told in plain lines, without a traceback.
+    """Run one subcommand and return the exit code. Errors that the user can correct are printed without a traceback.
 
     Args:
         words: the command line, without the program's name.
-        may_restart: this process is the program and nothing else, so `train` may start it anew to tune its allocator.
+        may_restart: this process is only the program `codescent`, so `train` may restart it to tune its allocator.
     """
     if may_restart:
-        open_closed()
+        open_closed_streams()
     arguments = parse(words)
     trains = may_restart and "may_restart" in arguments
-    if trains:  # output is never worth a run
+    if trains:  # training continues even if its output cannot be written
         arguments.may_restart = True
-        endure()
+        tolerate_write_errors()
     module, _, function = VERBS[vars(arguments).pop("verb")].partition(".")
     try:
         code: int = getattr(import_module(f"codescent.verbs.{module}"), function)(arguments)
@@ -53,25 +53,25 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
         _say("interrupted")
         return 130
     except OSError as error:
-        # Whoever read our output has gone (`codescent ... | head`), or its disk is full: no more can be said there.
+        # The reader of the output has ended (`codescent ... | head`), or the disk is full: stop writing there.
         gone = isinstance(error, BrokenPipeError) and not trains
         if not gone and (error.filename is not None or not is_full(error)):
             raise
         if not gone:
             _say(f"error: {'' if trains else 'the output: '}{in_words(error)}")
-        _say_no_more(1)
+        _discard(1)
         return 141 if gone else 2
     return code
 
 
 def _say(*lines: str) -> None:
-    """Print lines for people to the standard error; where it takes none, the exit code alone answers."""
+    """Print lines to the standard error; do nothing if that fails."""
     try:
         print(*map(visible, lines), sep="\n", file=sys.stderr, flush=True)
     except OSError:
-        _say_no_more(2)
+        _discard(2)
 
 
-def _say_no_more(descriptor: int) -> None:
-    """What a stream still holds cannot be written: it is dropped when the interpreter ends."""
+def _discard(descriptor: int) -> None:
+    """Discard what a stream has not written yet, so that the interpreter does not fail at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)

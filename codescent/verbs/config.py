@@ -17,7 +17,7 @@ from codescent.config.words import keys_markdown
 
 
 def main(arguments: Namespace) -> int:
-    """Print the keys, a config, or both."""
+    """Print the list of keys, a config, or both."""
     if arguments.keys:
         print(keys_markdown())
     if arguments.config is not None:
@@ -28,9 +28,9 @@ def main(arguments: Namespace) -> int:
 
 
 def resolved_of(arguments: Namespace) -> LoadedConfig:
-    """The config that a command line means, its `--ranks` as parallel.ranks.
+    """Load the config and the overrides of a command line; `--ranks` overrides parallel.ranks.
 
-    Raises UserError: every problem of the config, or a data.task that there is not.
+    Raises UserError: every problem of the config, or an unknown data.task.
     """
     ranks = getattr(arguments, "ranks", None)
     resolved = load(arguments.config, [*arguments.overrides, *([] if ranks is None else [f"parallel.ranks={ranks}"])])

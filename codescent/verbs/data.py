@@ -1,5 +1,5 @@
-"""In: the arguments of `codescent data`: a corpus, or sizes of synthetic tensors. Out: a prepared folder, summarized.
-Does not prepare (data/text and tasks/tensors do)."""
+"""In: the arguments of `codescent data`: a corpus, or sizes of synthetic tensors. Out: the data prepared, its summary.
+Does not contain the preparation itself: data/text and tasks/tensors do."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _OF_TEXT, _OF_TENSORS = ("tokenizer", "train_bpe", "workers"), ("source", "targe
 
 
 def main(arguments: Namespace) -> int:
-    """Prepare or open what is given, and print its summary and its path."""
+    """Prepare or open the corpus or tensors, and print a summary and the path."""
     if (arguments.synthetic is None) == (arguments.corpus is None):
         raise UserError("codescent data: give a corpus, or --synthetic SAMPLES")
     opened = None if arguments.corpus is None else tasks.open_corpus(arguments.corpus, arguments.validation_fraction)
     vectors = arguments.corpus is None or (opened is not None and opened.vocab_size is None)
     for name in (*(_OF_TEXT if vectors else ()), *(() if arguments.synthetic else _OF_TENSORS)):
         if getattr(arguments, name) is not None:
-            why = "tensors are no text" if name in _OF_TEXT else "only --synthetic makes tensors"
+            why = "for text only, not for tensors" if name in _OF_TEXT else "for --synthetic only"
             raise UserError(f"--{name.replace('_', '-')}: {why}; leave it out")
     dataset = opened or (_tokens(arguments) if arguments.synthetic is None else _tensors(arguments))
     if arguments.verify:
         dataset.verify()
-    verified = ["verified: every file is as it was made"] if arguments.verify else []
+    verified = ["verified: no file has changed since the preparation"] if arguments.verify else []
     say([*dataset.summary(), *verified, str(dataset.path)])
     return 0
 

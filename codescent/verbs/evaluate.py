@@ -1,5 +1,5 @@
-"""In: a run folder, or answers to questions. Out: how good its model is by its task, in lines.
-Does not train, and does not know how a task scores a model (tasks do)."""
+"""In: a run folder, or a file of answers to questions. Out: the scores of the run's model or of the answers, printed.
+Does not know how to score: each task does (codescent/tasks)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from codescent.tasks.answers.predictions import score_files
 
 
 def main(arguments: Namespace) -> int:
-    """Print the scores of a run, or of a file of answers; the latter needs no torch."""
+    """Print the scores of a run, or of a file of answers (without importing torch)."""
     predictions, data = vars(arguments).pop("predictions"), arguments.data
     if (arguments.run is None) == (predictions is None):
         raise UserError("codescent evaluate: give a RUN, or --predictions FILE with --data FILE")
     if predictions is None:
-        said = evaluate_run(**vars(arguments))
+        scores = evaluate_run(**vars(arguments))
     elif data is None:
-        raise UserError("codescent evaluate --predictions: give the questions too: --data dev-v1.1.json")
+        raise UserError("codescent evaluate --predictions: also give the questions: --data dev-v1.1.json")
     else:
         for name in ("out", "best", "step"):
             if getattr(arguments, name):
-                raise UserError(f"--{name}: of a run; --predictions FILE has none: leave it out")
-        said = score_files(predictions, data)
-    say(said)
+                raise UserError(f"--{name}: needs a RUN; leave it out with --predictions FILE")
+        scores = score_files(predictions, data)
+    say(scores)
     return 0
 
 
@@ -40,12 +40,18 @@ def evaluate_run(
     step: int | None = None,
     device: str = "auto",
 ) -> list[str]:
-    """Score a checkpoint (see `find`) by the task of its run; returns lines to print.
+    """Score a checkpoint with the task of its run. Returns lines to print.
 
-    Some tasks (`Task.scores_files`) read the file `data` instead of the validation split. Some write predictions, to
-    `out` or into the run folder. `device` is "auto", "cpu" or "cuda".
+    Args:
+        run: the run folder.
+        data: a file to score on instead of the validation split, for tasks with `Task.scores_files`.
+        out: file for predictions, for tasks that write them; None: in the run folder.
+        best: score the checkpoint with the lowest validation loss.
+        step: score the checkpoint of this step.
+        device: "auto", "cpu" or "cuda".
 
-    Raises UserError: not a run, no such checkpoint, data that cannot be used, a device that is not there.
+    Raises:
+        UserError: not a run folder, no such checkpoint, data that cannot be used, or no such device.
     """
     from codescent.verbs.trained import dataset_of, device_of, find, module_of
 

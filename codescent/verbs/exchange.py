@@ -1,5 +1,5 @@
-"""In: a run, or a Hugging Face folder. Out: the one made of the other: `codescent export` and `codescent import`.
-Does not know how a kind of model is written there (huggingface/ does); what it makes appears complete or not at all."""
+"""In: a run, or a Hugging Face folder. Out: a Hugging Face folder (`codescent export`), or a run (`codescent import`).
+Does not know the names and axes in a Hugging Face folder (codescent/huggingface does)."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from codescent.verbs.trained import Trained, Values, find
 
 
 def export_main(arguments: Namespace) -> int:
-    """Print what `export_run` did."""
+    """Export a run and print a summary."""
     say(export_run(**vars(arguments)))
     return 0
 
 
 def import_main(arguments: Namespace) -> int:
-    """Print what `import_folder` did."""
+    """Import a Hugging Face folder and print a summary."""
     say(import_folder(arguments.folder, arguments.run, resolved_of(arguments)))
     return 0
 
@@ -61,24 +61,29 @@ def export_run(
     max_shard_bytes: int = 5_000_000_000,
     as_adapters: bool = False,
 ) -> list[str]:
-    """Write a checkpoint (see `find`) as a folder that `transformers` loads, block by block; returns lines to print.
+    """Write a checkpoint as a folder that `transformers` loads. The folder appears when it is complete.
 
     Args:
         run: the run folder.
-        folder: to make; must not be there.
+        folder: to create; must not exist.
+        best: write the checkpoint with the lowest validation loss.
+        step: write the checkpoint of this step. The default is the newest checkpoint.
         dtype: fp64, fp32, bf16 or fp16; None: the run's precision.
-        max_shard_bytes: size of a file of tensors, unless a tensor is larger.
-        as_adapters: write only what was trained, as a folder of `peft`; else adapters are merged.
+        max_shard_bytes: largest size of a file of tensors, unless one tensor is larger.
+        as_adapters: write only the trained adapters, as a folder of `peft`; otherwise adapters are merged.
+
+    Returns:
+        Lines to print.
 
     Raises:
-        UserError: no such run or checkpoint, a model that has no such folders, `folder` is there, a full disk.
+        UserError: no such run or checkpoint, a kind of model that `transformers` lacks, `folder` exists, a full disk.
     """
     if os.path.lexists(folder):
-        raise UserError(f"{folder}: is there already; give the name of a new folder")
+        raise UserError(f"{folder}: exists already; give the name of a new folder")
     trained = find(run, best=best, step=step)
     name, shape, dtype = trained.resolved.model.kind, trained.resolved.shape, dtype or trained.config.train.precision
     if name not in KINDS:
-        raise UserError(f'{run}: model.kind = "{name}": models that are exported are {", ".join(KINDS)}')
+        raise UserError(f'{run}: model.kind = "{name}": only these kinds can be exported: {", ".join(KINDS)}')
     if as_adapters:
         return _export_adapters(trained, folder, dtype)
     kind, values = KINDS[name], Values(trained)
@@ -92,20 +97,20 @@ def export_run(
     where = f"{len(files)} files" if len(files) > 1 else files[0].file
     lines = [f"step {trained.saved.step} of {run}: {len(parts)} tensors, {size:,} bytes ({dtype}), {where}"]
     if zeros:
-        lines.append(f"{len(zeros)} biases are zeros: this model has none, a {name} there always has")
+        lines.append(f"{len(zeros)} biases are zeros: this model has none, but a {name} of transformers needs them")
     if TOKENIZER not in texts:
-        lines.append("no tokenizer: the run kept none")
+        lines.append("no tokenizer: the run folder has none")
     return [*lines, str(folder)]
 
 
 def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
-    """Write what was trained as a folder of `peft`."""
+    """Write the trained adapters as a folder of `peft`. Returns lines to print."""
     lora, base, run = trained.resolved.model.lora, trained.resolved.model.weights, trained.folder.path
     if lora is None:
-        raise UserError(f"{run}: has no adapters (lora.rank is not set); leave --adapters out")
+        raise UserError(f"{run}: has no adapters (lora.rank is not set); leave out --adapters")
     if base is None:
-        why = "they stand beside weights that were drawn, which nobody else has"
-        raise UserError(f"{run}: --adapters: {why}; leave it out: merged weights are written")
+        why = "the adapters need this run's frozen random weights, which no other folder has"
+        raise UserError(f"{run}: --adapters: {why}; leave it out to write merged weights")
     kind, shape = KINDS[trained.resolved.model.kind], trained.resolved.shape
     adapters = peft.Adapters(kind, shape, lora)
     parts = adapters.parts
@@ -115,23 +120,23 @@ def _export_adapters(trained: Trained, folder: Path, dtype: str) -> list[str]:
     file = Shard(peft.ADAPTER_WEIGHTS, tuple(parts), size)
     texts, _ = _texts(trained)
     texts = {peft.ADAPTER_CONFIG: adapters.settings(trained.task.peft_task_type, base), **texts}
-    _publish(folder, [file], dtype, Values(trained).held, set(), texts)
+    _publish(folder, [file], dtype, Values(trained).trained, set(), texts)
     count = f"{len(parts)} tensors, {size:,} bytes ({dtype})"
     lines = [f"step {trained.saved.step} of {run}: adapters of rank {lora.rank}: {count}"]
-    return [*lines, f"to be loaded beside {base}", str(folder)]
+    return [*lines, f"load them together with {base}", str(folder)]
 
 
 def _publish(
     folder: Path, files: list[Shard], dtype: str, read: Read, zeros: set[str], texts: Mapping[str, str]
 ) -> None:
-    with published(folder, sum(shard.size_bytes for shard in files)) as making:
-        write_weights(making, files, NUMBER_FORMATS[dtype].code, read, zeros)
+    with published(folder, sum(shard.size_bytes for shard in files)) as hidden:
+        write_weights(hidden, files, NUMBER_FORMATS[dtype].code, read, zeros)
         for name, text in texts.items():
-            write_synced(making / name, text)
+            write_synced(hidden / name, text)
 
 
 def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, int | None]]:
-    """The tokenizer's files, with what the task adds, and its control tokens."""
+    """The tokenizer's files and those of the task, by name, and the ids of the control tokens."""
     if trained.tokenizer is None:
         return {}, {"bos_token_id": None, "eos_token_id": None}
     seq_len = trained.resolved.shape.seq_len
@@ -140,7 +145,7 @@ def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, int | None]]:
 
 
 def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int | None]) -> dict[str, Any]:
-    """config.json."""
+    """The content of config.json."""
     return {
         "architectures": [kind.architectures(shape)[0]],
         "model_type": kind.model_type,
@@ -153,26 +158,30 @@ def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int |
 
 
 def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
-    """Make a run of a Hugging Face folder: its weights are the checkpoint of step 0; returns lines to print.
+    """Create a run from a Hugging Face folder; the folder's weights are the run's checkpoint of step 0.
 
     Args:
         path: of the folder.
-        run: the run folder to make; must not be there.
-        resolved: the run's config but for [model], run.name, run.folder, data.tokenizer where the folder has one, and
-            data.task where its model has a head that tells it.
+        run: the run folder to create; must not exist.
+        resolved: the config of the run. The folder decides [model]; data.tokenizer, if it has a tokenizer; and
+            data.task, if its model has the head of a task. `run` decides run.name and run.folder.
+
+    Returns:
+        Lines to print.
 
     Raises:
-        UserError: everything that is wrong with the folder; keys that were given and that it tells; a full disk.
+        UserError: all problems of the folder; keys on the command line that the folder decides; a full disk.
     """
     if os.path.lexists(run):
-        raise UserError(f"{run}: is there already; give the name of a new run folder")
-    folder, text, problems = _looked_at(path, run, resolved)
+        raise UserError(f"{run}: exists already; give the name of a new run folder")
+    folder, text, problems = _open_and_check(path, run, resolved)
     vocab_size = None if text is None else LibraryTokenizer.from_json(text, str(path)).vocab_size
     try:
         config = _config(folder, run, resolved, has_tokenizer=text is not None)
-    except ValidationError as error:  # a name that is none for a run, a number that no model of ours has
-        told = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors(include_url=False)]
-        raise UserError(*problems, *(f"{run}: cannot be a run: {problem}" for problem in told)) from error
+    except ValidationError as error:  # an invalid run name, or a number that our models do not support
+        details = error.errors(include_url=False)
+        invalid = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in details]
+        raise UserError(*problems, *(f"{run}: cannot be a run: {problem}" for problem in invalid)) from error
     rows = folder.shape.vocab_size
     if vocab_size is not None and vocab_size > rows:
         problems.append(f"{path}: its tokenizer has {vocab_size} tokens, its model a vocabulary of {rows}")
@@ -180,59 +189,59 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         raise UserError(*problems)
     plan = build(config, vocab_size, config.parallel.ranks).to_json()
     request = task_request(config)
-    kept = {**task_of(request).carry_unprepared(request), **({} if text is None else {TOKENIZER: text})}
+    task_files = {**task_of(request).carry_unprepared(request), **({} if text is None else {TOKENIZER: text})}
     source = {"folder": str(path.absolute()), "fingerprint": folder.fingerprint()}
     parameters, dtype = [parts[0].parameter for parts in folder.parts.values()], WIDE[config.train.precision]
     numel = sum(parameter.numel for parameter in parameters)
-    masters = {  # each is read when it is written
+    masters = {  # each is read from the folder at the time when it is written
         f"model.{one.name}": LazyTensor.of(one.shape, TORCH_DTYPE[dtype], partial(box, folder, one.name))
         for one in parameters
     }
-    with published(run, numel * DTYPE_BYTES[dtype]) as making:
-        made = RunFolder.create(making, to_toml(config), plan)
-        made.write_kept(kept)
+    with published(run, numel * DTYPE_BYTES[dtype]) as hidden:
+        created = RunFolder.create(hidden, to_toml(config), plan)
+        created.write_task_files(task_files)
         state = {"step": 0, "tokens": 0, "imported": source}
-        Checkpoints(making / CHECKPOINTS, 1, keep_best=False).save(0, masters, state)
-        made.event("import", **source)
+        Checkpoints(hidden / CHECKPOINTS, 1, keep_best=False).save(0, masters, state)
+        created.event("import", **source)
     lines = [f"{folder.kind.model_type} of {numel:,} parameters, read from {path}"]
     if folder.spare:
-        lines.append(f"left out, since ours has no use for them: {', '.join(sorted(folder.spare))}")
+        lines.append(f"left out, because our model does not use them: {', '.join(sorted(folder.spare))}")
     if text is None:
-        why = "the folder has none that the tokenizers library reads; data.tokenizer is the config's"
+        why = "the folder has none that the tokenizers library can read; data.tokenizer comes from the config"
         lines.append(f"no tokenizer: {why}")
     return [*lines, f"to train: codescent train {run}/config.toml run.folder=NEW", str(run)]
 
 
-def _looked_at(path: Path, run: Path, resolved: LoadedConfig) -> tuple[Folder, str | None, list[str]]:
-    """The folder, its tokenizer's text, and problems with both and with keys that were given.
+def _open_and_check(path: Path, run: Path, resolved: LoadedConfig) -> tuple[Folder, str | None, list[str]]:
+    """Open the folder. Returns it, its tokenizer's text, and problems of the folder and of keys on the command line.
 
     Raises UserError: the problems, if the folder or its tokenizer cannot be read.
     """
     given = [name for name, origin in resolved.origins.items() if origin == "command line"]
-    problems = [_told(name, path, run) for name in given if name.startswith("model.")]
+    problems = [_decided_by_folder(name, path, run) for name in given if name.startswith("model.")]
     of_run = [name for name in given if name in ("run.name", "run.folder")]
-    problems += [f"{name}: given on the command line, but {run} tells it" for name in of_run]
+    problems += [f"{name}: given on the command line, but the argument {run} decides it" for name in of_run]
     if resolved.config.lora.rank is not None:
         problems.append(
-            "lora.rank: given, but what is imported has no adapters; give it when training: codescent train "
+            "lora.rank: given, but an imported model has no adapters; give it when training: codescent train "
             f"{run}/config.toml run.folder=NEW lora.rank={resolved.config.lora.rank}"
         )
     try:
         folder = open_folder(path)
         if "data.task" in given and folder.sizes.get("head") is not None:
-            problems.append(_told("data.task", path, run))
+            problems.append(_decided_by_folder("data.task", path, run))
         if folder.missing:
-            problems.append(f"{path}: {', '.join(folder.missing)}: missing: it is the folder of a model without a head")
+            problems.append(f"{path}: {', '.join(folder.missing)}: missing: the folder's model has no head")
         text = tokenizer_text(path)
         if "data.tokenizer" in given and text is not None:
-            problems.append(_told("data.tokenizer", path, run))
+            problems.append(_decided_by_folder("data.tokenizer", path, run))
     except UserError as error:
         raise UserError(*problems, *error.problems) from error
     return folder, text, problems
 
 
-def _told(name: str, path: Path, run: Path) -> str:
-    return f"{name}: given on the command line, but {path} tells it; change it in {run}/config.toml or when training"
+def _decided_by_folder(name: str, path: Path, run: Path) -> str:
+    return f"{name}: given on the command line, but {path} decides it; change it in {run}/config.toml or when training"
 
 
 def _config(folder: Folder, run: Path, resolved: LoadedConfig, *, has_tokenizer: bool) -> Config:
@@ -246,7 +255,7 @@ def _config(folder: Folder, run: Path, resolved: LoadedConfig, *, has_tokenizer:
     data = base.data.model_dump()
     if has_tokenizer:
         data["tokenizer"] = str(path / TOKENIZER)
-    if head is not None:  # what it was made for is the task
+    if head is not None:  # the head belongs to one task
         data["task"] = next(task.name for task in TASKS if task.head == head)
     log = base.log if folder.kind.name in models.GENERATING else base.log.model_copy(update={"sample_tokens": 0})
     changed = {

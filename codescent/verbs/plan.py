@@ -1,5 +1,5 @@
-"""In: a plan. Out: a table for a person to read, with units that people use (GiB, millions), or JSON.
-Does not compute what it shows (cost does) and does not draw (timeline.py does)."""
+"""In: a plan. Out: a table with readable units (GiB, thousands separators), or JSON.
+Does not compute costs (codescent/cost does) and does not draw (timeline.py does)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from codescent.preflight import plan_of
 from codescent.verbs.config import resolved_of
 from codescent.verbs.timeline import draw_plan, refusals
 
-SYNTHETIC = "synthetic: random numbers, to measure with; the loss says nothing"
+SYNTHETIC = "synthetic: random numbers, for speed measurements; the loss has no meaning"
 
 
 def main(arguments: Namespace) -> int:
-    """Print the plan of a config, and draw its timeline if a file for it is given."""
+    """Print the plan of a config. Draw its timeline if --timeline names a file."""
     config, file = resolved_of(arguments).config, arguments.timeline
     if file is not None and (problems := list(refusals(file))):
         raise UserError(*problems)
@@ -37,7 +37,7 @@ def main(arguments: Namespace) -> int:
 
 
 def show_plan(plan: Plan) -> None:
-    """The plan: mesh, batch arithmetic, parameters, bytes per rank, traffic and FLOPs of a step."""
+    """Print the plan: mesh, batch arithmetic, parameters, bytes per rank, traffic and FLOPs of a step."""
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -80,7 +80,7 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
         (
             "FLOPs per step, 6 N",
             f"{flops.dense_flops:.4g} (6 x parameters in products x {'positions' if work.streams else 'tokens'}"
-            f"{', 4 x those that are not trained' if len(plan.trained) < len(plan.tensors) else ''})",
+            f"{', 4 x frozen parameters' if len(plan.trained) < len(plan.tensors) else ''})",
         ),
         (
             "FLOPs per step, 6 N + attention",
@@ -90,7 +90,7 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _trained(plan: Plan) -> str:
-    """How many of the parameters are, where not all are."""
+    """The number and share of trained parameters; "" if all are trained."""
     numel = sum(tensor.parameter.numel for tensor in plan.trained)
     return "" if numel == plan.num_parameters else f", {numel:,} of them trained ({numel / plan.num_parameters:.2%})"
 
@@ -107,7 +107,7 @@ def _stages(plan: Plan) -> Iterator[str]:
 
 
 def _depths(part: range, model: ModelFacts) -> str:
-    """A part of a model in words."""
+    """The layers of a chunk of the model in words, such as "embedding, layers 0 to 3"."""
     words = ["embedding"] if 0 in part else []
     ends = (0, model.encoder_layers, model.num_layers)
     for name, first, end in zip(("encoder ", "decoder "), ends, ends[1:]):
@@ -120,7 +120,7 @@ def _depths(part: range, model: ModelFacts) -> str:
 
 
 def _traffic(plan: Plan) -> Iterator[str]:
-    """A line for each kind of collective on each axis, with the bytes that a rank sends, and their sum."""
+    """A line for each kind of collective on each axis, with the bytes that a rank sends; then their sum."""
     kinds: dict[tuple[str, str], list[Traffic]] = {}
     for record in plan.traffic:
         between = "between stages" if record.verb in SENDS else _ranks_of(record, plan.mesh)
@@ -135,7 +135,7 @@ def _traffic(plan: Plan) -> Iterator[str]:
     if any(record.axis for record in plan.traffic):
         yield f"{'each rank sends' if plan.mesh.pp == 1 else 'the busiest rank sends'} {_bytes(wire_bytes(plan))}"
     if not all(record.axis for record in plan.traffic):
-        yield f"each rank moves {_bytes(inside_bytes(plan))} between its own memories"
+        yield f"each rank copies {_bytes(inside_bytes(plan))} between its own memories"
 
 
 def _where(memory: Memory) -> str:
@@ -150,7 +150,7 @@ def _together(state: StateBytes, fullest: str) -> str:
 
 
 def _counts(by_stage: list[list[Traffic]]) -> str:
-    """How often a rank issues them, by stage if that differs."""
+    """How often a rank issues the collectives; one number for each stage if the numbers differ."""
     counts = {stage: sum(record.times for record in records) for stage, records in enumerate(by_stage) if records}
     if len(set(counts.values())) == 1:
         return str(next(iter(counts.values())))
@@ -161,11 +161,11 @@ def _counts(by_stage: list[list[Traffic]]) -> str:
 def _hidden(records: list[Traffic]) -> str:
     total = sum(record.times for record in records)
     hidden = sum(record.times for record in records if record.during is not None)
-    return f", {'all' if hidden == total else hidden} of them beside forward or backward" if hidden else ""
+    return f", {'all' if hidden == total else hidden} of them during forward or backward" if hidden else ""
 
 
 def _ranks_of(record: Traffic, mesh: Mesh) -> str:
-    """Which ranks, and how many; or which memories of a rank."""
+    """The ranks that communicate, and their number; or the memories of a rank between which it copies."""
     axis = record.axis
     if not axis:
         where = "device and host" if record.collective is Collective.COPY else f"{record.devices} devices of the rank"

@@ -1,5 +1,5 @@
-"""In: a config, numbers of ranks. Out: a table of the differences between each layout's losses and one process's.
-Does not train: it starts `codescent train` for every layout and reads the run folders."""
+"""In: a config, layouts or numbers of ranks. Out: for each layout, its losses compared with the losses on one rank.
+Does not train: it starts `codescent train` for every layout and compares the metrics of the runs."""
 
 from __future__ import annotations
 
@@ -33,15 +33,21 @@ from codescent.preflight import plan_of
 from codescent.record import RunFolder
 from codescent.strategies import ORDER
 
-TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}  # largest relative difference that counts as the same
+TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}  # largest relative difference with the verdict "same"
 COLUMNS = ("train_loss", "grad_norm", "val_loss")
-MAX_RANKS = 64  # per layout: all its ranks start on this machine
-STOP_S = 30.0  # time for a stopped run to save and to end its ranks
+MAX_RANKS = 64  # per layout: all ranks of a layout run on this machine
+STOP_S = 30.0  # seconds for a stopped run to save and to end its ranks
 
 
 @dataclass(frozen=True)
 class LayoutCase:
-    """Keys of [parallel], the number of ranks, the micro-batch size if the config's does not fill the pipeline."""
+    """A layout to try.
+
+    Attributes:
+        keys: of [parallel], each with its value.
+        ranks: their number.
+        microbatch_size: overrides the config's, if the config's does not fill the pipeline; else None.
+    """
 
     keys: tuple[tuple[str, str], ...]
     ranks: int
@@ -53,7 +59,7 @@ class LayoutCase:
 
     @property
     def overrides(self) -> list[str]:
-        """The layout as words of a command line."""
+        """The layout as overrides for a command line."""
         words = [f"parallel.{key}={value}" for key, value in self.keys]
         return [*words, f"parallel.ranks={self.ranks}", *self._microbatches("train.")]
 
@@ -65,9 +71,9 @@ class LayoutCase:
         return int(given) if given.isdecimal() else 1
 
     def filled(self, config: Config) -> LayoutCase:
-        """The layout with the fewest micro-batches that are a multiple of the pipeline stages.
+        """The layout with the smallest number of micro-batches that is a multiple of the pipeline stages.
 
-        Unchanged without a pipeline, if the config's micro-batches fill it, and if the batch does not divide.
+        It is unchanged without a pipeline, if the config's number is a multiple, or if the batch does not divide.
         """
         stages, train = self._degree("pp"), config.train
         share, left = divmod(train.global_batch_size, self._degree("dp_replicate") * self._degree("dp_shard"))
@@ -81,7 +87,16 @@ ALONE = LayoutCase((), 1)
 
 @dataclass(frozen=True)
 class Finding:
-    """A layout's largest relative difference in each column, and the step of the largest in the loss; or why none."""
+    """The result for one layout.
+
+    Attributes:
+        layout: in words.
+        ranks: their number.
+        differences: largest relative difference of each column; empty if the layout did not run.
+        worst_step: the step with the largest difference of the loss.
+        refused: why the layout is not possible; else "".
+        failed: why its run failed; else "".
+    """
 
     layout: str
     ranks: int
@@ -100,10 +115,10 @@ class Finding:
 
 
 def layouts_of(ranks: Sequence[int]) -> Iterator[LayoutCase]:
-    """Every way to divide each number of ranks over the axes of the strategies.
+    """Every way to divide each number of ranks over the axes of the mesh.
 
-    A single axis is tried in each variant of its strategy, several axes together once, and on one rank the variants of
-    strategies without an axis.
+    A layout with one axis is tried in each variant of the axis' strategy. A layout with several axes is tried once.
+    On one rank the variants of strategies without an axis are tried.
     """
     if 1 in ranks:
         undivided = (variant for kind in ORDER if not kind.axis for variant in kind.variants)
@@ -120,7 +135,7 @@ def layouts_of(ranks: Sequence[int]) -> Iterator[LayoutCase]:
 
 
 def _keys(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Keys and values as a command line spells them."""
+    """Keys and values, spelled as on a command line."""
     return tuple((key, str(value).lower() if isinstance(value, bool) else str(value)) for key, value in values.items())
 
 
@@ -135,7 +150,7 @@ def parse_layouts(text: str) -> list[LayoutCase]:
         pairs = [tuple(word.strip() for word in pair.partition("=")) for pair in part.split(",")]
         problems += [f"--layouts: {key!r} is not key=value" for key, equals, value in pairs if not (equals and value)]
         unknown = [key for key, equals, _ in pairs if equals and key not in keys]
-        problems += [f"--layouts: {key!r} is no key of a layout; they are {', '.join(keys)}" for key in unknown]
+        problems += [f"--layouts: {key!r} is not a key of a layout; the keys are {', '.join(keys)}" for key in unknown]
         given = {key: value for key, _, value in pairs}
         if len(given) < len(pairs):
             problems.append(f"--layouts: {part!r} gives a key twice")
@@ -144,23 +159,24 @@ def parse_layouts(text: str) -> list[LayoutCase]:
             problems.append(f"--layouts: {part!r} is {ranks} ranks; from 1 to {MAX_RANKS} can be tried on one machine")
         found.append(LayoutCase(tuple(given.items()), ranks))
     if not found:
-        problems.append("--layouts: is empty; write such as dp_shard=2;dp_replicate=2,dp_shard=2")
+        problems.append("--layouts: is empty; an example is dp_shard=2;dp_replicate=2,dp_shard=2")
     if problems:
         raise UserError(*problems)
     return found
 
 
 class Prover:
-    """Runs of one config in several layouts, each of `steps` steps, in subfolders of `folder`."""
+    """Runs one config in several layouts, for `steps` steps each, in subfolders of `folder`."""
 
     def __init__(self, config: str, overrides: Sequence[str], steps: int, precision: str, folder: Path) -> None:
         self.config, self.steps, self.folder = config, steps, folder
         self.precision, self.tolerance = precision, TOLERANCE[precision]
         given = load(config, overrides).config
         varied = (key for kind in ORDER if kind.axis for variant in kind.variants for key in variant)
-        usual = _keys({key: Parallel.model_fields[key].default for key in varied})  # own values may not fit a layout
+        # The config file's values of keys that layouts vary may not fit other layouts: set them to their defaults.
+        defaults = _keys({key: Parallel.model_fields[key].default for key in varied})
         self.words = [
-            *(f"parallel.{key}={value}" for key, value in usual),
+            *(f"parallel.{key}={value}" for key, value in defaults),
             *overrides,
             f"train.precision={precision}",
             f"train.eval_every={max(1, steps // 2) if given.train.eval_every else 0}",
@@ -168,7 +184,7 @@ class Prover:
             "checkpoint.every=0",
             "log.sample_tokens=0",
             "log.tensorboard=false",
-            "parallel.cut=cost",  # one process has no pipeline to cut; a layout may set another value
+            "parallel.cut=cost",  # one process has no stages; a layout may set another value
             "parallel.reduce_dtype=auto",  # reducing in bf16 would change the gradients
             *(f"parallel.{axis}={'auto' if axis == 'dp_replicate' else 1}" for axis in AXES),
         ]
@@ -190,7 +206,7 @@ class Prover:
         return layout.filled(self._config(ALONE))
 
     def reference(self) -> list[dict[str, float]]:
-        """Metrics of one process. Raises UserError if it fails or if a loss is not finite."""
+        """The metrics of one process. Raises UserError if it fails or if a loss is not finite."""
         rows = self._train([ALONE])
         if isinstance(rows, str):
             raise UserError(f"one process: {rows}")
@@ -201,7 +217,7 @@ class Prover:
         return rows
 
     def attempt(self, layouts: Sequence[LayoutCase], expected: list[dict[str, float]]) -> Finding:
-        """Run one layout; or run half of the steps in the first of two, and resume its checkpoint in the second."""
+        """Run one layout and compare it. With two layouts, resume the first one's checkpoint in the second half-way."""
         name, ranks = " -> ".join(map(str, layouts)), max(layout.ranks for layout in layouts)
         if refused := next(filter(None, map(self._refused, layouts)), ""):
             return Finding(name, ranks, {}, refused=refused)
@@ -221,7 +237,7 @@ class Prover:
         return [*self.words, f"train.num_steps={steps}", *layout.overrides]
 
     def _train(self, layouts: Sequence[LayoutCase]) -> list[dict[str, float]] | str:
-        """The metrics of a run that resumes in each further layout, or the reason of its failure."""
+        """Run the first layout, and resume in each further layout. Returns the metrics, or the reason of a failure."""
         self.number += 1
         folder = self.folder / f"run{self.number}"
         for number, layout in enumerate(layouts, 1):
@@ -234,13 +250,13 @@ class Prover:
 
 
 def _train(config: str, words: Sequence[str], *, resume: bool) -> str:
-    """Run `codescent train`; returns the reason of its failure, "" if it did not fail."""
+    """Run `codescent train`. Returns the reason of its failure, or "" if it did not fail."""
     env = {key: value for key, value in os.environ.items() if key not in TORCHRUN_SET}
     flags = ["--resume"] if resume else []
     command = [sys.executable, "-P", "-m", "codescent", "train", config, *words, *flags]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         try:
-            _, said = child.communicate()
+            _, stderr = child.communicate()
         except BaseException:  # this process is being stopped: give the run time to stop its ranks
             child.terminate()
             try:
@@ -248,12 +264,12 @@ def _train(config: str, words: Sequence[str], *, resume: bool) -> str:
             except subprocess.TimeoutExpired:
                 child.kill()
             raise
-    return _cause(child.returncode, said) if child.returncode else ""
+    return _cause(child.returncode, stderr) if child.returncode else ""
 
 
-def _cause(code: int, said: str) -> str:
-    """Why a run failed, in one line: its own message, else its launcher's about the first rank that failed."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _cause(code: int, stderr: str) -> str:
+    """Why a run failed, in one line: its error message, else the launcher's message about the first failed rank."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     for beginning in ("error: ", "codescent: "):
         for line in lines:
             if line.startswith(beginning):
@@ -265,7 +281,7 @@ def _cause(code: int, said: str) -> str:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP unwind the stack like Ctrl-C: runs stop and folders are removed."""
+    """Let SIGTERM and SIGHUP raise SystemExit, so that runs are stopped and temporary folders removed."""
 
     def leave(number: int, _frame: object) -> None:
         sys.exit(128 + number)
@@ -289,7 +305,7 @@ def _finding(layout: str, ranks: int, found: list[dict[str, float]] | str, expec
 
 
 def _difference(found: float | None, expected: float | None) -> float:
-    """Relative difference; infinite if one of the two is missing or not finite."""
+    """The relative difference; 0 if both are missing; infinite if one is missing or not finite."""
     if found is None and expected is None:
         return 0.0
     if found is None or expected is None or not (math.isfinite(found) and math.isfinite(expected)):
@@ -298,13 +314,13 @@ def _difference(found: float | None, expected: float | None) -> float:
 
 
 def main(arguments: Namespace) -> int:
-    """Run layouts and print the table; 0 if at least one ran, and all that ran gave the same losses.
+    """Run the layouts and print the table. Returns 0 if a layout ran and all that ran have the verdict "same", else 1.
 
-    Raises UserError: bad arguments, or a config that does not run on one process.
+    Raises UserError: invalid arguments, or a config that does not run on one process.
     """
     ranks, layouts = list(dict.fromkeys(arguments.ranks)), arguments.layouts
     if arguments.steps < 2:
-        raise UserError("--steps: at least 2 are needed")
+        raise UserError("--steps: give at least 2")
     if layouts is None and max(ranks) > MAX_RANKS:
         raise UserError(f"--ranks: {max(ranks)} ranks; at most {MAX_RANKS} can be tried on one machine")
     tried = list(layouts_of(ranks)) if layouts is None else parse_layouts(layouts)

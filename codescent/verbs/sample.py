@@ -1,5 +1,5 @@
-"""In: a run folder and prompts. Out: the texts with which its newest checkpoint continues them, on the terminal.
-Does not choose tokens (models/generate does) and does not change the run folder."""
+"""In: a run folder, prompts. Out: printed text, which the run's newest checkpoint generates as continuation of prompts.
+Does not choose tokens (models/generate.py does) and does not change the run folder."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from codescent.verbs.trained import Trained, device_of, find, module_of
 
 
 def main(arguments: Namespace) -> int:
-    """Write the texts to standard output."""
+    """Generate texts and write them to standard output."""
     sample_run(**vars(arguments))
     return 0
 
 
 class TextStream:
-    """Text of tokens as they come; a character of several tokens when it is whole.
+    """Decodes tokens one by one. A character of several tokens is returned when its last token arrives.
 
-    `decode` gives the text of token ids, with U+FFFD for bytes that are not UTF-8.
+    `decode` returns the text of token ids, with U+FFFD for bytes that are not UTF-8.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
-        self._context: list[int] = []  # tokens whose text is out: some decoders look back
-        self._held: list[int] = []  # tokens whose text is not
-        self._shown = 0  # characters of both that are out
+        self._context: list[int] = []  # tokens whose text was returned: some decoders need the tokens before
+        self._pending: list[int] = []  # tokens whose text was not returned yet, or only in part
+        self._shown = 0  # number of returned characters of both
 
     def push(self, token: int) -> str:
-        """The text that this token completes, perhaps none."""
-        self._held.append(token)
-        text = self._decode(self._context + self._held)
-        # A decoder makes one U+FFFD, at the end, of bytes that may still become a character; any other is final.
+        """Add a token. Returns the text that it completes, or ""."""
+        self._pending.append(token)
+        text = self._decode(self._context + self._pending)
+        # Bytes that may still become a character are one U+FFFD at the end of the text. Any other U+FFFD is final.
         return self._show(text.removesuffix(REPLACEMENT), whole=not text.endswith(REPLACEMENT))
 
     def finish(self) -> str:
-        """The text of the remaining tokens, however incomplete."""
-        return self._show(self._decode(self._context + self._held), whole=True)
+        """Return the text of the remaining tokens, even if their last character is incomplete."""
+        return self._show(self._decode(self._context + self._pending), whole=True)
 
     def _show(self, text: str, *, whole: bool) -> str:
         piece = text[self._shown :]
         self._shown = max(self._shown, len(text))
-        if whole and self._held:
-            self._context, self._held = self._held, []
+        if whole and self._pending:
+            self._context, self._pending = self._pending, []
             self._shown = len(self._decode(self._context))
         return piece
 
@@ -71,23 +71,26 @@ def sample_run(
     device: str = "auto",
     out: TextIO | None = None,
 ) -> list[str]:
-    """Let the newest checkpoint of a run continue prompts, and write the texts as they come.
+    """Continue prompts with the newest checkpoint of a run. The first text is written token by token.
 
     Args:
         run: the run folder.
-        prompts: texts to continue, or what a user asks where the run has a chat template; None: one text from the
-            beginning of a document.
-        tokens: largest number of new tokens of a text; it ends earlier where the model ends the document.
-        temperature: see Choice, as for top_k, top_p and seed; the same seed on the same machine gives the same texts.
-        num: texts for each prompt.
+        prompts: texts to continue, or user messages if the run has a chat template; None: one text that begins a
+            document.
+        tokens: largest number of new tokens of a text; a text ends earlier if the model ends the document.
+        temperature: see Choice.
+        top_k: see Choice.
+        top_p: see Choice.
+        seed: see Choice. The same seed on the same machine gives the same texts.
+        num: number of texts for each prompt.
         device: "auto", "cpu" or "cuda".
-        out: where to write; None: standard output, with control characters as `visible` shows them.
+        out: where to write; None: standard output, with control characters made visible (`visible`).
 
     Returns:
         The texts, each with its prompt, in the order of the prompts.
 
     Raises:
-        UserError: every problem that is found before the model is read; a damaged checkpoint.
+        UserError: all problems that are found before the model is loaded, or a damaged checkpoint.
     """
     where = device_of(device)
     problems = [*Choice(temperature, top_k, top_p, seed).problems(), *([where] if isinstance(where, str) else [])]
@@ -112,9 +115,9 @@ def _find(run: Path) -> tuple[Trained, Tokenizer]:
     problems = []
     if kind not in models.GENERATING:
         able = " and ".join(models.GENERATING)
-        problems.append(f'{folder.path}: model.kind = "{kind}": text is generated by {able} alone so far')
+        problems.append(f'{folder.path}: model.kind = "{kind}": only {able} can generate text')
     if not folder.tokenizer.is_file():
-        problems.append(f"{folder.tokenizer}: the run kept no tokenizer, so its tokens cannot be read as text")
+        problems.append(f"{folder.tokenizer}: the run folder has no tokenizer, so tokens cannot be decoded to text")
     try:
         trained = find(run)
     except UserError as error:
@@ -125,7 +128,7 @@ def _find(run: Path) -> tuple[Trained, Tokenizer]:
 
 
 def _encode(prompter: Prompts, prompts: Sequence[str] | None) -> list[tuple[str, list[int]]]:
-    """Each prompt as it is shown, with its tokens; an empty one begins a document."""
+    """For each prompt the text to print and its tokens. An empty prompt begins a document."""
     starts, problems = [], []
     for prompt in prompts or [""]:
         if half_a_character(prompt):
@@ -143,7 +146,7 @@ def _encode(prompter: Prompts, prompts: Sequence[str] | None) -> list[tuple[str,
 def _write(
     prompts: Sequence[str], stream: Iterator[list[int | None]], tokenizer: Tokenizer, given: TextIO | None
 ) -> list[str]:
-    """Write the first text as it comes and the others after it; returns them all."""
+    """Write the first text while it is generated, then the others. Returns all texts."""
     texts, decoders = list(prompts), [TextStream(tokenizer.decode) for _ in prompts]
     out = sys.stdout if given is None else given
 

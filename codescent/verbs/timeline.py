@@ -1,5 +1,5 @@
-"""In: a plan's schedule, relative costs. Out: a picture of one step (PNG), or a trace for ui.perfetto.dev (JSON).
-Does not measure: it draws what cost/simulate says of the lists."""
+"""In: a plan's schedule, the relative time of each instruction type. Out: a picture of one step, or a Perfetto trace.
+Does not measure: it draws the simulation of cost/simulate.py. Pictures are PNG or SVG."""
 
 from __future__ import annotations
 
@@ -33,35 +33,39 @@ COLOURS: dict[Verb, str] = {
     Verb.REDUCE: "#D55E00",
     Verb.STEP: "#000000",
 }
-"""Of the palette of Okabe and Ito, which colour-blind readers tell apart."""
+"""Colours of the palette of Okabe and Ito, which colour-blind readers can distinguish."""
 
 USUAL = Costs()
 WAITING = "#EEEEEE"
+PICTURES: dict[str, dict[str, str | None]] = {".png": {}, ".svg": {"Creator": None, "Date": None}}
+"""Suffixes of pictures, and what matplotlib writes about itself into them: nothing that changes from day to day."""
+SVG: dict[Any, str] = {"svg.hashsalt": "codescent", "svg.fonttype": "none"}
+"""Settings for which matplotlib writes the same file each time, with text as text."""
 MAX_NAME_BYTES = 200  # file systems allow 255; a temporary file's name is longer
 
 ROW_IN, MARGIN_IN, NARROWEST_IN, WIDEST_IN, UNNUMBERED_IN = 0.4, 0.8, 8.0, 46.0, 24.0
-DIGIT_IN = 0.075  # width of a digit at the size used; a box narrower than two thirds of its number has none
-TRACE_US = 1000.0  # a relative unit in the trace: a millisecond
+DIGIT_IN = 0.075  # width of a digit; if the boxes are narrower than two thirds of their numbers, numbers are left out
+TRACE_US = 1000.0  # length of a relative unit in the trace: a millisecond
 
 
 def refusals(path: Path) -> Iterator[str]:
-    """Why no timeline can be written to `path`, before anything is computed."""
+    """Yield why a timeline cannot be written to `path`."""
     suffix = path.suffix.lower()
     if len(path.name.encode()) > MAX_NAME_BYTES:
-        yield f"--timeline: the file's name has {len(path.name.encode())} bytes; at most {MAX_NAME_BYTES} will do"
+        yield f"--timeline: the file's name has {len(path.name.encode())} bytes; give at most {MAX_NAME_BYTES}"
     elif path.is_dir():
-        yield f"--timeline {path}: is a folder; give a file's name"
-    elif suffix not in (".png", ".json"):
-        yield f"--timeline {path}: the name must end in .png (a picture) or .json (a trace for ui.perfetto.dev)"
+        yield f"--timeline {path}: is a folder; give the name of a file"
+    elif suffix not in (*PICTURES, ".json"):
+        yield f"--timeline {path}: the name must end in .png or .svg (a picture) or .json (a trace for ui.perfetto.dev)"
     elif not path.parent.is_dir():
         yield f"--timeline {path}: there is no folder {path.parent}"
-    elif suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
-        how = "pip install 'codescent[figures]'; a .json trace does not"
+    elif suffix in PICTURES and importlib.util.find_spec("matplotlib") is None:
+        how = "pip install 'codescent[figures]', or write a .json trace"
         yield f"--timeline {path}: a picture needs matplotlib: {how}"
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
-    """Draw one step of a plan: see `write_timeline`. Frozen parameters have a smaller weight part."""
+    """Draw one step of a plan: see `write_timeline`. Frozen parameters make backward shorter."""
     stages, microbatches = len(plan.schedule.programs), plan.work.num_microbatches
     title = f"{plan.model.kind}: pipeline stages {stages}, micro-batches {microbatches}"
     share = plan.flops().weight_share
@@ -70,9 +74,9 @@ def draw_plan(plan: Plan, path: Path) -> None:
 
 
 def write_timeline(schedule: Schedule, title: str, path: Path, costs: Costs = USUAL) -> None:
-    """Draw one step of `schedule`, at relative `costs`, to NAME.png or NAME.json, whole or not at all.
+    """Draw one step of `schedule` with relative `costs` to a .png, .svg or .json file. The file appears complete.
 
-    Raises UserError: what `refusals` says, or what the file system does.
+    Raises UserError: see `refusals`, or the file cannot be written.
     """
     if problems := list(refusals(path)):
         raise UserError(*problems)
@@ -80,7 +84,7 @@ def write_timeline(schedule: Schedule, title: str, path: Path, costs: Costs = US
     if path.suffix.lower() == ".json":
         content: str | bytes = json.dumps(trace(simulation, title, costs), indent=1) + "\n"
     else:
-        content = picture(simulation, title, costs)
+        content = picture(simulation, title, costs, path.suffix.lower())
     try:
         replace_file(path, content)
     except OSError as error:
@@ -88,7 +92,7 @@ def write_timeline(schedule: Schedule, title: str, path: Path, costs: Costs = US
 
 
 def trace(simulation: Simulation, title: str, costs: Costs) -> dict[str, Any]:
-    """The Trace Event Format of Chrome and Perfetto: a track for each stage, a slice for each instruction.
+    """The simulation in the Trace Event Format of Chrome and Perfetto: a track for each stage, a slice per instruction.
 
     Instructions that take no time are instants. A relative unit is one millisecond.
     """
@@ -110,8 +114,12 @@ def _event(span: Span) -> dict[str, Any]:
     return {**event, "args": {name: value for name, value in arguments.items() if value is not None}}
 
 
-def picture(simulation: Simulation, title: str, costs: Costs) -> bytes:
-    """A PNG: a row for each stage, time to the right, the micro-batch's number in its box where it can be read."""
+def picture(simulation: Simulation, title: str, costs: Costs, suffix: str) -> bytes:
+    """A picture with a row for each stage and time to the right. Boxes that are wide enough show micro-batch numbers.
+
+    `suffix` is one of `PICTURES`.
+    """
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     spans = [span for span in simulation.timeline if span.end_s > span.start_s]
@@ -135,7 +143,8 @@ def picture(simulation: Simulation, title: str, costs: Costs) -> bytes:
     figure.text(left, 1 - 0.6 / height, _measured(simulation), fontsize=9, va="center")
     figure.text(left, 0.2 / height, _stated(spans, costs, numbered=numbered), fontsize=8, va="center", color="#444444")
     content = io.BytesIO()
-    figure.savefig(content, format="png")
+    with rc_context(SVG):
+        figure.savefig(content, format=suffix[1:], metadata=PICTURES[suffix])
     return content.getvalue()
 
 
@@ -189,13 +198,13 @@ def _number(span: Span) -> str:
 def _measured(simulation: Simulation) -> str:
     chunks = any(span.instruction.chunk for span in simulation.timeline)
     return (
-        f"makespan {simulation.makespan_s:g}, bubble {simulation.bubble_of_total:.1%} of it; right: of how many "
-        f"micro-batches a stage holds activations at its peak{', counted by chunk' if chunks else ''}"
+        f"makespan {simulation.makespan_s:g}, bubble {simulation.bubble_of_total:.1%} of it; right: largest number of "
+        f"micro-batches whose activations a stage holds{', counted by chunk' if chunks else ''}"
     )
 
 
 def _stated(spans: list[Span], costs: Costs, *, numbered: bool) -> str:
-    """What the boxes' widths mean. The cost of a verb that computes has the verb's name."""
+    """A sentence with the relative costs, which the widths of the boxes show."""
     verbs = sorted({span.instruction.verb for span in spans}, key=list(COLOURS).index)
     stated = [f"{verb.replace('_', ' ')} {_amount(getattr(costs, f'{verb}_s'))}" for verb in verbs]
     if costs.latency_s or costs.transfer_s:

@@ -1,5 +1,5 @@
-"""In: a run folder, and which of its checkpoints is meant. Out: the model that it describes, and its tokenizer.
-Does not change the run folder, and does not use the model: sampling, evaluating and exporting do."""
+"""In: a run folder, and a choice of checkpoint (newest, best, step). Out: the trained model, its tokenizer and dataset.
+Does not change the run folder, and does not use the model: sample.py, evaluate.py and exchange.py do."""
 
 from __future__ import annotations
 
@@ -26,49 +26,49 @@ from codescent.models.lora import declare as lora_shape
 from codescent.plan import WIDE, Parameter
 from codescent.preflight import request_with_kept, saved_plan
 from codescent.record import CONFIG, RunFolder
-from codescent.train.initial import Beginning
+from codescent.train.initial import InitialValues
 
 Slices = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A run and one of its checkpoints, which has each trained parameter as "model.NAME"."""
+    """A run and one of its checkpoints. The checkpoint names each trained parameter "model.NAME"."""
 
     folder: RunFolder
     config: Config
     saved: Saved
     hold: FileIO
-    """As long as it is open, the run that may be training does not delete the checkpoint."""
+    """A lock: while it is open, a run that is still training does not delete the checkpoint."""
 
     @cached_property
     def resolved(self) -> Resolved:
-        """Model and task as the run's config has them now: a folder of weights may have been moved since the plan."""
+        """Model and task of the run's config as it is now, since model.weights may have changed after the run began."""
         return resolve(self.config, saved_plan(self.folder).model.vocab_size or None)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that the run keeps."""
+        """The tokenizer in the run folder; None if there is none."""
         return load_tokenizer(self.folder.tokenizer) if self.folder.tokenizer.is_file() else None
 
     @cached_property
     def request(self) -> tasks.TaskRequest:
-        """What the run asks of its task, with the files that it keeps."""
+        """The run's request to its task, with the task's files in the run folder."""
         return request_with_kept(self.resolved.request, self.folder)
 
     @property
     def task(self) -> tasks.Task:
-        """What it was trained for."""
+        """The task of the run."""
         return tasks.task_of(self.request)
 
     @cached_property
     def declared(self) -> tuple[Parameter, ...]:
-        """Its parameters, without adapters."""
+        """The model's parameters, without adapters."""
         return models.parameters_of(self.resolved.model.kind, self.resolved.shape)
 
 
 class _InMemory:
-    """Tensors of a checkpoint, read at once; a TensorReader, with the same methods, reads a box at a time."""
+    """All tensors of a checkpoint in memory. It has the methods of TensorReader, which reads one box at a time."""
 
     def __init__(self, path: Path, names: Collection[str]) -> None:
         self._tensors = read_tensors(path, names)
@@ -81,10 +81,10 @@ class _InMemory:
 
 
 class Values:
-    """Boxes of a trained model's parameters, from its checkpoint and, with adapters, from what the run began with.
+    """Reads boxes of a trained model's parameters: from the checkpoint, and with adapters also from the frozen weights.
 
-    Raises UserError: the checkpoint is damaged, or not of the model that the config describes; the weights that
-    adapters were trained beside are gone or others.
+    Raises UserError: the checkpoint is damaged, or belongs to another model than that of the config; the frozen weights
+    under adapters are missing or have changed.
     """
 
     def __init__(self, trained: Trained, reader: type[TensorReader] | type[_InMemory] = TensorReader) -> None:
@@ -95,56 +95,56 @@ class Values:
         shapes = {f"model.{parameter.name}": parameter.shape for parameter in parameters if parameter.trained}
         self._reader = reader(path, list(shapes))
         problems = [
-            f"{path}: {name.removeprefix('model.')} has the shape {found}, the run's config makes it {shape}"
+            f"{path}: {name.removeprefix('model.')} has the shape {found}, but by the run's config {shape}"
             for name, shape in shapes.items()
             if (found := self._reader.shape(name)) != shape
         ]
         if problems:
             raise UserError(*problems)
-        self._beginning = None if resolved.model.lora is None else _beginning(trained)
+        self._initial_values = None if resolved.model.lora is None else _initial_values(trained)
 
-    def held(self, name: str, slices: Slices) -> torch.Tensor:
-        """A box of a parameter that was trained, such as an adapter's matrix."""
+    def trained(self, name: str, slices: Slices) -> torch.Tensor:
+        """A box of a trained parameter, such as an adapter's matrix."""
         return self._reader.box(f"model.{name}", slices)
 
     def box(self, name: str, slices: Slices) -> torch.Tensor:
-        """A box of a parameter of the model, its adapter merged (Hu et al. 2021, 4.1)."""
+        """A box of a parameter of the model, with its adapter merged (Hu et al. 2021, 4.1)."""
         parameter = self._parameters[name]
-        if parameter.trained or self._beginning is None:
-            return self.held(name, slices)
-        # Rounded as in training; the sum is made in the optimizer's format.
+        if parameter.trained or self._initial_values is None:
+            return self.trained(name, slices)
+        # Round the weights as in training; compute the sum in the optimizer's dtype.
         wide = TORCH_DTYPE[WIDE[self._precision]]
-        value = self._beginning.box(parameter, slices).to(TORCH_DTYPE[self._precision]).to(wide)
+        value = self._initial_values.box(parameter, slices).to(TORCH_DTYPE[self._precision]).to(wide)
         name_a, name_b = lora_shape.names(name)
         if self._lora is None or len(parameter.shape) < 2 or name_a not in self._parameters:
             return value
         rank = slice(0, self._lora.rank)
-        a_RI, b_OR = self.held(name_a, (rank, slices[-1])), self.held(name_b, (*slices[:-1], rank))
+        a_RI, b_OR = self.trained(name_a, (rank, slices[-1])), self.trained(name_b, (*slices[:-1], rank))
         return value.add_(b_OR @ a_RI, alpha=self._lora.scale)
 
 
-def _beginning(trained: Trained) -> Beginning:
-    """The weights that the run began with. Raises UserError: they are gone, or are others."""
+def _initial_values(trained: Trained) -> InitialValues:
+    """The initial values of the run. Raises UserError: the folder model.weights is missing or has changed."""
     run, weights = trained.folder.path, trained.resolved.model.weights
     try:
-        found = Beginning(trained.config.run.seed, weights)
+        found = InitialValues(trained.config.run.seed, weights)
     except UserError as error:
         words = (
-            f"{run}: its checkpoints have adapters alone, beside the weights of model.weights; where that folder is "
-            f"now, write into {run / CONFIG}"
+            f"{run}: its checkpoints have only adapters, so the folder model.weights is needed; if it has moved, write "
+            f"its new path into {run / CONFIG}"
         )
         raise UserError(words, *error.problems) from error
     base = trained.saved.state.get("base")
-    same = base is None if found.folder is None else base is not None and found.folder.is_as(base)
+    same = base is None if found.folder is None else base is not None and found.folder.matches(base)
     if not same:
-        raise UserError(f"{weights}: not the weights beside which the adapters of {run} were trained")
+        raise UserError(f"{weights}: not the weights with which the adapters of {run} were trained")
     return found
 
 
 def find(run: Path, *, best: bool = False, step: int | None = None) -> Trained:
-    """A run with its newest checkpoint, that with the lowest validation loss (`best`), or that of a step.
+    """Open a run and choose a checkpoint: the newest, the one with the lowest validation loss (`best`), or of a step.
 
-    The checkpoint is held: a run that is training does not delete it.
+    The checkpoint is locked, so that a run that is still training does not delete it.
     Raises UserError: not a run folder, or there is no such checkpoint.
     """
     folder = RunFolder.open(run)
@@ -161,18 +161,18 @@ def find(run: Path, *, best: bool = False, step: int | None = None) -> Trained:
                 "steps"
             )
         if best and (saved := checkpoints.best()) is None:
-            raise UserError(f"{folder.checkpoints}: no checkpoint has a validation loss, so none is the best")
+            raise UserError(f"{folder.checkpoints}: no checkpoint has a validation loss, so --best cannot choose one")
         return saved
 
     return Trained(folder, config, *checkpoints.hold(choose))
 
 
 def module_of(trained: Trained, device: torch.device) -> nn.Module:
-    """The model with its weights, adapters merged: in fp32 on a CPU (fp64 after fp64), in the training's dtype on CUDA.
+    """Build the model on `device` with its trained weights, adapters merged. Releases the lock on the checkpoint.
 
-    The checkpoint is not held any more: all that was wanted is in memory.
+    The dtype is that of training on CUDA. On a CPU it is fp64 after training in fp64, otherwise fp32.
 
-    Raises UserError: the checkpoint is damaged, or not of the model that the config describes.
+    Raises UserError: the checkpoint is damaged, or belongs to another model than that of the config.
     """
     values = Values(trained, _InMemory)
     tensors = {p.name: values.box(p.name, tuple(slice(0, size) for size in p.shape)) for p in trained.declared}
@@ -184,9 +184,9 @@ def module_of(trained: Trained, device: torch.device) -> nn.Module:
 
 
 def dataset_of(trained: Trained) -> AnyDataset:
-    """What the run reads, prepared again where it is not there any more.
+    """Open the run's dataset; prepare it again if it was deleted.
 
-    Raises UserError: it cannot be had, or is not what the model was trained on.
+    Raises UserError: it cannot be prepared, or differs from the dataset that the model was trained on.
     """
     dataset = tasks.prepare_and_open(trained.request, progress=True)
     before = trained.saved.state.get("dataset")
@@ -196,7 +196,7 @@ def dataset_of(trained: Trained) -> AnyDataset:
 
 
 def device_of(name: str) -> torch.device | str:
-    """The device that --device names, or why it cannot be used."""
+    """The device that --device names, or an error text if it cannot be used."""
     if name not in ("auto", "cpu", "cuda"):
         return f"--device {name}: must be auto, cpu or cuda"
     if name == "cuda" and not torch.cuda.is_available():

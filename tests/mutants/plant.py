@@ -269,7 +269,8 @@ def as_markdown(chosen: Sequence[Fault], outcomes: dict[str, Outcome]) -> str:
     """The table: a row for each fault, in the order of faults.toml."""
     tried = [(fault, outcomes[fault.name]) for fault in chosen if fault.name in outcomes]
     count = sum(one.verdict == CAUGHT for _, one in tried)
-    rows = [f"{count} of {len(tried)} faults are caught.", "", "| fault | what it would do | caught by | s |"]
+    rows = ["# Faults and the tests that catch them", "", "The last run of `make mutants` ([how](mutants.md)).", ""]
+    rows += [f"{count} of {len(tried)} faults are caught.", "", "| fault | what it would do | caught by | s |"]
     rows.append("|---|---|---|---|")
     for fault, one in tried:
         by = f"`{one.test.removeprefix('tests/')}`" if one.verdict == CAUGHT else f"**{one.verdict}** {fault.reason}"

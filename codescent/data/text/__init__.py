@@ -1,2 +1,2 @@
-"""In: text files, or token shards. Out: token shards, and samples of their tokens.
-Does not know tasks or layouts."""
+"""In: text files, which become token shards on disk. Out: samples, which are read from token shards.
+Does not know tasks, or how a run divides its work over ranks."""

@@ -1,5 +1,5 @@
-"""In: the blocks of a corpus, the start of its validation split. Out: chunks of similar size, to be encoded separately.
-Does not encode. Cuts a document only where its ids do not change (docs/data.md, "Cutting")."""
+"""In: a corpus as blocks of text, the size of the train split. Out: chunks: texts of similar size, encoded one by one.
+Does not encode. Cuts only where the cut changes no token id; a very long text without such a place is cut anyway."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from codescent.data.text.sources import Block
 
 CHUNK_CHARS = 1 << 19
-SEARCH_CHARS = 1 << 16  # length of the search for a safe cut, up to the limit
-WINDOW_CHARS = 256  # length of the neighbours that decide whether a cut is safe
+SEARCH_CHARS = 1 << 16  # a safe cut is searched in so many characters before the limit
+WINDOW_CHARS = 256  # characters on either side that decide whether a cut is safe
 MAX_TRIES = 64
-MAX_UNCUT_CHARS = 1 << 23  # text without a safe cut is cut here, which counts as forced
+MAX_UNCUT_CHARS = 1 << 23  # after so many characters without a safe cut the text is cut: a forced cut
 _WORD_END = re.compile(r"\S(?=\s)")
 
 
@@ -23,8 +23,8 @@ class Chunk:
 
     Attributes:
         split: "train" or "validation".
-        segments: each a text, and whether a document ends with it.
-        characters, documents: their numbers; a document counts in the chunk where it ends.
+        segments: texts, each with a flag: a document ends with this text.
+        characters, documents: number of characters and documents; a document counts in the chunk where it ends.
         forced_cuts: number of texts cut where ids may differ from those of the uncut text.
     """
 
@@ -48,7 +48,7 @@ def cut_chunks(
     Args:
         train_characters: size of the train split; the rest is validation. The document on the border is cut there,
             into two separate texts.
-        context_free, cut_is_safe: the tokenizer's.
+        context_free, cut_is_safe: attribute and method of the tokenizer.
     """
     cutter = _Cutter(context_free, cut_is_safe)
     chunk = Chunk("train")
@@ -73,7 +73,7 @@ def cut_chunks(
 
 
 class _Cutter:
-    """Holds the text of the current document that is not in a chunk yet."""
+    """Holds the text of the current document that is not yet in a chunk."""
 
     def __init__(self, context_free: bool, cut_is_safe: Callable[[str, str], bool]) -> None:
         self.pending = ""
@@ -104,7 +104,7 @@ class _Cutter:
         return text, ends_document, forced
 
     def _safe_place(self, border: int | None) -> int | None:
-        """The last word end before the limit at which the tokenizer allows a cut."""
+        """The last word end before the limit at which the tokenizer allows a cut; None: there is none."""
         if self._context_free:
             return self._limit
         ends = [match.end() for match in _WORD_END.finditer(self.pending, self._limit - SEARCH_CHARS, self._limit)]

@@ -1,5 +1,5 @@
 """In: the name of a corpus, or the path of a text file, folder, glob or JSONL. Out: its files, in a fixed order.
-Does not read their text (sources.py does) and does not guess: a missing corpus is refused with the nearest name."""
+Does not read their text (sources.py does) and does not guess: for an unknown corpus the error names the nearest one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from codescent.base.home import expanded
 from codescent.data.text import download
 
 NAMES = ("python-stdlib", "shakespeare", "openwebtext")
-# Folders of the library without typical code: tests, installed packages, tables and help texts.
+# Folders of the standard library that are left out: tests, installed packages, tables and help texts.
 STDLIB_LEFT_OUT = frozenset(
     ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data")
 )
@@ -44,7 +44,7 @@ class Corpus:
 
 
 def identity(corpus: str) -> str:
-    """The corpus in a dataset's description: its name, or the absolute path or glob."""
+    """How a dataset's description names the corpus: by its name, or by the absolute path or glob."""
     return corpus if corpus in NAMES else str(expanded(corpus).absolute())
 
 
@@ -60,7 +60,7 @@ def is_present(corpus: str) -> bool:
 
 
 def resolve(corpus: str, advance: Callable[[int], None] = lambda _: None) -> Corpus:
-    """The corpus of this name or path. Published ones are downloaded if the data folder and the cache lack them.
+    """The corpus of this name or path. A published corpus is downloaded if the data folder and the cache lack it.
 
     Files of a folder or glob are sorted by the sha256 of their names: the order is the same on every machine, and
     mixed, so that the end of the text (the validation split) resembles the rest.
@@ -110,7 +110,7 @@ def _files(corpus: str) -> Corpus:
     if not matches:
         raise _nothing_there(corpus, path)
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise UserError(f"{corpus}: not a file: its text is read twice, so put it into one")
+        raise UserError(f"{corpus}: not a regular file: its text is read twice, so save it to a file first")
     root = path if path.is_dir() else Path(os.path.commonpath([match.parent for match in matches]))
     return _stamped(_slug(corpus), root, matches, path.is_file())
 
@@ -135,7 +135,7 @@ def _nothing_there(corpus: str, path: Path) -> UserError:
     siblings = [str(path.parent / child.name) for child in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(corpus, NAMES, 1, 0.5) or difflib.get_close_matches(str(path), siblings, 1, 0.8)
     hint = f": did you mean {close[0]}?" if close else ""
-    return UserError(f"{corpus}: no such file or folder, nor a corpus (those are {', '.join(NAMES)}){hint}")
+    return UserError(f"{corpus}: no such file or folder, and not the name of a corpus ({', '.join(NAMES)}){hint}")
 
 
 def _walk(root: Path, left_out: frozenset[str] = frozenset()) -> Iterable[Path]:
@@ -153,7 +153,7 @@ def _walk(root: Path, left_out: frozenset[str] = frozenset()) -> Iterable[Path]:
 
 
 def _is_our_own(folder: Path) -> bool:
-    """Whether a folder is a prepared dataset or a run folder; these may lie inside the corpus' folder."""
+    """Whether a folder is a prepared dataset or a run folder. Such folders may lie inside the corpus' folder."""
     return (folder / "description.json").is_file() or (
         (folder / "plan.json").is_file() and (folder / "checkpoints").is_dir()
     )

@@ -1,5 +1,7 @@
-"""In: a folder of token shards: ours, nanoGPT's or llm.c's. Out: the dataset, open: its splits, what is known of it.
-Does not read samples (split.py does), does not write, does not import torch."""
+"""In: a folder of token shards in the format of codescent, nanoGPT or llm.c. Out: an open dataset: splits, description.
+Does not read samples (split.py does), does not write, does not import torch.
+
+Shards in the format of nanoGPT or llm.c are called foreign."""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from codescent.data.tokenizers import bpe
 from codescent.data.tokenizers.tokenizer import Tokenizer, load
 from codescent.data.verified import hashes
 
-CHECKED_BYTES = 1 << 28  # of others up to so many bytes of tokens are checked at once; more, as they are read
+CHECKED_BYTES = 1 << 28  # foreign tokens up to this size are checked when opened; more are checked as they are read
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -70,12 +72,12 @@ class _Description(Fields):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Token shards, open.
+    """Open token shards.
 
     Attributes:
-        description: what is known of their making: of ours all of description.json, of others `format` and counts.
-        fingerprint: changes with the tokens.
-        earlier: of shards of others, the fingerprint of earlier versions: of sizes, first and last bytes.
+        description: the content of description.json; for foreign shards, their `format` and counts.
+        fingerprint: a hash that changes with the tokens.
+        earlier: for foreign shards, the fingerprint of earlier versions: a hash of sizes, first and last bytes.
     """
 
     path: Path
@@ -88,17 +90,17 @@ class Dataset:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None: shards of others came without one. Raises UserError: GPT-2's cannot be had."""
+        """The tokenizer; None: foreign shards without one. Raises UserError: GPT-2's files cannot be downloaded."""
         if (self.path / TOKENIZER).exists():
             return load(self.path / TOKENIZER)
         return bpe.gpt2() if self.vocab_size == GPT2_VOCAB_SIZE else None
 
     def source(self, split: str, seq_len: int, num_targets: int) -> TextSource:
-        """Samples that predict each next token: see `AnyDataset`."""
+        """Samples whose targets are the next tokens: see `AnyDataset`."""
         return TextSource(self.train if split == "train" else self.validation, seq_len, num_targets)
 
     def summary(self) -> list[str]:
-        """A few lines for people: its tokens, characters and shards, and what preparing left out."""
+        """Lines to print: tokens, characters, shards, empty files that were left out, forced cuts."""
         corpus, tokenizer = self.description.get("corpus", {}), self.description["tokenizer"]
         lines = [f"{self.path}: {tokenizer.get('kind', self.description['format'])}, vocabulary of {self.vocab_size:,}"]
         for split in (self.train, self.validation):
@@ -108,49 +110,50 @@ class Dataset:
         if empty := corpus.get("empty_files"):
             lines.append(f"{len(empty)} empty files were left out: {', '.join(empty[:3])}{', …' * (len(empty) > 3)}")
         if forced := self.description.get("forced_cuts"):
-            lines.append(f"{forced} cuts had to be made where the text has no white space: see docs/data.md, Cutting")
+            lines.append(f"{forced} cuts were forced where the text has no white space: see docs/data.md, Cutting")
         return lines
 
     @property
     def tokenizer_text(self) -> str | None:
-        """The text of the tokenizer's file; None where shards of others come without one."""
+        """The text of the tokenizer's file; None: foreign shards without one."""
         path = self.path / TOKENIZER
         return path.read_text(encoding="utf-8") if path.exists() else None
 
     def verify(self) -> None:
-        """Read all of it again. Raises UserError: tokens outside the vocabulary, shards whose sha256 changed."""
+        """Read all shards again. Raises UserError: tokens outside the vocabulary, shards whose sha256 has changed."""
         problems = [split.problem() for split in (self.train, self.validation)]
-        problems += prepared.changed(self.path, _hashes_of(self.train, self.validation), again=True)
+        problems += prepared.hash_problems(self.path, _hashes_of(self.train, self.validation), again=True)
         if wrong := [problem for problem in problems if problem]:
             ours = "request" in self.description
             raise UserError(*wrong, *([f"{self.path}: damaged: {AGAIN}"] if ours else []))
 
 
 def token_shards(corpus: str) -> Path | None:
-    """The path of a corpus, if `open_dataset` can read token shards there; None: a corpus of text."""
+    """The path of a corpus that is token shards, which `open_dataset` can read; None: the corpus is text."""
     path = expanded(corpus)
     is_there = corpus not in corpora.NAMES and ((path / DESCRIPTION).is_file() or is_foreign(path))
     return path if is_there else None
 
 
 def open_dataset(path: Path) -> Dataset:
-    """Open the token shards of a folder: ours, nanoGPT's (train.bin, val.bin) or llm.c's (*_train*.bin, *_val*.bin).
+    """Open the token shards of a folder: codescent's, nanoGPT's (train.bin, val.bin) or llm.c's (*_train*.bin,
+    *_val*.bin).
 
-    Each shard that has changed since it was verified is read for its sha256.
+    A shard that has changed since its last verification is hashed again.
 
     Raises:
-        UserError: no shards there; all shards that are not as they were made; a token of others outside the vocabulary
-            (up to 256 MiB are read whole for that, more are checked as they are read).
+        UserError: no shards in the folder; every shard whose content has changed; a foreign token outside the
+            vocabulary (up to 256 MiB of tokens are checked now, more are checked as they are read).
     """
     if (path / DESCRIPTION).is_file():
         return _open_ours(path)
     if is_foreign(path):
         return _open_foreign(read_foreign(path))
-    raise UserError(f"{path}: no token shards here: neither {DESCRIPTION} nor train.bin: run codescent data")
+    raise UserError(f"{path}: no token shards in this folder: neither {DESCRIPTION} nor train.bin: run codescent data")
 
 
 def vocab_size_of(path: Path) -> int:
-    """The vocabulary of the token shards of a folder; ours are not read for it. Raises UserError as `open_dataset`."""
+    """Vocabulary size of a folder of token shards; only foreign shards are opened. Raises UserError: `open_dataset`."""
     if (path / DESCRIPTION).is_file():
         return int(read_description(path)["tokenizer"]["vocab_size"])
     return open_dataset(path).vocab_size
@@ -165,9 +168,10 @@ def locate(
     text_key: str = "text",
     train_bpe: int | None = None,
 ) -> Path | None:
-    """The prepared dataset of these arguments (see `make_request`), of the text as it is now; None: there is none.
+    """Find the dataset that was prepared with these arguments (see `make_request`); None: there is none.
 
-    If the text itself is gone, what was prepared from it counts. Token shards are their own dataset.
+    It must be of the current text. If the text does not exist any more, any dataset prepared from it is accepted.
+    A corpus of token shards is its own dataset: its path is returned.
     Raises UserError: bad arguments, or a prepared dataset with a truncated shard.
     """
     if shards := token_shards(corpus):
@@ -179,11 +183,11 @@ def locate_request(request: Request, root: Path) -> Path | None:
     """`locate`, for a checked request."""
     found = []
     for file in root.glob(f"[!.]*/{DESCRIPTION}"):
-        description = prepared.noted(file.parent)  # empty where it is broken: preparing that dataset says so
+        description = prepared.unchecked_description(file.parent)  # {} if damaged: preparing it reports that
         if (description.get("format"), description.get("request")) == (FORMAT, request.key):
             found.append((file.stat().st_mtime_ns, file.parent, description))
     if found and corpora.is_present(request.corpus):
-        known = request.corpus == "shakespeare"  # pinned: no need to look at the file
+        known = request.corpus == "shakespeare"  # its sha256 is fixed: the file is not read
         stamp = download.SHAKESPEARE.sha256 if known else corpora.resolve(request.corpus).stamp
         found = [entry for entry in found if entry[2].get("stamp") == stamp]
     if not found:
@@ -194,18 +198,18 @@ def locate_request(request: Request, root: Path) -> Path | None:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """description.json of a folder of ours. Raises UserError: all that is wrong with it, or another tokenizer."""
-    description = prepared.described(folder, _Description, "token shards")
+    """The description of codescent's shards. Raises UserError: every wrong field, or a missing or changed tokenizer."""
+    description = prepared.checked_description(folder, _Description, "token shards")
     tokenizer = folder / TOKENIZER
     if not tokenizer.is_file():
         raise UserError(f"{tokenizer}: missing: {AGAIN}")
     if sha256_of(tokenizer) != description["tokenizer"]["sha256"]:
-        raise UserError(f"{tokenizer}: changed: no longer the tokenizer that made these tokens: {AGAIN}")
+        raise UserError(f"{tokenizer}: changed: no longer the tokenizer that encoded these tokens: {AGAIN}")
     return description
 
 
 def check_shards(folder: Path, description: dict[str, Any]) -> dict[str, tuple[ShardFile, ...]]:
-    """The shards of each split. Raises UserError: all that are missing or do not have the length that was written."""
+    """The shards of each split. Raises UserError: every shard that is missing or does not have its recorded size."""
     dtype = np.dtype(description["dtype"]).newbyteorder("<")
     shards = {
         split: tuple(
@@ -216,7 +220,7 @@ def check_shards(folder: Path, description: dict[str, Any]) -> dict[str, tuple[S
     }
     files = (file for split in SPLITS for file in shards[split])
     prepared.refuse_damaged(
-        folder, prepared.resized(folder, {file.path.name: file.num_tokens * dtype.itemsize for file in files})
+        folder, prepared.size_problems(folder, {file.path.name: file.num_tokens * dtype.itemsize for file in files})
     )
     return shards
 
@@ -226,7 +230,7 @@ def _open_ours(path: Path) -> Dataset:
     shards = check_shards(path, description)
     vocab_size = description["tokenizer"]["vocab_size"]
     train, validation = (Split(name, files, vocab_size) for name, files in shards.items())
-    prepared.refuse_damaged(path, prepared.changed(path, _hashes_of(train, validation)))
+    prepared.refuse_damaged(path, prepared.hash_problems(path, _hashes_of(train, validation)))
     known = " ".join(file.sha256 for files in shards.values() for file in files)
     fingerprint = hashlib.sha256(known.encode()).hexdigest()
     return Dataset(path, vocab_size, train, validation, description, fingerprint)
@@ -237,7 +241,7 @@ def _hashes_of(*splits: Split) -> dict[str, str]:
 
 
 def _open_foreign(shards: Foreign) -> Dataset:
-    """Nobody knows what the sha256 of these should be: a run notes those that it began with, by the fingerprint."""
+    """Open foreign shards. Their right sha256 is unknown: a run compares with the fingerprint that it started with."""
     names = [file.path.name for file in (*shards.train, *shards.validation)]
     found, problems = hashes(shards.folder, dict.fromkeys(names))
     if problems:

@@ -1,5 +1,5 @@
-"""In: a published file with a known sha256. Out: the path of a copy with exactly those bytes.
-Does not accept other bytes: a copy that differs is refused, never repaired."""
+"""In: the URL and sha256 of a published file. Out: the path of a local copy, downloaded if there is none.
+Does not accept or replace a local copy whose sha256 is wrong: this is an error."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def data_folder() -> Path | None:
 
 
 def found(published: Published) -> Path | None:
-    """A copy in CODESCENT_DATA_DIR, else in the cache, without a check of its bytes; None: there is none."""
+    """A copy in CODESCENT_DATA_DIR, else in the cache; its bytes are not checked. None: there is no copy."""
     paths = (folder / published.name for folder in (data_folder(), cache_folder()) if folder)
     return next((path for path in paths if path.is_file()), None)
 
@@ -96,7 +96,8 @@ def obtain(published: Published, advance: Callable[[int], None] = lambda _: None
     """The file from CODESCENT_DATA_DIR, else from the cache, else downloaded into the cache.
 
     Raises:
-        UserError: the copy has other bytes, or the file is missing and cannot be downloaded: where to put it.
+        UserError: the copy has another sha256, or there is no copy and the download fails (the message says where to
+            put the file).
     """
     if path := found(published):
         _check(path, published, str(path))
@@ -125,8 +126,8 @@ def _download(published: Published, target: Path, advance: Callable[[int], None]
         ) from error
     part = Path(name)
     try:
-        with os.fdopen(handle, "wb") as stream, urllib.request.urlopen(published.url, timeout=TIMEOUT_S) as answer:
-            while data := answer.read(1 << 16):
+        with os.fdopen(handle, "wb") as stream, urllib.request.urlopen(published.url, timeout=TIMEOUT_S) as response:
+            while data := response.read(1 << 16):
                 stream.write(data)
                 advance(len(data))
                 if stream.tell() > published.size_bytes:
@@ -137,7 +138,7 @@ def _download(published: Published, target: Path, advance: Callable[[int], None]
     except (OSError, HTTPException, ValueError) as error:  # URLError and timeouts are OSErrors
         reason = getattr(error, "reason", None) or error
         raise UserError(
-            f"{published.name} is not here and cannot be downloaded from {published.url} ({reason}): offline, put the "
+            f"{published.name} is missing and cannot be downloaded from {published.url} ({reason}): offline, put the "
             f"file (sha256 {published.sha256}) at $CODESCENT_DATA_DIR/{published.name} or {target}"
         ) from error
     finally:

@@ -1,5 +1,5 @@
-"""In: a folder or file of token shards from nanoGPT or llm.c. Out: its shards and the size of their vocabulary.
-Does not load a pickle (nanoGPT's meta.pkl can run code), and reads only the header of a shard."""
+"""In: a folder or file of token shards from nanoGPT or llm.c. Out: the shard files, their dtype and vocabulary size.
+Does not unpickle nanoGPT's meta.pkl, which can run code. Does not read tokens, only the header of a shard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPT2_VOCAB_SIZE = 50257
 
 @dataclass(frozen=True)
 class ShardFile:
-    """A file of tokens: `num_tokens` of `dtype` after `offset_bytes`. `sha256` is of all of it; "": not known."""
+    """A file of tokens: `num_tokens` of `dtype` after `offset_bytes`. `sha256` is of the whole file; "": unknown."""
 
     path: Path
     offset_bytes: int
@@ -33,7 +33,7 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class Foreign:
-    """Shards of another program. `vocab_size` None: unknown, so callers take the largest token plus one."""
+    """Shards of another program. `vocab_size` None: unknown; callers take the largest token plus one."""
 
     format: str
     folder: Path
@@ -67,19 +67,19 @@ def read_foreign(path: Path) -> Foreign:
     chosen = [file for file in train if file.name.partition("train")[0] == stem]
     held_out = [file for file in files if file.name.startswith(f"{stem}val")]
     if not held_out:
-        raise UserError(f"{folder}: no validation shard {stem}val*.bin beside {chosen[0].name}")
+        raise UserError(f"{folder}: no validation shard {stem}val*.bin next to {chosen[0].name}")
     shards = {file: _read_head(file) for file in [*chosen, *held_out]}
     headed = {shard.offset_bytes > 0 for shard in shards.values()}
     dtypes = {shard.dtype for shard in shards.values()}
     if len(headed) > 1 or len(dtypes) > 1:
         raise UserError(
-            f"{folder}: shards of different formats side by side ({', '.join(file.name for file in shards)})"
+            f"{folder}: shards of different formats in one folder ({', '.join(file.name for file in shards)})"
         )
     vocab_size: int | None = GPT2_VOCAB_SIZE
     if headed == {True}:
         vocab_size = next(size for _, dtype, size in HEADERS.values() if dtype in dtypes)
     elif (folder / "meta.pkl").exists():
-        vocab_size = None  # nanoGPT writes it for tokenizers other than GPT-2's
+        vocab_size = None  # nanoGPT writes this file for tokenizers other than GPT-2's
     train_shards, validation_shards = (tuple(shards[file] for file in of_split) for of_split in (chosen, held_out))
     return Foreign("llm.c" if headed == {True} else "nanoGPT", folder, train_shards, validation_shards, vocab_size)
 
@@ -91,11 +91,11 @@ def _read_head(path: Path) -> ShardFile:
     magic, version, num_tokens = head.view("<i4")[:3].tolist() if len(head) == HEADER_BYTES else (0, 0, 0)
     if magic not in HEADERS:
         if size_bytes % 2:
-            raise UserError(f"{path}: truncated: {size_bytes} bytes are no whole number of uint16 tokens")
+            raise UserError(f"{path}: truncated: {size_bytes} bytes are not a whole number of uint16 tokens")
         return ShardFile(path, 0, size_bytes // 2, np.dtype("<u2"))
     known, dtype, _ = HEADERS[magic]
     if version != known:
-        raise UserError(f"{path}: llm.c shard of version {version}: version {known} can be read")
+        raise UserError(f"{path}: llm.c shard of version {version}: only version {known} can be read")
     expected_bytes = HEADER_BYTES + num_tokens * dtype.itemsize
     if size_bytes != expected_bytes:
         what = "truncated" if size_bytes < expected_bytes else "too long"

@@ -1,4 +1,4 @@
-"""In: chunks of text, in order. Out: each with its token ids, in order, encoded by worker processes or by this one.
+"""In: chunks of text, a tokenizer. Out: the chunks in the same order with their token ids, encoded by worker processes.
 Does not hold more than two chunks per worker at a time. A worker (this file, run by -m) does not import torch."""
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from codescent.data.tokenizers.tokenizer import Tokenizer, encode_segments, load
 Encoded = tuple[Chunk, npt.NDArray[Any]]
 
 
-def encode_here(chunks: Iterable[Chunk], tokenizer: Tokenizer, separate: bool) -> Iterator[Encoded]:
+def encode_in_process(chunks: Iterable[Chunk], tokenizer: Tokenizer, separate: bool) -> Iterator[Encoded]:
     """Encode in this process."""
     for chunk in chunks:
         yield chunk, encode_segments(tokenizer, chunk.segments, separate)
 
 
 class WorkerPool:
-    """Processes that encode, and one thread of this process for each.
+    """Worker processes that encode text, with one thread of this process for each worker.
 
-    Unlike multiprocessing's children they do not import the main module. They end when their connection does, so that
-    none outlives a killed parent.
+    Unlike the children of multiprocessing, a worker does not import the main module. A worker ends when its connection
+    closes, so it does not outlive a killed parent.
     """
 
     def __init__(self, tokenizer_path: Path, separate: bool, num_workers: int) -> None:
@@ -60,7 +60,7 @@ class WorkerPool:
         try:
             for _ in range(num_workers):
                 ours, theirs = Pipe()
-                with theirs:  # the child has its copy; what its libraries print goes to the standard error
+                with theirs:  # the worker inherits a copy; its standard output goes to the standard error
                     handle = theirs.fileno()
                     process = subprocess.Popen(
                         [*command, str(handle)],
@@ -82,7 +82,7 @@ class WorkerPool:
         """
         waiting: deque[tuple[Chunk, Future[npt.NDArray[Any]]]] = deque()
         for chunk in chunks:
-            waiting.append((chunk, self._threads.submit(self._ask, chunk)))
+            waiting.append((chunk, self._threads.submit(self._encode_chunk, chunk)))
             if len(waiting) >= 2 * self._num_workers:
                 first, future = waiting.popleft()
                 yield first, future.result()
@@ -98,7 +98,7 @@ class WorkerPool:
             process.wait()
             connection.close()
 
-    def _ask(self, chunk: Chunk) -> npt.NDArray[Any]:
+    def _encode_chunk(self, chunk: Chunk) -> npt.NDArray[Any]:
         process, connection = worker = self._idle.get()
         try:
             texts = [text.encode() for text, _ in chunk.segments]
@@ -106,7 +106,7 @@ class WorkerPool:
             _send(connection, {"bytes": list(map(len, texts)), "ends": ends}, b"".join(texts))
             answer, tokens = _receive(connection)
         except (EOFError, OSError) as error:
-            raise UserError(_cause_of_death(process)) from error
+            raise UserError(_why_it_ended(process)) from error
         finally:
             self._idle.put(worker)
         if "refused" in answer:
@@ -116,28 +116,28 @@ class WorkerPool:
         return np.frombuffer(tokens, answer["dtype"])
 
 
-def _cause_of_death(process: subprocess.Popen[bytes]) -> str:
+def _why_it_ended(process: subprocess.Popen[bytes]) -> str:
     code = process.wait()
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     return (
-        f"a tokenizer process (pid {process.pid}) {how}, perhaps for want of memory: what was prepared is kept; "
-        "run the same command again to continue, with fewer workers if it happens again"
+        f"a tokenizer process (pid {process.pid}) {how}, perhaps because memory ran out: the finished part is saved; "
+        "run the same command again to continue; if the error comes back, use fewer workers"
     )
 
 
 def _send(connection: Connection, header: dict[str, Any], data: bytes) -> None:
-    """A message: what there is to know of some bytes, as JSON, and the bytes."""
+    """Send one message: a JSON header, then bytes."""
     connection.send_bytes(json.dumps(header).encode())
     connection.send_bytes(data)
 
 
 def _receive(connection: Connection) -> tuple[dict[str, Any], bytes]:
-    """What `_send` sent."""
+    """Receive one message of `_send`: its header and bytes."""
     return json.loads(connection.recv_bytes()), connection.recv_bytes()
 
 
 def _answer(tokenizer: Tokenizer, header: dict[str, Any], data: bytes, separate: bool) -> tuple[dict[str, Any], bytes]:
-    """The message with the tokens, or with what went wrong: the parent raises it."""
+    """The reply to a request: a header and the tokens, or a header with the error, which the parent raises."""
     stops = list(accumulate(header["bytes"], initial=0))
     texts = (data[begin:stop].decode() for begin, stop in pairwise(stops))
     try:

@@ -1,5 +1,5 @@
-"""In: a corpus, a tokenizer, a folder for datasets. Out: the dataset's folder, made in parallel and bounded memory.
-Does not leave a half-made dataset under its name: it is made in a hidden folder, resumed there, renamed at the end."""
+"""In: a corpus, a tokenizer, the folder of datasets. Out: a folder of token shards, encoded in parallel.
+Does not hold the corpus in memory, and does not leave an unfinished dataset under its final name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from codescent.data.text import corpora
 from codescent.data.text.chunks import cut_chunks, split_point
 from codescent.data.text.corpora import Corpus
 from codescent.data.text.dataset import check_shards, locate_request, read_description, token_shards
-from codescent.data.text.pool import Encoded, WorkerPool, encode_here
+from codescent.data.text.pool import Encoded, WorkerPool, encode_in_process
 from codescent.data.text.request import FORMAT, Request, make_request, tokenizer_of
 from codescent.data.text.scan import Scan, scan
 from codescent.data.text.shards import ShardWriter
@@ -33,10 +33,10 @@ from codescent.data.tokenizers import bpe
 from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer, load, token_dtype
 
 SCAN = "scan.json"
-"""In a hidden folder: the result of the first reading, and the sha256 of the tokenizer that was made after it."""
+"""File in the hidden folder: the result of the first pass, and later the sha256 of the tokenizer's file."""
 JOURNAL_EVERY_CHUNKS = 16
-WORTH_WORKERS_S = 1.0  # smaller work is finished before workers have started
-BPE_TRAINING_CHARS = 1 << 27  # a BPE is trained on every n-th chunk, so many characters in all at most
+WORTH_WORKERS_S = 1.0  # less work than this is finished before workers have started
+BPE_TRAINING_CHARS = 1 << 27  # a BPE is trained on every n-th chunk, to read at most so many characters
 
 
 def prepare(
@@ -50,19 +50,20 @@ def prepare(
     num_workers: int | None = None,
     progress: bool = False,
 ) -> Path:
-    """Turn a corpus into token shards. Returns their folder, at once if it exists already.
+    """Turn a corpus into token shards. Returns their folder, immediately if it exists already.
 
     Args:
-        corpus: a name (corpora.NAMES), or the path of a text file, folder, glob or JSONL (of token shards: returned).
+        corpus: a name (corpora.NAMES), or the path of a text file, folder, glob or JSONL. A path of token shards is
+            returned unchanged.
         tokenizer, validation_fraction, text_key, train_bpe: see `make_request`.
-        root: the folder of datasets; made if need be.
-        num_workers: processes that tokenise; the shards do not depend on it. None: one per core if the work is worth
-            it. 1: this one.
+        root: the folder of datasets; created if it does not exist.
+        num_workers: processes that tokenise; the shards do not depend on it. None: one per core, for small work one.
+            1: this process tokenises.
         progress: show bars (on a terminal) or lines on the standard error.
 
     Raises:
-        UserError: anything wrong with the arguments, the text or the disk. What was prepared before a full disk or a
-            kill is kept, and the next call with the same arguments continues from it.
+        UserError: a problem of the arguments, the text or the disk. After a full disk or a kill the finished part is
+            saved, and the next call with the same arguments continues from it.
     """
     if shards := token_shards(corpus):
         return shards
@@ -78,7 +79,7 @@ def prepare(
 
 @dataclass
 class _Preparation:
-    """One dataset being made in its hidden folder, which this process alone holds."""
+    """Builds one dataset in its hidden folder, which this process has locked."""
 
     request: Request
     root: Path
@@ -89,11 +90,11 @@ class _Preparation:
     def run(self) -> Path:
         with stage("downloading", 0, self.progress and not corpora.is_present(self.request.corpus)) as advance:
             corpus = corpora.resolve(self.request.corpus, advance)
-        made_of_text = self.request.kind in ("char", "bpe")
-        given = None if made_of_text else tokenizer_of(self.request.tokenizer)  # refused before the long work
+        needs_corpus = self.request.kind in ("char", "bpe")
+        given = None if needs_corpus else tokenizer_of(self.request.tokenizer)  # fails before the long work
         counted = self._scanned(corpus)
         target = self.request.folder(self.root, corpus.name, counted.sha256)
-        if (target / DESCRIPTION).exists():  # of the very same text: note the stamp of its files as they are now
+        if (target / DESCRIPTION).exists():  # of the same text, but of other file stamps: store the new stamp
             description = read_description(target)
             check_shards(target, description)
             write_sealed(target / DESCRIPTION, {**description, "stamp": corpus.stamp})
@@ -131,13 +132,13 @@ class _Preparation:
         return target
 
     def _scanned(self, corpus: Corpus) -> Scan:
-        """The first reading, or its result from before a kill if no file has changed since."""
+        """The result of the first pass; a saved result is used if no file has changed since."""
         path = self.partial / SCAN
-        noted = read_sealed(path)
-        if noted and noted.get("stamp") == corpus.stamp:
-            return Scan(**{**noted["scan"], "empty": tuple(noted["scan"]["empty"])})
-        if path.exists() and noted is None:
-            _tell(f"{path}: damaged, or of an earlier version: this preparation begins again")
+        saved = read_sealed(path)
+        if saved and saved.get("stamp") == corpus.stamp:
+            return Scan(**{**saved["scan"], "empty": tuple(saved["scan"]["empty"])})
+        if path.exists() and saved is None:
+            warn(f"{path}: damaged, or of an earlier version: preparing starts from the beginning")
         for leftover in self.partial.iterdir():
             leftover.unlink()
         size_bytes = sum(source.path.stat().st_size for source in corpus.sources)
@@ -152,12 +153,12 @@ class _Preparation:
         return counted
 
     def _tokenizer(self, corpus: Corpus, counted: Scan, given: Tokenizer | None) -> tuple[Tokenizer, str]:
-        """The tokenizer, also written for the workers and for readers of the shards, and the sha256 of its file."""
+        """The tokenizer and the sha256 of its file, which workers and readers of the shards load."""
         path, scanned = self.partial / TOKENIZER, read_sealed(self.partial / SCAN) or {}
-        if path.exists() and "tokenizer" in scanned:  # else killed while it was made
+        if path.exists() and "tokenizer" in scanned:  # else a kill interrupted writing it
             if sha256_of(path) == scanned["tokenizer"]:
                 return given or load(path), scanned["tokenizer"]
-            _tell(f"{path}: changed since it was written: made again")
+            warn(f"{path}: changed since it was written: it is built again")
         if self.request.kind == "char":
             given = CharTokenizer(counted.alphabet, with_separator=counted.documents > 1)
         tokenizer = given or self._trained(corpus, self._train_characters(counted))
@@ -186,11 +187,11 @@ class _Preparation:
     def _shards(
         self, corpus: Corpus, counted: Scan, tokenizer: Tokenizer, tokenizer_sha256: str
     ) -> tuple[dict[str, Any], int]:
-        """The second reading: encode and write what the journal does not have yet."""
+        """The second pass: encode and write the chunks that the journal does not list yet."""
         separate, dtype = counted.documents > 1, token_dtype(tokenizer.vocab_size)
         writer = ShardWriter(self.partial, dtype, tokenizer_sha256)
         written = writer.splits.values()
-        left = counted.characters - sum(split.num_tokens for split in written)  # of these, a token each
+        left = counted.characters - sum(split.num_tokens for split in written)  # context-free: a token each
         free_bytes = shutil.disk_usage(self.partial).free
         if tokenizer.context_free and left * dtype.itemsize > free_bytes:
             raise OSError(errno.ENOSPC, f"{left * dtype.itemsize} bytes more are needed, {free_bytes} are free")
@@ -203,7 +204,7 @@ class _Preparation:
         try:
             with stage(f"tokenising {corpus.name}", counted.characters, self.progress, done) as advance:
                 if num_workers == 1:
-                    _write(encode_here(rest, tokenizer, separate), writer, advance)
+                    _write(encode_in_process(rest, tokenizer, separate), writer, advance)
                 else:
                     with closing(WorkerPool(self.partial / TOKENIZER, separate, num_workers)) as pool:
                         _write(pool.encode(rest), writer, advance)
@@ -227,10 +228,6 @@ class _Preparation:
     def _blocks(self, corpus: Corpus) -> Iterator[Block]:
         for source in corpus.sources:
             yield from read_blocks(source.path, self.request.text_key)
-
-
-def _tell(what: str) -> None:
-    warn(what)
 
 
 def _write(encoded: Iterator[Encoded], writer: ShardWriter, advance: Callable[[int], None]) -> None:

@@ -1,5 +1,5 @@
-"""In: what a user asks to prepare: corpus, tokenizer, split. Out: the key of that dataset, and its folders' names.
-Does not read the corpus' text."""
+"""In: the user's corpus, tokenizer and validation fraction. Out: a `Request`: these settings, checked.
+Does not read the corpus' text. Names the dataset's folder: equal settings and equal text give the same folder."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ KINDS = ("char", "byte", "gpt2", *wordpiece.KINDS)
 
 @dataclass(frozen=True)
 class Request:
-    """A checked request for a dataset; `corpus` and `tokenizer` are as asked for.
+    """A checked request for a dataset; `corpus` and `tokenizer` are as the user gave them.
 
     Attributes:
-        kind: one of KINDS, bpe (trained on the corpus: `bpe_vocab_size`) or file.
+        kind: one of KINDS, "bpe" (trained on the corpus, with `bpe_vocab_size` ids) or "file".
         validation_fraction: share of the characters that the validation split gets.
-        text_key: where JSON lines hold their text.
-        key: all that the dataset depends on but the corpus' text, as JSON.
+        text_key: the key of the text in a JSON line.
+        key: all that the dataset depends on except the corpus' text, as JSON data.
     """
 
     corpus: str
@@ -40,11 +40,11 @@ class Request:
     key: dict[str, Any]
 
     def partial_folder(self, root: Path) -> Path:
-        """Where this dataset is while it is being prepared."""
+        """Hidden folder of this dataset until it is complete."""
         return root / f".partial-{digest(self.key)[:16]}"
 
     def folder(self, root: Path, corpus_name: str, corpus_sha256: str) -> Path:
-        """Where this dataset is once prepared: another text gets another folder."""
+        """Final folder of this dataset. Another text gets another folder."""
         names = {"bpe": f"bpe{self.bpe_vocab_size}", "file": expanded(self.tokenizer).stem[:40]}
         return root / f"{corpus_name}-{names.get(self.kind, self.kind)}-{digest([self.key, corpus_sha256])[:8]}"
 
@@ -52,11 +52,11 @@ class Request:
 def make_request(
     corpus: str, tokenizer: str | None, validation_fraction: float, text_key: str, train_bpe: int | None
 ) -> Request:
-    """Check what was asked for. Raises UserError: all that is wrong with it.
+    """Check the arguments and build the request. Raises UserError: every problem of the arguments.
 
     Args:
-        tokenizer: char, byte, gpt2, bert, bert-cased (`bert:FILE`, `bert-cased:FILE`: by a vocab.txt), `bpe:VOCAB`
-            (trained on the train split), or a tokenizer's JSON file; None: char, or what `train_bpe` says.
+        tokenizer: char, byte, gpt2, bert, bert-cased (`bert:FILE`, `bert-cased:FILE`: of a vocab.txt), `bpe:VOCAB`
+            (trained on the train split), or a tokenizer's JSON file; None: `train_bpe` if it is given, else char.
         train_bpe: the same as the tokenizer `bpe:VOCAB`.
     """
     problems = []
@@ -64,7 +64,7 @@ def make_request(
         problems.append(f"data.validation_fraction: {validation_fraction} is not in (0, 0.5]")
     trained = f"bpe:{train_bpe}" if train_bpe is not None else None
     if trained and tokenizer not in (None, trained):
-        problems.append(f"tokenizer {tokenizer} and a BPE to train: one of the two")
+        problems.append(f"tokenizer {tokenizer} and a BPE to train: give only one of the two")
     wanted = trained or tokenizer or "char"
     kind, size, identity = wanted, 0, wanted
     if named := wordpiece.split_name(wanted):
@@ -78,7 +78,7 @@ def make_request(
         identity = f"bpe:{size}"
         if not bpe.MIN_BPE_VOCAB_SIZE <= size <= bpe.MAX_BPE_VOCAB_SIZE:
             sizes = f"at least {bpe.MIN_BPE_VOCAB_SIZE} and at most {bpe.MAX_BPE_VOCAB_SIZE:,}"
-            problems.append(f"tokenizer {wanted}: a BPE's vocabulary is a number of {sizes}")
+            problems.append(f"tokenizer {wanted}: a BPE's vocabulary size must be {sizes}")
     elif wanted not in KINDS:
         kind = "file"
         try:
@@ -102,7 +102,7 @@ def make_request(
 
 
 def tokenizer_of(name: str) -> Tokenizer:
-    """The tokenizer of a name that does not depend on a corpus: byte, gpt2, BERT's, or a file. Raises UserError."""
+    """Build a tokenizer that is not made from the corpus: byte, gpt2, BERT's, or a file. Raises UserError."""
     if wordpiece.split_name(name):
         return wordpiece.bert(name)
     if name == "byte":

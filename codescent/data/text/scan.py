@@ -1,4 +1,4 @@
-"""In: a corpus. Out: the results of its first reading: all problems of the text; its counts, hash and alphabet.
+"""In: a corpus. Out: the result of a first pass over it: bytes, characters, documents, hash, alphabet; or all errors.
 Does not tokenise and does not write."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Scan:
     """Counts of a corpus.
 
     Attributes:
-        sha256: of its file, or of the `sha256sum` lines of its files in reading order.
+        sha256: of its single file, or of the `sha256sum` lines of its files in reading order.
         alphabet: all characters that occur, sorted; "" if not requested.
         empty: names of empty files.
     """
@@ -44,7 +44,7 @@ def scan(corpus: Corpus, text_key: str, with_alphabet: bool, num_threads: int, a
     """
     stopped = threading.Event()
 
-    def look(source: Source) -> Scan | UserError:
+    def scan_file(source: Source) -> Scan | UserError:
         try:
             return _scan_file(source, text_key, with_alphabet, advance, stopped)
         except UserError as error:
@@ -55,17 +55,17 @@ def scan(corpus: Corpus, text_key: str, with_alphabet: bool, num_threads: int, a
     problems: list[str] = []
     threads = ThreadPoolExecutor(num_threads)
     try:
-        for outcome in threads.map(look, corpus.sources):
+        for outcome in threads.map(scan_file, corpus.sources):
             if isinstance(outcome, UserError):
                 problems.extend(outcome.problems)
             else:
                 alphabet |= set(outcome.alphabet)
-                files.append(replace(outcome, alphabet=""))  # keep one alphabet in all, not one per file
+                files.append(replace(outcome, alphabet=""))  # hold one alphabet in memory, not one per file
             if len(problems) >= MAX_PROBLEMS:
-                problems.append("and maybe more: only the first ones are told")
+                problems.append("only the first problems are listed; there may be more")
                 break
     finally:
-        stopped.set()  # on Ctrl-C, too: do not wait for files that are being read
+        stopped.set()  # also on Ctrl-C: do not wait for files that are being read
         threads.shutdown(cancel_futures=True)
     one = corpus.is_single_file
     if not problems and not any(file.characters for file in files):

@@ -1,5 +1,5 @@
-"""In: the tokens of each split, in order. Out: shard files, and a journal by which a killed preparation continues.
-Does not encode; knows nothing of text. What the journal does not describe to the last bit is made again."""
+"""In: the tokens of each split, in order. Out: shard files, and a journal from which a killed preparation continues.
+Does not encode text. Does not continue files that differ from the journal: then all shards are written again."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ import numpy.typing as npt
 from codescent.base.durable import sync_folder
 from codescent.base.output import warn
 from codescent.base.sealed import read_sealed, write_sealed
-from codescent.data.prepared import JOURNAL, SPLITS, changed
+from codescent.data.prepared import JOURNAL, SPLITS, hash_problems
 
 SHARD_TOKENS = 1 << 26
 
 
 class Misfit(Exception):
-    """Which file of an interrupted preparation is not as the journal says."""
+    """A file of an interrupted preparation does not match the journal; the message names it."""
 
 
 class SplitWriter:
     """The shards of one split: raw little-endian tokens, `train_000000.bin` and so on, of SHARD_TOKENS each.
 
-    `state` is what `sync` returned before a kill; the file that was open is cut back to it. Raises Misfit: the files
-    have other bytes.
+    `state` is a return value of `sync`: writing continues from there, and later bytes are cut off. Raises Misfit: the
+    files do not match `state`.
     """
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], state: dict[str, Any] | None = None) -> None:
         state = state or {"shards": [], "characters": 0, "documents": 0, "open_tokens": 0}
-        if problems := changed(folder, {shard["file"]: shard["sha256"] for shard in state["shards"]}):
+        if problems := hash_problems(folder, {shard["file"]: shard["sha256"] for shard in state["shards"]}):
             raise Misfit(problems[0])
         self._folder, self._split, self._dtype = folder, split, dtype
         self.shards: list[dict[str, Any]] = state["shards"]
@@ -50,10 +50,10 @@ class SplitWriter:
         return closed + self._open_tokens
 
     def write(self, tokens: npt.NDArray[Any]) -> None:
-        """Append tokens, into as many shards as they need."""
+        """Append tokens, in as many shards as they need."""
         while len(tokens):
             if self._stream is None:
-                self._stream = self._path().open("wb", buffering=0)  # nothing is left to flush when the disk is full
+                self._stream = self._path().open("wb", buffering=0)  # closing it on a full disk flushes nothing
             part = tokens[: SHARD_TOKENS - self._open_tokens].astype(self._dtype, copy=False)
             data = part.tobytes()
             rest = memoryview(data)
@@ -66,7 +66,7 @@ class SplitWriter:
                 self._close_shard()
 
     def sync(self) -> dict[str, Any]:
-        """Bring what was written to the disk. Returns the state from which the constructor continues."""
+        """Force the written tokens to the disk (fsync). Returns the state from which a new `SplitWriter` continues."""
         if self._stream is not None:
             os.fsync(self._stream.fileno())
         opened = {"open_tokens": self._open_tokens, "open_sha256": self._digest.hexdigest()}
@@ -78,7 +78,7 @@ class SplitWriter:
         return {**self._counts(), "tokens": self.num_tokens, "shards": self.shards}
 
     def abandon(self) -> None:
-        """Close the open file; what it holds past the last `sync` does not count."""
+        """Close the open file. A new `SplitWriter` cuts off the tokens after the last `sync`."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -90,7 +90,7 @@ class SplitWriter:
         return self._folder / f"{self._split}_{len(self.shards):06d}.bin"
 
     def _reopen(self, sha256: str) -> io.FileIO:
-        """The open shard, cut back to its tokens, whose sha256 is given. Raises Misfit: it has others."""
+        """Reopen the unfinished shard, cut after its recorded tokens. Raises Misfit: they do not have `sha256`."""
         path, left_bytes = self._path(), self._open_tokens * self._dtype.itemsize
         try:
             stream = path.open("r+b", buffering=0)
@@ -118,22 +118,22 @@ class SplitWriter:
 class ShardWriter:
     """Both splits and the journal of a preparation with one tokenizer.
 
-    The journal is written after the data that it describes is on the disk: a kill at any moment leaves a valid
-    journal, and at worst some bytes past it that `SplitWriter` cuts off. Where journal, shards and tokenizer do not fit
-    each other, all shards are made again, which is said on the standard error.
+    The journal is written after its data is on the disk. So a kill at any moment leaves a valid journal, and at worst
+    some later bytes, which `SplitWriter` cuts off. If journal, shards and tokenizer do not match, a warning is printed
+    and all shards are written again.
     """
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], tokenizer_sha256: str) -> None:
         self._folder, self._dtype, self._tokenizer_sha256 = folder, dtype, tokenizer_sha256
         try:
-            self._go_on(self._read_journal())
+            self._start_from(self._read_journal())
         except Misfit as problem:
-            warn(f"{problem}: the tokens of this preparation are made again")
-            for made in (folder / JOURNAL, *(path for split in SPLITS for path in folder.glob(f"{split}_*.bin"))):
-                made.unlink(missing_ok=True)
-            self._go_on({})
+            warn(f"{problem}: all tokens of this preparation are encoded again")
+            for stale in (folder / JOURNAL, *(path for split in SPLITS for path in folder.glob(f"{split}_*.bin"))):
+                stale.unlink(missing_ok=True)
+            self._start_from({})
 
-    def _go_on(self, state: dict[str, Any]) -> None:
+    def _start_from(self, state: dict[str, Any]) -> None:
         self.chunks_done: int = state.get("chunks_done", 0)
         self.forced_cuts: int = state.get("forced_cuts", 0)
         self.splits = {split: SplitWriter(self._folder, split, self._dtype, state.get(split)) for split in SPLITS}
@@ -146,11 +146,11 @@ class ShardWriter:
         if state is None:
             raise Misfit(f"{path}: damaged, or of an earlier version")
         if state["tokenizer"] != self._tokenizer_sha256:
-            raise Misfit(f"{path}: of another tokenizer")
+            raise Misfit(f"{path}: written with another tokenizer")
         return state
 
     def journal(self) -> None:
-        """Note what is done, so that a killed preparation continues after it."""
+        """Write the journal: a killed preparation continues from this point."""
         state = {split: writer.sync() for split, writer in self.splits.items()}
         sync_folder(self._folder)
         counts = {"chunks_done": self.chunks_done, "forced_cuts": self.forced_cuts}

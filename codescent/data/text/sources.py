@@ -1,5 +1,5 @@
-"""In: a file of text: plain, JSON lines, compressed, or a tar of such. Out: its text in blocks, in bounded memory.
-Does not choose files, split or tokenise. Keeps the text as it is (line ends, too), except a byte order mark."""
+"""In: a file of text: plain, JSON lines, compressed (gz, xz, bz2), or a tar archive of them. Out: its text in blocks.
+Does not hold a whole file in memory. Does not change the text (not even line ends), but drops a byte order mark."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def read_blocks(path: Path, text_key: str, watch: Callable[[memoryview], None] |
     The suffix decides: `.jsonl` and `.ndjson` have one JSON object per line with the text under `text_key`; `.gz .xz
     .bz2` are decompressed; `.tar` (also inside a compressed file of any name) is read member by member; other files
     are one document of UTF-8 text. At most one block, or one JSON line, is in memory. `watch` is called with every
-    byte of the file once, in order, before the last block has been taken.
+    byte of the file once, in order, before the iteration ends.
 
     Raises:
-        UserError: cannot be read; not UTF-8 (byte offset, line); a JSON line without the key (line); damaged archive.
+        UserError: cannot be read; not UTF-8 (at which byte and line); a JSON line without the key; damaged archive.
     """
     try:
         raw = _Watched(path, watch) if watch else io.FileIO(path)

@@ -1,5 +1,5 @@
-"""In: the token shards of a split. Out: samples of its tokens by number, and the next token of each.
-Does not order the samples (loader.py does)."""
+"""In: the token shards of a split. Out: samples by number: `seq_len` tokens as inputs, their next tokens as targets.
+Does not decide the order of the samples (loader.py does)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Split:
         """Tokens of samples, int64 [n, seq_len + 1]: sample j is tokens [j * seq_len, j * seq_len + seq_len].
 
         Raises:
-            UserError: a token is outside the vocabulary (file and byte), or a shard has changed.
+            UserError: a token is outside the vocabulary (the message has file and byte), or a shard has changed.
             IndexError: there is no such sample.
         """
         numbers = in_range(samples, self.num_samples(seq_len), self.name)

@@ -1,2 +1,2 @@
-"""In: text. Out: tokens, and text again.
+"""In: text, or token ids. Out: the token ids of the text, or the text of the ids.
 Does not read a corpus."""

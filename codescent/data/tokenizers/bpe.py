@@ -1,5 +1,5 @@
-"""In: a tokenizer of the tokenizers library: GPT-2's, a JSON file's, or one trained here. Out: token ids, and text.
-Does not apply merges: the library computes the ids of a word, and a table caches them."""
+"""In: GPT-2's files, a JSON file of the tokenizers library, or texts to train a BPE. Out: a tokenizer of that library.
+Does not apply merges: the library computes the ids of a word, and `WordTable` caches them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import tokenizers as library
 from codescent.base.errors import UserError
 from codescent.data.text import download
 
-SEPARATORS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")  # known names of the document end
+SEPARATORS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")  # known names of the document separator
 MIN_BPE_VOCAB_SIZE = 257  # 256 bytes and the separator
 MAX_BPE_VOCAB_SIZE = 10_000_000  # far above any in use
 TRAINING_PIECE_CHARS = 1 << 14
@@ -25,7 +25,7 @@ _NEIGHBOURS = {"letter": "a", "number": "1", "other": "!"}
 
 
 class LibraryTokenizer:
-    """A tokenizer of the library. Text that spells a control token is ordinary text."""
+    """A tokenizer of the tokenizers library. Text that spells a control token is encoded as ordinary text."""
 
     context_free = False
 
@@ -96,7 +96,7 @@ def gpt2() -> LibraryTokenizer:
 
 
 def train(texts: Iterator[str], vocab_size: int) -> LibraryTokenizer:
-    """Train a byte-level BPE: 256 bytes, `<|endoftext|>` (id 0), and the most frequent merges, as far as there are."""
+    """Train a byte-level BPE of at most `vocab_size` ids: `<|endoftext|>` (id 0), bytes, most frequent merges."""
     inner = byte_level(library.models.BPE())
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -109,7 +109,7 @@ def train(texts: Iterator[str], vocab_size: int) -> LibraryTokenizer:
 
 
 def _short(text: str) -> Iterator[str]:
-    """Split a text between words into short pieces. The library holds hundreds of split pieces in memory."""
+    """Split a text between words into short pieces. The library holds hundreds of pieces in memory."""
     start = 0
     while len(text) - start > TRAINING_PIECE_CHARS:
         space = text.rfind(" ", start + 1, start + TRAINING_PIECE_CHARS)
@@ -164,31 +164,31 @@ class WordTable:
         self._inner = inner
         self._dtype = dtype
         self._kinds: dict[str, str] = {}
-        self._forget()
-        self._meet({chr(point) for point in range(128)})
+        self._clear()
+        self._classify({chr(point) for point in range(128)})
 
     def encode(self, text: str) -> npt.NDArray[Any]:
         """Ids of a text."""
-        if not text.isascii() and (unmet := set(text).difference(self._kinds)):
-            self._meet(unmet)
+        if not text.isascii() and (unclassified := set(text).difference(self._kinds)):
+            self._classify(unclassified)
         words = self._pattern.findall(text)
         if len(self._index) > self.MAX_WORDS or self._num_chars > self.MAX_CHARS:
-            self._forget()
+            self._clear()
         if unknown := set(words).difference(self._index):
-            self._learn(list(unknown))
+            self._add_words(list(unknown))
         rows = np.fromiter(map(self._index.__getitem__, words), np.int64, len(words))
         lengths = self._lengths[rows]
         ends = lengths.cumsum()
         shifts = self._starts[rows] - ends + lengths
         return self._ids[np.repeat(shifts, lengths) + np.arange(int(ends[-1]) if len(words) else 0)]
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._index: dict[str, int] = {}
         self._num_chars = 0
         self._ids = np.empty(0, self._dtype)
         self._starts = self._lengths = np.empty(0, np.int64)
 
-    def _learn(self, words: list[str]) -> None:
+    def _add_words(self, words: list[str]) -> None:
         new = [encoding.ids for encoding in self._inner.encode_batch_fast(words, add_special_tokens=False)]
         lengths = np.array([len(ids) for ids in new], np.int64)
         starts = len(self._ids) + lengths.cumsum() - lengths
@@ -198,7 +198,7 @@ class WordTable:
         self._starts = np.concatenate([self._starts, starts])
         self._lengths = np.concatenate([self._lengths, lengths])
 
-    def _meet(self, characters: set[str]) -> None:
+    def _classify(self, characters: set[str]) -> None:
         """Classify new characters. A character between two of its own kind does not split the word."""
         split = self._inner.pre_tokenizer.pre_tokenize_str
         for char in characters:

@@ -1,5 +1,5 @@
-"""In: text. Out: token ids, and text again. Has the interface of all tokenizers, and those of characters and bytes.
-Does not do BPE or WordPiece (bpe.py and wordpiece.py do) and does not choose a corpus' tokenizer."""
+"""In: text, or ids. Out: ids, or text. Contains the interface `Tokenizer` and two tokenizers: character, byte.
+Does not do BPE or WordPiece (bpe.py and wordpiece.py do)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from codescent.data.tokenizers.wordpiece import WordPiece, is_wordpiece
 
 TokenArray = npt.NDArray[Any]  # uint16 or uint32, see token_dtype
 SEPARATOR_TEXT = "<|endoftext|>"
-REPLACEMENT = "\ufffd"  # what decoders write for bytes that are not UTF-8 (yet)
+REPLACEMENT = "\ufffd"  # decoders write it for bytes that are not UTF-8, or not yet complete
 
 
 class Tokenizer(Protocol):
@@ -25,9 +25,9 @@ class Tokenizer(Protocol):
 
     Attributes:
         vocab_size: ids lie in [0, vocab_size).
-        separator: the id after each document of a corpus with several; None: the vocabulary has no such id.
-        context_free: cutting a text anywhere does not change its ids.
-        chars_per_s: approximate speed of one core. It decides whether worker processes are worth their start.
+        separator: the id that ends each document of a corpus with several documents; None: there is no such id.
+        context_free: True if cutting a text anywhere does not change its ids.
+        chars_per_s: approximate speed of one core. It decides whether worker processes are started.
     """
 
     vocab_size: int
@@ -54,7 +54,7 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 class _ContextFree:
-    """A tokenizer whose ids do not depend on neighbouring characters; `_fields` make up its file."""
+    """A tokenizer whose ids do not depend on neighbouring characters; `_fields` is the content of its file."""
 
     context_free = True
     _fields: dict[str, Any]
@@ -115,7 +115,7 @@ class ByteTokenizer(_ContextFree):
         return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8).astype("<u2")
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ids; what is not UTF-8 becomes U+FFFD. Raises ValueError for an id outside the vocabulary."""
+        """Text of ids; bytes that are not UTF-8 become U+FFFD. Raises ValueError for an id outside the vocabulary."""
         check_range(tokens, self.vocab_size)
         end = SEPARATOR_TEXT.encode()
         parts = (end if token == self.separator else bytes((token,)) for token in tokens)
@@ -123,7 +123,7 @@ class ByteTokenizer(_ContextFree):
 
 
 def load(path: Path) -> Tokenizer:
-    """A tokenizer from a file of `save` or JSON of the tokenizers library. Raises UserError: it is none."""
+    """Read a file that `save` wrote, or a JSON file of the tokenizers library. Raises UserError: not a tokenizer."""
     try:
         text = path.read_text(encoding="utf-8")
         fields = json.loads(text)
@@ -141,7 +141,7 @@ def load(path: Path) -> Tokenizer:
 
 
 def encode_segments(tokenizer: Tokenizer, segments: Iterable[tuple[str, bool]], separate: bool) -> TokenArray:
-    """Concatenated ids of consecutive texts: (text, whether a document ends with it).
+    """Concatenated ids of consecutive texts. A segment is (text, whether a document ends with it).
 
     `separate`: add the separator, if the tokenizer has one, after each document.
     """

@@ -1,4 +1,4 @@
-"""In: BERT's vocabulary, published or the user's. Out: its WordPiece tokenizer: ids, character spans, text again.
+"""In: BERT's vocabulary, published or the user's. Out: its WordPiece tokenizer: ids and character spans of a text.
 Does not cut texts into windows and does not mask tokens (tasks do)."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from codescent.data.tokenizers.bpe import LibraryTokenizer
 
 KINDS = {"bert": download.BERT_UNCASED, "bert-cased": download.BERT_CASED}
 CONTROLS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-CONTINUES = "##"  # begins a piece that is not the first of its word
+CONTINUES = "##"  # prefix of a piece that is not the first of its word
 MAX_PROBLEMS = 20
 
 
@@ -33,7 +33,7 @@ class Pieces(NamedTuple):
 class WordPiece(LibraryTokenizer):
     """BERT's tokenizer: it splits at white space, punctuation and Chinese characters, then into the longest pieces.
 
-    Uncased ones first convert to lower case and strip accents. Words outside the vocabulary become [UNK].
+    An uncased tokenizer first converts to lower case and strips accents. Words outside the vocabulary become [UNK].
 
     Attributes:
         pad, unknown, begin, end, mask: the ids of [PAD], [UNK], [CLS], [SEP] and [MASK]. Encoding a text gives
@@ -67,7 +67,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def identity(name: str) -> str:
-    """The name in a dataset's key, with the sha256 of a user's vocabulary. Raises UserError: that cannot be read."""
+    """Its name in a dataset's key: kind, and sha256 of a user's vocabulary. Raises UserError: that cannot be read."""
     kind, path = split_name(name) or (name, "")
     return f"{kind}:{hashlib.sha256(_read(expanded(path))).hexdigest()}" if path else kind
 
@@ -111,7 +111,7 @@ def _vocabulary(path: Path) -> dict[str, int]:
         first.setdefault(token, number)
     problems += [f"{path}: no token {name}: BERT needs {', '.join(CONTROLS)}" for name in CONTROLS if name not in first]
     if problems:
-        more = [f"{path}: {len(problems) - MAX_PROBLEMS} more of such"] if len(problems) > MAX_PROBLEMS else []
+        more = [f"{path}: {len(problems) - MAX_PROBLEMS} more problems"] if len(problems) > MAX_PROBLEMS else []
         raise UserError(*problems[:MAX_PROBLEMS], *more)
     return first
 

@@ -1,5 +1,6 @@
-"""In: nothing. Out: the kind "bert": its presets, its sizes, its parameters with roles and initial values.
-Does not import torch and allocates nothing: the planner reads it, and the module is built to match it."""
+"""In: the sizes of a BERT. Out: presets; the sizes, checked; for each parameter its name, shape, role (how it may be
+split over ranks) and standard deviation of initial values.
+Does not import torch or allocate memory, because the planner reads this file. module.py builds the same parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "bert-large-uncased": {"num_layers": 24, "num_heads": 16, "hidden_dim": 1024, "ffn_dim": 4096, **_UNCASED},
 }
 HEADS = ("mlm", "qa")
-"""Heads: masked tokens, or where an answer begins and ends. The first is the default."""
+"""Heads: "mlm" predicts masked tokens, "qa" the first and last token of an answer. The first head is the default."""
 
 SEGMENTS = 2
 NORM_EPS = 1e-12
@@ -40,8 +41,8 @@ class BertShape(EqualHeads):
     dropout: float = 0.0
     extras: ClassVar[bool] = True  # every layer reads the lengths of the samples
     refuses: ClassVar[Mapping[str, str]] = {
-        "cp": "the attention that travels is causal attention over whole sequences, and here every position sees "
-        "all others but padding"
+        "cp": "context parallelism computes causal attention only, and in a BERT every position sees all positions "
+        "but padding"
     }
 
     @property
@@ -61,11 +62,10 @@ def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: st
 
 
 def parameters(shape: BertShape) -> Iterator[Parameter]:
-    """Every parameter, in the order in which forward first reads it; `head.bias` stands before the rest of its head,
-    as in the module.
+    """Every parameter, in the order in which forward first reads it. `head.bias` is first in its head.
 
-    Initial values are BERT's: normal of deviation 0.02 everywhere, norms 1 and 0, biases 0. (BERT cuts its normal
-    distribution off at two deviations; ours is whole.)
+    Initial values are BERT's: normal with standard deviation 0.02; norms have weight 1 and bias 0; other biases are 0.
+    (BERT truncates the normal distribution at two standard deviations. We do not.)
     """
     width, end, std = shape.hidden_dim, shape.num_layers + 1, WEIGHT_STD
     tied = (0, end) if shape.head == "mlm" else (0,)
@@ -97,5 +97,5 @@ KIND = Kind(
     wrong=_wrong,
     words={"head": HEADS},
     options=("dropout",),
-    uncompiled="has been compiled in one process alone so far, and divided over tp nobody has seen it come to an end",
+    uncompiled="has been compiled in one process only so far: no compiled run with tp > 1 has finished yet",
 )

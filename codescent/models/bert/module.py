@@ -1,5 +1,5 @@
-"""In: tokens [B, T], their segments, the samples' lengths; targets while training. Out: the summed loss, or logits.
-Does not hold optimizer, device placement or parallelism: strategies wrap it from outside."""
+"""In: tokens [B, T], their segments, the samples' lengths; in training also targets. Out: the summed loss, or logits.
+Does not contain optimizer or parallelism: strategies replace parameters by shards and set attributes of layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from codescent.operators.dropout import drop
 from codescent.operators.head import scaled_gradient
 from codescent.operators.linear import Linear
 
-# Shapes: B samples, T positions, N = B * T, M of these whose tokens are predicted, D hidden_dim, V vocab_size.
+# Shapes: B samples, T positions, N = B * T, M positions with a target, D hidden_dim, V vocab_size.
 
 
 class MaskedHead(nn.Module):
@@ -32,7 +32,7 @@ class MaskedHead(nn.Module):
         self.norm = nn.LayerNorm(width, NORM_EPS)
 
     def forward(self, x_MD: Tensor) -> Tensor:
-        """Rows to multiply with those of the vocabulary matrix."""
+        """[M, D]: rows to multiply with the vocabulary matrix."""
         y_MD: Tensor = self.norm(F.gelu(self.dense(x_MD)))
         return y_MD
 
@@ -40,8 +40,7 @@ class MaskedHead(nn.Module):
 class Bert(Part):
     """BERT (Devlin et al. 2019) with one of its heads, or a part of it; the head "mlm" is tied to `tok.weight`.
 
-    A block is norm_1(x + attn(x)), then norm_2(x + mlp(x)). The pooler is left out: only the prediction of the next
-    sentence reads it.
+    A block is norm_1(x + attn(x)), then norm_2(x + mlp(x)). There is no pooler: only next-sentence prediction reads it.
     """
 
     block_sites = Block.SITES
@@ -76,18 +75,19 @@ class Bert(Part):
         segments_BT: Tensor | None = None,
         lengths_B: Tensor | None = None,
     ) -> Tensor:
-        """See `Part`: the sum over the masked tokens, or over the samples.
+        """See `Part`. The loss is summed over the masked tokens ("mlm") or over the samples ("qa").
 
         Args:
             inputs: tokens int64 [B, T], or activations.
-            targets: for the head "mlm" int64 [B, T]: the token that was masked; a negative target has no loss. For the
-                head "qa" int64 [B, 2]: the answer's first and last token, in its sample and not padding.
+            targets: int64. Head "mlm": [B, T], the token that was masked; a negative target has no loss. Head "qa":
+                [B, 2], the positions of the answer's first and last token in its sample; not in the padding.
             loss_scale: factor on the gradients.
             segments_BT: int64, 0 or 1; None: all are 0. The embedding reads them.
-            lengths_B: int64, at least 1: no position sees the padding behind; None: no padding.
+            lengths_B: int64, at least 1: tokens of each sample before the padding. No position sees the padding. None:
+                no padding.
 
         Returns:
-            A scalar; or logits [B, T, V] or [B, T, 2]; activations [B, T, D], those of padding without meaning.
+            A scalar; or logits [B, T, V] or [B, T, 2]; or activations [B, T, D], meaningless at padding.
         """
         x_BTD, tied_gradient_VD = inputs, None
         keys_SB = self.dropout_keys(len(inputs))
@@ -98,7 +98,7 @@ class Bert(Part):
             x_BTD = self.embed_norm(x_BTD)
             if keys_SB is not None:
                 x_BTD = drop(x_BTD, keys_SB[0], self.shape.dropout, self.rows_T)
-        # Between tensor-parallel layers a rank holds some of the rows, while attention reads all of them.
+        # With sequence parallelism a rank holds only some of the rows between layers, but attention reads all rows.
         positions = x_BTD.shape[1] if self.rows_T is None else self.shape.seq_len
         padding_BT = padding(lengths_B, positions)
         for _, block, keys_3B in self.each_block(keys_SB):
@@ -113,7 +113,7 @@ class Bert(Part):
     def _segments(self, segments_BT: Tensor | None, rows: int) -> Tensor:
         """The segment embeddings of the rows that this rank holds.
 
-        As a product: the sums of its gradient are exact, and a look-up in so small a matrix would add row after row.
+        A product with one-hot rows sums its gradient exactly. A look-up in so small a matrix would add row after row.
         """
         weight_2D = self.segment.weight
         if segments_BT is None:
@@ -124,7 +124,7 @@ class Bert(Part):
     def _masked_tokens(
         self, x_BTD: Tensor, targets_BT: Tensor | None, loss_scale: float, tied_gradient_VD: Tensor | None
     ) -> Tensor:
-        """The sum of the losses, computed for the rows with a target only; or all logits."""
+        """The summed loss, computed only for the rows with a target; without targets, the logits of all rows."""
         head = self.head
         assert isinstance(head, MaskedHead)
         weight_VD, bias_V = self.tok.weight, head.bias
@@ -133,18 +133,18 @@ class Bert(Part):
             logits_BTV: Tensor = head(x_BTD) @ weight_VD.t() + bias_V
             return logits_BTV
         targets_N = targets_BT.flatten()
-        wanted_M = (targets_N >= 0).nonzero().squeeze(1)
-        x_MD = head(x_BTD.flatten(0, 1).index_select(0, wanted_M))
+        with_target_M = (targets_N >= 0).nonzero().squeeze(1)
+        x_MD = head(x_BTD.flatten(0, 1).index_select(0, with_target_M))
         loss: Tensor = self.vocabulary.loss_of_rows(
-            x_MD, weight_VD, bias_V, targets_N[wanted_M], self.head_chunk_tokens, loss_scale, tied_gradient_VD
+            x_MD, weight_VD, bias_V, targets_N[with_target_M], self.head_chunk_tokens, loss_scale, tied_gradient_VD
         )
         return loss
 
 
 def span_loss(logits_BT2: Tensor, targets_B2: Tensor, lengths_B: Tensor | None, loss_scale: float) -> Tensor:
-    """SUM over samples of the mean of two cross-entropies over positions: where the answer begins, and where it ends.
+    """The sum over samples of the mean of two cross-entropies: of the answer's first and last position.
 
-    Gradients are multiplied by `loss_scale`, the value is not.
+    `loss_scale` multiplies the gradients, not the value.
     """
     logits_B2T = logits_BT2.to(torch.promote_types(logits_BT2.dtype, torch.float32)).transpose(1, 2)
     padding_BT = padding(lengths_B, logits_B2T.shape[2])

@@ -1,2 +1,2 @@
-"""In: sizes. Out: the model's declared parameters (declare, without torch) and its module.
-Does not know a layout."""
+"""In: sizes of a GPT-2. Out: its parameter list (declare.py, without torch) and its torch module (module.py).
+Does not know how the model is split over ranks."""

@@ -1,5 +1,6 @@
-"""In: nothing. Out: the kind "gpt2": its presets, its sizes, its parameters with roles and initial values.
-Does not import torch and allocates nothing: the planner reads it, and the module is built to match it."""
+"""In: the sizes of a GPT-2. Out: presets; the sizes, checked; for each parameter its name, shape, role (how it may be
+split over ranks) and standard deviation of initial values.
+Does not import torch or allocate memory, because the planner reads this file. module.py builds the same parameters."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ class GPT2Shape(EqualHeads):
 def parameters(shape: GPT2Shape) -> Iterator[Parameter]:
     """Every parameter, in the order in which forward first reads it; the head is tied to `tok.weight`.
 
-    Initial values are GPT-2's: normal of deviation 0.02, the two projections that write to the residual stream 0.02 /
-    sqrt(2 * num_layers), norms 1 and 0, biases 0.
+    Initial values are GPT-2's: normal with standard deviation 0.02; for the two projections that write to the residual
+    stream 0.02 / sqrt(2 * num_layers). Norms have weight 1 and bias 0; other biases are 0.
     """
     width, end = shape.hidden_dim, shape.num_layers + 1
     residual_std = WEIGHT_STD / math.sqrt(2 * shape.num_layers)

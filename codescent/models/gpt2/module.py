@@ -1,5 +1,5 @@
-"""In: the sizes of a GPT-2, and its part. Out: its module, with learned positions.
-Does not run the blocks (decoder does) and does not hold optimizer, device placement or parallelism."""
+"""In: the sizes of a GPT-2, and which layers to build (embedding, blocks, head). Out: the torch module of these layers.
+Does not run the blocks (decoder.py does). Does not contain the optimizer, device placement or parallelism."""
 
 from __future__ import annotations
 

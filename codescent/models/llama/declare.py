@@ -1,5 +1,6 @@
-"""In: nothing. Out: the kind "llama": its presets, its sizes, its parameters with roles and initial values.
-Does not import torch and allocates nothing: the planner reads it, and the module is built to match it."""
+"""In: the sizes of a Llama. Out: presets; the sizes, checked; for each parameter its name, shape, role (how it may be
+split over ranks) and standard deviation of initial values.
+Does not import torch or allocate memory, because the planner reads this file. module.py builds the same parameters."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class LlamaShape(Shape):
 
     Attributes:
         rope_theta: base of the rotary frequencies.
-        rope_scaling: how they are divided; None: they are not.
+        rope_scaling: how these frequencies are scaled down; None: they are not.
         norm_eps: added to the mean square in the norms.
         tie_head: whether the head reads `tok.weight`.
     """
@@ -69,19 +70,21 @@ class LlamaShape(Shape):
 
 
 def _derived(full: Mapping[str, Any]) -> dict[str, int | None]:
-    """`num_kv_heads` is num_heads. `ffn_dim` is 8/3 of hidden_dim, as many elements as with two matrices of 4 (Shazeer
-    2020, "GLU Variants Improve Transformer"; Touvron et al. 2023, "LLaMA", section 2.2), rounded up to a multiple of
-    64."""
+    """Default sizes: `num_kv_heads` = num_heads, and `ffn_dim` = 8/3 hidden_dim, rounded up to a multiple of 64.
+
+    Three matrices with 8/3 hidden_dim have as many elements as two with 4 hidden_dim (Shazeer 2020, "GLU Variants
+    Improve Transformer"; Touvron et al. 2023, "LLaMA", section 2.2).
+    """
     width = full.get("hidden_dim")
     ffn = None if width is None else -(-8 * width // 3 // _FFN_MULTIPLE) * _FFN_MULTIPLE
     return {"ffn_dim": ffn, "num_kv_heads": full.get("num_heads")}
 
 
-def _not_a_llama(full: Mapping[str, Any], bias: bool | None, dropout: float, where: str) -> Iterator[str]:
+def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: str) -> Iterator[str]:
     if bias:
         yield f"{where}.bias = true: a llama has no biases; leave it out"
     if dropout != 0.0:
-        yield f"{where}.dropout = {dropout}: a llama drops nothing; leave it out"
+        yield f"{where}.dropout = {dropout}: a llama has no dropout; leave it out"
     for name in ("rope_theta", "norm_eps"):
         if not full.get(name, 1.0) > 0.0:
             yield f"{where}.{name}: {full[name]} must be above 0"
@@ -94,19 +97,19 @@ def _not_a_llama(full: Mapping[str, Any], bias: bool | None, dropout: float, whe
     if heads > 0 and width > 0 and width % heads == 0 and width // heads % 2:
         yield (
             f"{where}.num_heads: {heads} heads of {width} channels ({where}.hidden_dim) have {width // heads} each; "
-            "rotary positions turn channels in pairs: their number must be even"
+            "rotary positions rotate pairs of channels: the number of channels must be even"
         )
 
 
 def parameters(shape: LlamaShape) -> Iterator[Parameter]:
     """Every parameter, in the order in which forward first reads it; with `tie_head` the head reads `tok.weight`.
 
-    `mlp.gate_up` is [ffn_dim, 2, hidden_dim]: each channel's row of the gate lies beside its row of what the gate lets
-    through, so a slice of the rows is a set of whole channels.
+    `mlp.gate_up` is [ffn_dim, 2, hidden_dim]: the gate row and the up row of a channel are adjacent. So a slice of dim
+    0 contains whole channels.
 
-    Initial values are normal of deviation 0.02, of the two projections that write to the residual stream 0.02 / sqrt(2
-    * num_layers) (Radford et al. 2019, section 2.3; so torchtitan, models/llama3, init_weights without depth_init);
-    norms are 1.
+    Initial values are normal with standard deviation 0.02; for the two projections that write to the residual
+    stream 0.02 / sqrt(2 * num_layers) (Radford et al. 2019, section 2.3; torchtitan, models/llama3, init_weights
+    without depth_init). Norms are 1.
     """
     width, ffn, end = shape.hidden_dim, shape.ffn_dim, shape.num_layers + 1
     residual_std = WEIGHT_STD / math.sqrt(2 * shape.num_layers)
@@ -124,4 +127,4 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
         yield Parameter("head.weight", vocabulary, Role.VOCAB, WEIGHT_STD, depths=(end,))
 
 
-KIND = Kind("llama", LlamaShape, "Llama", PRESETS, parameters, _derived, wrong=_not_a_llama, options=(), generates=True)
+KIND = Kind("llama", LlamaShape, "Llama", PRESETS, parameters, _derived, wrong=_wrong, options=(), generates=True)

@@ -1,5 +1,5 @@
-"""In: the sizes of a Llama, and its part. Out: its module, with rotary positions and a gated feed-forward.
-Does not run the blocks (decoder does) and does not hold optimizer, device placement or parallelism."""
+"""In: the sizes of a Llama, and which layers to build (embedding, blocks, head). Out: the torch module of these layers.
+Does not run the blocks (decoder.py does). Does not contain the optimizer, device placement or parallelism."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from codescent.operators.rotary import frequencies, turns
 class Llama(Decoder):
     """Llama (Touvron et al. 2023; Llama Team 2024), or a part of it.
 
-    A block is x + attn(norm_1(x)), then x + mlp(norm_2(x)), with norms by the root of the mean square (Zhang and
-    Sennrich 2019, "Root Mean Square Layer Normalization").
+    A block is x + attn(norm_1(x)), then x + mlp(norm_2(x)). The norms are RMSNorm (Zhang and Sennrich 2019, "Root Mean
+    Square Layer Normalization").
     """
 
     shape: LlamaShape
@@ -53,7 +53,7 @@ class Llama(Decoder):
         elif self.tokens_T is not None:
             positions = self.tokens_T.to(inputs.device)
         else:
-            # Between tensor-parallel layers a later stage holds some of the rows, while attention reads all of them.
+            # With sequence parallelism a later stage receives only some of the rows, but attention reads all rows.
             known = self.embeds or self.rows_T is None
             positions = torch.arange(inputs.shape[1] if known else self.shape.seq_len, device=inputs.device)
         return turns(frequencies(self.shape.head_dim, self.shape.rope_theta, self.shape.rope_scaling), positions, dtype)

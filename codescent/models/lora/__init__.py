@@ -1,2 +1,2 @@
-"""In: the declared parameters of a model. Out: the same with adapters, declared and as modules.
-Does not know a kind of model."""
+"""In: a model's parameter list, or its torch module. Out: the list (declare.py) or the module (module.py) with LoRA.
+Does not depend on the kind of model."""

@@ -1,5 +1,5 @@
-"""In: a model's declared parameters; rank, factor and layers of adapters. Out: the parameters with adapters declared.
-Does not import torch and allocates nothing: `lora.module` puts adapters into a module."""
+"""In: a model's parameter list; LoRA's rank, alpha and names of target layers. Out: the list with adapters A and B.
+Does not import torch or allocate memory: `lora.module` adds the adapters to a torch module."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _BLOCK = re.compile(r"blocks\.\d+\.")
 def resolve(
     parameters: Sequence[Parameter], rank: int, alpha: float | None, targets: str | None, whole: str | None
 ) -> Lora:
-    """The adapters that a user asks for.
+    """Check the LoRA settings of a config and fill in the defaults.
 
     Args:
-        parameters: the model's own.
-        rank, alpha: of every adapter; None: alpha is twice the rank.
-        targets: names of layers, separated by commas; None: every matrix of the blocks that may be divided.
-        whole: names of layers trained whole; None: a head whose outputs are no vocabulary, which is new to each task.
+        parameters: the model's parameters, without adapters.
+        rank, alpha: of every adapter; `alpha` None: twice the rank.
+        targets: names of layers, separated by commas; None: every matrix of the blocks that tp can split.
+        whole: names of layers whose own weights are trained; None: a head that does not predict the vocabulary, because
+            each task needs a new one.
 
     Raises:
-        UserError: every unknown name, and a rank that is not below the sizes of a matrix.
+        UserError: every unknown name; a rank that is not smaller than both sides of a matrix.
     """
     matrices = {_layer(p): p for p in parameters if p.role in _ROLES and _BLOCK.match(p.name)}
     heads = tuple(dict.fromkeys(_layer(p) for p in parameters if p.role is Role.LOGITS))
@@ -44,14 +45,16 @@ def resolve(
     if whole is not None:
         problems += _unknown("lora.whole", lora.whole, dict.fromkeys(map(_layer, parameters)))
     problems += [
-        f"lora.whole: {name} is in lora.targets, too; one of the two" for name in lora.whole if name in lora.targets
+        f"lora.whole: {name} is in lora.targets, too; remove it from one of them"
+        for name in lora.whole
+        if name in lora.targets
     ]
     for name in lora.targets:
         smallest = min(_sides(matrices[name])) if name in matrices else rank + 1
         if rank >= smallest:
             problems.append(
-                f"lora.rank = {rank}: {name} is a matrix of {' x '.join(map(str, _sides(matrices[name])))}, and an "
-                f"adapter is to be smaller; at most {max(1, smallest - 1)}, or other lora.targets"
+                f"lora.rank = {rank}: {name} is a matrix of {' x '.join(map(str, _sides(matrices[name])))}, and the "
+                f"rank must be smaller than both sides; at most {max(1, smallest - 1)}, or other lora.targets"
             )
     if problems:
         raise UserError(*problems)
@@ -59,10 +62,10 @@ def resolve(
 
 
 def adapted(parameters: Sequence[Parameter], lora: Lora | None) -> tuple[Parameter, ...]:
-    """The parameters with adapters; the adapter of a layer follows the layer's own parameters. None: no adapters.
+    """The parameters with adapters. An adapter follows its layer's own parameters. `lora` None: no adapters.
 
-    Initial values of A have the deviation of `peft`, 1 / sqrt(3 I); those of B are 0, so at first an adapter adds
-    nothing. Only adapters and the layers in `lora.whole` are trained.
+    A is initialised at random with standard deviation 1 / sqrt(3 * inputs), as in `peft`. B is 0, so a new adapter
+    changes no output. Only adapters and the layers in `lora.whole` are trained.
     """
     if lora is None:
         return tuple(parameters)
@@ -93,13 +96,13 @@ def is_adapter(parameter: Parameter) -> bool:
 
 
 def names(matrix: str) -> tuple[str, str]:
-    """Names of the two matrices of the adapter of the matrix with this name."""
+    """Names of the adapter's matrices A and B, given the name of the adapted matrix."""
     owner = matrix.rpartition(".")[0]
     return f"{owner}.{A}", f"{owner}.{B}"
 
 
 def _layer(parameter: Parameter) -> str:
-    """The name of a parameter's layer: without the block and without the last word."""
+    """The name of a parameter's layer inside its block: "blocks.0.attn.qkv.weight" gives "attn.qkv"."""
     return _BLOCK.sub("", parameter.name, count=1).rpartition(".")[0]
 
 
@@ -113,7 +116,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _unknown(key: str, given: Sequence[str], known: Collection[str]) -> Iterator[str]:
     if not given:
-        yield f"{key}: names nothing; there are {', '.join(known)}"
+        yield f"{key}: names no layer; this model has {', '.join(known)}"
     for name in given:
         if name not in known:
-            yield f"{key}: there is no {name!r} in this model; there are {', '.join(known)}"
+            yield f"{key}: there is no {name!r} in this model; it has {', '.join(known)}"

@@ -1,2 +1,2 @@
-"""In: sizes. Out: the model's declared parameters (declare, without torch) and its module.
-Does not know a layout."""
+"""In: sizes of an encoder-decoder. Out: its parameter list (declare.py, no torch) and its torch module (module.py).
+Does not know how the model is split over ranks."""

@@ -1,5 +1,5 @@
-"""In: activations of one layer. Out: those of the next, after a layer of the encoder or of the decoder.
-Does not know tokens, losses or other layers."""
+"""In: activations before a layer; for a decoder layer also the encoder's output. Out: activations after the layer.
+Does not read tokens and does not compute a loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from codescent.operators.dropout import drop
 from codescent.operators.linear import Linear
 
 # Shapes: B batch, S positions of the source, T of the target, D hidden_dim, F ffn_dim.
-DROPOUT_SITES = 6  # in a block: probabilities and output of attention, twice; inside and output of the feed-forward
+# Dropout sites of a block: probabilities and output of self-attention; the same two of cross-attention; between the two
+# matrices of the feed-forward, and its output.
+DROPOUT_SITES = 6
 
 
 class FeedForward(nn.Module):
@@ -28,10 +30,10 @@ class FeedForward(nn.Module):
         self.down = Linear(shape.ffn_dim, shape.hidden_dim, shape.bias)
 
     def forward(self, x_BTD: Tensor, keys_B: Tensor | None = None) -> Tensor:
-        """[B, T, D]; `keys_B` are keys of the dropout between the two matrices, None drops nothing."""
+        """[B, T, D]. `keys_B`: keys of the dropout between the two matrices; None: no dropout."""
         h_BTF = self.up(x_BTD)
-        # ReLU overwrites its input, which nothing else reads: the value gives the slope. (Autograd lets nothing
-        # overwrite the output of a linear layer whose weight gradient is deferred.)
+        # ReLU may overwrite its input, because backward needs only its output. If `up` defers its weight gradient,
+        # autograd does not allow to overwrite its output.
         inplace = self.up.deferred is None
         h_BTF = F.relu(h_BTF, inplace=inplace) if self.activation == "relu" else F.gelu(h_BTF)
         if keys_B is not None:
@@ -41,7 +43,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(ResidualBlock):
-    """A layer of the encoder, the last one with the encoder's norm; or of the decoder, which reads the source."""
+    """A layer of the encoder, or of the decoder with cross-attention. The last encoder layer ends with a norm."""
 
     attn: Attention
     cross: CrossAttention
@@ -69,13 +71,15 @@ class Layer(ResidualBlock):
         source_BSD: Tensor | None = None,
         padding_BS: Tensor | None = None,
     ) -> Tensor:
-        """The residual stream x, of the source or in the decoder of the target, after this layer.
+        """The residual stream after this layer: of the source in the encoder, of the target in the decoder.
 
         Args:
-            x_BTD, source_BSD: the stream; in the decoder also the encoder's output.
-            padding_BT, padding_BS: bool, True at positions of x and of the source that nobody sees.
-            keys_6B: dropout keys of this layer's sites; None drops nothing.
+            x_BTD: the residual stream before this layer.
+            padding_BT: bool, True at padding of x, which no query attends to; None: no padding.
+            keys_6B: dropout keys of this layer's sites; None: no dropout.
             rows_T: the positions of x; None: all.
+            source_BSD: in the decoder, the encoder's output.
+            padding_BS: in the decoder, as `padding_BT`, for the source.
         """
         keys = (None,) * DROPOUT_SITES if keys_6B is None else keys_6B.unbind(0)
         x_BTD = self.residual(self.attn, self.norm_1, x_BTD, keys[1], rows_T, keys[0], padding_BT)

@@ -1,5 +1,6 @@
-"""In: nothing. Out: the kind "transformer", an encoder-decoder: its presets, its sizes, its parameters, its FLOPs.
-Does not import torch and allocates nothing: the planner reads it, and the module is built to match it."""
+"""In: the sizes of an encoder-decoder. Out: presets; the sizes, checked; FLOPs of a forward pass; for each parameter
+its name, shape, role (how it may be split over ranks) and standard deviation of initial values.
+Does not import torch or allocate memory, because the planner reads this file. module.py builds the same parameters."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from typing import Any
 from codescent.models.shape import EqualHeads, Kind, attention, feed_forward, linear, norm, wide_ffn
 from codescent.plan.shard import Parameter, Role
 
-# Vaswani et al. 2017, table 3; the base is torch.nn.Transformer's default. Their vocabulary of pairs of bytes has
-# "about 37000 tokens" (section 5.1). Lengths are not theirs: sinusoidal positions know no longest sequence.
+# Vaswani et al. 2017, table 3; the base is torch.nn.Transformer's default. Their byte-pair vocabulary has "about 37000
+# tokens" (section 5.1). The lengths are our choice: sinusoidal positions have no longest sequence.
 _LAYERS = {"num_encoder_layers": 6, "num_decoder_layers": 6}
 _LENGTHS = {"vocab_size": 37000, "source_len": 256, "target_len": 256}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -21,7 +22,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "transformer-big": {**_LAYERS, "num_heads": 16, "hidden_dim": 1024, "ffn_dim": 4096, **_LENGTHS},
 }
 
-_SOURCE, _TARGET = 0, 1  # numbers of `streams`
+_SOURCE, _TARGET = 0, 1  # indices of `streams`
 OPTIONS: dict[str, tuple[str, ...]] = {
     "norm": ("last", "first"),
     "activation": ("relu", "gelu"),
@@ -34,14 +35,14 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 class TransformerShape(EqualHeads):
     """Sizes and options of an encoder-decoder; the defaults are torch.nn.Transformer's and the paper's.
 
-    A sample is `source_len` positions of the source and then those of the target, one sequence after the other.
+    A sample has `source_len` positions of the source, followed by `target_len` positions of the target.
 
     Attributes:
-        dropout: one probability for every place where torch.nn.Transformer drops, and for the embeddings.
+        dropout: one probability for every dropout of torch.nn.Transformer, and for the embeddings.
         norm: "last", after each sum (Vaswani et al. 2017), or "first", before each layer's parts.
         causal: whether a position of the target sees earlier ones only.
-        embedding: "tied", one matrix for source, target and head (section 3.4); "untied", three; "none": source and
-            target are vectors, and so is the output, whose squared error is the loss.
+        embedding: "tied": one matrix for source, target and head (section 3.4). "untied": three matrices. "none":
+            source, target and output are vectors, and the loss is the squared error.
     """
 
     num_encoder_layers: int
@@ -66,7 +67,7 @@ class TransformerShape(EqualHeads):
 
     @property
     def num_layers(self) -> int:  # type: ignore[override]
-        """Layers of both stacks; those of the decoder have the higher numbers."""
+        """Number of layers of encoder and decoder. The encoder's layers come first."""
         return self.num_encoder_layers + self.num_decoder_layers
 
     @property
@@ -76,20 +77,20 @@ class TransformerShape(EqualHeads):
 
     @property
     def streams(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Lengths of source and target; the loss is of the target."""
+        """Lengths of source and target. Only positions of the target have a loss."""
         return self.source_len, self.target_len
 
     @property
     def encoder_layers(self) -> int:  # type: ignore[override]
-        """Layers that read only the source."""
+        """Number of layers that read only the source."""
         return self.num_encoder_layers
 
     @property
     def refuses(self) -> Mapping[str, str]:  # type: ignore[override]
         """Context parallelism; without embeddings also sequence parallelism."""
         refused = {
-            "cp": "in an encoder-decoder each rank would need a part of two sequences, of which every decoder layer "
-            "reads the other whole, and the attention that travels is causal attention over one"
+            "cp": "in an encoder-decoder the decoder also attends to a second sequence, the source, but context "
+            "parallelism computes causal self-attention of one sequence only"
         }
         if self.embedding == "none":
             refused["sequence_parallel"] = "the squared error of vectors is computed on whole sequences"
@@ -103,10 +104,10 @@ def _derived(full: Mapping[str, Any]) -> dict[str, int | None]:
 def parameters(shape: TransformerShape) -> Iterator[Parameter]:
     """Every parameter, in the order in which forward first reads it.
 
-    Initial values: matrices normal with the variance of Glorot and Bengio (2010), 2 / (inputs + outputs), where
-    queries, keys and values are one matrix of 3 * hidden_dim outputs, as torch.nn.Transformer draws them; embeddings
-    with variance 1 / hidden_dim, so that rows scaled by sqrt(hidden_dim) are of the size of the positions added to
-    them; norms 1 and 0, biases 0. The encoder's norm is at the depth of its last layer.
+    Matrices are initially normal with the variance of Glorot and Bengio (2010), 2 / (inputs + outputs). As in
+    torch.nn.Transformer, queries, keys and values count as one matrix with 3 * hidden_dim outputs. Embeddings have
+    variance 1 / hidden_dim: multiplied by sqrt(hidden_dim), they are as large as the positions added to them. Norms
+    have weight 1 and bias 0; other biases are 0. The encoder's norm has the depth of the last encoder layer.
     """
     end = shape.num_layers + 1
     if shape.embedding == "tied":
@@ -140,7 +141,7 @@ def _block(shape: TransformerShape, layer: int) -> Iterator[Parameter]:
         around = norm(f"{block}.norm_{number}", width, shape.bias, depth)
         yield from chain(around, part) if shape.norm == "first" else chain(part, around)
     if last:
-        # At the depth of its layer, not of the layers that read it: then one stage has it and sends its output on.
+        # Its depth is that of its layer. The decoder layers that read its output have other depths: one stage holds it.
         yield from norm(f"{block}.norm_end", width, shape.bias, depth)
 
 
@@ -158,7 +159,8 @@ def _glorot(inputs: int, outputs: int) -> float:
 def forward_flops(shape: TransformerShape, seq_len: int) -> tuple[float, ...]:
     """FLOPs of a forward pass at each depth, per position of a sample of `seq_len`, source and target together.
 
-    2 per element of a matrix and position that it reads, and 4 h per pair of query and key (see `flops_of_blocks`).
+    A matrix costs 2 per element and position that it reads. Attention costs 4 h per pair of query and key (see
+    `flops_of_blocks`).
     """
     width, source = shape.hidden_dim, shape.source_len
     target = seq_len - source
@@ -180,5 +182,5 @@ KIND = Kind(
     _derived,
     forward_flops,
     words=OPTIONS,
-    uncompiled="has losses that are not finite when it is compiled for a CPU, and nobody has found out why yet",
+    uncompiled="has losses that are not finite when it is compiled for a CPU, and the cause is not known yet",
 )

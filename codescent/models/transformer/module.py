@@ -1,5 +1,6 @@
-"""In: tokens of a source, then of a target, or vectors; targets while training. Out: the summed loss, or logits.
-Does not hold optimizer, device placement or parallelism: strategies wrap it from outside."""
+"""In: inputs of encoder and decoder (tokens or vectors); in training also targets. Out: the summed loss; without
+targets the logits or output vectors.
+Does not contain optimizer or parallelism: strategies replace parameters by shards and set attributes of layers."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ from codescent.operators.linear import Linear
 
 
 class Transformer(Part):
-    """The encoder-decoder of Vaswani et al. 2017, "Attention Is All You Need", as torch.nn.Transformer has it, with
-    embeddings and a head; or a part of it.
+    """The encoder-decoder of Vaswani et al. 2017, "Attention Is All You Need", or a part of it. It is
+    torch.nn.Transformer with embeddings and a head.
 
-    One residual stream [B, X, D] goes through all depths, source rows in front: so a part sends one tensor to the next,
-    wherever the model is cut. The encoder changes the source's rows, the decoder reads them and changes the target's.
-    `tokens_T` and `rows_T` of a part are positions of X.
+    One residual stream [B, X, D] goes through all depths, source rows first. So a part always sends one tensor to the
+    next part. The encoder changes the source's rows. The decoder reads the source's rows and changes the target's rows.
+    `tokens_T` and `rows_T` are positions in X.
     """
 
     block_sites = DROPOUT_SITES
@@ -53,14 +54,14 @@ class Transformer(Part):
         source_lengths_B: Tensor | None = None,
         target_lengths_B: Tensor | None = None,
     ) -> Tensor:
-        """See `Part`: the sum over the target's positions, of cross-entropies or (see `squared_error`) errors.
+        """See `Part`. The loss is a sum over the target's positions: of cross-entropies, or of squared errors.
 
         Args:
             inputs: tokens int64 [B, X] or activations; for a model without embeddings, vectors [B, X, D].
-            targets_BX: int64, those of the source are not read; for a model without embeddings, vectors [B, X, D].
+            targets_BX: int64; values at source positions are not read. Without embeddings, vectors [B, X, D].
             loss_scale: 1 / (target positions of the global batch).
-            source_lengths_B, target_lengths_B: int64, at least 1; None: no padding. With the second, negative targets
-                have no loss.
+            source_lengths_B, target_lengths_B: int64, at least 1; None: no padding. With `target_lengths_B`, negative
+                targets have no loss.
 
         Returns:
             A scalar; or logits [B, T, V] or vectors [B, T, D]; activations [B, X, D].
@@ -74,7 +75,7 @@ class Transformer(Part):
         source_rows, _ = self._rows_of_streams(x_BXD)
         source_BSD, target_BTD = x_BXD[:, : len(source_rows)], x_BXD[:, len(source_rows) :]
         padding_BS = padding(source_lengths_B, self.shape.source_len)
-        # A causal position does not see the padding, which follows the target.
+        # The causal mask already hides the padding, which follows the target.
         padding_BT = None if self.shape.causal else padding(target_lengths_B, self.shape.target_len)
         source_BSD, target_BTD = self._layers(source_BSD, target_BTD, padding_BS, padding_BT, keys_SB)
         if not self.ends:
@@ -104,7 +105,7 @@ class Transformer(Part):
         return source_BSD, target_BTD
 
     def _embed(self, tokens_BX: Tensor, *, tied: bool) -> tuple[Tensor, Tensor | None]:
-        """Embedded tokens with their positions, and what receives the head's gradient (see `Part.embed`)."""
+        """Token embeddings plus positions, and the receiver of a tied head's gradient (see `Part.embed`)."""
         source_BS, target_BT = tokens_BX[:, : self.shape.source_len], tokens_BX[:, self.shape.source_len :]
         if self.shape.embedding == "tied":
             x_BXD, tied_gradient_VD = self.embed(tokens_BX, tied=tied, head_tokens=target_BT.numel())
@@ -117,7 +118,7 @@ class Transformer(Part):
         return x_BXD * math.sqrt(self.shape.hidden_dim) + positions_XD, tied_gradient_VD
 
     def _rows_of_streams(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The positions of both streams whose rows this rank holds, each counted from its own beginning."""
+        """The positions of source and target whose rows this rank holds. Each sequence counts from 0."""
         source_len = self.shape.source_len
         if self.rows_T is None:
             rows_X, source = torch.arange(like.shape[1], device=like.device), source_len
@@ -129,7 +130,7 @@ class Transformer(Part):
 @lru_cache(maxsize=8)
 def sinusoids(length: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[length, width]: at position p, channels 2i and 2i + 1 are sine and cosine of p / 10000^(2i / width) (Vaswani et
-    al. 2017, section 3.5). Made in fp64 on a CPU: the same values on every device."""
+    al. 2017, section 3.5). Computed in fp64 on a CPU, so the values are the same on every device."""
     rates_D = 10000.0 ** (-(torch.arange(width) // 2 * 2).double() / width)
     angles_TD = torch.arange(length)[:, None].double() * rates_D
     angles_TD[:, 0::2] = angles_TD[:, 0::2].sin()
@@ -138,8 +139,8 @@ def sinusoids(length: int, width: int, dtype: torch.dtype, device: torch.device)
 
 
 def squared_error(y_BTD: Tensor, targets_BTD: Tensor, loss_scale: float) -> Tensor:
-    """SUM over positions of the mean squared error of their channels; gradients are multiplied by `loss_scale`, the
-    value is not. Divided by the number of positions it is torch.nn.MSELoss."""
+    """The sum over positions of the mean squared error over channels. Divided by the number of positions it is
+    torch.nn.MSELoss. `loss_scale` multiplies the gradients, not the value."""
     wide = torch.promote_types(y_BTD.dtype, torch.float32)
     loss = (y_BTD.to(wide) - targets_BTD.to(wide)).square().sum() / y_BTD.shape[-1]
     return scaled_gradient(loss, loss_scale)

@@ -1,5 +1,5 @@
-"""In: a whole encoder-decoder, sources. Out: their targets, each token the likeliest after those before it.
-Does not know text and keeps no keys and values: the decoder reads the target so far again for each token."""
+"""In: an encoder-decoder that is not split over ranks, source sequences. Out: target sequences, by greedy decoding.
+Does not handle text and has no key/value cache: for each new token the decoder reads the whole target again."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from codescent.models.transformer.module import Transformer, sinusoids
 
 @torch.no_grad()
 def greedy(module: Transformer, source_BS: Tensor, lengths_B: Tensor, begin: int, end: int) -> Tensor:
-    """Targets int64 [B, target_len], always the likeliest next token; after its first `end` a target is all `end`.
+    """Targets int64 [B, target_len] of greedy search: always the likeliest next token.
 
-    The model is in evaluation mode and not divided. `lengths_B` are the sources' lengths; the rest is padding. `begin`
-    and `end` are the tokens that begin and end a target.
+    After its first `end`, a target contains only `end`. The model must be whole and in evaluation mode. `lengths_B`:
+    the sources' lengths; the rest is padding. `begin` and `end`: the tokens that begin and end a target.
     """
     shape, blocks = module.shape, list(module.blocks.values())
     encoder, decoder = blocks[: shape.num_encoder_layers], blocks[shape.num_encoder_layers :]

@@ -1,5 +1,5 @@
-"""In: questions about contexts. Out: the task "qa": the first and the last token of each answer are wanted.
-Does not cut contexts (windows.py does), make samples (source.py does) or read answers off logits (evaluate.py does)."""
+"""In: questions about contexts. Out: the task "qa": predict the first and the last token of each answer.
+Does not cut contexts (windows.py does), build samples (source.py does) or find answers in logits (evaluate.py does)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from codescent import models
 from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
-from codescent.data.prepared import SPLITS, TOKENIZER, given_sha256, write_array
+from codescent.data.prepared import SPLITS, TOKENIZER, user_file_sha256, write_array
 from codescent.data.progress import stage
 from codescent.data.text import download
 from codescent.data.text.request import KINDS, tokenizer_of
@@ -35,14 +35,14 @@ PREDICTIONS = "predictions.json"
 SQUAD = "squad"
 PUBLISHED = {"train": download.SQUAD_TRAIN, "validation": download.SQUAD_DEV}
 _WANTED = (
-    "questions are cut by WordPiece: bert, bert-cased, bert:FILE, bert-cased:FILE, or a JSON file of a WordPiece "
+    "questions need a WordPiece tokenizer: bert, bert-cased, bert:FILE, bert-cased:FILE, or a JSON file of a WordPiece "
     f"tokenizer with {', '.join(wordpiece.CONTROLS)}"
 )
 
 
 class Answers(FolderTask):
     """Find the answer to a question in its context (Rajpurkar et al. 2016, "SQuAD").
-    The corpus is "squad" (v1.1 as published), or a training file of its form.
+    The corpus is "squad" (v1.1 as published), or a training file in SQuAD's format.
     """
 
     name = head = "qa"
@@ -61,7 +61,7 @@ class Answers(FolderTask):
         return super().vocab_size(request)
 
     def parts(self, request: TaskRequest) -> Mapping[str, Any]:
-        """See `FolderTask`. Published files need not be here."""
+        """See `FolderTask`. Published files are not read, because their sha256 is known."""
         data, sizes = request.data, _sizes(request)
         return {
             **asdict(sizes),
@@ -78,7 +78,7 @@ class Answers(FolderTask):
         if not isinstance(tokenizer, WordPiece):
             raise UserError(f"tokenizer {data.tokenizer}: {_WANTED}")
         limits = {"train": data.train_questions, "validation": data.validation_questions}
-        read = {  # all refusals before the work
+        read = {  # every problem is found before the long work
             split: read_questions(_path(data, split) or download.obtain(PUBLISHED[split]), limits[split])
             for split in SPLITS
         }
@@ -103,10 +103,10 @@ class Answers(FolderTask):
         """See `Task`."""
         out = request.out or request.task.run / PREDICTIONS
         if not os.access(out.parent, os.W_OK):
-            yield f"{out}: its folder is not there, or nothing can be written in it"
+            yield f"{out}: its folder does not exist, or is not writable"
 
     def score(self, request: ScoreRequest) -> list[str]:
-        """See `Task`; the answers are written and compared with those of the file."""
+        """See `Task`; writes the predicted answers and compares them with the right ones."""
         from codescent.tasks.answers.evaluate import answer_lines  # noqa: PLC0415 - planning does without torch
 
         return answer_lines(request, request.out or request.task.run / PREDICTIONS)
@@ -117,7 +117,7 @@ def _sizes(request: TaskRequest) -> WindowSizes:
     if max_length is None and request.model.preset is not None:
         max_length = models.preset_positions(request.model.preset)
     if max_length is None:
-        raise UserError("data.seq_len: how many tokens a window of question and context has; BERT's is 384")
+        raise UserError("data.seq_len: give the number of tokens of a window of question and context; BERT's is 384")
     return WindowSizes(max_length, request.data.stride, request.data.question_len)
 
 
@@ -128,13 +128,13 @@ def _path(data: Data, split: str) -> Path | None:
     if data.corpus == SQUAD:
         return None
     if split == "validation":
-        raise UserError(f"{data.corpus}: name a validation file beside it, such as SQuAD's dev-v1.1.json")
+        raise UserError(f"{data.corpus}: name a validation file too (data.validation), such as SQuAD's dev-v1.1.json")
     return expanded(data.corpus)
 
 
 def _sha256(data: Data, split: str) -> str:
     path = _path(data, split)
-    return PUBLISHED[split].sha256 if path is None else given_sha256(path, f"the {split} questions")
+    return PUBLISHED[split].sha256 if path is None else user_file_sha256(path, f"the {split} questions")
 
 
 def _identity(tokenizer: str) -> str:
@@ -155,7 +155,7 @@ def _write_split(
             advance(cut.characters)
     whole = np.concatenate([cut.rows for cut in cuts])
     if not len(whole):
-        raise UserError(f"{questions.path}: no answer is where the file says: nothing to train on")
+        raise UserError(f"{questions.path}: no answer is at its answer_start: there is nothing to train on")
     write_array(path, whole)
     return {
         "questions": len(questions.questions),

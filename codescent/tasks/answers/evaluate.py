@@ -1,5 +1,5 @@
-"""In: prepared windows of questions, a model. Out: answers read off its logits, and how good they are.
-Does not load the model and does not compare texts (predictions.py does)."""
+"""In: a model; windows (a question and a part of its context). Out: the predicted answers, their exact match and F1.
+Does not load the model, and does not contain the formulas of exact match and F1 (predictions.py does)."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from codescent.tasks.task import ScoreRequest
 
 Logits = npt.NDArray[np.float64]
 LogitsOf = Callable[[Samples], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
-"""The logits of n samples, that the answer begins and that it ends at a position: twice [n, max_length]."""
+"""A function from n samples to (start logits, end logits), each [n, max_length]."""
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How many spans are kept of each question, and the most tokens of an answer; by default as run_squad.py's."""
+    """Number of spans that are compared for a question, and largest length of an answer in tokens (run_squad.py's)."""
 
     n_best: int = 20
     max_answer: int = 30
 
 
-BERTS = Decoding()
+BERT_DECODING = Decoding()
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,17 @@ class RankedAnswer(Span):
 
 
 def best_spans(row: Rows, start_logits: Logits, end_logits: Logits, decoding: Decoding) -> list[Span]:
-    """The best spans of one window with text, best first; among equal ones the earlier begin, then the earlier end.
+    """The best spans of one window with text, best first. Equal ones are ordered by begin, then by end.
 
     A span has context tokens only, at most `max_answer`, and its first token is in its best window. All such spans are
     compared (BERT's script compares those of the 20 best begins and the 20 best ends). Logits are [max_length].
     """
-    first, behind = int(row["context"]), int(row["length"]) - 1
+    first, stop = int(row["context"]), int(row["length"]) - 1
     starts = np.flatnonzero(row["chosen"])
     if not len(starts):
         return []
-    padded = np.full(behind - first + decoding.max_answer, -np.inf)
-    padded[: behind - first] = end_logits[first:behind]
+    padded = np.full(stop - first + decoding.max_answer, -np.inf)
+    padded[: stop - first] = end_logits[first:stop]
     ends = np.lib.stride_tricks.sliding_window_view(padded, decoding.max_answer)[starts - first]
     scores = start_logits[starts].astype(np.float64)[:, None] + ends
     count = min(decoding.n_best, int(np.isfinite(scores).sum()))
@@ -105,7 +105,7 @@ def candidates(context: str, spans_of_windows: Sequence[Sequence[Span]], decodin
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model's answers, by the question's id: the best text, the best few with probabilities; and their score."""
+    """A model's answers by question id: the best text; the `n_best` texts with probabilities. And their score."""
 
     predictions: dict[str, str]
     n_best: dict[str, list[RankedAnswer]]
@@ -118,7 +118,7 @@ def evaluate_questions(
     questions: Questions,
     *,
     batch_size: int = 32,
-    decoding: Decoding = BERTS,
+    decoding: Decoding = BERT_DECODING,
 ) -> Evaluation:
     """Answer all questions of a validation split, `batch_size` windows at a time, and score the answers.
     Raises UserError: logits that are not finite.
@@ -155,7 +155,7 @@ def answer_lines(request: ScoreRequest, out: Path) -> list[str]:
 
 
 def _questions(request: ScoreRequest) -> tuple[QuestionSource, Questions]:
-    """The run's own validation questions, or those of a file, cut as the run cuts."""
+    """The run's validation questions, or the questions of a file, cut into windows of the run's sizes."""
     if request.data is None:
         dataset = request.open_dataset()
         assert isinstance(dataset, QuestionDataset)
@@ -170,7 +170,7 @@ def _questions(request: ScoreRequest) -> tuple[QuestionSource, Questions]:
 
 
 def _logits_of(module: nn.Module, device: torch.device) -> LogitsOf:
-    """The model as `evaluate_questions` calls it."""
+    """The model as a function for `evaluate_questions`."""
 
     def logits_of(samples: Samples) -> tuple[Any, Any]:
         batch = Batch.of(samples).to(device, next(module.parameters()).dtype)

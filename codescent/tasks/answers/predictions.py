@@ -1,5 +1,5 @@
-"""In: predictions, questions. Out: predictions, checked, written, and scored: exact match and F1 as SQuAD defines them.
-Does not make predictions (evaluate.py does)."""
+"""In: predicted answers, questions. Out: exact match and F1 by SQuAD's rules; files of predictions, written and read.
+Does not compute predictions (evaluate.py does)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
-from codescent.tasks.answers.squad import Question, Questions, load_json, read_questions, told
+from codescent.tasks.answers.squad import Question, Questions, load_json, problem_lines, read_questions
 
 SHOWN_IDS = 3
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
@@ -23,7 +23,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True)
 class Score:
-    """Exact match and F1 in percent of all questions; one without a prediction (`unanswered`: ids) counts as wrong."""
+    """Exact match and F1, in percent of all questions. `unanswered` (ids) have no prediction and count as wrong."""
 
     exact_match: float
     f1: float
@@ -32,7 +32,7 @@ class Score:
 
 
 def score(questions: Sequence[Question], predictions: Mapping[str, str]) -> Score:
-    """Score predictions by question id; the right answer that fits best counts (evaluate-v1.1.py)."""
+    """Score predictions by question id; of several right answers the most similar one counts (evaluate-v1.1.py)."""
     exact, overlap = 0, 0.0
     unanswered = []
     for question in questions:
@@ -54,8 +54,8 @@ def normalise(text: str) -> str:
 
 
 def f1(prediction: str, answer: str) -> float:
-    """Harmonic mean of precision and recall of the words of two normalised texts; 0 where no word is in both:
-    by SQuAD's definition also for two texts without words, whose exact match is 1.
+    """Harmonic mean of precision and recall of the words of two normalised texts; 0 if they share no word.
+    By SQuAD's definition two texts without words have 0 too, although their exact match is 1.
     """
     predicted, right = prediction.split(), answer.split()
     common = (Counter(predicted) & Counter(right)).total()
@@ -66,8 +66,8 @@ def f1(prediction: str, answer: str) -> float:
 
 
 def score_files(predictions: Path, data: Path) -> list[str]:
-    """Score a file of predictions by a file of SQuAD's form, in lines.
-    Raises UserError: all that is wrong with either file.
+    """Score a file of predictions against a file in SQuAD's format; returns lines to print.
+    Raises UserError: every problem of either file.
     """
     try:
         questions = read_questions(data)
@@ -81,7 +81,7 @@ def score_files(predictions: Path, data: Path) -> list[str]:
 
 
 def read_predictions(path: Path, questions: Questions | None) -> dict[str, str]:
-    """A file {question id: text}; a prediction for a question that is not among those known is refused.
+    """Read a JSON file {question id: text}. With `questions`, an id of another question is an error.
     Raises UserError: cannot be read, not JSON, or all (the first twenty) of its entries that cannot be used.
     """
     _, pairs = load_json(path, _Pairs)
@@ -95,17 +95,17 @@ def read_predictions(path: Path, questions: Questions | None) -> dict[str, str]:
             kind = {_Pairs: "an object", list: "a list", type(None): "null"}.get(type(text), repr(text)[:40])
             problems.append(f"{name!r}: {kind}: text is needed")
         if name in predictions:
-            problems.append(f"{name!r}: is there more than once")
+            problems.append(f"{name!r}: occurs more than once")
         if known is not None and questions is not None and name not in known:
             problems.append(f"{name!r}: no such question in {questions.path}")
         predictions[name] = text
     if problems:
-        raise UserError(*told(path, problems))
+        raise UserError(*problem_lines(path, problems))
     return predictions
 
 
 def write_predictions(path: Path, predictions: Mapping[str, str]) -> None:
-    """Write {question id: text}, the form of SQuAD's own evaluation. Raises UserError: it cannot be written there."""
+    """Write {question id: text}, the format of SQuAD's own evaluation. Raises UserError: it cannot be written there."""
     try:
         replace_file(path, json.dumps(predictions, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
@@ -113,12 +113,12 @@ def write_predictions(path: Path, predictions: Mapping[str, str]) -> None:
 
 
 def lines(found: Score, data: Path) -> list[str]:
-    """A score as lines."""
-    told_of = f"{found.num_questions:,} questions of {data}"
+    """A score as lines to print."""
+    summary = f"{found.num_questions:,} questions of {data}"
     if missing := found.unanswered:
         shown = f"{', '.join(missing[:SHOWN_IDS])}{', …' * (len(missing) > SHOWN_IDS)}"
-        told_of += f"; {len(missing):,} have no prediction and count as wrong: {shown}"
-    return [f"exact match {found.exact_match:.2f} %, F1 {found.f1:.2f} %", told_of]
+        summary += f"; {len(missing):,} have no prediction and count as wrong: {shown}"
+    return [f"exact match {found.exact_match:.2f} %, F1 {found.f1:.2f} %", summary]
 
 
 class _Pairs(list[tuple[str, Any]]):

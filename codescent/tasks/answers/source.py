@@ -1,5 +1,5 @@
-"""In: a folder of prepared question windows. Out: its samples by number, and the questions themselves.
-Does not prepare them (__init__.py does) and does not order them (data/loader.py does)."""
+"""In: a folder of prepared windows (a question and a part of its context). Out: samples by number; the questions.
+Does not prepare windows (__init__.py does) and does not order samples (data/loader.py does)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Description(Description):
 
 
 class QuestionSource:
-    """The windows of one split (`WindowSizes.dtype`); each has one loss: where its answer begins and ends."""
+    """The windows of one split (`WindowSizes.dtype`); each has one loss: of the first and last token of its answer."""
 
     losses_per_sample: int | None = 1
 
@@ -57,7 +57,7 @@ class QuestionSource:
 
 @dataclass(frozen=True)
 class QuestionDataset(FolderDataset):
-    """Prepared questions, open."""
+    """Open prepared questions."""
 
     format = "codescent questions 1"
     form = _Description
@@ -101,7 +101,7 @@ class QuestionDataset(FolderDataset):
                 f"{name}: {split['questions']:,} questions, {split['windows']:,} windows, "
                 f"{split['with_answer']:,} with the answer"
             )
-            for reason, ids in (("not where the file says", "misplaced"), ("of no token", "without_tokens")):
+            for reason, ids in (("not at its answer_start", "misplaced"), ("without tokens", "without_tokens")):
                 if found := split[ids]:
                     shown = f"{', '.join(found[:3])}{', …' * (len(found) > 3)}"
                     left_out = "left out" if name == "train" else "no target"

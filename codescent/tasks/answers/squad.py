@@ -1,4 +1,4 @@
-"""In: a file of SQuAD v1.1's form. Out: its questions, or every place that is not of that form.
+"""In: a JSON file in the format of SQuAD v1.1. Out: its questions, or an error that lists what has a wrong format.
 Does not tokenise (windows.py does) and does not score (predictions.py does)."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Question:
     answers: tuple[Answer, ...]
 
     def span(self) -> tuple[int, int] | None:
-        """Characters [begin, end) of the first answer, without white space around it; None where it is not there.
+        """Characters [begin, end) of the first answer, without white space around it; None: it is not in that place.
         White space may differ between the answer and the context, as in BERT's script.
         """
         answer = self.answers[0]
@@ -60,27 +60,27 @@ class Questions:
 
 def read_questions(path: Path, first: int | None = None) -> Questions:
     """Read the first questions, or all, of a file {"version": "1.1", "data": [{"title", "paragraphs": [{"context",
-    "qas": [{"id", "question", "answers": [{"text", "answer_start"}]}]}]}]}. Other keys may be there; the version and
-    titles may not.
-    Raises UserError: cannot be read, not JSON, or all (the first twenty) places that are not of this form.
+    "qas": [{"id", "question", "answers": [{"text", "answer_start"}]}]}]}]}. "version" and "title" are optional.
+    Other keys are ignored.
+    Raises UserError: cannot be read, not JSON, or all (the first twenty) places that are not of this format.
     """
     content, data = load_json(path)
     problems: list[str] = []
     found = tuple(_questions(data, problems))
     problems += [
-        f"id {name!r}: of more than one question: a prediction would be for all of them"
+        f"id {name!r}: more than one question has this id"
         for name, count in Counter(question.id for question in found).items()
         if count > 1
     ]
     if not found and not problems:
         problems.append("data: no questions")
     if problems:
-        raise UserError(*told(path, problems))
+        raise UserError(*problem_lines(path, problems))
     return Questions(path, hashlib.sha256(content).hexdigest(), found[:first])
 
 
 def write_questions(questions: Iterable[Question]) -> str:
-    """The text of a file of that form: questions in their order, those about one context together."""
+    """The text of a file in the format of `read_questions`. Consecutive questions about one context share it."""
     articles: list[dict[str, Any]] = []
     for question in questions:
         if not articles or articles[-1]["title"] != question.title:
@@ -94,8 +94,8 @@ def write_questions(questions: Iterable[Question]) -> str:
 
 
 def load_json(path: Path, pairs: Any = None) -> tuple[bytes, Any]:
-    """A file's bytes, and their JSON value, made with json's `object_pairs_hook`.
-    Raises UserError: cannot be read, or where it is not JSON.
+    """A file's bytes, and their JSON value; `pairs` is json's `object_pairs_hook`.
+    Raises UserError: the file cannot be read, or is not JSON (at which place).
     """
     try:
         content = path.read_bytes()
@@ -107,32 +107,32 @@ def load_json(path: Path, pairs: Any = None) -> tuple[bytes, Any]:
     except json.JSONDecodeError as error:
         cut = ": cut short?" if error.pos >= len(error.doc.rstrip()) or "Unterminated" in error.msg else ""
         raise UserError(f"{path}: not JSON: {error}{cut}") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; thousands of brackets
+    except (ValueError, RecursionError) as error:  # for example thousands of digits or brackets
         raise UserError(f"{path}: not JSON that can be read: {error}") from error
 
 
-def told(path: Path, problems: list[str]) -> list[str]:
-    """The first problems of a file with its name, and how many more there are."""
+def problem_lines(path: Path, problems: list[str]) -> list[str]:
+    """The first MAX_PROBLEMS problems, each with the file's path, and the number of further problems."""
     more = [f"{len(problems) - MAX_PROBLEMS} more problems"] if len(problems) > MAX_PROBLEMS else []
     return [f"{path}: {problem}" for problem in problems[:MAX_PROBLEMS] + more]
 
 
 def _questions(data: Any, problems: list[str]) -> Iterator[Question]:
-    """The questions that are of the right form; what is not is added to `problems`."""
+    """The questions of the right format; every other place is added to `problems`."""
     if not isinstance(data, dict):
         problems.append(f'a JSON object with the keys "version" and "data" is needed, found {_kind(data)}')
         return
     version = data.get("version", VERSION)
     if str(version) != VERSION:
         problems.append(f'version: {version!r}: "{VERSION}" is needed (2.0 has questions without an answer)')
-    for article, where in _objects(data, "data", "", problems):
+    for article, in_data in _objects(data, "data", "", problems):
         title = article.get("title", "")
-        for paragraph, place in _objects(article, "paragraphs", where, problems):
-            context = _string(paragraph, "context", place, problems)
-            for question, here in _objects(paragraph, "qas", place, problems):
-                name = _string(question, "id", here, problems)
-                text = _string(question, "question", here, problems, may_be_empty=True)
-                answers = tuple(_answers(question, here, problems))
+        for paragraph, in_article in _objects(article, "paragraphs", in_data, problems):
+            context = _string(paragraph, "context", in_article, problems)
+            for question, where in _objects(paragraph, "qas", in_article, problems):
+                name = _string(question, "id", where, problems)
+                text = _string(question, "question", where, problems, may_be_empty=True)
+                answers = tuple(_answers(question, where, problems))
                 if context is not None and name is not None and text is not None and answers:
                     yield Question(name, text, context, str(title), answers)
 

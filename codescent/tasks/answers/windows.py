@@ -1,4 +1,4 @@
-"""In: questions about contexts, WordPiece. Out: windows: [CLS] question [SEP] part of the context [SEP], and targets.
+"""In: questions about contexts, a tokenizer. Out: windows [CLS] question [SEP] part of the context [SEP], and targets.
 Does not read or write files (squad.py and source.py do)."""
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class WindowSizes:
 
     Attributes:
         max_length: tokens of a window.
-        stride: tokens from the begin of a window to that of the next one of the same context.
-        max_question: a longer question is cut after so many tokens.
+        stride: tokens from the start of a window to the start of the next window of the same context.
+        max_question: a longer question is cut after this many tokens.
     """
 
     max_length: int = 384
@@ -37,29 +37,34 @@ class WindowSizes:
     max_question: int = 64
 
     def problems(self) -> list[str]:
-        """Everything that is wrong with them."""
+        """A message for each size that cannot be used."""
         found = [f"{KEYS[name]}: {size} is not a number of tokens" for name, size in asdict(self).items() if size < 1]
         if not found and self.max_length < self.max_question + CONTROLS + 1:
             found.append(
-                f"data.seq_len: {self.max_length} leaves no room for a context beside a question of "
+                f"data.seq_len: {self.max_length} leaves no room for a context next to a question of "
                 f"data.question_len = {self.max_question} tokens and {CONTROLS} control tokens; nearest that would do: "
                 f"{self.max_question + CONTROLS + 1}"
             )
         return found
 
     def checked_length(self) -> int:
-        """`max_length`. Raises UserError: all that is wrong with the sizes."""
+        """`max_length`. Raises UserError: every problem of the sizes."""
         if problems := self.problems():
             raise UserError(*problems)
         return self.max_length
 
     def dtype(self, vocab_size: int, *, with_text: bool) -> np.dtype[Any]:
-        """A window as a row.
+        """The structured dtype of a window.
 
-        tokens [max_length], padded; length: how many are not padding; context: the first that is not question;
-        targets [2]: first and last token of the answer, both 0 ([CLS]) where it is not wholly in the window; question:
-        its number. With text: characters [max_length, 2], which of the context [begin, end) each token stands for; and
-        chosen [max_length]: the token is in its best window (most context on its shorter side).
+        Fields:
+            tokens [max_length]: ids, padded at the end.
+            length: number of tokens that are not padding.
+            context: position of the first token of the context.
+            targets [2]: positions of the answer's first and last token; both 0 ([CLS]) if the window does not hold all
+                of the answer.
+            question: number of the question.
+            characters [max_length, 2]: characters [begin, end) of the context for each token; only `with_text`.
+            chosen [max_length]: the token is in its best window (`best_windows`); only `with_text`.
         """
         token = "<u2" if vocab_size <= 1 << 16 else "<u4"
         fields: list[tuple[Any, ...]] = [("tokens", token, (self.max_length,)), ("length", "<i4"), ("context", "<i4")]
@@ -70,7 +75,7 @@ class WindowSizes:
 
 
 class Cut(NamedTuple):
-    """The windows of some questions, and the ids of the questions that are left out, by reason."""
+    """The windows of some questions, their context characters, and the ids of questions left out, by reason."""
 
     rows: Rows
     characters: int
@@ -83,8 +88,8 @@ def make_windows(
 ) -> Iterator[Cut]:
     """The windows of a file's questions, a few questions at a time; the windows of one question follow one another.
 
-    In training, questions whose answer is not where the file says, or has no token, are left out, and so are the fields
-    that only decoding needs. Otherwise every question has windows. Raises UserError: sizes that leave no room.
+    In training a question is left out if its answer is not at its answer_start, or has no token. The fields that only
+    decoding needs are left out too. Otherwise every question has windows. Raises UserError: sizes that leave no room.
     """
     sizes.checked_length()
     dtype = sizes.dtype(tokenizer.vocab_size, with_text=not training)
@@ -92,25 +97,25 @@ def make_windows(
     contexts: dict[str, Pieces] = {}
     while batch := list(islice(numbered, QUESTIONS_AT_ONCE)):
         new = list({question.context: None for _, question in batch if question.context not in contexts})
-        wanted = {question.context for _, question in batch}
-        contexts = {text: pieces for text, pieces in contexts.items() if text in wanted}
+        needed = {question.context for _, question in batch}
+        contexts = {text: pieces for text, pieces in contexts.items() if text in needed}
         contexts |= dict(zip(new, tokenizer.pieces(new)))
-        asked = tokenizer.pieces([question.text for _, question in batch])
-        made = Cut(np.empty(0, dtype), sum(len(question.context) for _, question in batch), [], [])
-        rows = [made.rows]
-        for (number, question), pieces in zip(batch, asked):
+        question_pieces = tokenizer.pieces([question.text for _, question in batch])
+        cut = Cut(np.empty(0, dtype), sum(len(question.context) for _, question in batch), [], [])
+        rows = [cut.rows]
+        for (number, question), pieces in zip(batch, question_pieces):
             context, span = contexts[question.context], question.span()
             answer = answer_tokens(context, span) if span else None
             if training and answer is None:
-                (made.without_tokens if span else made.misplaced).append(question.id)
+                (cut.without_tokens if span else cut.misplaced).append(question.id)
                 continue
             rows.append(_windows(pieces.ids[: sizes.max_question], context, answer, tokenizer, sizes, dtype))
             rows[-1]["question"] = number
-        yield made._replace(rows=np.concatenate(rows))
+        yield cut._replace(rows=np.concatenate(rows))
 
 
 def answer_tokens(context: Pieces, span: tuple[int, int]) -> tuple[int, int] | None:
-    """First and last token of the context that have a character of [begin, end); None: none has."""
+    """First and last token of the context that overlap the characters [begin, end) of `span`; None: no token does."""
     begins, ends = context.characters[:, 0], context.characters[:, 1]
     touching = np.flatnonzero((begins < span[1]) & (ends > span[0]))
     return (int(touching[0]), int(touching[-1])) if len(touching) else None
@@ -118,7 +123,7 @@ def answer_tokens(context: Pieces, span: tuple[int, int]) -> tuple[int, int] | N
 
 def context_spans(num_tokens: int, room: int, stride: int) -> npt.NDArray[np.int64]:
     """Tokens [begin, end) of the context that each window holds, int64 [windows, 2]; at least one window.
-    As BERT cuts: each `stride` tokens (or a window's room, if that is less) after the last, until the end is in one.
+    As in BERT, a window begins `stride` tokens (at most `room`) after the one before; the last one holds the end.
     """
     step = min(stride, room)
     count = 1 + max(0, -(-(num_tokens - room) // step))
@@ -127,8 +132,8 @@ def context_spans(num_tokens: int, room: int, stride: int) -> npt.NDArray[np.int
 
 
 def best_windows(spans: npt.NDArray[np.int64], num_tokens: int) -> npt.NDArray[np.int64]:
-    """The window that shows most text around each token of a context, int64 [num_tokens].
-    That is the one in which the shorter of its two sides is longest, then the longest window, then the first
+    """The number of the window with most text around each token of a context, int64 [num_tokens].
+    The shorter side of the token is longest in that window; then the longest window counts, then the first one
     (`_check_is_max_context` of BERT's run_squad.py, in its own arithmetic).
     """
     place = np.arange(num_tokens)
@@ -139,7 +144,7 @@ def best_windows(spans: npt.NDArray[np.int64], num_tokens: int) -> npt.NDArray[n
 
 
 def segments_of(rows: Rows) -> npt.NDArray[np.int64]:
-    """BERT's segments, int64 [n, max_length]: 1 for the context and the [SEP] behind it, 0 elsewhere."""
+    """BERT's segments, int64 [n, max_length]: 1 for the context and the [SEP] after it, 0 elsewhere."""
     place = np.arange(rows["tokens"].shape[1])
     return ((place >= rows["context"][:, None]) & (place < rows["length"][:, None])).astype(np.int64)
 
@@ -162,13 +167,13 @@ def _windows(
     rows["tokens"][:, :first] = [tokenizer.begin, *question, tokenizer.end]
     rows["context"] = first
     for number, (begin, end) in enumerate(spans.tolist()):
-        row, behind = rows[number], first + end - begin
-        row["tokens"][first:behind] = context.ids[begin:end]
-        row["tokens"][behind] = tokenizer.end
-        row["length"] = behind + 1
+        row, stop = rows[number], first + end - begin
+        row["tokens"][first:stop] = context.ids[begin:end]
+        row["tokens"][stop] = tokenizer.end
+        row["length"] = stop + 1
         if answer and begin <= answer[0] and answer[1] < end:
             row["targets"] = first + answer[0] - begin, first + answer[1] - begin
         if "characters" in (dtype.names or ()):
-            row["characters"][first:behind] = context.characters[begin:end]
-            row["chosen"][first:behind] = best[begin:end] == number
+            row["characters"][first:stop] = context.characters[begin:end]
+            row["chosen"][first:stop] = best[begin:end] == number
     return rows

@@ -1,4 +1,4 @@
-"""In: a Hugging Face folder, a file of it, or what a run kept. Out: the chat template's text and its special tokens.
+"""In: a Hugging Face folder, one of its files, or a run's chat.json. Out: a chat template's text and special tokens.
 Does not compile or render the template (chat_jinja.py and chat_template.py do)."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from codescent.tasks.conversations.conversations import HALF, half_a_character
 JINJA = "chat_template.jinja"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_MAP = "special_tokens_map.json"
-DEFAULT = "default"  # the one of several templates that transformers takes
+DEFAULT = "default"  # transformers uses the template of this name if there are several
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 MOST_BYTES, MOST_CHARACTERS = 1 << 26, 1 << 22
 
@@ -25,8 +25,8 @@ class ChatFiles:
 
     Attributes:
         name: the file, for messages.
-        special: the tokens of SPECIAL that files name; None: the model has no such token.
-        day: the template's today, as YYYY-MM-DD; None: the day on which it is compiled.
+        special: the special tokens (SPECIAL) that the files define: name -> text; None: the model has no such token.
+        day: the date that the template uses as today, YYYY-MM-DD; None: the date on which it is compiled.
     """
 
     name: str
@@ -34,36 +34,36 @@ class ChatFiles:
     special: dict[str, str | None]
     day: str | None = None
 
-    def kept(self) -> dict[str, Any]:
-        """JSON data, to be kept with what was prepared by it."""
+    def as_json(self) -> dict[str, Any]:
+        """JSON data for files: a run's chat.json, the description of a prepared folder."""
         day = {} if self.day is None else {"day": self.day}
         return {"template": self.text, "special_tokens": self.special, **day}
 
     @classmethod
-    def of_kept(cls, name: str, fields: Any) -> ChatFiles:
-        """The inverse of `kept`. Raises UserError: not such data."""
+    def from_json(cls, name: str, fields: Any) -> ChatFiles:
+        """The inverse of `as_json`; `name` is the file's name. Raises UserError: not such data."""
         match fields:
             case {"template": str(text), "special_tokens": dict(special)}:
                 return cls(name, text, special, fields.get("day"))
         raise UserError(f'{name}: damaged: an object with "template" and "special_tokens" is needed')
 
     def is_same(self, other: ChatFiles) -> bool:
-        """Whether both write the same text on the same day."""
+        """Whether both have the same template and special tokens; dates are ignored."""
         return (self.text, self.special) == (other.text, other.special)
 
 
 def read_chat_files(path: Path) -> ChatFiles:
-    """The template of a folder, or of a file: JSON that has one under "chat_template", or Jinja.
+    """Read the template of a folder, or of a file. A file is Jinja, or JSON with a template under "chat_template".
 
-    As in `transformers`, a folder's chat_template.jinja comes before its tokenizer_config.json. Special tokens are read
-    from the files in the template's folder. Raises UserError: there is none, or it cannot be read.
+    As in `transformers`, chat_template.jinja wins over tokenizer_config.json. Special tokens are read from the files in
+    the template's folder. Raises UserError: there is none, or it cannot be read.
     """
     if path.is_dir():
         found = next((name for name in (JINJA, TOKENIZER_CONFIG) if (path / name).is_file()), None)
         if found is None:
             raise UserError(f"data.chat_template: {path}: neither {JINJA} nor {TOKENIZER_CONFIG} is in this folder")
         path = path / found
-    text, fields = _read(path), _tokens_beside(path.parent)
+    text, fields = _read(path), _tokens_in(path.parent)
     if path.suffix == ".json":
         own = _fields(path, text)
         text = _template(path, own.get("chat_template"))
@@ -71,9 +71,9 @@ def read_chat_files(path: Path) -> ChatFiles:
     if not text.strip():
         raise UserError(f"data.chat_template: {path}: empty: a Jinja template is needed")
     if len(text) > MOST_CHARACTERS:
-        raise UserError(f"data.chat_template: {path}: a template of {len(text):,} characters: 4 million at the most")
+        raise UserError(f"data.chat_template: {path}: a template of {len(text):,} characters: more than 4 million")
     special = _special(fields)
-    halves = [name for name, it in {"the template": text, **special}.items() if half_a_character(it)]
+    halves = [name for name, value in {"the template": text, **special}.items() if half_a_character(value)]
     if halves:
         raise UserError(f"data.chat_template: {path}: {', '.join(halves)}: {HALF}")
     return ChatFiles(str(path), text, special)
@@ -82,7 +82,7 @@ def read_chat_files(path: Path) -> ChatFiles:
 def _read(path: Path) -> str:
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise UserError(f"data.chat_template: {path}: larger than 64 MiB, which no file with a template is")
+            raise UserError(f"data.chat_template: {path}: larger than 64 MiB: not a file with a chat template")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(
@@ -106,12 +106,12 @@ def _fields(path: Path, text: str) -> dict[str, Any]:
 def _template(path: Path, value: Any) -> str:
     """The template under "chat_template": a text, or the default one of a list of names and texts."""
     if isinstance(value, list):
-        named = {it.get("name"): it.get("template") for it in value if isinstance(it, dict)}
+        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
         value = named.get(DEFAULT)
         if not isinstance(value, str):
             names = ", ".join(map(str, named)) or "none"
             raise UserError(
-                f'data.chat_template: {path}: none of its chat templates is called "{DEFAULT}" (there is: {names}); '
+                f'data.chat_template: {path}: none of its chat templates is called "{DEFAULT}" (their names: {names}); '
                 "write the wanted one into a file of its own"
             )
     if not isinstance(value, str) or not value.strip():
@@ -119,8 +119,8 @@ def _template(path: Path, value: Any) -> str:
     return value
 
 
-def _tokens_beside(folder: Path) -> dict[str, Any]:
-    """The special tokens in the files of a folder; the older file counts where it does in `transformers`."""
+def _tokens_in(folder: Path) -> dict[str, Any]:
+    """The special tokens in a folder's files. Like `transformers`: special_tokens_map.json wins over older configs."""
     config, older = (
         _fields(path, _read(path)) if path.is_file() else {}
         for path in (folder / TOKENIZER_CONFIG, folder / SPECIAL_MAP)
@@ -129,7 +129,7 @@ def _tokens_beside(folder: Path) -> dict[str, Any]:
 
 
 def _special(fields: dict[str, Any]) -> dict[str, str | None]:
-    """Special tokens, each a text or an object with its text; null: there is none."""
+    """Special tokens by name. A value in `fields` is a text, an object with the text, or None (no such token)."""
     values = {name: fields[name] for name in SPECIAL if name in fields}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
     return {name: text for name, text in texts.items() if text is None or isinstance(text, str)}

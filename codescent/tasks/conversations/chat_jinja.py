@@ -1,5 +1,6 @@
-"""In: the text of a chat template. Out: the template, compiled in a sandbox with the functions of `transformers`.
-Does not read files (chat_files.py does) and knows no conversation (chat_template.py does)."""
+"""In: the text of a chat template. Out: the template, compiled in a sandbox, and the text that it renders.
+It has the functions that templates use in `transformers`, written anew: `transformers` is not imported.
+Does not read files (chat_files.py does) and does not choose the template's variables (chat_template.py does)."""
 
 from __future__ import annotations
 
@@ -20,33 +21,33 @@ from codescent.base.errors import UserError
 from codescent.tasks.conversations.chat_files import ChatFiles
 
 TAGS = "{% generation %} … {% endgeneration %}"
-MARKED = "codescent_marks"  # a variable that is set to have TAGS marked
+MARKED = "codescent_marks"  # a template variable; if it is set, BEGIN and END are put around the text in TAGS
 BEGIN, END = "\ufdd0", "\ufdd1"  # the marks: code points that are never characters in Unicode
 NOW = "strftime_now"
 MOST_WRITTEN = 1 << 26
 
 
 def compiled(files: ChatFiles) -> tuple[Template, set[str], date | None]:
-    """A compiled template, the names of its variables, and its day (`ChatFiles.day`) if it reads the date.
+    """Compile a template. Returns it, the names of its variables, and its date (`ChatFiles.day`; None: not read).
 
-    Its time is midnight, so that all texts of one day are the same. Raises UserError: it is not Jinja.
+    The template's time is midnight, so that all texts of one day are equal. Raises UserError: it is not Jinja.
     """
     where = f"data.chat_template: {files.name}"
     day = date.today() if files.day is None else date.fromisoformat(files.day)
     environment = _environment(datetime.combine(day, time()).strftime)
     try:
         parsed = environment.parse(files.text)
-        asked = meta.find_undeclared_variables(parsed)
+        variables = meta.find_undeclared_variables(parsed)
         is_dated = any(node.name == NOW for node in parsed.find_all(nodes.Name))
-        return environment.from_string(files.text), asked, day if is_dated else None
+        return environment.from_string(files.text), variables, day if is_dated else None
     except TemplateSyntaxError as error:
         raise UserError(f"{where}: line {error.lineno} of the template: {error.message}") from error
-    except Exception as error:  # Jinja computes constants, and what it makes may be nested too deep for Python
+    except Exception as error:  # Jinja evaluates constants, and its code may be nested too deeply for Python
         raise UserError(f"{where}: cannot be compiled: {type(error).__name__}: {error}") from error
 
 
-def written(template: Template, name: str, variables: dict[str, Any]) -> str:
-    """What a template writes. Raises UserError: the template's own refusal, or too long a text."""
+def rendered(template: Template, name: str, variables: dict[str, Any]) -> str:
+    """The text that a template renders. Raises UserError: the template raises an error, or the text is too long."""
     pieces, length = [], 0
     try:
         for piece in template.generate(**variables):
@@ -69,7 +70,7 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The block's text, between marks if MARKED is set."""
+        """The block's text, between BEGIN and END if MARKED is set."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         call = self.call_method("_around", [nodes.Name(MARKED, "load")])
@@ -81,18 +82,18 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """A template's `dict`, without the methods of the type, which could change what it was given."""
+    """The `dict` of a template. It has no methods of Python's type, which could change the caller's objects."""
 
     def __call__(self, *args: Any, **fields: Any) -> dict[Any, Any]:
         return dict(*args, **fields)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """As that of dict."""
+        """Like dict.fromkeys."""
         return dict.fromkeys(*args)
 
 
 class _Namespace(Namespace):
-    """A template's `namespace`, without names that mean something to Python."""
+    """The `namespace` of a template. It rejects names that begin with an underscore, which Python may use."""
 
     def __init__(*args: Any, **fields: Any) -> None:  # a field may be called self
         self, *rest = args
@@ -112,7 +113,7 @@ def _check_name(name: Any) -> None:
 
 
 def _environment(strftime_now: Callable[[str], str]) -> ImmutableSandboxedEnvironment:
-    """Jinja as in `transformers`: a template can reach nothing but its text."""
+    """Jinja as in `transformers`, in a sandbox: a template can only read its variables and write text."""
 
     def raise_exception(message: str) -> NoReturn:
         raise TemplateError(message)

@@ -1,5 +1,5 @@
-"""In: a file of JSON lines. Out: its conversations, every line checked; a prompt and a response are one of two turns.
-Does not write a conversation as text (chat_template.py and dataset.py do)."""
+"""In: a file of JSON lines. Out: its conversations, one per line, checked; a prompt and a response become two messages.
+Does not render a conversation as text (chat_template.py and dataset.py do)."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ HALF = "holds half of a surrogate pair, which is no character"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 Message = dict[str, Any]
-"""A role, a content, and whatever else a template may ask for."""
+"""A dict with "role", "content", and any other keys that a template may read."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """The messages of a line, and its place: "FILE:LINE"."""
+    """The messages of a line, and the place of the line: "FILE:LINE"."""
 
     where: str
     messages: tuple[Message, ...]
 
 
 def half_a_character(value: Any) -> bool:
-    """Whether any text in a JSON value, keys included, has half of a surrogate pair."""
+    """Whether a text in a JSON value, keys included, has half of a surrogate pair."""
     return any(_SURROGATE.search(text) for text in texts_of(value))
 
 
@@ -53,18 +53,18 @@ def texts_of(value: Any) -> Iterator[str]:
 
 
 def refuse(path: Path, problems: list[str]) -> None:
-    """Raise UserError with the first problems of a file's lines, and how many more there are; if there are any."""
+    """Raise UserError if there are problems: the first ones, and the number of further problems."""
     more = len(problems) - MOST_PROBLEMS
     if problems:
-        raise UserError(*problems[:MOST_PROBLEMS], *([f"{path}: {more} more of such"] if more > 0 else []))
+        raise UserError(*problems[:MOST_PROBLEMS], *([f"{path}: {more} more problems"] if more > 0 else []))
 
 
 def read_conversations(path: Path, data: Data, *, with_template: bool) -> list[Conversation]:
-    """The conversations of a file of JSON lines, all of the first one's kind: messages, or a prompt and a response.
+    """The conversations of a file of JSON lines. All lines must have one kind: messages, or prompt and response.
 
-    A line that has both is read as messages with a chat template, and as a pair without one. The keys of [data] name
-    those of a line; lines of white space are skipped.
-    Raises UserError: the lines that are no conversations, or not of the first one's kind; messages without a template.
+    A line with both is read as messages with a chat template, and as prompt and response without one. Keys of [data]
+    give the names of a line's keys. Lines of white space are skipped.
+    Raises UserError: lines that are not conversations, or not of the first line's kind; messages without a template.
     """
     problems: list[str] = []
     found = []
@@ -75,12 +75,12 @@ def read_conversations(path: Path, data: Data, *, with_template: bool) -> list[C
             first_kind, first_where = kind, where
         if kind == TURNS and not with_template:
             raise UserError(
-                f'{where}: "{data.messages_key}": data.chat_template says how messages are written as text: the folder '
-                "of the model that is tuned, its tokenizer_config.json or its chat_template.jinja"
+                f'{where}: "{data.messages_key}": data.chat_template is needed to write messages as text: give the '
+                "folder of the model that is tuned, its tokenizer_config.json or its chat_template.jinja"
             )
         if kind != first_kind:
             problems.append(
-                f"{where}: {kind}, and the first line has {first_kind} ({first_where}): a file has lines of one kind"
+                f"{where}: {kind}, but the first line ({first_where}) has {first_kind}: all lines must have one kind"
             )
         elif wrong := list(_wrong_messages(value, data) if kind == TURNS else _wrong_pair(value, data)):
             problems += [f"{where}: {problem}" for problem in wrong]
@@ -95,7 +95,7 @@ def read_conversations(path: Path, data: Data, *, with_template: bool) -> list[C
 
 
 def _objects(path: Path, problems: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The place and the object of each line; a line that is none goes to the problems."""
+    """The place and the JSON object of each line; any other line is added to `problems`."""
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
             continue
@@ -117,12 +117,12 @@ def _kind(value: dict[str, Any], data: Data, *, with_template: bool) -> str:
 
 
 def _wrong_pair(value: dict[str, Any], data: Data) -> Iterator[str]:
-    """The first reason why a line is no prompt with a response."""
+    """The first reason why a line is not a prompt with a response."""
     for key in (data.prompt_key, data.response_key):
         if not isinstance(value.get(key), str):
             there = ", ".join(map(str, value)) or "nothing"
             yield (
-                f'no text under "{key}" (there is: {there}); data.prompt_key and data.response_key say what is read, '
+                f'no text under "{key}" (it has: {there}); set data.prompt_key and data.response_key, '
                 "or data.messages_key"
             )
             return
@@ -134,21 +134,21 @@ def _wrong_pair(value: dict[str, Any], data: Data) -> Iterator[str]:
 
 
 def _wrong_messages(value: dict[str, Any], data: Data) -> Iterator[str]:
-    """Every reason why a line is no conversation."""
+    """Every reason why a line is not a conversation."""
     messages = value[data.messages_key]
     if not isinstance(messages, list):
         yield f'"{data.messages_key}": a list of messages is needed, found {type(messages).__name__}'
     elif not messages:
         yield f'"{data.messages_key}": the list is empty'
     else:
-        wrong = [f"message {number}: {why}" for number, it in enumerate(messages, 1) for why in _wrong_message(it)]
+        wrong = [f"message {number}: {why}" for number, item in enumerate(messages, 1) for why in _wrong_message(item)]
         yield from wrong
         if not wrong and not any(message["role"] == ASSISTANT for message in messages):
             yield f'no message of the role "{ASSISTANT}": there is nothing to learn from'
 
 
 def _wrong_message(message: Any) -> Iterator[str]:
-    """The first reason why it is no message."""
+    """The first reason why `message` is not a message."""
     if not isinstance(message, dict):
         yield f"an object with a role and a content is needed, found {type(message).__name__}"
         return
@@ -162,4 +162,4 @@ def _wrong_message(message: Any) -> Iterator[str]:
     elif halves := [key for key, value in message.items() if half_a_character([key, value])]:
         yield f"its {', '.join(map(json.dumps, halves))} {HALF}"
     elif role == ASSISTANT and not content:
-        yield "the assistant says nothing"
+        yield "the content of the assistant is empty"

@@ -1,4 +1,4 @@
-"""In: JSON lines of prompts and responses or of messages. Out: files of their tokens, and samples of these by number.
+"""In: JSON lines of prompts and responses, or of messages. Out: files of their tokens; samples, read by number.
 Does not check lines (conversations.py does) and does not order samples (data/loader.py does)."""
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from codescent.config.sections import Data
 
 ARRAYS = ("tokens", "begins", "wanted")
-NOTHING = -1  # where nothing is wanted
+NO_TARGET = -1  # target of a position without a loss
 PLAIN = "{prompt}{response}"
 Encode = Callable[[Sequence[Message]], tuple[list[int], Spans]]
-"""Messages to their tokens, and the pieces of these that are wanted."""
+"""A function from messages to their tokens and to the ranges of tokens that are targets (responses)."""
 
 
 def parse_template(text: str) -> tuple[str, str, str]:
-    """Split "…{prompt}…{response}…" into its three texts. Raises UserError: it has not both, in this order, once."""
+    """Split "…{prompt}…{response}…" into its three texts. Raises UserError unless it has each once, in this order."""
     before, prompt, rest = text.partition("{prompt}")
     between, response, after = rest.partition("{response}")
     if not prompt or not response or text.count("{prompt}") > 1 or text.count("{response}") > 1:
@@ -48,9 +48,9 @@ def parse_template(text: str) -> tuple[str, str, str]:
 
 
 def write_examples(data: Data, template: ChatTemplate | None, folder: Path, progress: bool) -> dict[str, Any]:
-    """Write the tokens of both splits: the last examples, data.validation_fraction of all, are for validation.
+    """Write the tokens of both splits. The last data.validation_fraction of the examples are the validation split.
 
-    Returns the description's fields. Raises UserError: everything that is wrong with the lines, or the tokenizer.
+    Returns the description's fields. Raises UserError: every problem of the lines, or of the tokenizer.
     """
     path, tokenizer = expanded(data.corpus), tokenizer_of(data.tokenizer)
     if template is None:
@@ -59,7 +59,7 @@ def write_examples(data: Data, template: ChatTemplate | None, folder: Path, prog
         chat = ChatTokens(template, tokenizer)
         encode = _chat_encoder(chat)
         if progress:
-            _tell_endless(chat, tokenizer)
+            _warn_without_end(chat, tokenizer)
     examples = read_conversations(path, data, with_template=template is not None)
     num_train = len(examples) - max(1, round(data.validation_fraction * len(examples)))
     if num_train < 1:
@@ -75,17 +75,17 @@ def write_examples(data: Data, template: ChatTemplate | None, folder: Path, prog
             splits[split] = {"examples": len(part), "tokens": len(arrays[0])}
     refuse(path, problems)
     tokenizer.save(folder / TOKENIZER)
-    described = {"kind": data.tokenizer, "vocab_size": tokenizer.vocab_size}
-    return {"source": str(path), "tokenizer": described, "splits": splits}
+    tokenizer_fields = {"kind": data.tokenizer, "vocab_size": tokenizer.vocab_size}
+    return {"source": str(path), "tokenizer": tokenizer_fields, "splits": splits}
 
 
-def _tell_endless(chat: ChatTokens, tokenizer: Tokenizer) -> None:
-    """Warn where no control token ends a turn of the assistant: a model learns to end by one."""
+def _warn_without_end(chat: ChatTokens, tokenizer: Tokenizer) -> None:
+    """Warn if no control token ends a turn of the assistant: the model then does not learn to stop after a turn."""
     try:
         if chat.end() is None:
-            stop = "go on to its longest" if tokenizer.separator is None else "end where a document does"
-            warn(f"data.chat_template: no control token ends the assistant's turn: samples {stop}")
-    except UserError:  # the template may still write the conversations of the file
+            stop = "their length limit" if tokenizer.separator is None else "the end of a document"
+            warn(f"data.chat_template: no control token ends the assistant's turn: samples continue to {stop}")
+    except UserError:  # the template may still render the conversations of the file
         return
 
 
@@ -98,19 +98,20 @@ def _chat_encoder(chat: ChatTokens) -> Encode:
 
 
 def _pair_encoder(template: tuple[str, str, str], tokenizer: Tokenizer) -> Encode:
-    """Tokens of a prompt and of its response, which is wanted.
-    Each is encoded by itself: a model that is asked continues the tokens of the prompt alone.
+    """An encoder of pairs: the tokens of a prompt and of its response, which are the targets.
+    Prompt and response are encoded separately, because `sample` gives a model the tokens of the prompt only.
     """
     end = [] if tokenizer.separator is None else [tokenizer.separator]
     before, between, after = template
 
     def encode(messages: Sequence[Message]) -> tuple[list[int], Spans]:
         prompt, response = (message["content"] for message in messages)
-        asked = tokenizer.encode(f"{before}{prompt}{between}").tolist() or end
-        told = [*tokenizer.encode(f"{response}{after}").tolist(), *end]
-        if not asked:
-            raise UserError(f"the prompt {prompt!r} has no token for this tokenizer: there is nothing to answer to")
-        return [*asked, *told], [(len(asked), len(asked) + len(told))] if told else []
+        prompt_ids = tokenizer.encode(f"{before}{prompt}{between}").tolist() or end
+        response_ids = [*tokenizer.encode(f"{response}{after}").tolist(), *end]
+        if not prompt_ids:
+            raise UserError(f"the prompt {prompt!r} has no tokens with this tokenizer: a response needs a prompt")
+        ids = [*prompt_ids, *response_ids]
+        return ids, [(len(prompt_ids), len(ids))] if response_ids else []
 
     return encode
 
@@ -122,7 +123,7 @@ def _tokens(
     problems: list[str],
     advance: Callable[[int], None],
 ) -> tuple[np.ndarray[Any, Any], ...]:
-    """Tokens of all examples, where each begins, which pieces are wanted; an example that fails goes to `problems`."""
+    """The arrays of ARRAYS for these examples, see `ResponseSource`. Examples that fail are added to `problems`."""
     parts, begins, wanted = [np.empty(0, dtype)], [0], []
     for example in examples:
         try:
@@ -150,14 +151,14 @@ class _Description(Description):
 class ResponseSource:
     """The examples of a split. A sample is one example, cut after `seq_len` tokens or padded at its end.
 
-    Targets are the wanted pieces of an example: a response and its end, or every turn of the assistant. Examples
-    without a wanted token inside the sample are left out. Padding is token 0; it has no targets.
+    The targets are pieces of the example: a response and its end, or every turn of the assistant. An example without
+    a target inside the sample is left out. Padding is token 0; it has no targets.
 
     Args:
-        tokens: all examples, one after the other.
-        begins: [examples + 1], where each example begins, and where the last one ends.
-        wanted: [pieces, 2], where each piece begins and ends in `tokens`, in order; a piece is inside one example, is
-            not empty, and does not have the example's first token.
+        tokens: the tokens of all examples, one example after the other.
+        begins: [examples + 1], positions in `tokens` where each example begins, and where the last one ends.
+        wanted: [pieces, 2], positions [begin, end) in `tokens` of the pieces that are targets, in order. A piece is
+            inside one example, is not empty, and does not include the example's first token.
     """
 
     losses_per_sample: int | None = None
@@ -172,19 +173,19 @@ class ResponseSource:
         ends = np.minimum(wanted[:, 1], (begins[:-1] + lengths)[owners])
         losses = np.zeros(len(lengths), np.int64)
         np.add.at(losses, owners, np.maximum(ends - wanted[:, 0], 0))
-        kept = losses > 0
-        self._begins, self._lengths, self._losses = begins[:-1][kept], lengths[kept], losses[kept]
-        self._pieces = pieces[:-1][kept], pieces[1:][kept]
+        has_target = losses > 0
+        self._begins, self._lengths, self._losses = begins[:-1][has_target], lengths[has_target], losses[has_target]
+        self._pieces = pieces[:-1][has_target], pieces[1:][has_target]
         self.num_samples = len(self._begins)
-        self.left_out = len(kept) - self.num_samples
+        self.left_out = len(has_target) - self.num_samples
 
     def read(self, numbers: Numbers) -> Samples:
-        """inputs and targets int64 [n, seq_len], extras `lengths_B`: tokens of each that are not padding.
+        """inputs and targets int64 [n, seq_len], extras `lengths_B`: number of tokens that are not padding.
         Raises IndexError: no such sample; UserError: the file has changed.
         """
         numbers = in_range(numbers, self.num_samples, self.name)
         inputs = np.zeros((len(numbers), self._seq_len), np.int64)
-        targets = np.full_like(inputs, NOTHING)
+        targets = np.full_like(inputs, NO_TARGET)
         first, stop = self._pieces
         for row, number in enumerate(numbers.tolist()):
             begin, length = int(self._begins[number]), int(self._lengths[number])
@@ -195,13 +196,13 @@ class ResponseSource:
         return Samples(inputs, targets, {"lengths_B": self._lengths[numbers] - 1})
 
     def losses(self, numbers: Numbers) -> Numbers:
-        """Wanted tokens inside each sample."""
+        """Number of targets in each sample."""
         return np.asarray(self._losses[numbers], np.int64)
 
 
 @dataclass(frozen=True)
 class ResponseDataset(FolderDataset):
-    """Prepared prompts and responses or conversations, open."""
+    """Open prepared prompts and responses, or conversations."""
 
     format = "codescent responses 2"
     form = _Description
@@ -209,7 +210,7 @@ class ResponseDataset(FolderDataset):
 
     @property
     def chat(self) -> ChatFiles | None:
-        """The chat template by which it was prepared; None: by none."""
+        """The chat template that it was prepared with; None: without one."""
         return chat_of(self.path, self.description["request"])
 
     def source(self, split: str, seq_len: int, num_targets: int) -> ResponseSource:
@@ -227,6 +228,6 @@ class ResponseDataset(FolderDataset):
 
 
 def chat_of(path: Path, request: Mapping[str, Any]) -> ChatFiles | None:
-    """The chat template in the key of a request, as a folder's description has it; None: there is none."""
+    """The chat template in `request`, the key in the description of the folder `path`; None: there is none."""
     fields = request.get("chat_template")
-    return None if fields is None else ChatFiles.of_kept(str(path / DESCRIPTION), fields)
+    return None if fields is None else ChatFiles.from_json(str(path / DESCRIPTION), fields)

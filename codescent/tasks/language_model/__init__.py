@@ -1,5 +1,5 @@
-"""In: a text. Out: the task "lm": each next token is wanted.
-Does not make samples: data/text/split.py does."""
+"""In: a text. Out: the task "lm": predict each next token.
+Does not build samples: data/text/split.py does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LanguageModel(TextTask):
     scores_files = models.GENERATING
 
     def score(self, request: ScoreRequest) -> list[str]:
-        """See `Task`; of a decoder loss, perplexity and bits per byte of all the text."""
+        """See `Task`; for a decoder the loss, perplexity and bits per byte of the whole text."""
         from codescent.tasks.language_model.evaluate import text_lines  # noqa: PLC0415 - planning does without torch
 
         return text_lines(request) if request.task.kind in models.GENERATING else super().score(request)

@@ -1,5 +1,5 @@
-"""In: a trained decoder, a text. Out: its loss, perplexity and bits per byte on all of the text, in lines.
-Does not read the run folder (verbs/trained.py does). It holds the user's text in memory."""
+"""In: a trained decoder; a text file, or the run's validation text. Out: lines with loss, perplexity, bits per byte.
+Does not read the run folder (verbs/trained.py does). Does not stream: all tokens of the text are in memory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from codescent.tasks.score import at_once
 from codescent.tasks.task import ScoreRequest
 
 DECODED_AT_ONCE = 1 << 16
-LARGEST_LOSS = 700.0  # exp of a larger one is no finite number
-LONGEST_CHARACTER = 4  # bytes of UTF-8
+LARGEST_LOSS = 700.0  # exp of a larger loss overflows
+LONGEST_CHARACTER = 4  # bytes in UTF-8
 Tokens = npt.NDArray[np.int64]
 
 
 def text_lines(request: ScoreRequest) -> list[str]:
-    """Score a text, or the run's validation split: each token is predicted from those before it in its window.
+    """Score a text, or the run's validation split: each token is predicted from the tokens before it in its window.
     Raises UserError: the text cannot be read, or has no token that could be predicted.
     """
     seq_len, module = request.work.seq_len, request.make_module()
@@ -41,7 +41,7 @@ def text_lines(request: ScoreRequest) -> list[str]:
     else:
         name, (tokens, num_bytes) = str(request.data), _encoded(request.data, request)
     if len(tokens) < 2:
-        raise UserError(f"{name}: {len(tokens)} tokens: there is nothing to foretell")
+        raise UserError(f"{name}: {len(tokens)} tokens: at least 2 are needed, to predict one")
     nats = _nats(module, tokens, seq_len, request.device)
     loss = nats / (len(tokens) - 1)
     bits = f", {nats / math.log(2) / num_bytes:.4f} bits per byte" if num_bytes else ""
@@ -69,11 +69,11 @@ def _nats(module: nn.Module, tokens: Tokens, seq_len: int, device: torch.device)
 
 def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int]:
     """The tokens of a text and the number of bytes that are predicted.
-    A separator, where the tokenizer has one, is put in front, so that the first token is predicted too.
+    If the tokenizer has a separator, it is put in front: so the first token is predicted too.
     """
     tokenizer = request.open_tokenizer()
     if tokenizer is None:
-        raise UserError(f"{request.task.run / TOKENIZER}: the run kept no tokenizer, so it cannot read {data}")
+        raise UserError(f"{request.task.run / TOKENIZER}: the run has no tokenizer, which is needed to read {data}")
     texts = list(_documents(data, request.task.data.text_key))
     end = [] if tokenizer.separator is None else [tokenizer.separator]
     parts = [np.array(end, np.int64)]
@@ -81,7 +81,7 @@ def _encoded(data: Path, request: ScoreRequest) -> tuple[Tokens, int]:
         parts += [tokenizer.encode(text).astype(np.int64), np.array(end if number + 1 < len(texts) else [], np.int64)]
     tokens = np.concatenate(parts)
     num_bytes = sum(len(text.encode("utf-8", "surrogateescape")) for text in texts)
-    if not end and len(tokens):  # nothing predicts the first one
+    if not end and len(tokens):  # the first token is not predicted
         num_bytes -= sum(_bytes_of(tokens[:1], tokenizer))
     return tokens, num_bytes
 
@@ -97,7 +97,7 @@ def _documents(data: Path, text_key: str) -> Iterator[str]:
 
 
 def _bytes_of(tokens: Tokens, tokenizer: Tokenizer) -> Iterator[int]:
-    """Bytes of UTF-8 of tokens, some tokens at a time; a character is never split between two."""
+    """Number of UTF-8 bytes of each block of tokens. No character is split between two blocks."""
     separator = tokenizer.separator
     text_tokens = tokens if separator is None else tokens[tokens != separator]
     first = 0

@@ -1,4 +1,4 @@
-"""In: the tokens of a text. Out: the task "seq2seq": each line is a sample, and its reverse, or its copy, is wanted.
+"""In: the tokens of a text. Out: the task "seq2seq": a sample is a line; its target is the line reversed, or copied.
 Does not order samples (data/loader.py does) and does not tokenise."""
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from codescent.tasks.task import ScoreRequest, Task, TaskRequest
 from codescent.tasks.text import TextDataset, TextTask
 
 MARKS = 2
-"""Tokens behind the tokenizer's: the first, vocab_size - 2, begins a target; the second ends it."""
+"""Two ids after the tokenizer's: the first, vocab_size - 2, begins a target; the second ends it."""
 
-VERSION = 2  # of the function from a line to a sample; count on when it changes
-NOTHING = -1  # where nothing is wanted
+VERSION = 2  # increase it when the function from a line to a sample changes
+NO_TARGET = -1  # target of a position without a loss
 
 
 class LineSource:
-    """The lines of a split that are not empty, in order, each cut to what fits into source and target.
+    """The lines of a split that are not empty, in order, each cut to the length that fits into source and target.
 
-    A sample's source is the line and padding. The decoder reads `begin`, the line's tokens in the wanted order, and
-    padding. Its targets are these tokens and `end`; padding has none.
+    The encoder reads the line and padding. The decoder reads `begin`, the line's tokens in the target's order, and
+    padding. Its targets are the line's tokens in the target's order and `end`; padding has no target.
 
     Attributes:
-        begin, end: the marks; padding is `end`, which no position attends to.
+        begin, end: the ids of the two marks. Padding is also `end`, but no position attends to padding.
 
     Args:
-        ends: bool by token: whether it ends a line.
+        ends: bool by token id: whether the token ends a line.
         pairs: "reverse" or "copy".
         source_len, target_len: positions of a sample.
     """
@@ -47,7 +47,7 @@ class LineSource:
     def __init__(self, split: Split, ends: npt.NDArray[np.bool_], pairs: str, source_len: int, target_len: int) -> None:
         if target_len < 2:
             raise UserError(
-                f"model.target_len = {target_len}: a target is a token of a line and its end at the least: 2"
+                f"model.target_len = {target_len}: a target needs at least 2 positions: a token of a line, and its end"
             )
         self.name, self.begin, self.end = split.name, len(ends), len(ends) + 1
         self._split, self._pairs = split, pairs
@@ -66,20 +66,20 @@ class LineSource:
         numbers = in_range(numbers, self.num_samples, self.name)
         source = self._source_len
         inputs = np.full((len(numbers), source + self._target_len), self.end, np.int64)
-        targets = np.full_like(inputs, NOTHING)
+        targets = np.full_like(inputs, NO_TARGET)
         inputs[:, source] = self.begin
         counts = self._counts[numbers]
         for row, (number, count) in enumerate(zip(numbers.tolist(), counts.tolist())):
             line = self._split.span(int(self._firsts[number]), count)
-            wanted = line[::-1] if self._pairs == "reverse" else line
+            target = line[::-1] if self._pairs == "reverse" else line
             inputs[row, :count] = line
-            inputs[row, source + 1 : source + 1 + count] = wanted
-            targets[row, source : source + count] = wanted
+            inputs[row, source + 1 : source + 1 + count] = target
+            targets[row, source : source + count] = target
             targets[row, source + count] = self.end
         return Samples(inputs, targets, {"source_lengths_B": counts, "target_lengths_B": counts + 1})
 
     def losses(self, numbers: Numbers) -> Numbers:
-        """The tokens of each line, and its end."""
+        """The number of tokens of each line, and 1 for its end."""
         return np.asarray(self._counts[numbers] + 1, np.int64)
 
 
@@ -94,7 +94,7 @@ class LineDataset(TextDataset):
 
     @property
     def vocab_size(self) -> int:
-        """The tokenizer's, and the marks."""
+        """The tokenizer's vocabulary size and MARKS."""
         return self.text.vocab_size + MARKS
 
     @property
@@ -104,11 +104,11 @@ class LineDataset(TextDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with the tokens, the tokenizer, which decides where lines end, and `pairs`."""
+        """A hash of the tokens, of the tokenizer (it decides where lines end), and of `pairs`."""
         return digest(["lines", VERSION, self.pairs, self.tokenizer_text, self.text.fingerprint])
 
     def source(self, split: str, seq_len: int, num_targets: int) -> LineSource:
-        """The lines of a split: see `AnyDataset`. They are found once.
+        """The lines of a split: see `AnyDataset`. A second call returns the same object.
         Raises UserError: no token ends a line, there is no tokenizer, or a token is outside the vocabulary.
         """
         key = split, seq_len, num_targets
@@ -121,22 +121,22 @@ class LineDataset(TextDataset):
     def _ends(self) -> npt.NDArray[np.bool_]:
         tokenizer = self.text.tokenizer
         if tokenizer is None:
-            raise UserError(f"{self.path}: these token shards come without a tokenizer: nobody knows where lines end")
+            raise UserError(f"{self.path}: these token shards have no tokenizer: it is needed to find lines")
         ends = line_ends(tokenizer, self.text.vocab_size)
         if not ends.any() and not isinstance(tokenizer, CharTokenizer):
             raise UserError(
-                f"{self.path}: this tokenizer drops the ends of lines: no token has one in it, so nobody knows where a "
-                'line ends; take data.tokenizer = "byte", "char", "gpt2" or "bpe:VOCAB"'
+                f"{self.path}: this tokenizer drops the ends of lines: none of its tokens has one, so lines cannot be "
+                'found; take data.tokenizer = "byte", "char", "gpt2" or "bpe:VOCAB"'
             )
         if tokenizer.separator is not None:
             ends[tokenizer.separator] = True
-        if not ends.any():  # nor are there several documents, each of them a line
-            raise UserError(f"{self.path}: the text has no end of a line in it: one line is no corpus")
+        if not ends.any():  # and no separator, which would end a line too
+            raise UserError(f"{self.path}: the text has no end of a line: a corpus needs more than one line")
         return ends
 
 
 def line_ends(tokenizer: Tokenizer, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """Whether the text of each token has a line's end in it; the rest of such a token belongs to no line."""
+    """Bool [vocab_size]: whether the token's text has the end of a line. Other text of such a token is dropped."""
     known = min(vocab_size, tokenizer.vocab_size)
     ends = np.zeros(vocab_size, np.bool_)
     ends[:known] = ["\n" in tokenizer.decode([token]) for token in range(known)]
@@ -144,7 +144,7 @@ def line_ends(tokenizer: Tokenizer, vocab_size: int) -> npt.NDArray[np.bool_]:
 
 
 class Pairs(TextTask):
-    """Translate a line into its reverse, or into itself."""
+    """Predict the reverse of a line, or its copy."""
 
     name = "seq2seq"
     kinds = ("transformer",)
@@ -157,7 +157,7 @@ class Pairs(TextTask):
         return LineDataset(open_dataset(path), request.data.pairs)
 
     def score(self, request: ScoreRequest) -> list[str]:
-        """See `Task`; and how many tokens and lines are right."""
+        """See `Task`; also prints how many tokens and lines are right."""
         from codescent.models.transformer.module import Transformer  # noqa: PLC0415 - planning does without torch
         from codescent.tasks.pairs.evaluate import score_lines  # noqa: PLC0415
 

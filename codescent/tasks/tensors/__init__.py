@@ -1,5 +1,5 @@
-"""In: tensors in a file, or the number of random ones. Out: the task "tensors": the target's vectors are wanted.
-Does not make samples: dataset.py does."""
+"""In: a file of tensors, or sizes of random ones. Out: the task "tensors": predict the vectors of the target sequence.
+Does not build samples: dataset.py does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Tensors(Task):
-    """Predict the vectors of a target, reading them and those of a source."""
+    """Predict the vectors of a target. The model reads the source's vectors and the target's."""
 
     name = "tensors"
     kinds = ("transformer",)
@@ -53,7 +53,7 @@ class Tensors(Task):
         """See `Task`."""
         corpus = request.data.corpus
         if is_tensors(corpus):
-            yield f'data.task = "{name}": data.corpus = "{corpus}" is tensors, no text; leave data.task out'
+            yield f'data.task = "{name}": data.corpus = "{corpus}" is tensors, not text; leave data.task out'
 
     def facts(self, request: TaskRequest, shape: models.Shape) -> TaskFacts:
         """See `Task`."""
@@ -62,10 +62,10 @@ class Tensors(Task):
         return replace(super().facts(request, shape), synthetic=synthetic)
 
     def vocab_size(self, request: TaskRequest) -> None:
-        """See `Task`: there is none."""
+        """None: samples are vectors."""
 
     def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
-        """Where the tensors are: written now, where synthetic ones are to be on disk and are not yet."""
+        """See `Task`. Synthetic tensors are written now if data.format is a file format and no file exists."""
         data = request.data
         path = expanded(data.corpus)
         if data.corpus.startswith(PREFIX):
@@ -74,13 +74,13 @@ class Tensors(Task):
             return prepare_synthetic(_recipe(request), data.format, data.folder, progress=progress)
         if not is_tensors(data.corpus):
             raise UserError(
-                f"data.corpus = {data.corpus!r}: no tensors: a file whose name ends in {', '.join(SUFFIXES)}, a "
+                f"data.corpus = {data.corpus!r}: not tensors: give a file whose name ends in {', '.join(SUFFIXES)}, a "
                 "folder that `codescent data --synthetic` made, or synthetic:SAMPLES"
             )
-        kept = read_description(path)["storage"] if is_prepared(path) else format_of(path)
-        if data.format not in (None, "memory", kept):
+        stored = read_description(path)["storage"] if is_prepared(path) else format_of(path)
+        if data.format not in (None, "memory", stored):
             raise UserError(
-                f'data.format = "{data.format}": {data.corpus} is {kept}; leave data.format out, or take "memory" to '
+                f'data.format = "{data.format}": {data.corpus} is {stored}; leave data.format out, or take "memory" to '
                 "read it whole"
             )
         return path

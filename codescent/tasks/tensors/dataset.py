@@ -1,5 +1,5 @@
-"""In: tensors in memory, in a prepared folder or in a user's file. Out: the dataset, open: samples of both splits.
-Does not read files itself (files.py does) and writes nothing."""
+"""In: tensors in memory, a prepared folder or a user's file. Out: a `TensorDataset`: training and validation samples.
+Does not read files itself (files.py does) and does not write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ from pydantic import Field
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.sealed import digest
-from codescent.data.prepared import AGAIN, SPLITS, Fields, changed, described, edges_of, noted, refuse_damaged, resized
+from codescent.data.prepared import (
+    AGAIN,
+    SPLITS,
+    Fields,
+    checked_description,
+    edges_of,
+    hash_problems,
+    refuse_damaged,
+    size_problems,
+    unchecked_description,
+)
 from codescent.data.samples import Numbers, Samples, in_range
 from codescent.data.verified import hashes
 from codescent.tasks.tensors.files import SUFFIXES, InMemory, TensorFile
@@ -27,8 +37,11 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class TensorSource:
-    """Samples [first, stop) of tensors. The model reads the source's vectors and then the target's; the target's are
-    wanted, as in a script with `output = model(source, targets)` and a loss of `output` and `targets`."""
+    """Samples [first, stop) of tensors. The inputs are the source's vectors and then the target's.
+
+    The loss compares the outputs with the target's vectors, as a script does with `output = model(source, targets)` and
+    a loss of `output` and `targets`.
+    """
 
     def __init__(self, name: str, tensors: TensorFile | InMemory, sizes: Sizes, first: int, stop: int) -> None:
         self.name, self.num_samples = name, stop - first
@@ -36,7 +49,7 @@ class TensorSource:
         self._tensors, self._sizes, self._first = tensors, sizes, first
 
     def read(self, numbers: Numbers) -> Samples:
-        """inputs float32 [n, source_len + target_len, width], and the same as targets; the source part is not wanted.
+        """inputs float32 [n, source_len + target_len, width]; targets are the same array, its source part has no loss.
         Raises UserError: the file cannot be read; IndexError: no such sample.
         """
         numbers = in_range(numbers, self.num_samples, self.name)
@@ -47,14 +60,17 @@ class TensorSource:
         return Samples(both, both)
 
     def losses(self, numbers: Numbers) -> Numbers:
-        """One for each vector of the target."""
+        """`target_len` for each: one loss for each vector of the target."""
         return np.full(len(numbers), self._sizes.target_len, np.int64)
 
 
 @dataclass(frozen=True)
 class TensorDataset:
-    """Tensors, open. The fingerprint is that of a recipe, the same in every format; of a user's file that of its bytes,
-    and in earlier versions that of its size, its first and its last bytes.
+    """Open tensors.
+
+    Attributes:
+        fingerprint: for synthetic tensors a hash of the recipe, equal for every file format; else of the file's bytes.
+        earlier: for a user's file, the fingerprint of earlier versions: a hash of size, first and last bytes.
     """
 
     path: Path
@@ -76,13 +92,13 @@ class TensorDataset:
 
     def summary(self) -> list[str]:
         """What `codescent data` prints."""
-        label = "synthetic: random numbers, to measure with" if self.description["synthetic"] else "tensors"
+        label = "synthetic: random numbers, for speed measurements" if self.description["synthetic"] else "tensors"
         lines = [f"{self.path}: {label}; {self.description['storage']}, {self.sizes}"]
         return lines + [f"{split.name}: {split.num_samples:,} samples" for split in (self.train, self.validation)]
 
     def verify(self) -> None:
-        """Read the files again and compare with their sha256; of a user's file there is none. Raises UserError."""
-        refuse_damaged(self.path, changed(self.path, _hashes_of(self.description), again=True))
+        """Hash the files again and compare. Nothing is compared for a user's file. Raises UserError: a changed file."""
+        refuse_damaged(self.path, hash_problems(self.path, _hashes_of(self.description), again=True))
 
 
 class _Sizes(Fields):
@@ -119,11 +135,11 @@ def is_tensors(corpus: str) -> bool:
 
 def is_prepared(path: Path) -> bool:
     """Whether a folder holds prepared tensors, by its description."""
-    return noted(path).get("format") == FORMAT
+    return unchecked_description(path).get("format") == FORMAT
 
 
 def in_memory(recipe: Synthetic, corpus: str) -> TensorDataset:
-    """Synthetic tensors in memory; each process makes its own."""
+    """Synthetic tensors in memory; each process computes its own copy."""
     train, validation = (
         TensorSource(split, InMemory(partial(recipe.whole, split)), recipe.sizes, 0, recipe.samples(split))
         for split in SPLITS
@@ -133,15 +149,15 @@ def in_memory(recipe: Synthetic, corpus: str) -> TensorDataset:
 
 
 def open_prepared(path: Path, *, whole: bool = False) -> TensorDataset:
-    """Open a folder that `prepare_synthetic` made; `whole` reads the files into memory, when they are first read.
-    A file that has changed since it was verified is compared with its sha256. Raises UserError: all that is damaged.
+    """Open a folder that `prepare_synthetic` made; `whole` loads each file into memory at its first read.
+    A file that has changed since its last verification is hashed again. Raises UserError: every damaged file.
     """
     description = read_description(path)
-    made = description["recipe"]
-    recipe = Synthetic(made["train"], made["validation"], Sizes(**made["sizes"]), made["seed"])
-    refuse_damaged(path, resized(path, {name: file["bytes"] for name, file in description["files"].items()}))
+    fields = description["recipe"]
+    recipe = Synthetic(fields["train"], fields["validation"], Sizes(**fields["sizes"]), fields["seed"])
+    refuse_damaged(path, size_problems(path, {name: file["bytes"] for name, file in description["files"].items()}))
     known = _hashes_of(description)
-    refuse_damaged(path, changed(path, known))
+    refuse_damaged(path, hash_problems(path, known))
     sources = []
     for split, name in zip(SPLITS, sorted(known), strict=True):
         file = TensorFile(path / name, known[name])
@@ -158,7 +174,7 @@ def open_tensors(corpus: str, validation_fraction: float, *, whole: bool = False
 
 
 def open_file(path: Path, validation_fraction: float, *, whole: bool = False) -> TensorDataset:
-    """Open a user's file; its last samples are the validation split. `whole` reads it into memory, when first read.
+    """Open a user's file; its last samples are the validation split. `whole` loads it into memory at its first read.
     Raises UserError: everything that is wrong with it.
     """
     if not path.is_file():
@@ -181,8 +197,8 @@ def open_file(path: Path, validation_fraction: float, *, whole: bool = False) ->
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """What a folder of ours says of itself. Raises UserError: it is damaged, with every field that is wrong."""
-    return described(folder, _Description, "prepared tensors")
+    """description.json of a folder of prepared tensors. Raises UserError: every wrong field."""
+    return checked_description(folder, _Description, "prepared tensors")
 
 
 def _hashes_of(description: dict[str, Any]) -> dict[str, str]:

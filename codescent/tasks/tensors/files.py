@@ -1,5 +1,5 @@
-"""In: an HDF5, .pt or safetensors file with "source" [N, S, D] and "target" [N, T, D]. Out: rows of them, read lazily.
-Does not know splits or samples' order, and writes nothing."""
+"""In: an HDF5, .pt or safetensors file with "source" [N, S, D] and "target" [N, T, D]. Out: rows, read on demand.
+Does not know splits or the order of samples. Does not write."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ FORMATS = tuple(SUFFIX)
 _DTYPES = {NUMBER_FORMATS[name].code: NUMBER_FORMATS[name].numpy for name in FLOATS}  # "": numpy has no such format
 
 Arrays = Mapping[str, Any]
-"""By name, something with `shape`, `dtype` and rows by their number: a map of the file, or an HDF5 dataset."""
+"""Arrays by name: a numpy array, `FileArray` or HDF5 dataset, with `shape`, `dtype` and indexing by row number."""
 
 
 class TensorFile:
-    """A file of tensors with this sha256. Each thread of each process opens it anew when it first reads: no position in
-    the file, and no library's state, crosses a fork.
+    """A file of tensors with a known sha256.
+
+    Each thread of each process opens the file itself at its first read. So a fork shares neither a position in the file
+    nor the state of a library.
     """
 
     def __init__(self, path: Path, sha256: str) -> None:
@@ -46,8 +48,9 @@ class TensorFile:
         self._opened = threading.local()  # close what was opened for the check
 
     def read(self, name: str, numbers: Numbers, out: Floats) -> None:
-        """Rows of "source" or "target" into [n, length, width]. Raises UserError: the file has changed, or cannot be
-        read any more."""
+        """Read rows of "source" or "target" into `out` [n, length, width].
+        Raises UserError: the file has changed, or cannot be read.
+        """
         with self._readable():
             array = self._arrays()[name]
             if self.format != "hdf5":
@@ -57,7 +60,7 @@ class TensorFile:
                 row[:] = array[number]
 
     def whole(self, name: str) -> Floats:
-        """All rows of "source" or "target". Raises UserError: the file has changed, or cannot be read any more."""
+        """All rows of "source" or "target", float32. Raises UserError: the file has changed, or cannot be read."""
         with self._readable():
             return np.array(self._arrays()[name][:], np.float32)
 
@@ -79,7 +82,7 @@ class TensorFile:
 
 
 class InMemory:
-    """Tensors of which `whole` makes or reads all rows when the first are read; threads share them."""
+    """Tensors in memory, shared by all threads. `whole(name)` returns all rows; it is called at the first read."""
 
     def __init__(self, whole: Callable[[str], Floats]) -> None:
         self._load, self._lock = whole, threading.Lock()
@@ -109,15 +112,13 @@ def h5py() -> ModuleType:
 
 
 def _check(path: Path, arrays: Mapping[str, Any], there: list[object]) -> tuple[int, Sizes]:
-    """Samples and sizes. Raises UserError: everything that is wrong."""
+    """Number of samples, and sizes. Raises UserError: every problem of the arrays."""
     problems = []
     for name, array in arrays.items():
         if array is None:
-            problems.append(
-                f'{path}: has no "{name}"; there is {", ".join(sorted(map(str, there))) or "nothing"} in it'
-            )
+            problems.append(f'{path}: has no "{name}"; it holds: {", ".join(sorted(map(str, there))) or "nothing"}')
         elif not hasattr(array, "shape"):
-            problems.append(f'{path}: "{name}" is no tensor')
+            problems.append(f'{path}: "{name}" is not a tensor')
         elif len(array.shape) != 3 or 0 in array.shape:
             problems.append(f'{path}: "{name}" is {list(array.shape)}, must be [samples, vectors, numbers of each]')
         elif array.dtype.kind != "f":
@@ -147,7 +148,7 @@ def _open_pt(file: Watched) -> Arrays:
 
     path = file.path
     try:
-        # Nothing but tensors and plain values is unpickled, and the tensors' bytes stay in the file.
+        # weights_only: only tensors and plain values are unpickled. mmap: the tensors' bytes stay in the file.
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise UserError(_unreadable(path, error, "a .pt file of tensors alone, as torch.save writes it")) from error
@@ -157,7 +158,7 @@ def _open_pt(file: Watched) -> Arrays:
 
 
 def _of_torch(path: Path, name: str, value: Any) -> Any:
-    """The tensor as a numpy array; one that numpy has not is returned as it is if nobody reads it."""
+    """The tensor as a numpy array. A value that numpy cannot hold is returned unchanged if its name is not read."""
     try:
         return value.detach().numpy()
     except (AttributeError, TypeError, RuntimeError) as error:
@@ -169,7 +170,7 @@ def _of_torch(path: Path, name: str, value: Any) -> Any:
 
 
 def _open_safetensors(file: Watched) -> Arrays:
-    """The format is a header of JSON and rows as they are."""
+    """The arrays of a safetensors file: a JSON header, then raw rows."""
     try:
         entries, first = read_header(file.path)
         return {name: _rows(file, name, entry, first) for name, entry in entries.items()}
@@ -178,7 +179,7 @@ def _open_safetensors(file: Watched) -> Arrays:
 
 
 def _rows(file: Watched, name: str, entry: dict[str, Any], first: int) -> Any:
-    """The rows of one tensor; of a dtype that numpy has not, what says so."""
+    """The rows of one tensor; an object with `shape` and `dtype` alone if it is empty or numpy lacks its dtype."""
     dtype, shape, (begin, end) = _DTYPES.get(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
     if not 0 <= begin <= end:
         raise ValueError(f'"{name}" lies in bytes [{begin}, {end})')

@@ -1,5 +1,5 @@
-"""In: synthetic tensors to make, a format. Out: the folder of their files: complete or absent.
-Does not read tensors (files.py does)."""
+"""In: number, sizes and seed of random samples, a file format (hdf5, pt, safetensors). Out: a prepared folder of files.
+Does not leave an incomplete folder. Does not read tensors (files.py does)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from codescent.tasks.tensors.files import FORMATS, SUFFIX, h5py
 from codescent.tasks.tensors.synthetic import MAX_SEED, NAMES, Sizes, Synthetic
 
 MAX_WIDTH = 1_000_000
-_PT_HEADERS_BYTES = 1 << 16  # more than a .pt file has beside its numbers
+_PT_HEADERS_BYTES = 1 << 16  # upper bound of the bytes of a .pt file that are not numbers
 Advance = Callable[[int], None]
 
 
 def make_recipe(samples: int, sizes: Sizes, seed: int, validation_fraction: float) -> Synthetic:
-    """So many samples to train on, and a share of them more for validation. Raises UserError: all that is wrong."""
+    """A recipe: `samples` for training, and validation_fraction * samples in addition for validation.
+    Raises UserError: every problem of the arguments.
+    """
     problems = []
     if not 0.0 < validation_fraction <= 0.5:
         problems.append(f"data.validation_fraction: {validation_fraction} is not in (0, 0.5]")
@@ -43,7 +45,7 @@ def make_recipe(samples: int, sizes: Sizes, seed: int, validation_fraction: floa
 
 
 def parse_sizes(source: str, target: str) -> Sizes:
-    """Sizes as a command line has them: 1x512 and 20x512. Raises UserError: all that is wrong with them."""
+    """Sizes from the texts of a command line, such as 1x512 and 20x512. Raises UserError: every wrong text."""
     problems, found = [], []
     for flag, text in (("--source", source), ("--target", target)):
         words = text.lower().split("x")
@@ -59,14 +61,14 @@ def parse_sizes(source: str, target: str) -> Sizes:
 
 
 def folder_of(recipe: Synthetic, storage: str, root: Path) -> Path:
-    """Where they are once prepared."""
+    """Path of the prepared folder."""
     sizes = f"{recipe.sizes.source_len}x{recipe.sizes.width}-{recipe.sizes.target_len}x{recipe.sizes.width}"
     return root / f"synthetic-{recipe.train}-{sizes}-{storage}-{digest([storage, recipe.fingerprint])[:8]}"
 
 
 def prepare_synthetic(recipe: Synthetic, storage: str, root: Path, *, progress: bool = False) -> Path:
-    """The folder of synthetic tensors in one of FORMATS, written if it is not there; `progress` shows a bar or lines.
-    Raises UserError: no such format, no library for it, the disk, or damage of what is there.
+    """The folder of synthetic tensors in one of FORMATS, written if it does not exist; `progress` shows a bar or lines.
+    Raises UserError: an unknown format, a missing library, a problem of the disk, or a damaged existing folder.
     """
     if storage not in FORMATS:
         raise UserError(f"format {storage}: tensors are written as {', '.join(FORMATS)}")
@@ -88,42 +90,42 @@ def _write(recipe: Synthetic, storage: str, folder: Path, *, progress: bool) -> 
     write_sealed(folder / DESCRIPTION, {**description, "fingerprint": recipe.fingerprint, "files": files})
 
 
-class _Unrefused(io.FileIO):
-    """A file whose disk never refuses, as far as its writer sees: what is written from then on is lost.
+class _ErrorHidingFile(io.FileIO):
+    """A file that hides errors of the disk from its writer; `check` raises the first one. Writes after it are lost.
 
-    HDF5 cannot close a file that it cannot write: a full disk ended the process with a segmentation fault.
+    HDF5 cannot close a file after a failed write: a full disk would end the process with a segmentation fault.
     """
 
-    refused: OSError | None = None  # what the disk has said
+    error: OSError | None = None  # the first error of the disk
 
     def write(self, data: Any) -> int:
-        """All of it."""
+        """Write all of `data`; after an error of the disk, nothing. Returns the size of `data` in any case."""
         left = memoryview(data).cast("B")
         size_bytes = len(left)
         try:
-            while len(left) and self.refused is None:
+            while len(left) and self.error is None:
                 left = left[super().write(left) :]
         except OSError as error:
-            self.refused = error
+            self.error = error
         return size_bytes
 
     def truncate(self, size: int | None = None) -> int:
-        """To that many bytes."""
+        """Change the size to `size` bytes."""
         try:
             return super().truncate(size)
         except OSError as error:
-            self.refused = self.refused or error
+            self.error = self.error or error
             return self.tell() if size is None else size
 
     def check(self) -> None:
-        """Raise what the disk has said."""
-        if self.refused is not None:
-            raise self.refused
+        """Raise the first error of the disk."""
+        if self.error is not None:
+            raise self.error
 
 
 def _write_hdf5(recipe: Synthetic, split: str, path: Path, advance: Advance) -> None:
     library = h5py()
-    with _Unrefused(path, "w+") as stream:
+    with _ErrorHidingFile(path, "w+") as stream:
         try:
             with library.File(stream, "w") as file:
                 file.attrs["synthetic"] = True
@@ -135,7 +137,7 @@ def _write_hdf5(recipe: Synthetic, split: str, path: Path, advance: Advance) -> 
                         stream.check()
                         advance(block.nbytes)
         finally:
-            stream.check()  # whatever HDF5 makes of it
+            stream.check()  # the disk's own error, whatever HDF5 raises
 
 
 def _write_safetensors(recipe: Synthetic, split: str, path: Path, advance: Advance) -> None:
@@ -150,14 +152,14 @@ def _write_safetensors(recipe: Synthetic, split: str, path: Path, advance: Advan
 
 
 def _write_pt(recipe: Synthetic, split: str, path: Path, advance: Advance) -> None:
-    """torch.save takes whole tensors: of a split all are in memory."""
+    """torch.save needs whole tensors: those of a split are all in memory."""
     import torch  # noqa: PLC0415 - planning writes no tensors
 
     whole = {name: torch.from_numpy(recipe.whole(split, name)) for name in NAMES}
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in whole.values())
     try:
         torch.save(whole, path)
-    except RuntimeError as error:  # so torch says that it could not write; the disk says why
+    except RuntimeError as error:  # torch hides the reason; reserving the space again raises it
         with io.FileIO(path, "w") as stream:
             os.posix_fallocate(stream.fileno(), 0, size_bytes + _PT_HEADERS_BYTES)
         raise OSError(errno.EIO, f"torch.save: {next(iter(str(error).splitlines()), 'no reason')}", path) from error

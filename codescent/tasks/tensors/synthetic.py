@@ -1,4 +1,4 @@
-"""In: how many samples of which sizes, a seed. Out: random numbers, the same on every machine and in any blocks.
+"""In: number and sizes of samples, a seed. Out: arrays of random numbers, equal on every machine and in every format.
 Does not write files (prepare.py does)."""
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from codescent.data.prepared import SPLITS
 Floats = npt.NDArray[np.float32]
 
 PREFIX = "synthetic:"
-VERSION = 1  # of the function to the numbers; count on when it changes
+VERSION = 1  # increase it when the function that computes the numbers changes
 NAMES = ("source", "target")
 MAX_SEED = 2**63 - 1
-_BLOCK = 256  # samples that are made together
+_BLOCK = 256  # samples that are computed together
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Random numbers instead of data, to measure with: uniform in [0, 1), as torch.rand's. A source says nothing about
-    its target. Each number is a function of (seed, split, name, its place). `train` and `validation` count samples.
+    """Random numbers instead of data, for benchmarks: uniform in [0, 1), like torch.rand's. A source does not depend on
+    its target. Each number is a function of (seed, split, name, position). `train` and `validation` count samples.
     """
 
     train: int
@@ -47,11 +47,11 @@ class Synthetic:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the numbers; the same for all formats."""
+        """A hash that changes with the numbers; equal for all file formats."""
         return digest({"synthetic": VERSION, **asdict(self)})
 
     def samples(self, split: str) -> int:
-        """Samples of a split."""
+        """Number of samples of a split."""
         return self.train if split == "train" else self.validation
 
     def shape(self, split: str, name: str) -> tuple[int, int, int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from forker import Forker, Runs
-from runs import assert_same, codescent, losses, make_project
+from runs import assert_same, called, losses, make_project
 
 from codescent.base.errors import UserError
 from codescent.build import build
@@ -82,7 +82,7 @@ def test_the_run_says_that_it_is_synthetic(runs: Runs) -> None:
     }
     assert Plan.from_json(runs.of_one().plan).task.synthetic
     assert Plan.from_json(runs.of_one().plan).task.name == "tensors"
-    said = codescent(runs.project, "plan", "synthetic_transformer")
+    said = called(runs.project, "plan", "synthetic_transformer")
     assert "synthetic: random numbers" in said.stdout
 
 
@@ -106,7 +106,7 @@ MODEL |= {"hidden_dim": 8, "source_len": 2, "target_len": 3, "embedding": "none"
         ({"embedding": "tied"}, {}, ['model.embedding: data.task = "tensors" has vectors', '"none"']),
         ({"embedding": None}, {}, ["model.embedding"]),
         ({}, {"corpus": "python-stdlib"}, ['data.task = "lm" gives tokens', '"tied"']),
-        ({}, {"task": "lm"}, ["is tensors, no text", 'model.embedding = "none"']),
+        ({}, {"task": "lm"}, ["is tensors, not text", 'model.embedding = "none"']),
         ({"kind": "gpt2"}, {}, ['data.task = "tensors": model.kind = "gpt2" is trained for lm', "transformer"]),
     ],
 )
@@ -122,7 +122,7 @@ def test_text_and_vectors_are_kept_apart(model: dict[str, Any], data: dict[str, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["data.corpus=python-stdlib", "data.format=hdf5"], "no tensors"),
+        (["data.corpus=python-stdlib", "data.format=hdf5"], "not tensors"),
         (["data.corpus=mine.h5", "data.format=pt"], "mine.h5 is hdf5; leave data.format out"),
         (["data.corpus=mine.h5"], "mine.h5: no such file"),
         (["data.corpus=synthetic:4"], "has 4 samples of 7 positions, fewer than train.global_batch_size = 8"),
@@ -136,7 +136,7 @@ def test_a_run_refuses_in_words(runs: Runs, words: list[str], said: str) -> None
 
 
 def test_other_sizes_than_the_models_are_refused(runs: Runs) -> None:
-    made = codescent(
+    made = called(
         runs.project, "data", "--synthetic", "9", "--source", "1x4", "--target", "5x4", "--format", "safetensors"
     )
     folder = made.stdout.splitlines()[-1]

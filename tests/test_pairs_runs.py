@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from forker import Forker, Runs
-from runs import assert_same, losses, make_project
+from runs import losses, make_project
 
 from codescent.base.errors import UserError
 from codescent.build import build
@@ -39,7 +39,6 @@ SIZES = (
     "optimizer.decay_steps=20",
     "optimizer.max_grad_norm=0.1",
 )
-UNTIED = "model.embedding=untied model.causal=false"
 
 
 @pytest.fixture(scope="module")
@@ -49,32 +48,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
     text = (project / "corpus.txt").read_text().replace(" ", "\n", 700)  # lines of very different lengths
     (project / "lines.txt").write_text(text)
     return Runs(project, forker, SIZES, ("train.num_steps=6",))
-
-
-@pytest.mark.parametrize(
-    ("layout", "ranks", "model"),
-    [
-        ("pp=2", 2, ""),
-        ("tp=2", 2, ""),
-        *(
-            pytest.param(layout, ranks, model, marks=pytest.mark.slow)
-            for layout, ranks, model in (
-                ("dp_replicate=2", 2, ""),
-                ("dp_shard=2", 2, UNTIED),
-                ("tp=2 sequence_parallel=false recompute=full", 2, UNTIED),
-                ("pp=2 tp=2 cut=encoder-decoder recompute=selective", 4, UNTIED),
-                ("pp=2 schedule=zero-bubble recompute=full", 2, UNTIED),
-                ("pp=2 schedule=interleaved virtual_stages=2", 2, ""),
-                ("pp=2 dp_replicate=2", 4, ""),
-            )
-        ),
-    ],
-)
-def test_every_layout_walks_the_trajectory_of_one(runs: Runs, layout: str, ranks: int, model: str) -> None:
-    keys = [f"parallel.{key}" for key in layout.split()]
-    found = runs.run(ranks, *keys, *model.split(), "train.num_steps=6", "train.microbatch_size=3")
-    assert_same(found, runs.of_one(*model.split()), 1e-9)
-    assert len(losses(found)) == 6
 
 
 def test_a_resumed_run_is_the_same_bitwise(runs: Runs) -> None:
