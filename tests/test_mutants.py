@@ -91,6 +91,9 @@ def test_a_test_that_fails_without_a_fault_catches_none(checkout: Path, capsys: 
     tests.write_text(tests.read_text().replace("!=", "=="))
     assert main([], checkout) == 2
     assert "these tests fail without a fault" in capsys.readouterr().err
+    (checkout / "pytest.ini").write_text("[pytest]\naddopts = -k double\n")
+    assert main([], checkout) == 2  # deselected, as a slow test is
+    assert "test_of_nobody ended with 5" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

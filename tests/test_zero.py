@@ -80,7 +80,6 @@ def test_zero_in_fp32(run: Run, alone: dict[str, RunFolder], layout: str) -> Non
     assert_same(run(f"{layout}-fp32", layout, "train.precision=fp32"), alone["fp32"], 1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["zero1x2", "zero3x2"])
 def test_reductions_of_fully_shard_are_ours(
     project: Path, forker: Forker, alone: dict[str, RunFolder], layout: str
@@ -91,6 +90,7 @@ def test_reductions_of_fully_shard_are_ours(
     assert_same(found, alone["fp64"], 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["zero1x2", "zero3x2"])
 def test_zero_in_bf16_follows_fp32_closely(run: Run, alone: dict[str, RunFolder], layout: str) -> None:
     found = run(f"{layout}-bf16", layout, "train.precision=bf16", "train.microbatch_size=2")
