@@ -18,6 +18,7 @@ import time
 import tomllib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import cache_from_source
@@ -36,7 +37,7 @@ FAILED, CAUGHT, MISSED, UNSOUND = "a test fails", "caught", "not caught", "unsou
 """What may come of a fault. Caught: the test that failed passes without the fault; unsound: it fails there too, or no
 test ran."""
 
-_RUNNING: dict[int, subprocess.Popen[str]] = {}
+_RUNNING: dict[int, subprocess.Popen[bytes]] = {}
 """The tests that run now, by the thread that started them."""
 
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+\.py(?:::\S.*?)?)(?: - .*)?$", re.MULTILINE)
@@ -144,21 +145,25 @@ def run_pytest(copy: Path, words: Sequence[str], limit_s: float) -> tuple[int | 
     """Its exit code and what it printed; None: it did not end in time."""
     (copy / ".tmp").mkdir(exist_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "--timeout=170"]
-    process = _RUNNING[threading.get_ident()] = subprocess.Popen(
-        [*command, *words],
-        cwd=copy,
-        env=environment(copy),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    said = copy / ".tmp" / "pytest.txt"  # no pipe: ranks that outlive pytest would hold it open
+    with said.open("w") as out:
+        process = _RUNNING[threading.get_ident()] = subprocess.Popen(
+            [*command, *words], cwd=copy, env=environment(copy), stdout=out, stderr=out, start_new_session=True
+        )
     try:
-        said, _ = process.communicate(timeout=limit_s)
+        process.wait(limit_s)
     except subprocess.TimeoutExpired:
+        return None, said.read_text(errors="replace")
+    finally:
+        end(process)
+    return process.returncode, said.read_text(errors="replace")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill tests and what they have left running: they are a session of their own."""
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        return None, process.communicate()[0]
-    return process.returncode, said
+    process.wait()
 
 
 def run_tests(copy: Path, tests: Sequence[str], limit_s: float) -> str:
@@ -242,8 +247,7 @@ def run_all(
             except BaseException:  # Ctrl-C too: tests are in sessions of their own, and do not hear it
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in _RUNNING.values():
-                    if process.poll() is None:
-                        os.killpg(process.pid, signal.SIGKILL)
+                    end(process)
                 raise
         unsound = failing(base, [one.test for one in unproven])
         for one in unproven:
