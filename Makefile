@@ -6,10 +6,10 @@ STAMP := $(shell date +%Y%m%d-%H%M%S)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint docs slow hooks clean
+.PHONY: help train test lint docs slow mutants hooks clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo 'Variables: PYTHON=python3.12 (which Python makes .venv), JOBS=4 (tests at a time), ARGS="..." (for train, test, slow)'
 
 train: .venv/.installed ## install, then train the default job into runs/; ARGS="section.key=value"
@@ -23,6 +23,9 @@ test: .venv/.installed-dev .venv/.installed-docs ## install, check the code and 
 	@mkdir -p build; $(MAKE) --no-print-directory lint docs > build/checks.txt 2>&1 & checks=$$!; \
 	$(PYTEST) --durations=40 --durations-min=1 $(ARGS); tests=$$?; \
 	wait $$checks; checks=$$?; cat build/checks.txt; test $$checks -eq 0 && exit $$tests
+
+mutants: .venv/.installed-dev ## plant faults, one at a time, and see which tests catch them: hours; ARGS="--likely-only"
+	$(BIN)/python tests/mutants/plant.py --jobs $(JOBS) $(ARGS)
 
 lint: .venv/.installed-dev ## check style, types and the order of the rooms
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ from codescent.config.load import load
 from codescent.data import verified
 from codescent.data.text import dataset
 from codescent.operators.linear import Linear
+from codescent.strategies import shards
 from codescent.train import loop, machine
 from codescent.train.execute import Executor
 from codescent.train.loop import train
@@ -136,6 +137,11 @@ def flip_bits(executor: Executor, names: Sequence[str]) -> None:
         data[data.numel() // 2] ^= 1
 
 
+def reductions_of_fully_shard() -> None:
+    """The last rank reduces gradients by fully_shard itself, as ranks on CUDA do, instead of by strategies/overlap."""
+    shards._overlap = lambda *arguments: None
+
+
 def at_step(number: int, method: str, act: Callable[[Executor], None]) -> None:
     """Act before a method of the executor, in one step."""
     whole = getattr(Executor, method)
@@ -156,6 +162,16 @@ def infinite_loss() -> None:
 def not_finite(name: str) -> None:
     """In step 3 one element of a whole tensor is NaN."""
     at_step(3, "_forward", lambda executor: cast(torch.Tensor, executor.optimizer.tensors()[name])[:1].fill_(torch.nan))
+
+
+def infinite_state() -> None:
+    """In step 3 the optimizer's state is infinite, and so are the weights that it updates."""
+
+    def fill(executor: Executor) -> None:
+        optimizer = executor.optimizer
+        optimizer.torch.state[optimizer.masters[0]]["exp_avg"].fill_(torch.inf)
+
+    at_step(3, "_reduce", fill)
 
 
 def asked_to_stop() -> None:
@@ -179,6 +195,7 @@ FAULTS: dict[str, Callable[..., None]] = {
     for fault in (
         infinite_gradient,
         infinite_loss,
+        infinite_state,
         asked_to_stop,
         validation_without_a_number,
         earlier_fingerprint,
@@ -186,6 +203,7 @@ FAULTS: dict[str, Callable[..., None]] = {
         flip,
         not_finite,
         flip_at_start,
+        reductions_of_fully_shard,
     )
 }
 """Faults that `run` plants in the last rank before it begins; words after the name are arguments."""

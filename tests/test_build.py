@@ -124,6 +124,33 @@ def test_plan_survives_json() -> None:
     assert Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value", "decides"),
+    [
+        ("run", "seed", 7, True),
+        ("model", "num_layers", 3, True),
+        ("model", "dropout", 0.3, True),
+        ("data", "seq_len", 8, True),
+        ("train", "global_batch_size", 4, True),
+        ("train", "precision", "bf16", True),
+        ("train", "microbatch_size", 2, False),
+        ("data", "prefetch", 9, False),
+        ("optimizer", "beta2", 0.9, True),
+        ("optimizer", "decay_steps", 7, True),
+        ("parallel", "bucket_bytes", 1000, False),
+        ("parallel", "recompute", "full", False),
+    ],
+)
+def test_what_decides_the_losses_is_in_the_trajectory_under_its_key(
+    section: str, key: str, value: object, decides: bool
+) -> None:
+    sections: dict[str, dict[str, object]] = {"train": {"global_batch_size": 8}, "model": SMALL}
+    other = {**sections, section: {**sections.get(section, {}), key: value}}
+    before, after = (build(config(**of), 11, 1).trajectory() for of in (sections, other))
+    differing = [name for name in before if before[name] != after[name]]
+    assert [name.startswith(f"{section}.{key}") for name in differing] == [True] * decides
+
+
 def test_more_micro_batches_than_a_plan_can_list_are_refused() -> None:
     config = Config.model_validate(
         {"model": {"preset": "gpt2"}, "train": {"global_batch_size": 2**31 - 1, "microbatch_size": 1}}

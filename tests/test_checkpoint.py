@@ -11,6 +11,7 @@ import pytest
 import torch
 from checkpoint_ranks import make_tensors
 from safetensors.torch import load_file
+from syncs import noted
 
 from codescent.checkpoint import storage as checkpoint_storage
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, read_tensors
@@ -32,6 +33,15 @@ def steps(folder: Path) -> list[int]:
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "several files":
         monkeypatch.setattr(checkpoint_storage, "PART_BYTES", 50_000)
+
+
+@pytest.mark.usefixtures("parts")
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_the_name_after(tmp_path: Path) -> None:
+    with noted() as steps:
+        path = Checkpoints(tmp_path, 2, keep_best=False).save(3, make_tensors(3), {"step": 3})
+    at = steps.at(path)
+    assert [file.name for file in (*path.iterdir(), path) if not steps.is_synced(file, before=at)] == []
+    assert steps.is_synced(tmp_path, after=at)
 
 
 @pytest.mark.usefixtures("parts")

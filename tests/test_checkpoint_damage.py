@@ -286,6 +286,19 @@ def test_a_forged_manifest_is_refused(tmp_path: Path, keys: list[Any], value: An
         checkpoints.latest()
 
 
+def test_a_chunk_that_ends_behind_its_file_is_refused(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 1, keep_best=True)
+    path = checkpoints.save(1, {"t": torch.ones(2, 3)}, {}, None)
+
+    def change(data: dict[str, Any]) -> None:
+        size_bytes = data["files"][ROW["file"]]["size_bytes"]
+        data["tensors"]["t"]["chunks"][0] |= {"start_bytes": size_bytes - 4, "stop_bytes": size_bytes + 20}
+
+    forge(path, change)
+    with pytest.raises(CheckpointError, match="a chunk of 't' lies beyond its file"):
+        checkpoints.latest()
+
+
 def test_chunks_must_cover_each_element_once() -> None:
     """Against counting, on boxes that are cut at random, some of them exchanged for others."""
     rng = random.Random(0)

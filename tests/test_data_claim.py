@@ -4,11 +4,13 @@ Does not prepare anything (test_data_prepare does)."""
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from codescent.data import prepared
 from codescent.data.prepared import _is_held, claimed
 
 
@@ -41,3 +43,20 @@ def test_a_folder_that_goes_while_it_is_made_is_made_again(tmp_path: Path, monke
         assert len(calls) == 2
         assert (tmp_path / ".partial-x").is_dir()
     assert not list(tmp_path.iterdir())
+
+
+def test_who_has_waited_for_a_folder_that_goes_makes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    partial, is_claimed, is_waited_for = tmp_path / ".partial-x", threading.Event(), threading.Event()
+    monkeypatch.setattr(prepared, "warn", lambda said: is_waited_for.set())
+
+    def fail_when_waited_for() -> None:
+        with claimed(partial):
+            is_claimed.set()
+            assert is_waited_for.wait(60)
+
+    other = threading.Thread(target=fail_when_waited_for)
+    other.start()
+    assert is_claimed.wait(60)
+    with claimed(partial):
+        (partial / "a").write_text("of who has waited")
+    other.join()

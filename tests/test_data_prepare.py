@@ -16,6 +16,7 @@ import pytest
 import tokenizers as library
 
 from codescent.base.errors import UserError
+from codescent.data import progress
 from codescent.data.prepared import DESCRIPTION
 from codescent.data.text import chunks, corpora, shards
 from codescent.data.text import prepare as preparing
@@ -303,3 +304,13 @@ def test_the_progress_bar_goes_to_the_standard_error_alone(tmp_path: Path) -> No
     on_terminal = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=True)
     assert b"tokenising text" in on_terminal.stdout
     prepare(str(tmp_path / "text.txt"), "byte", tmp_path / "datasets", progress=True)  # no terminal: nothing to see
+
+
+def test_progress_counts_what_was_done_before(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    with progress.stage("tokenising", 4_000_000, True, done=1_000_000) as advance:
+        advance(1_000_000)
+        advance(2_000_000)
+    assert capsys.readouterr().err == "tokenising: 2 MB (50 %)\ntokenising: 4 MB (100 %)\n"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from syncs import noted
 
 from codescent.base.errors import UserError
 from codescent.data.text import chunks, shards
@@ -70,6 +71,21 @@ def text(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "book.txt"
     path.write_bytes((data_dir / "prose" / "thoreau-walden.md").read_bytes())
     return path
+
+
+def test_tokens_are_on_the_disk_before_the_journal_says_so(tmp_path: Path) -> None:
+    writer = shards.ShardWriter(tmp_path, np.dtype("<u2"), "tokenizer")
+    for split in writer.splits.values():
+        split.write(np.arange(25_000))  # one whole shard, and one that is open
+    with noted() as steps:
+        writer.journal()
+    at = steps.at(tmp_path / "progress.json")
+    opened = [tmp_path / f"{split}_000001.bin" for split in writer.splits]
+    assert all(steps.is_synced(path, before=at) for path in (*opened, tmp_path, tmp_path / "progress.json"))
+    assert steps.is_synced(tmp_path, after=at)
+    with noted() as steps:
+        writer.finish()
+    assert all(steps.is_synced(path) for path in (*opened, tmp_path))
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -124,11 +124,12 @@ def test_masks_are_those_of_earlier_versions() -> None:
     assert bits == ["0100000100011011", "0000101011110101", "1000001110100001", "1111100110011001"]
 
 
-def test_rows_of_an_activation_are_dropped_as_in_the_whole() -> None:
+def test_rows_and_columns_of_an_activation_are_dropped_as_in_the_whole() -> None:
     keys_B = sample_keys(0, 0, torch.arange(2))
     x = torch.randn(2, 50, 6, generator=torch.Generator().manual_seed(0))
     rows = torch.tensor([3, 4, 40, 41, 42])
     assert torch.equal(drop(x[:, rows], keys_B, 0.25, rows), drop(x, keys_B, 0.25)[:, rows])
+    assert torch.equal(drop(x[..., 4:], keys_B, 0.25, first_column=4), drop(x, keys_B, 0.25)[..., 4:])
 
 
 def test_what_is_kept_is_scaled() -> None:

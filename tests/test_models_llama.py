@@ -325,15 +325,15 @@ def test_turning_has_the_gradient_of_turning_back(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("small_bytes", [0, 1 << 40], ids=["made again", "kept"])
-@pytest.mark.parametrize("length", [1, 7, 129, 300])
+@pytest.mark.parametrize(("length", "queries"), [(1, 3), (7, 2), (129, 2), (300, 3)])
 def test_attention_of_groups(
-    dtype: torch.dtype, small_bytes: int, length: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, small_bytes: int, length: int, queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linear, "_SMALL_BYTES", small_bytes)
     generator = torch.Generator().manual_seed(0)
-    exact = torch.randn(2, length, 2, 5, 16, dtype=torch.float64, generator=generator).requires_grad_()
+    exact = torch.randn(2, length, 2, queries + 2, 16, dtype=torch.float64, generator=generator).requires_grad_()
     qkv = exact.detach().to(dtype).requires_grad_()
-    q, k, v = exact.transpose(1, 2).split([3, 1, 1], dim=3)  # [B, G, T, R, K]
+    q, k, v = exact.transpose(1, 2).split([queries, 1, 1], dim=3)  # [B, G, T, R, K]
     q = q.permute(0, 1, 3, 2, 4).flatten(1, 2)
     y = F.scaled_dot_product_attention(q, k.squeeze(3), v.squeeze(3), is_causal=True, enable_gqa=True)
     y = y.transpose(1, 2).flatten(2)

@@ -107,6 +107,14 @@ def test_infinite_weights_are_never_saved(project: Path, forker: Forker) -> None
     assert steps(project, "overflowed") == [4]
 
 
+def test_infinite_weights_of_one_rank_are_never_saved(project: Path, forker: Forker) -> None:
+    """A rank sees only its own shards; every rank has to know what one of them has found."""
+    words = ("parallel.dp_shard=2", "checkpoint.every=1", "train.num_steps=5", "train.eval_every=0")
+    done = fail(forker, project, "one-rank", *words, ranks=2, fault="infinite_state")
+    assert "ended at step 3, which is not saved: weights or the optimizer's state are not finite" in done.said
+    assert steps(project, "one-rank")[-1] == 2
+
+
 def test_a_validation_loss_that_is_not_a_number_is_told_and_not_saved(project: Path, forker: Forker) -> None:
     done = fail(
         forker,

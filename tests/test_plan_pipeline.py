@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from codescent.plan import RECEIVES, SENDS, Instruction, Layout, Mesh, ModelFacts, Plan, TaskFacts, Verb, Work
-from codescent.plan.pipeline import SCHEDULES, pipeline, refusals
+from codescent.plan.pipeline import SCHEDULES, cut, pipeline, refusals
 from codescent.plan.schedule import accumulate
 
 Sizes = tuple[str, int, int, int]
@@ -61,6 +63,31 @@ def test_last_marks_where_the_gradients_of_each_chunk_are_complete(sizes: Sizes)
         adding = {at.chunk: at for at in program if at.verb in ADDS_GRADIENTS}  # the last one of each chunk stays
         assert marked == adding
         assert sum(at.last for at in program) == sizes[3]
+
+
+@given(admitted(), st.integers(0, 9))
+def test_every_depth_is_computed_by_the_stage_whose_chunk_has_it(sizes: Sizes, more: int) -> None:
+    _, num_stages, _, num_chunks = sizes
+    parts = num_stages * num_chunks
+    schedule = replace(pipeline(*sizes), depths=cut((1.0,) * (parts + more), parts))
+    for stage in range(num_stages):
+        for depth in chain.from_iterable(schedule.parts(stage)):
+            assert schedule.stages_of([depth]) == (stage,)
+    assert sum(len(part) for stage in range(num_stages) for part in schedule.parts(stage)) == parts + more
+
+
+@given(st.lists(st.integers(1, 9).map(float), min_size=1, max_size=7), st.data())
+def test_a_cut_has_the_least_maximum_and_then_the_least_squares(costs: list[float], data: st.DataObject) -> None:
+    parts = data.draw(st.integers(1, len(costs)))
+
+    def price(begins: Sequence[int]) -> tuple[float, float]:
+        sums = [sum(costs[first:stop]) for first, stop in zip(begins, [*begins[1:], len(costs)], strict=True)]
+        return max(sums), sum(of * of for of in sums)
+
+    found = cut(tuple(costs), parts)
+    assert [stop for _, stop in found] == [*(first for first, _ in found[1:]), len(costs)]
+    every = ((0, *begins) for begins in combinations(range(1, len(costs)), parts - 1))
+    assert price([first for first, _ in found]) == pytest.approx(min(map(price, every)))
 
 
 @given(admitted())

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from syncs import noted
 
-from codescent.base.durable import write_synced
+from codescent.base.durable import replace_file, write_synced
 from codescent.base.errors import UserError
 from codescent.base.published import in_words, published
 
@@ -60,6 +61,26 @@ def test_it_appears_when_the_block_ends(tmp_path: Path) -> None:
         assert making.name.startswith(".new.")
     assert (path / "a").read_text() == "1"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_appears_is_on_the_disk_before_and_its_name_after(tmp_path: Path) -> None:
+    path = tmp_path / "new"
+    with noted() as steps, published(path) as making:
+        write_synced(making / "a", bytes(100_000))
+        write_synced(making / "b", [b"te", b"xt"])
+    at = steps.at(path)
+    assert all(steps.is_synced(one, before=at) for one in (path / "a", path / "b", path))
+    assert steps.is_synced(tmp_path, after=at)
+
+
+def test_a_file_is_on_the_disk_before_it_replaces_another_and_its_name_after(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    with noted() as steps:
+        replace_file(path, "the new one")
+    at = steps.at(path)
+    assert steps.is_synced(path, before=at)
+    assert steps.is_synced(tmp_path, after=at)
 
 
 def test_an_empty_folder_is_replaced(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from forker import Forker
 from runs import called, environment, make_project, start
 
+from codescent.checkpoint import hold as holding
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved, TensorReader, read_tensors
 from codescent.verbs.trained import Values, find, module_of
 
@@ -115,6 +116,23 @@ def test_one_that_goes_before_it_is_held_is_chosen_anew(run: Path) -> None:
     saved, hold = checkpoints.hold(choose)
     hold.close()
     assert (chosen, saved.step) == ([2, 3, 4], 4)
+
+
+def test_one_that_goes_between_opening_and_holding_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path, 1, keep_best=False)
+    lock = holding._lock
+
+    def too_late(descriptor: int, kind: int) -> None:
+        monkeypatch.setattr(holding, "_lock", lock)
+        checkpoints.save(1, {"t": torch.ones(1)}, {})  # the same step again: its folder is another one now
+        lock(descriptor, kind)
+
+    path = checkpoints.save(1, {"t": torch.zeros(1)}, {})
+    monkeypatch.setattr(holding, "_lock", too_late)
+    assert holding.hold(path) is None
+    held = holding.hold(path)
+    assert held is not None
+    held.close()
 
 
 def test_one_that_somebody_deletes_by_hand_is_not_called_damaged(run: Path) -> None:

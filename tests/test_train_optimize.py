@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from codescent.config.sections import Optimizer as OptimizerConfig
+from codescent.train import optimize
 from codescent.train.optimize import Optimizer, Weight, gradient_norm, learning_rate
 
 SHAPES = {"matrix": (5, 7), "bias": (5,), "wide": (3, 4)}
@@ -75,6 +76,21 @@ def test_bf16_weights_follow_fp32_masters() -> None:
     for master, value, expected in zip(masters, rounded, exact, strict=True):
         assert torch.equal(master, expected)
         assert torch.equal(value, expected.bfloat16())
+
+
+@pytest.mark.parametrize("unit_numel", [20, 40, 1 << 20], ids=["a matrix alone", "two units", "one unit"])
+def test_bf16_gradients_are_clipped_in_every_unit(unit_numel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimize, "UNIT_NUMEL", unit_numel)
+    config = OptimizerConfig.model_validate({"kind": "sgd", "max_grad_norm": 0.5})
+    masters, exact = tensors(0, torch.float32), tensors(0, torch.float32)
+    optimizer = Optimizer(weights([master.bfloat16() for master in masters], masters), config)
+    reference = Optimizer(weights(exact), config)
+    for step in range(3):
+        gradients = tensors(step, torch.bfloat16)
+        optimizer.step(gradients, 1e-2)
+        reference.step([gradient.float() for gradient in gradients], 1e-2)
+    for master, expected in zip(masters, exact, strict=True):
+        torch.testing.assert_close(master, expected)
 
 
 def test_gradients_that_are_not_finite_change_nothing() -> None:

@@ -80,6 +80,16 @@ def test_zero_in_fp32(run: Run, alone: dict[str, RunFolder], layout: str) -> Non
     assert_same(run(f"{layout}-fp32", layout, "train.precision=fp32"), alone["fp32"], 1e-4)
 
 
+@pytest.mark.parametrize("layout", ["zero1x2", "zero3x2"])
+def test_reductions_of_fully_shard_are_ours(
+    project: Path, forker: Forker, alone: dict[str, RunFolder], layout: str
+) -> None:
+    ranks, words = LAYOUTS[layout]
+    words = (*words, "train.precision=fp64", "train.microbatch_size=2")
+    found = forker.train(project, f"{layout}-theirs", ranks, *words, fault="reductions_of_fully_shard")
+    assert_same(found, alone["fp64"], 1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["zero1x2", "zero3x2"])
 def test_zero_in_bf16_follows_fp32_closely(run: Run, alone: dict[str, RunFolder], layout: str) -> None:

@@ -1,0 +1,336 @@
+"""In: the table faults.toml, names of faults. Out: for each fault whether the quick tests catch it, and which one does.
+Does not change the checkout: a fault is planted in a copy of it, in a folder that is deleted afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.util import cache_from_source
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = "tests/mutants/faults.toml"
+
+WANTED = 0.95
+"""The share of the faults that the quick suite has to catch."""
+
+LIKELY_S, SUITE_S = 900, 5400
+"""Time limits, of the likely tests and of the whole quick suite: a fault that makes a run hang is caught by them."""
+
+FAILED, CAUGHT, MISSED, UNSOUND = "a test fails", "caught", "not caught", "unsound"
+"""What may come of a fault. Caught: the test that failed passes without the fault; unsound: it fails there too, or no
+test ran."""
+
+_RUNNING: dict[int, subprocess.Popen[bytes]] = {}
+"""The tests that run now, by the thread that started them."""
+
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+\.py(?:::\S.*?)?)(?: - .*)?$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row of the table; see the comment at its top."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    does: str
+    tests: tuple[str, ...]
+    reason: str = ""
+
+    def planted(self, source: str) -> str:
+        """The source with the fault. Raises ValueError: its text is not there once, or nothing compiles any more."""
+        count = source.count(self.old)
+        if count != 1:
+            raise ValueError(f"{self.name}: its text is {count} times in codescent/{self.file}, and must be there once")
+        changed = source.replace(self.old, self.new)
+        try:
+            same = ast.dump(ast.parse(changed)) == ast.dump(ast.parse(source))
+        except SyntaxError as error:
+            raise ValueError(f"{self.name}: codescent/{self.file} does not compile with it: {error}") from error
+        if same:
+            raise ValueError(f"{self.name}: it changes nothing in codescent/{self.file}")
+        return changed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a fault: by which test, and after how many seconds; `of` is the fault as it was then."""
+
+    name: str
+    verdict: str
+    test: str
+    seconds: float
+    whole_suite: bool
+    of: dict[str, str]
+
+
+def faults(root: Path = ROOT) -> list[Fault]:
+    """The rows of the table of a checkout."""
+    rows = tomllib.loads((root / TABLE).read_text(encoding="utf-8"))["fault"]
+    return [Fault(**{**row, "tests": tuple(row["tests"])}) for row in rows]
+
+
+def problems(found: Sequence[Fault], root: Path) -> list[str]:
+    """What is wrong with the table: names that are there twice, texts and tests that are not there."""
+    names = [fault.name for fault in found]
+    said = [f"{name}: is there more than once" for name in sorted(set(names)) if names.count(name) > 1]
+    for fault in found:
+        try:
+            fault.planted((root / "codescent" / fault.file).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            said.append(str(error))
+        for test in fault.tests:
+            file, _, case = test.partition("::")
+            path, function = root / "tests" / file, case.partition("[")[0]
+            if not path.is_file() or (function and f"def {function}(" not in path.read_text(encoding="utf-8")):
+                said.append(f"{fault.name}: there is no tests/{test}")
+    return said
+
+
+def copy_of(root: Path, folder: Path) -> Path:
+    """A copy of the files that git knows or would know, under `folder`."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (root / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, folder / name)
+    return folder
+
+
+def data_dir() -> Path:
+    """Where the tests look for real corpora."""
+    return Path(os.environ.get("CODESCENT_DATA_DIR", ROOT.parent / "shared" / "data"))
+
+
+def environment(copy: Path) -> dict[str, str]:
+    """That of the tests in a copy: PYTHONPATH hides the package that is installed, from their children too."""
+    words = {"PYTHONPATH": str(copy), "CODESCENT_DATA_DIR": str(data_dir()), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **words, "TMPDIR": str(copy / ".tmp"), "XDG_CACHE_HOME": str(copy / ".cache")}
+
+
+def refuse_other_package(copy: Path) -> None:
+    """Raise RuntimeError where a process in another folder would not import the copy."""
+    program = "import codescent; print(codescent.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd="/", env=environment(copy), capture_output=True, text=True, check=True
+    )
+    if not Path(done.stdout.strip()).is_relative_to(copy):
+        raise RuntimeError(f"the tests would import {done.stdout.strip()}, not what is in {copy}")
+
+
+def run_pytest(copy: Path, words: Sequence[str], limit_s: float) -> tuple[int | None, str]:
+    """Its exit code and what it printed; None: it did not end in time."""
+    (copy / ".tmp").mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "--timeout=170"]
+    said = copy / ".tmp" / "pytest.txt"  # no pipe: ranks that outlive pytest would hold it open
+    with said.open("w") as out:
+        process = _RUNNING[threading.get_ident()] = subprocess.Popen(
+            [*command, *words], cwd=copy, env=environment(copy), stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None, said.read_text(errors="replace")
+    finally:
+        end(process)
+    return process.returncode, said.read_text(errors="replace")
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill tests and what they have left running: they are a session of their own."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def run_tests(copy: Path, tests: Sequence[str], limit_s: float) -> str:
+    """The first test that fails, "" where all pass. Raises RuntimeError: no test ran."""
+    code, said = run_pytest(copy, ["-x", *tests], limit_s)
+    if code is None:
+        return f"{', '.join(tests) or 'the suite'}: no end after {limit_s:.0f} s"
+    if code == 0:
+        return ""
+    if failed := _FAILED.search(said):
+        return failed[1]
+    if code < 0:
+        return f"{', '.join(tests)}: ended by signal {-code}"
+    raise RuntimeError(f"pytest {' '.join(tests)} ended with {code}:\n{said[-2000:]}")
+
+
+def failing(copy: Path, tests: Sequence[str]) -> set[str]:
+    """Those of the tests that fail in a copy without a fault; what is no test's name is no test."""
+    known = sorted({test for test in tests if test.startswith("tests/") and ": no end" not in test})
+    if not known:
+        return set()
+    code, said = run_pytest(copy, known, SUITE_S)
+    if code == 4:  # the name of a case may have in it what ends a name in pytest's summary
+        code, said = run_pytest(copy, sorted({test.partition("[")[0] for test in known}), SUITE_S)
+        found = {test.partition("[")[0] for test in _FAILED.findall(said)}
+        return {test for test in known if test.partition("[")[0] in found}
+    if code is None or code > 1:
+        raise RuntimeError(f"tests without a fault: pytest ended with {code}:\n{said[-2000:]}")
+    return {test for test in known if test in _FAILED.findall(said)}
+
+
+def try_fault(fault: Fault, base: Path, *, likely_only: bool) -> Outcome:
+    """Plant a fault in a copy of `base`, and run the tests."""
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=f"mutant-{fault.name}-", ignore_cleanup_errors=True) as folder:
+        copy = Path(folder).resolve() / "checkout"
+        shutil.copytree(base, copy)
+        path = copy / "codescent" / fault.file
+        path.write_text(fault.planted(path.read_text(encoding="utf-8")), encoding="utf-8")
+        # Python takes a compiled file for that of a source of the same size and the same second.
+        Path(cache_from_source(str(path))).unlink(missing_ok=True)
+        try:
+            test, whole = run_tests(copy, [f"tests/{test}" for test in fault.tests], LIKELY_S), False
+            if not test and not likely_only:
+                test, whole = run_tests(copy, [], SUITE_S), True
+            verdict = FAILED if test else MISSED
+        except RuntimeError as error:
+            verdict, test, whole = UNSOUND, str(error), False
+    seconds = round(time.monotonic() - begin, 1)
+    return Outcome(fault.name, verdict, test, seconds, whole, _as_it_is(fault))
+
+
+def _as_it_is(fault: Fault) -> dict[str, str]:
+    return {"file": fault.file, "old": fault.old, "new": fault.new}
+
+
+def run_all(
+    root: Path,
+    left: Sequence[Fault],
+    unproven: list[Outcome],
+    jobs: int,
+    tell: Callable[[Outcome], None],
+    *,
+    likely_only: bool,
+) -> None:
+    """Try faults, `jobs` of them at a time. Then run the tests that failed, and those of `unproven`, without a fault.
+
+    `tell` is called with each outcome.
+    """
+    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
+        base = copy_of(root, Path(folder).resolve() / "checkout")
+        refuse_other_package(base)
+        subprocess.run([sys.executable, "-m", "compileall", "-q", str(base / "codescent")], check=True)
+        try_one = partial(try_fault, base=base, likely_only=likely_only)
+        with ThreadPoolExecutor(jobs) as pool:
+            try:
+                for outcome in pool.map(try_one, left):
+                    tell(outcome)
+                    if outcome.verdict == FAILED:
+                        unproven.append(outcome)
+            except BaseException:  # Ctrl-C too: tests are in sessions of their own, and do not hear it
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in _RUNNING.values():
+                    end(process)
+                raise
+        unsound = failing(base, [one.test for one in unproven])
+        for one in unproven:
+            tell(replace(one, verdict=UNSOUND if one.test in unsound else CAUGHT))
+
+
+def is_known(fault: Fault, outcome: Outcome | None) -> bool:
+    """Whether an earlier run has said what comes of the fault as it is now."""
+    if outcome is None or outcome.of != _as_it_is(fault) or outcome.verdict == UNSOUND:
+        return False
+    return outcome.verdict != MISSED or outcome.whole_suite
+
+
+def read_outcomes(path: Path | None) -> dict[str, Outcome]:
+    """The outcomes of earlier runs by name; none where there is no file."""
+    if path is None or not path.is_file():
+        return {}
+    return {row["name"]: Outcome(**row) for row in json.loads(path.read_text(encoding="utf-8"))}
+
+
+def share_caught(chosen: Sequence[Fault], outcomes: dict[str, Outcome]) -> float:
+    """Share of the faults that are caught."""
+    caught = [fault for fault in chosen if (one := outcomes.get(fault.name)) and one.verdict == CAUGHT]
+    return len(caught) / len(chosen)
+
+
+def as_markdown(chosen: Sequence[Fault], outcomes: dict[str, Outcome]) -> str:
+    """The table: a row for each fault, in the order of faults.toml."""
+    tried = [(fault, outcomes[fault.name]) for fault in chosen if fault.name in outcomes]
+    count = sum(one.verdict == CAUGHT for _, one in tried)
+    rows = ["# Faults and the tests that catch them", "", "The last run of `make mutants` ([how](mutants.md)).", ""]
+    rows += [f"{count} of {len(tried)} faults are caught.", "", "| fault | what it would do | caught by | s |"]
+    rows.append("|---|---|---|---|")
+    for fault, one in tried:
+        by = f"`{one.test.removeprefix('tests/')}`" if one.verdict == CAUGHT else f"**{one.verdict}** {fault.reason}"
+        rows.append(f"| {fault.name} (`{fault.file}`) | {fault.does} | {by.replace('|', '/')} | {one.seconds:.0f} |")
+    return "\n".join(rows) + "\n"
+
+
+def main(words: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Plant faults in copies of a checkout.
+
+    Returns 0: enough are caught; 1: not enough; 2: the table is wrong, or tests fail without a fault.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", help="faults to plant, or parts of their names; default: all")
+    parser.add_argument("--jobs", type=int, default=1, help="faults that are tried side by side")
+    parser.add_argument("--likely-only", action="store_true", help="leave the whole suite out where likely tests pass")
+    parser.add_argument("--results", type=Path, help="JSON of outcomes: what is in it is not tried again")
+    parser.add_argument("--markdown", type=Path, help="where the table is written")
+    asked = parser.parse_args(words)
+    known = faults(root)
+    if wrong := problems(known, root):
+        print(*wrong, sep="\n", file=sys.stderr)
+        return 2
+    chosen = [one for one in known if not asked.names or any(name in one.name for name in asked.names)]
+    if not chosen:
+        print(f"no fault has {' or '.join(asked.names)} in its name", file=sys.stderr)
+        return 2
+    if not data_dir().is_dir():
+        print(f"no real data at {data_dir()}: tests that read it are skipped, and catch nothing", file=sys.stderr)
+    outcomes = read_outcomes(asked.results)
+
+    def tell(outcome: Outcome) -> None:
+        outcomes[outcome.name] = outcome
+        print(f"{outcome.name:45} {outcome.verdict:12} {outcome.seconds:7.1f} s  {outcome.test}", flush=True)
+        if asked.results is not None:
+            asked.results.write_text(json.dumps([asdict(one) for one in outcomes.values()], indent=1) + "\n")
+
+    left = [fault for fault in chosen if not is_known(fault, outcomes.get(fault.name))]
+    names = {fault.name for fault in chosen} - {fault.name for fault in left}
+    unproven = [one for one in outcomes.values() if one.name in names and one.verdict == FAILED]
+    if left or unproven:
+        run_all(root, left, unproven, asked.jobs, tell, likely_only=asked.likely_only)
+    if asked.markdown is not None:
+        asked.markdown.write_text(as_markdown(chosen, outcomes), encoding="utf-8")
+    share = share_caught(chosen, outcomes)
+    print(f"{share:.1%} of {len(chosen)} faults are caught; {WANTED:.0%} have to be")
+    if unsound := sorted({outcomes[one.name].test for one in chosen if outcomes[one.name].verdict == UNSOUND}):
+        print("these tests fail without a fault, or do not run; mend them first:", *unsound, sep="\n", file=sys.stderr)
+        return 2
+    return 0 if share >= WANTED else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
