@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from forker import Forker
-from runs import assert_same, codescent, environment, make_project
+from runs import assert_same, called, codescent, environment, make_project
 
 from codescent.record import RunFolder
 
@@ -174,6 +174,7 @@ def test_the_shell_of_a_job_starts_ranks_of_its_own(
     check(project, "shell", alone)
 
 
+@pytest.mark.slow
 def test_one_task_of_a_launcher_starts_ranks_of_its_own(
     project: Path, alone: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +190,7 @@ def test_one_task_of_a_launcher_starts_ranks_of_its_own(
 def test_a_rank_of_a_launcher_starts_no_others(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in srun(0).items():
         monkeypatch.setenv(name, value)
-    done = codescent(project, "train", "run.toml", "run.name=refused", "--ranks", "4")
+    done = called(project, "train", "run.toml", "run.name=refused", "--ranks", "4")
     assert done.returncode == 2
     assert "--ranks 4: this process is rank 0 of 2, numbered by srun, and starts no other ranks" in done.stderr
     assert not (project / "runs" / "refused").exists()

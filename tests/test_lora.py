@@ -170,14 +170,10 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "tp=2": (2, ()),
     "tp=2 sequence_parallel=false recompute=selective": (2, ()),
     "cp=2 recompute=full": (2, ()),
-    "dp_replicate=2": (2, ()),
-    "dp_shard=3 zero_stage=1": (3, ("train.microbatch_size=2",)),
     "dp_shard=3 zero_stage=2": (3, ("train.microbatch_size=2",)),
     "dp_shard=3": (3, ("train.microbatch_size=2",)),
     "pp=2 schedule=zero-bubble": (2, ()),
-    "pp=2 dp_shard=2": (4, ()),
     "pp=2 tp=2 schedule=interleaved virtual_stages=2": (4, ("train.microbatch_size=6",)),
-    "dp_shard=2 tp=2 zero_stage=2": (4, ()),
 }
 WHOLE = {  # layers at both ends trained beside adapters; the tied matrix is on two stages
     "tp=2": (2, ()),
@@ -185,6 +181,10 @@ WHOLE = {  # layers at both ends trained beside adapters; the tied matrix is on 
     "pp=2 schedule=zero-bubble": (2, ()),
 }
 SLOW = {
+    "dp_replicate=2": (2, ()),
+    "dp_shard=3 zero_stage=1": (3, ("train.microbatch_size=2",)),
+    "pp=2 dp_shard=2": (4, ()),
+    "dp_shard=2 tp=2 zero_stage=2": (4, ()),
     "dp_replicate=2 dp_shard=2 cp=2": (8, ("train.microbatch_size=1",)),
     "dp_replicate=2 pp=2 tp=2": (8, ()),
     "pp=2 cp=2 schedule=zero-bubble recompute=full": (4, ()),
@@ -223,10 +223,13 @@ def test_every_layout_has_the_losses_of_one_process(runs: Runs, layout: str) -> 
     assert_same(found, runs.of_one(*model), 1e-9)
 
 
-@pytest.mark.parametrize("layout", ["tp=2", "dp_shard=3", "dp_shard=3 zero_stage=1", "pp=2"])
+@pytest.mark.parametrize(
+    "layout",
+    ["tp=2", "dp_shard=3", *(pytest.param(it, marks=pytest.mark.slow) for it in ("dp_shard=3 zero_stage=1", "pp=2"))],
+)
 def test_bf16(runs: Runs, layout: str) -> None:
     """What is not trained is bf16 alone; adapters have master copies."""
-    ranks, words = LAYOUTS.get(layout, (2, ()))
+    ranks, words = (LAYOUTS | SLOW).get(layout, (2, ()))
     found = runs.run(ranks, *of(layout), *words, "train.precision=bf16")
     assert losses(found) == pytest.approx(losses(runs.of_one("train.precision=bf16")), rel=2e-3)
 

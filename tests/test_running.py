@@ -292,7 +292,7 @@ def ranks_of(project: Path, words: list[list[str]], job: str, **env: str) -> lis
         ("run.seed", "1", "2"),
         pytest.param("optimizer.learning_rate", "0.01", "0.02", marks=pytest.mark.slow),
         pytest.param("train.global_batch_size", "8", "16", marks=pytest.mark.slow),
-        ("model.hidden_dim", "16", "32"),
+        pytest.param("model.hidden_dim", "16", "32", marks=pytest.mark.slow),
     ],
 )
 def test_ranks_with_different_configs_train_nothing(project: Path, key: str, mine: str, other: str) -> None:

@@ -172,6 +172,8 @@ def feed_forward(group: Group) -> None:
 def compiled(group: Group) -> None:
     """Each operator as a graph of its own, whose outputs torch may take for views of its inputs."""
     n, rank = group.size(), group.rank()
+    if n != 2:  # what is compiled does not depend on the number of ranks, and takes long
+        return
     answers = []
     each, whole = [draw(seed, 1, 4 * n, 5) for seed in range(n)], draw(99, 1, 4 * n, 5)
     total = sum(each[1:], each[0])

@@ -34,7 +34,7 @@ def begun(project: Path, name: str, ranks: int) -> tuple[subprocess.Popen[str], 
     return process, run
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_whose_folder_is_renamed_goes_on_there(project: Path, ranks: int) -> None:
     process, run = begun(project, f"renamed-{ranks}", ranks)
     new = run.rename(run.with_name(f"new-{ranks}"))
@@ -49,7 +49,7 @@ def test_a_run_whose_folder_is_renamed_goes_on_there(project: Path, ranks: int) 
     assert [event["after"] for event in folder.read_events() if event["kind"] == "moved"] == [str(new)]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_whose_folder_is_removed_ends(project: Path, ranks: int) -> None:
     process, run = begun(project, f"removed-{ranks}", ranks)
     subprocess.run(["rm", "-rf", str(run)], check=False, stderr=subprocess.DEVNULL)
