@@ -295,7 +295,7 @@ def test_a_chunk_that_ends_behind_its_file_is_refused(tmp_path: Path) -> None:
         data["tensors"]["t"]["chunks"][0] |= {"start_bytes": size_bytes - 4, "stop_bytes": size_bytes + 20}
 
     forge(path, change)
-    with pytest.raises(CheckpointError, match="a chunk of 't' lies beyond its file"):
+    with pytest.raises(CheckpointError, match="a chunk of 't' ends after its file"):
         checkpoints.latest()
 
 
