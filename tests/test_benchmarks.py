@@ -169,7 +169,7 @@ def test_the_program_of_gpu_step_takes_steps_on_a_cpu_too(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_adapters_are_measured_beside_those_of_peft(tmp_path: Path) -> None:
     few = ("--work", "small", "--rounds", "1", "--json", str(tmp_path / "found.json"))
-    done = script("lora", *few, timeout_s=170)
+    done = script("lora", *few, timeout_s=900)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "found.json").read_text())
     assert [found["system"] for found in result["systems"]][:2] == ["peft-fp32", "codescent-lora-fp32"]
