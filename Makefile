@@ -16,8 +16,9 @@ train: .venv/.installed ## install, then train the default job into runs/; ARGS=
 	$(BIN)/codescent train configs/default.toml run.name=default-$(STAMP) $(ARGS)
 
 # The checks run beside the tests, and print when the tests have ended. Many tests wait for ranks or deadlines, so there
-# are more of them at a time than cores; a worker that has none left takes some from the longest queue.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+# are more of them at a time than cores; a worker that has none left takes some from the longest queue. They start Python
+# hundreds of times: bytecode is kept, whatever the environment says, or each start compiles the package again.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test: .venv/.installed-dev .venv/.installed-docs ## install, check the code and the docs, run the tests; ARGS="tests/test_x.py"
 	@mkdir -p build; $(MAKE) --no-print-directory lint docs > build/checks.txt 2>&1 & checks=$$!; \
