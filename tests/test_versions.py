@@ -67,9 +67,10 @@ def test_a_newer_run_folder_is_refused_by_every_verb_in_one_sentence(
 @pytest.mark.parametrize(
     ("number", "writer", "said"),
     [
-        (3, "0.1.0", r"format 3, written by codescent 0\.1\.0: .* reads formats 4 to 5: use codescent 0\.1\.0$"),
+        (3, "0.0.9", r"format 3, written by codescent 0\.0\.9: .* reads formats 4 to 5: use codescent 0\.0\.9$"),
         (3, None, r"format 3: codescent \S+ reads formats 4 to 5: use the version that wrote it$"),
         (6, None, r"format 6: codescent \S+ reads formats 4 to 5: use a newer version$"),
+        (6, codescent.__version__, r"format 6: codescent \S+ reads formats 4 to 5: use a newer version$"),
         ("5", None, r"format '5': must be a whole number"),
         (True, None, r"format True: must be a whole number"),
         (0, None, r"format 0: must be a whole number"),

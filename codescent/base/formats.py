@@ -19,6 +19,8 @@ def unreadable(found: object, oldest: int, newest: int, writer: str | None = Non
         return f"format {found!r}: must be a whole number of at least 1: the file is damaged"
     if oldest <= found <= newest:
         return None
+    if writer == __version__:  # another copy of this version wrote it: its number does not say which one
+        writer = None
     known = f"format {oldest}" if oldest == newest else f"formats {oldest} to {newest}"
     by = f", written by codescent {writer}" if writer else ""
     right = f"codescent {writer}" if writer else "the version that wrote it" if found < oldest else "a newer version"
