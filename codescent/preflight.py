@@ -58,7 +58,7 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
         )
     if config.train.eval_every and validation.num_samples < 1:
         problems.append(
-            f"{dataset.path}: the validation split has less than one sample of {work.seq_len} positions; raise "
+            f"{dataset.path}: the validation split has no sample of {work.seq_len} positions; raise "
             "data.validation_fraction, lower data.seq_len, or set train.eval_every = 0"
         )
     if problems:

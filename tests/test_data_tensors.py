@@ -315,7 +315,7 @@ def test_the_verb_writes_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture
     assert said[1:4] == [
         "train: 12 samples",
         "validation: 1 samples",
-        "verified: no file has changed since the preparation",
+        "verified: all stored hashes match",
     ]
     assert run(["data", said[-1]]) == 0
     assert run(["data", str(write(tmp_path / "mine.h5", tensors()))]) == 0

@@ -162,7 +162,7 @@ def test_the_launcher_shows_the_reason_once(project: Path) -> None:
     assert done.returncode == 1
     reason, advice = done.stderr.splitlines()
     assert re.fullmatch(rf"error: runs/launched: ended at step \d+, which is not saved: {REASON}: 10", reason)
-    assert advice.startswith("error: change the optimizer and continue from step 5: ")
+    assert advice.startswith("error: change keys of [optimizer] and continue from step 5: ")
 
 
 def test_only_the_update_may_change_and_only_after_it_has_failed(project: Path, forker: Forker) -> None:

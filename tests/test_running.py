@@ -113,7 +113,7 @@ def test_a_rank_that_is_stopped_is_named_and_wakes_to_save(project: Path, runs: 
     assert code == 143
     assert re.search(r"stopped at step \d+ by SIGTERM; saved in", out)
     assert "SIGTERM: waiting for the ranks to save and stop" in err
-    assert "rank 1 of 2 goes on" in err
+    assert "rank 1 of 2 continues" in err
     assert resumed_steps(project) == 0
 
 

@@ -39,7 +39,7 @@ class Watch:
             if rank not in self.stuck
         ]
         said += [
-            f"rank {rank} of {self.ranks} goes on" for rank in self.stuck if rank in running and rank not in halted
+            f"rank {rank} of {self.ranks} continues" for rank in self.stuck if rank in running and rank not in halted
         ]
         self.stuck = halted
         return said + self._late(running, halted)

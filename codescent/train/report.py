@@ -174,8 +174,8 @@ class Report:
         self._event("failed", step=step, reason=why, ruined_step=ruined_step)
         return RunFailed(
             f"{path}: ended at step {step}, which is not saved: {why}",
-            f"change the optimizer and continue from step {good or 0}: codescent train {path}/config.toml --resume "
-            "optimizer.learning_rate=LOWER (or optimizer.max_grad_norm, optimizer.warmup_steps and so on)",
+            f"change keys of [optimizer] and continue from step {good or 0}: codescent train {path}/config.toml "
+            "--resume optimizer.learning_rate=LOWER (or optimizer.max_grad_norm, optimizer.warmup_steps and so on)",
         )
 
     def diverged(self, step: int, error: Diverged) -> None:
@@ -208,7 +208,7 @@ class Report:
             self.run.folder.mend()
         self._event("end", step=step)
         if step == self.run.first_step:
-            self.display.say(f"{self.run.path} has all its {step} steps already; raise train.num_steps to go on")
+            self.display.say(f"{self.run.path} has all its {step} steps already; raise train.num_steps to continue")
 
     def _event(self, kind: str, **fields: Any) -> None:
         if self.run.folder is not None:

@@ -15,8 +15,8 @@ from codescent.base.visible import visible
 CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or gpt2_124m (list: docs/config.md)"
 OVERRIDES_HELP = "overrides of values in the file, such as train.num_steps=100"
 CORPUS_HELP = (
-    "python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file; of a file of "
-    "tensors (.h5, .pt, .safetensors) a description is printed"
+    "python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file; for a file of "
+    "tensors (.h5, .pt, .safetensors): print its description"
 )
 TOKENIZER_HELP = "char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe:VOCAB or a tokenizer's JSON file"
 DEVICES = ("auto", "cpu", "cuda")

@@ -30,7 +30,7 @@ def main(arguments: Namespace) -> int:
     dataset = opened or (_tokens(arguments) if arguments.synthetic is None else _tensors(arguments))
     if arguments.verify:
         dataset.verify()
-    verified = ["verified: no file has changed since the preparation"] if arguments.verify else []
+    verified = ["verified: all stored hashes match"] if arguments.verify else []
     say([*dataset.summary(), *verified, str(dataset.path)])
     return 0
 

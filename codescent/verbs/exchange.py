@@ -205,7 +205,9 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         created.event("import", **source)
     lines = [f"{folder.kind.model_type} of {numel:,} parameters, read from {path}"]
     if folder.spare:
-        lines.append(f"left out, because our model does not use them: {', '.join(sorted(folder.spare))}")
+        lines.append(
+            f"left out, because codescent's {folder.kind.name} does not use them: {', '.join(sorted(folder.spare))}"
+        )
     if text is None:
         why = "the folder has none that the tokenizers library can read; data.tokenizer comes from the config"
         lines.append(f"no tokenizer: {why}")
