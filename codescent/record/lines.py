@@ -59,11 +59,8 @@ def forward(path: Path) -> Iterator[bytes]:
 def backward(path: Path) -> Iterator[tuple[int, bytes]]:
     """All complete lines from last to first, without newlines, each with the offset of its first byte."""
     with _reading(path) as file:
-        begin, data, end = (
-            _whole_bytes(file),
-            b"",
-            0,
-        )  # `data` begins at byte `begin`; lines after data[:end] are done
+        # `data` begins at byte `begin` of the file; the lines after data[:end] are done.
+        begin, data, end = _whole_bytes(file), b"", 0
         while begin + end:
             newline = data.rfind(b"\n", 0, max(0, end - 1))
             if newline < 0 and begin:

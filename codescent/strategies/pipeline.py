@@ -37,7 +37,7 @@ class Pipeline(Strategy):
         """Refuse impossible schedules, fewer layers than stages, and weight gradients that zero could not reduce."""
         layout, degree = candidate.layout, candidate.mesh.pp
         if _cut_between(layout) and not candidate.model.encoder_layers:
-            yield ('parallel.cut = "encoder-decoder": this model is not an encoder-decoder; set parallel.cut = "cost"')
+            yield 'parallel.cut = "encoder-decoder": this model is not an encoder-decoder; set parallel.cut = "cost"'
         elif _cut_between(layout) and degree == 1:
             yield (
                 'parallel.cut = "encoder-decoder": parallel.pp = 1 does not cut the model; nearest that would do: '

@@ -38,9 +38,9 @@ COLOURS: dict[Verb, str] = {
 USUAL = Costs()
 WAITING = "#EEEEEE"
 PICTURES: dict[str, dict[str, str | None]] = {".png": {}, ".svg": {"Creator": None, "Date": None}}
-"""Suffixes of pictures, and what matplotlib writes about itself into them: nothing that changes from day to day."""
+"""The suffix of each picture format, with metadata for matplotlib. None leaves out the date and the version."""
 SVG: dict[Any, str] = {"svg.hashsalt": "codescent", "svg.fonttype": "none"}
-"""Settings for which matplotlib writes the same file each time, with text as text."""
+"""Settings of matplotlib for SVG: equal pictures are equal files, and text is stored as text."""
 MAX_NAME_BYTES = 200  # file systems allow 255; a temporary file's name is longer
 
 ROW_IN, MARGIN_IN, NARROWEST_IN, WIDEST_IN, UNNUMBERED_IN = 0.4, 0.8, 8.0, 46.0, 24.0
