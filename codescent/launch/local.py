@@ -33,7 +33,7 @@ from codescent.launch.memory_kills import evidence, memory_kills
 from codescent.launch.watch import Watch
 
 LOOK_EVERY_S = 1.0
-KEPT_COUNTS = 6
+KEPT_COUNTS = 6  # counts of out-of-memory kills: one each LOOK_EVERY_S
 ANSWER_S = 3.0  # after a stop request: ranks that cannot run by then never stop, so all are killed
 SETTLE_S = 1.0  # time after a failure for other ranks to fail; the first failure is probably the cause
 STOP_S = 10.0  # time between SIGTERM and SIGKILL

@@ -51,7 +51,7 @@ def context_start(length: int, seq_len: int) -> int:
     """Number of tokens to drop from the start of a text of `length` tokens, so that the rest fits into seq_len.
 
     Cached keys depend on absolute positions, so the model must read a shifted window again. The window therefore shifts
-    by a quarter of seq_len at a time, and the model always sees at least 3/4 of seq_len tokens of a long text.
+    by a quarter of seq_len at a time. Of a long text the model always sees at least 3/4 of seq_len tokens.
     """
     stride = max(1, seq_len // 4)
     return max(0, -(-(length - seq_len) // stride) * stride)

@@ -21,9 +21,10 @@ BLOCK_QUERIES = 128  # queries of one head in a tile: at most [P, R * 128, T] pr
 def balanced_positions(seq_len: int, degree: int, index: int, device: torch.device | None = None) -> Tensor:
     """int64 [seq_len / degree]: the positions of rank `index`, ascending.
 
-    The sequence is cut into 2 * degree parts, and rank i has parts i and 2 * degree - 1 - i. Each such pair of an early
-    and a late part sees the same number of keys, so every rank has the same work under a causal mask (Llama team 2024,
-    "The Llama 3 Herd of Models", section 3.3.2; Zhu 2024, ring-flash-attention, "zigzag").
+    The sequence is cut into 2 * degree parts, and rank i has parts i and 2 * degree - 1 - i. One is an
+    early part and one a late part, and each such pair attends to the same number of keys. So under a causal mask every
+    rank has the same work. Sources: Llama team 2024, "The Llama 3 Herd of Models", section 3.3.2; Zhu 2024,
+    ring-flash-attention, "zigzag".
 
     Raises:
         ValueError: the parts would not be equally long.
@@ -87,8 +88,8 @@ class CausalTiles:
     def attend_(self, source: int, q_PRTK: Tensor, kv_2PTK: Tensor, y_PRTK: Tensor, lse_PRT: Tensor) -> None:
         """Merge the attention to one source rank into y and lse, in place.
 
-        The softmax over all keys is merged from the softmax of each part, by the logarithms of the parts' sums (Milakov
-        and Gimelshein 2018, "Online normalizer calculation for softmax"). Dropout does not change these sums.
+        The softmax over all keys is computed from the softmax of each part and the logarithm of its sum (Milakov and
+        Gimelshein 2018, "Online normalizer calculation for softmax"). Dropout does not change these sums.
 
         Args:
             source: rank of the keys and values.

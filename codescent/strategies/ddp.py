@@ -100,8 +100,8 @@ class BucketedGradients:
     """Gradients of replicated parameters: accumulated over micro-batches, all-reduced bucket by bucket.
 
     A hook on each parameter runs when autograd has completed the parameter's gradient. In the last backward of a step
-    it copies the gradient into the bucket. A full bucket is sent at once. Buckets are sent in the same order on every
-    rank, even if they fill in another order, because a process group matches collectives by their sequence.
+    it copies the gradient into the bucket. A full bucket is sent at once. Every rank sends its buckets in the same
+    order, even if they fill in another order: a process group matches collectives by their sequence.
 
     Args:
         parameters: the trainable parameters, in the plan's order.

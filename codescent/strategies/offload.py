@@ -35,9 +35,9 @@ class Offload(Strategy):
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
         """Place master copies and optimizer state in host memory; with "all" also the weights.
 
-        If zero gathers the weights from master shards (all stages), the gradients' shards are in host memory, too,
-        unless gradients are whole until they are sent (stage 1). Without zero, the host has a master copy of the
-        device's weights.
+        With zero, the weights are gathered from master shards in host memory. There the shards of gradients are in host
+        memory, too; with stage 1 they are not, because gradients are whole until they are sent. Without zero, the host
+        has a master copy of the device's weights.
         """
         host = Memory.HOST
         if candidate.layout.offload == "all":

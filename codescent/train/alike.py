@@ -68,8 +68,8 @@ class Diverged(RunFailed):
         super().__init__(
             f"{where}: copies of the same tensors have diverged, and nothing is saved",
             *map(str, differences),
-            "the cause is a memory or processor fault, or machines of different kinds that round differently: remove "
-            "that machine and continue from the last checkpoint",
+            "a likely cause is a fault of memory or processor, or machines of different kinds, which round "
+            "differently: remove that machine and continue from the last checkpoint",
         )
 
 

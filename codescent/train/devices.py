@@ -1,5 +1,4 @@
-"""In: train.device, the CUDA devices that this process sees. Out: this rank's device, or a UserError.
-In: device names of all ranks (from rendezvous.py). Out: an error text if ranks share a device or only some have CUDA.
+"""In: train.device, the CUDA devices of this process, device names of all ranks. Out: this rank's device, or an error.
 Does not check whether a plan fits a device (machine.py does), and does not communicate with other ranks."""
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 ROWS, COLUMNS = 511, 127
-"""Shape of a block in 64-bit words; a block fits in a core's cache. Both are odd, so that the sum of a row or column
-changes if the top bits of all its words flip, as when fp64 numbers change their sign."""
+"""Shape of a block in 64-bit words; a block fits in a core's cache. Both are odd: if the top bits of
+all words of a row or column flip, its sum changes. This happens when fp64 numbers change their sign."""
 
 WORD_BYTES = 8
 BLOCK_BYTES = ROWS * COLUMNS * WORD_BYTES
