@@ -25,7 +25,7 @@ test: .venv/.installed-dev .venv/.installed-docs ## install, check the code and 
 	$(PYTEST) --durations=40 --durations-min=1 $(ARGS); tests=$$?; \
 	wait $$checks; checks=$$?; cat build/checks.txt; test $$checks -eq 0 && exit $$tests
 
-mutants: .venv/.installed-dev ## plant faults, one at a time, and see which tests catch them: hours; ARGS="--likely-only"
+mutants: .venv/.installed-dev ## plant one fault in each copy of the code, and see which tests catch it: hours; ARGS="--likely-only"
 	$(BIN)/python tests/mutants/plant.py --jobs $(JOBS) $(ARGS)
 
 lint: .venv/.installed-dev ## check style, types and the order of the rooms

@@ -1,4 +1,4 @@
-"""In: the table of `make mutants`; a small checkout with its own faults. Out: the table fits the code; right verdicts.
+"""In: the table of `make mutants`; a small checkout with faults. Out: the table fits the code; verdicts are right.
 Does not plant a fault of the table: `make mutants` does."""
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_what_is_caught_and_what_is_not(checkout: Path, capsys: pytest.CaptureFi
     results, words = tmp_path / "results.json", ["--results", str(tmp_path / "results.json"), "--jobs", "2"]
     assert main([*words, "--likely-only"], checkout) == 1
     assert "66.7% of 3 faults are caught" in capsys.readouterr().out
-    assert main([*words, "--markdown", str(tmp_path / "table.md")], checkout) == 0  # goes on where it ended
+    assert main([*words, "--markdown", str(tmp_path / "table.md")], checkout) == 0  # tries only what is left
     child = "tests/test_sums.py::test_a_child_has_the_same_package"
     tests = {row["name"]: (row["test"], row["whole_suite"]) for row in json.loads(results.read_text())}
     double = ("tests/test_sums.py::test_double", False)
@@ -99,12 +99,15 @@ def test_a_test_that_fails_without_a_fault_catches_none(checkout: Path, capsys: 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (fault("gone", "number * 3", "number"), "gone: its text is 0 times in codescent/sums.py"),
-        (fault("twice", "number", "n"), "twice: its text is 4 times"),
+        (fault("gone", "number * 3", "number"), "gone: its text occurs 0 times in codescent/sums.py"),
+        (fault("twice", "number", "n"), "twice: its text occurs 4 times"),
         (fault("broken", "number * 2", "number *"), "broken: codescent/sums.py does not compile with it"),
         (fault("nothing", "number * 2", "(number * 2)"), "nothing: it changes nothing in codescent/sums.py"),
-        (fault("untested", "number * 2", "0", "test_sums.py::test_half"), "untested: there is no tests/test_sums.py::"),
-        (fault("same", "number * 2", "0") + fault("same", "number / 2", "0"), "same: is there more than once"),
+        (
+            fault("untested", "number * 2", "0", "test_sums.py::test_half"),
+            "tests/test_sums.py::test_half does not exist",
+        ),
+        (fault("same", "number * 2", "0") + fault("same", "number / 2", "0"), "same: this name occurs more than once"),
     ],
 )
 def test_a_table_that_has_rotted_is_refused(

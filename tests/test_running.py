@@ -249,7 +249,7 @@ def test_ranks_end_with_who_started_them(project: Path, runs: list[Run], launche
     run.process.kill()
     gone, left = psutil.wait_procs(run.ranks, timeout=30)
     assert (len(gone), left) == (2, [])
-    assert "which started it, has ended: it ends, too" in run.end()[2]
+    assert "ends, because its parent process" in run.end()[2]
 
 
 # ranks that were told different things

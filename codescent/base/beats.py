@@ -1,4 +1,5 @@
-"""In: heartbeats: how many steps each rank has done. Out: shared memory that the ranks write and the launcher reads.
+"""In: the progress of each rank (steps done, plus a fraction of the current step) and its pipeline stage.
+Out: shared memory that the ranks write and the launcher reads.
 Does not decide which rank is late (launch/watch.py does)."""
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def end_with_parent(who: str) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(LOOK_EVERY_S)
-        words = f"codescent: {who}: process {parent}, which started it, has ended: it ends, too\n"
+        words = f"codescent: {who} ends, because its parent process {parent} has ended\n"
         try:
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, words.encode())
         finally:

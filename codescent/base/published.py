@@ -1,6 +1,7 @@
 """In: the path of a new folder, how many bytes it will take. Out: a hidden folder to fill, renamed to the path when
 complete. If the disk has fewer bytes free, a UserError says so before anything is written.
-Does not lock a folder, and does not continue a half-written folder after a kill (data/prepared.py does both)."""
+Does not lock a folder (data/prepared.py does). Does not continue a half-written folder after a kill
+(data/text/prepare.py does)."""
 
 from __future__ import annotations
 

@@ -31,10 +31,10 @@ class Metrics:
         self._table = Table(Path(folder)) if rank() == 0 else None
 
     def log(self, **row: Number) -> None:
-        """Append a row on rank 0. On other ranks the call does nothing, and may be left out.
+        """Append a row on rank 0. On other ranks the call does nothing and is not needed.
 
         Raises:
-            UserError: the first row lacks a column, a value is not a number, or the row cannot be written.
+            UserError: a column that the first row does not have, a value that is no number, or a failed write.
         """
         if self._table is not None:
             self._table.append({name: _number(name, value) for name, value in row.items()})

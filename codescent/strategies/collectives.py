@@ -1,4 +1,4 @@
-"""In: a tensor and a process group, or a function. Out: torch's collectives; calls at the end of a backward pass.
+"""In: a tensor and a process group. Out: torch's collectives. In: a function. Out: its call at the end of backward.
 Does not decide what is sent. Strategies use names that are private in torch, or differ between versions, only here."""
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """In: a model's torch module. Out: the module with activation checkpointing: backward recomputes activations.
-Does not split anything over ranks: it has no mesh axis, changes no tensor of the plan and sends nothing."""
+Does not split anything over ranks: it has no mesh axis and changes no tensor of the plan. It sends nothing itself, but
+a recomputed block sends the messages of tp and cp again (tensor.py and context_parallel.py declare them)."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def gather_sequence(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def gather_alike(x_BtD: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """x_BTD: the positions of all ranks. Every rank must then compute the same; backward takes this rank's part."""
+    """x_BTD: the positions of all ranks. Only if all ranks then compute the same: backward does not sum gradients."""
     return _Conjugates.of(x_BtD, group, _gathered, _own_part)
 
 

@@ -1,5 +1,5 @@
-"""In: the table faults.toml, names of faults. Out: for each fault whether the quick tests catch it, and which one does.
-Does not change the checkout: a fault is planted in a copy of it, in a folder that is deleted afterwards."""
+"""In: the table faults.toml, names of faults. Out: for each fault, the first quick test that catches it, if any.
+Does not change the checkout: each fault is planted in a temporary copy of the checkout."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLE = "tests/mutants/faults.toml"
 
 WANTED = 0.95
-"""The share of the faults that the quick suite has to catch."""
+"""Share of the faults that the quick suite must catch."""
 
 LIKELY_S, SUITE_S = 900, 5400
-"""Time limits, of the likely tests and of the whole quick suite: a fault that makes a run hang is caught by them."""
+"""Time limits of the likely tests and of the whole quick suite. A fault that exceeds a limit is caught."""
 
 FAILED, CAUGHT, MISSED, UNSOUND = "a test fails", "caught", "not caught", "unsound"
-"""What may come of a fault. Caught: the test that failed passes without the fault; unsound: it fails there too, or no
-test ran."""
+"""Verdicts on a fault. FAILED: not final, until the test has run without the fault. CAUGHT: the test passes without the
+fault. UNSOUND: the test fails without the fault too, or no test ran."""
 
 _RUNNING: dict[int, subprocess.Popen[bytes]] = {}
-"""The tests that run now, by the thread that started them."""
+"""The running pytest processes, by the thread that started them."""
 
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+\.py(?:::\S.*?)?)(?: - .*)?$", re.MULTILINE)
 
@@ -56,10 +56,14 @@ class Fault:
     reason: str = ""
 
     def planted(self, source: str) -> str:
-        """The source with the fault. Raises ValueError: its text is not there once, or nothing compiles any more."""
+        """The source with the fault.
+
+        Raises:
+            ValueError: `old` does not occur once, or the new source does not compile or is the same code.
+        """
         count = source.count(self.old)
         if count != 1:
-            raise ValueError(f"{self.name}: its text is {count} times in codescent/{self.file}, and must be there once")
+            raise ValueError(f"{self.name}: its text occurs {count} times in codescent/{self.file}; it must occur once")
         changed = source.replace(self.old, self.new)
         try:
             same = ast.dump(ast.parse(changed)) == ast.dump(ast.parse(source))
@@ -72,7 +76,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a fault: by which test, and after how many seconds; `of` is the fault as it was then."""
+    """The result for one fault.
+
+    Attributes:
+        test: the first test that failed, or an error message; "" if all tests passed.
+        whole_suite: whether the whole quick suite ran, not only the tests of the row.
+        of: the file, old and new text of the fault when it was tried.
+    """
 
     name: str
     verdict: str
@@ -89,9 +99,9 @@ def faults(root: Path = ROOT) -> list[Fault]:
 
 
 def problems(found: Sequence[Fault], root: Path) -> list[str]:
-    """What is wrong with the table: names that are there twice, texts and tests that are not there."""
+    """A message for each mistake in the table: duplicate names, texts and tests that do not exist."""
     names = [fault.name for fault in found]
-    said = [f"{name}: is there more than once" for name in sorted(set(names)) if names.count(name) > 1]
+    said = [f"{name}: this name occurs more than once" for name in sorted(set(names)) if names.count(name) > 1]
     for fault in found:
         try:
             fault.planted((root / "codescent" / fault.file).read_text(encoding="utf-8"))
@@ -101,12 +111,12 @@ def problems(found: Sequence[Fault], root: Path) -> list[str]:
             file, _, case = test.partition("::")
             path, function = root / "tests" / file, case.partition("[")[0]
             if not path.is_file() or (function and f"def {function}(" not in path.read_text(encoding="utf-8")):
-                said.append(f"{fault.name}: there is no tests/{test}")
+                said.append(f"{fault.name}: tests/{test} does not exist")
     return said
 
 
 def copy_of(root: Path, folder: Path) -> Path:
-    """A copy of the files that git knows or would know, under `folder`."""
+    """Copy all files that git does not ignore to `folder`. Returns `folder`."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=root,
@@ -121,31 +131,31 @@ def copy_of(root: Path, folder: Path) -> Path:
 
 
 def data_dir() -> Path:
-    """Where the tests look for real corpora."""
+    """The folder of the real corpora that some tests read."""
     return Path(os.environ.get("CODESCENT_DATA_DIR", ROOT.parent / "shared" / "data"))
 
 
 def environment(copy: Path) -> dict[str, str]:
-    """That of the tests in a copy: PYTHONPATH hides the package that is installed, from their children too."""
+    """Environment of the tests in a copy. PYTHONPATH makes them and their child processes import the copy."""
     words = {"PYTHONPATH": str(copy), "CODESCENT_DATA_DIR": str(data_dir()), "OMP_NUM_THREADS": "1"}
     return {**os.environ, **words, "TMPDIR": str(copy / ".tmp"), "XDG_CACHE_HOME": str(copy / ".cache")}
 
 
 def refuse_other_package(copy: Path) -> None:
-    """Raise RuntimeError where a process in another folder would not import the copy."""
+    """Raise RuntimeError if a process with another working folder does not import the copy."""
     program = "import codescent; print(codescent.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd="/", env=environment(copy), capture_output=True, text=True, check=True
     )
     if not Path(done.stdout.strip()).is_relative_to(copy):
-        raise RuntimeError(f"the tests would import {done.stdout.strip()}, not what is in {copy}")
+        raise RuntimeError(f"the tests would import {done.stdout.strip()} and not the copy in {copy}")
 
 
 def run_pytest(copy: Path, words: Sequence[str], limit_s: float) -> tuple[int | None, str]:
-    """Its exit code and what it printed; None: it did not end in time."""
+    """Run pytest. Returns its exit code (None: it did not end in time) and its output."""
     (copy / ".tmp").mkdir(exist_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "--timeout=170"]
-    said = copy / ".tmp" / "pytest.txt"  # no pipe: ranks that outlive pytest would hold it open
+    said = copy / ".tmp" / "pytest.txt"  # not a pipe: ranks that outlive pytest would hold it open
     with said.open("w") as out:
         process = _RUNNING[threading.get_ident()] = subprocess.Popen(
             [*command, *words], cwd=copy, env=environment(copy), stdout=out, stderr=out, start_new_session=True
@@ -160,14 +170,14 @@ def run_pytest(copy: Path, words: Sequence[str], limit_s: float) -> tuple[int | 
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill tests and what they have left running: they are a session of their own."""
+    """Kill pytest and all processes that its tests have started: they share a session."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def run_tests(copy: Path, tests: Sequence[str], limit_s: float) -> str:
-    """The first test that fails, "" where all pass. Raises RuntimeError: no test ran."""
+    """The first test that fails, or a message after the time limit; "": all pass. Raises RuntimeError: no test ran."""
     code, said = run_pytest(copy, ["-x", *tests], limit_s)
     if code is None:
         return f"{', '.join(tests) or 'the suite'}: no end after {limit_s:.0f} s"
@@ -179,12 +189,12 @@ def run_tests(copy: Path, tests: Sequence[str], limit_s: float) -> str:
 
 
 def failing(copy: Path, tests: Sequence[str]) -> set[str]:
-    """Those of the tests that fail in a copy without a fault; what is no test's name is no test."""
+    """Run tests in a copy without a fault; return those that fail. Entries that are not names of tests are ignored."""
     known = sorted({test for test in tests if test.startswith("tests/") and ": no end" not in test})
     if not known:
         return set()
     code, said = run_pytest(copy, known, SUITE_S)
-    if code == 4:  # the name of a case may have in it what ends a name in pytest's summary
+    if code == 4:  # a name was cut: the name of a case may contain " - ", which ends a name in pytest's summary
         code, said = run_pytest(copy, sorted({test.partition("[")[0] for test in known}), SUITE_S)
         found = {test.partition("[")[0] for test in _FAILED.findall(said)}
         return {test for test in known if test.partition("[")[0] in found}
@@ -201,7 +211,7 @@ def try_fault(fault: Fault, base: Path, *, likely_only: bool) -> Outcome:
         shutil.copytree(base, copy)
         path = copy / "codescent" / fault.file
         path.write_text(fault.planted(path.read_text(encoding="utf-8")), encoding="utf-8")
-        # Python takes a compiled file for that of a source of the same size and the same second.
+        # Otherwise Python may use the old bytecode, if the new source has the same size and the same second.
         Path(cache_from_source(str(path))).unlink(missing_ok=True)
         try:
             test, whole = run_tests(copy, [f"tests/{test}" for test in fault.tests], LIKELY_S), False
@@ -227,9 +237,15 @@ def run_all(
     *,
     likely_only: bool,
 ) -> None:
-    """Try faults, `jobs` of them at a time. Then run the tests that failed, and those of `unproven`, without a fault.
+    """Try faults, `jobs` of them at a time. Then run all tests that failed once more without a fault.
 
-    `tell` is called with each outcome.
+    Args:
+        root: the checkout.
+        left: the faults to try.
+        unproven: outcomes of an earlier run with the verdict FAILED; new ones are added.
+        jobs: faults that are tried at the same time.
+        tell: called with each outcome, and again with its final verdict.
+        likely_only: do not run the whole suite if the tests of the row pass.
     """
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         base = copy_of(root, Path(folder).resolve() / "checkout")
@@ -242,7 +258,7 @@ def run_all(
                     tell(outcome)
                     if outcome.verdict == FAILED:
                         unproven.append(outcome)
-            except BaseException:  # Ctrl-C too: tests are in sessions of their own, and do not hear it
+            except BaseException:  # also Ctrl-C: the tests do not receive it, because they run in other sessions
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in _RUNNING.values():
                     end(process)
@@ -253,14 +269,14 @@ def run_all(
 
 
 def is_known(fault: Fault, outcome: Outcome | None) -> bool:
-    """Whether an earlier run has said what comes of the fault as it is now."""
+    """Whether `outcome`, of an earlier run, is valid for the fault as it is now."""
     if outcome is None or outcome.of != _as_it_is(fault) or outcome.verdict == UNSOUND:
         return False
     return outcome.verdict != MISSED or outcome.whole_suite
 
 
 def read_outcomes(path: Path | None) -> dict[str, Outcome]:
-    """The outcomes of earlier runs by name; none where there is no file."""
+    """The outcomes of earlier runs by name; {} if the file does not exist."""
     if path is None or not path.is_file():
         return {}
     return {row["name"]: Outcome(**row) for row in json.loads(path.read_text(encoding="utf-8"))}
@@ -292,10 +308,10 @@ def main(words: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", help="faults to plant, or parts of their names; default: all")
-    parser.add_argument("--jobs", type=int, default=1, help="faults that are tried side by side")
-    parser.add_argument("--likely-only", action="store_true", help="leave the whole suite out where likely tests pass")
-    parser.add_argument("--results", type=Path, help="JSON of outcomes: what is in it is not tried again")
-    parser.add_argument("--markdown", type=Path, help="where the table is written")
+    parser.add_argument("--jobs", type=int, default=1, help="faults that are tried at the same time")
+    parser.add_argument("--likely-only", action="store_true", help="never run the whole suite")
+    parser.add_argument("--results", type=Path, help="JSON file of outcomes; these faults are not tried again")
+    parser.add_argument("--markdown", type=Path, help="file for the table of outcomes")
     asked = parser.parse_args(words)
     known = faults(root)
     if wrong := problems(known, root):
@@ -323,9 +339,9 @@ def main(words: Sequence[str] | None = None, root: Path = ROOT) -> int:
     if asked.markdown is not None:
         asked.markdown.write_text(as_markdown(chosen, outcomes), encoding="utf-8")
     share = share_caught(chosen, outcomes)
-    print(f"{share:.1%} of {len(chosen)} faults are caught; {WANTED:.0%} have to be")
+    print(f"{share:.1%} of {len(chosen)} faults are caught; {WANTED:.0%} must be")
     if unsound := sorted({outcomes[one.name].test for one in chosen if outcomes[one.name].verdict == UNSOUND}):
-        print("these tests fail without a fault, or do not run; mend them first:", *unsound, sep="\n", file=sys.stderr)
+        print("these tests fail without a fault, or do not run; repair these:", *unsound, sep="\n", file=sys.stderr)
         return 2
     return 0 if share >= WANTED else 1
 

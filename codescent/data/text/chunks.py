@@ -1,6 +1,7 @@
-"""In: blocks of a corpus' text, the number of characters in the train split. Out: chunks: texts of similar size,
-each to be encoded by itself.
-Does not encode. Cuts only where the cut changes no token id; a very long text without such a place is cut anyway."""
+"""In: blocks of a corpus' text, the number of characters in the train split. Out: chunks of similar size:
+lists of texts of one split. Each text is to be encoded by itself.
+Does not encode. Cuts a document only where no token id changes, with two exceptions: at the end of the train split, and
+in a very long text without such a place."""
 
 from __future__ import annotations
 

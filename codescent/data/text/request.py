@@ -55,7 +55,7 @@ def make_request(
     """Check the arguments and build the request. Raises UserError: every problem of the arguments.
 
     Args:
-        tokenizer: char, byte, gpt2, bert, bert-cased (`bert:FILE`, `bert-cased:FILE`: of a vocab.txt), `bpe:VOCAB`
+        tokenizer: char, byte, gpt2, bert, bert-cased (`bert:FILE`, `bert-cased:FILE`: a vocab.txt), `bpe:VOCAB`
             (trained on the train split), or a tokenizer's JSON file; None: `train_bpe` if it is given, else char.
         train_bpe: the same as the tokenizer `bpe:VOCAB`.
     """
