@@ -33,8 +33,10 @@ def case_of(layout: dict[str, Any], head: str, ranks: int) -> dict[str, Any]:
 
 
 class PaddedSamples:
-    """The same samples for every layout: pairs of segments, padding behind them; of the first two nothing is wanted by
-    the head "mlm", so that there is a micro-batch without a loss."""
+    """Pairs of segments with padding behind them, the same for every layout.
+
+    The head "mlm" has no target in the first two samples, so one micro-batch has no loss.
+    """
 
     def __init__(self, plan: Plan, head: str, rank: int) -> None:
         self.plan, self.head, self.rank, self.number = plan, head, rank, 0

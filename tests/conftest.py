@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from forker import Forker
 from hypothesis import settings
+from runs import make_project
 
 # Tests never assert wall-clock times. `make slow` takes the deep profile (--hypothesis-profile).
 settings.register_profile("quick", deadline=None)
@@ -36,6 +37,14 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small corpus and run.toml, for the tests of one module. A module that needs more has its own."""
+    folder = tmp_path_factory.mktemp("project")
+    make_project(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

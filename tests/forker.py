@@ -73,7 +73,8 @@ class Forker:
             number, codes, found, said = json.loads(line)
             if number == self.number:  # an earlier one is of a test that pytest has given up
                 return codes, found, said
-        raise AssertionError(f"the process that forks ranks ended with {self.process.wait()}")
+        code, self.process = self.process.wait(), None  # the next run starts another one
+        raise AssertionError(f"the process that forks ranks ended with {code}")
 
     def close(self) -> None:
         """End it."""

@@ -26,8 +26,10 @@ class Kept:
 
 
 def observed(executor: Executor) -> dict[str, Any]:
-    """A step: its instructions in the order in which they ended, and the most micro-batches of which, after one of
-    them, activations were still there (counted for each chunk)."""
+    """The instructions of a step, in the order in which they ended, and a peak.
+
+    After each instruction, micro-batches whose activations still exist are counted, for each chunk.
+    """
     ran: list[str] = []
     live: Live = {}
     peak = 0

@@ -11,97 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
+from own_models import Fails, Recomputed, Sliced, Two, data, make, make_optimizer
 from rank_server import Place
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 import codescent
 
-STEPS, SAMPLES, BATCH = 20, 48, 12
-
-
-class Odd(nn.Module):
-    """Sizes that do not divide, a tied weight, a scalar, frozen and unused parameters, one used on some ranks only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inward = nn.Linear(6, 7)
-        self.layers = nn.ModuleList([nn.Linear(7, 7) for _ in range(3)])
-        self.outward = nn.Linear(7, 6, bias=False)
-        self.tied = nn.Linear(6, 7, bias=False)
-        self.tied.weight = self.inward.weight
-        self.scale = nn.Parameter(torch.tensor(0.7))
-        self.frozen = nn.Linear(7, 7)
-        self.frozen.requires_grad_(False)
-        self.unused = nn.Linear(3, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.tied(x) + self.inward(x)
-        for layer in self.layers:
-            h = h + torch.tanh(layer(h))
-        return self.outward(self.frozen(h)) * self.scale
-
-
-class Mixed(nn.Module):
-    """Two dtypes in the root and in each block."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)) for _ in range(2)])
-        self.head = nn.Linear(6, 6)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for linear, norm in self.blocks:  # type: ignore[misc]
-            x = norm(linear(x).float()).double()
-        return self.head(x)
-
-
-class Sequences(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Transformer(6, 2, 2, 2, 16, dropout=0.0, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x[:, None, :].expand(-1, 3, -1), x[:, None, :])[:, 0]
-
-
-def make(kind: str) -> nn.Module:
-    torch.manual_seed(3)
-    if kind == "odd":
-        return Odd().double()
-    if kind == "mixed":
-        mixed = Mixed().double()
-        for block in mixed.blocks:
-            block[1].float()  # type: ignore[index]
-        return mixed
-    if kind == "sequences":
-        return Sequences().double()
-    body = [nn.Conv1d(1, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Conv1d(4, 4, 3), nn.Flatten(), nn.Linear(8, 6)]
-    module = nn.Sequential(nn.Unflatten(1, (1, 6)), *body).double()
-    if kind == "channels last":
-        for part in (module[1], module[4]):
-            part.weight.data = part.weight.data.transpose(1, 2).contiguous().transpose(1, 2)
-    return module
-
-
-def make_optimizer(kind: str, module: nn.Module) -> torch.optim.Optimizer:
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = [{"params": parameters[::2], "weight_decay": 0.1}, {"params": parameters[1::2], "weight_decay": 0.0}]
-    match kind:
-        case "sgd":
-            return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
-        case "adagrad":  # has state before its first step
-            return torch.optim.Adagrad(groups, lr=0.1, initial_accumulator_value=0.1)
-        case "adafactor":
-            return torch.optim.Adafactor(parameters, lr=0.01)
-    return torch.optim.AdamW(groups, lr=0.01)
-
-
-def data() -> torch.utils.data.TensorDataset:
-    generator = torch.Generator().manual_seed(5)
-    x = torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
-    return torch.utils.data.TensorDataset(x, torch.sin(3 * x))
+STEPS, BATCH = 20, 12
 
 
 def whole(tensor: torch.Tensor) -> list[float]:
@@ -408,23 +325,6 @@ def workers(folder: str) -> dict[str, Any]:
     return found
 
 
-class Recomputed(nn.Module):
-    """A layer, others that are recomputed in backward, perhaps a head; one layer may be used twice."""
-
-    def __init__(self, head: bool, shared: bool = False) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 4)
-        self.middle = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
-        self.h = nn.Linear(4, 4) if head else nn.Identity()
-        self.shared = shared
-
-    def forward(self, x: torch.Tensor, reentrant: bool) -> torch.Tensor:
-        x = self.a(x)
-        for layer in self.middle:
-            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant)
-        return self.middle[-1](self.h(x)) if self.shared else self.h(x)
-
-
 def recomputed(folder: str, head: bool) -> list[dict[str, list[float]]]:
     """Gradients by torch's old way of recomputing and by the new one; of one pass, and of two that add."""
     ranks = codescent.init(device="cpu")
@@ -439,16 +339,6 @@ def recomputed(folder: str, head: bool) -> list[dict[str, list[float]]]:
                 module(x, reentrant).square().sum().backward()
         found.append({name: p.grad.flatten().tolist() for name, p in module.named_parameters() if p.grad is not None})
     return found
-
-
-class Fails(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        raise RuntimeError("on purpose")
 
 
 def failed(folder: str, again: bool) -> list[Any]:
@@ -486,18 +376,6 @@ def compiled(folder: str) -> bool:
     return module[0].weight.grad is not None
 
 
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(2, 2)
-        self.b = nn.Linear(2, 2).double()
-        self.scale = nn.Parameter(torch.tensor(1.0))
-
-    def forward(self, x: torch.Tensor, b: bool, scale: bool) -> torch.Tensor:
-        x = self.a(x) * self.scale if scale else self.a(x)
-        return self.b(x.double()) if b else x
-
-
 def dtypes(folder: str) -> dict[str, Any]:
     """With ddp, a dtype that rank 0 alone uses; with zero2, a scalar that only the pass before the last uses."""
     ranks = codescent.init(device="cpu")
@@ -514,22 +392,6 @@ def dtypes(folder: str) -> dict[str, Any]:
         other(x, True, True).sum().backward()
     other(x, True, False).sum().backward()
     return {"b": one.b.bias.grad.tolist(), "scale": float(other.scale.grad), "sum": float(alone.scale.grad)}
-
-
-class Sliced(nn.Module):
-    """Tensors whose elements do not follow each other in memory, and dtypes that backends do not send."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        start = 100 * rank
-        self.gaps = nn.Parameter(torch.arange(start, start + 12.0).view(3, 4)[:, :2])
-        self.turned = nn.Parameter(torch.arange(start, start + 6.0).view(2, 3).t())
-        self.register_buffer("small", torch.arange(start, start + 6).to(torch.int16)[::2])
-        self.register_buffer("flag", torch.tensor(rank == 0))
-        self.register_buffer("none", torch.empty(0))
-
-    def forward(self) -> torch.Tensor:
-        return self.gaps.sum() + self.turned.sum()
 
 
 def sliced(folder: str, strategy: str) -> dict[str, Any]:

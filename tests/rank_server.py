@@ -8,18 +8,19 @@ import importlib
 import json
 import os
 import select
-import signal
 import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -147,9 +148,17 @@ def join(pids: list[int]) -> list[int | None]:
             pid = descriptors.pop(descriptor)
             os.close(descriptor)
             if not ready:
-                os.kill(pid, signal.SIGKILL)
+                kill(pid)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             codes[pid] = code if ready else None
             if code:
                 deadline = min(deadline, time.monotonic() + PATIENCE_S)
     return [codes[pid] for pid in pids]
+
+
+def kill(pid: int) -> None:
+    """Kill a process and what it has started: a scenario of checkpoint_ranks forks ranks of its own."""
+    process = psutil.Process(pid)
+    for one in (process, *process.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            one.kill()

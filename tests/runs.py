@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -91,9 +92,8 @@ def codescent(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def called(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """`codescent WORDS` in `folder`, in this process: for what ends before ranks are started, and without a kill."""
     out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.chdir(folder)
-        patch.setenv("TERM", "dumb")
+    # A run names its network interface in the environment: what it sets there must not reach the next test.
+    with chdir(folder), patch.dict(os.environ, TERM="dumb"), redirect_stdout(out), redirect_stderr(err):
         try:
             code: Any = run(words)
         except SystemExit as end:  # argparse

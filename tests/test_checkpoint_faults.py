@@ -148,7 +148,7 @@ def test_full_disk_at_each_point_of_a_save(scenario: Scenario, disk: Path) -> No
     assert len(rows) > len(refused)
 
 
-def test_a_read_only_disk_is_named(scenario: Scenario, disk: Path) -> None:
+def test_a_read_only_disk_is_named(disk: Path) -> None:
     checkpoints = Checkpoints(disk / "checkpoints", 2, keep_best=True)
     checkpoints.save(1, make_tensors(1), {}, 1.0)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
@@ -157,7 +157,7 @@ def test_a_read_only_disk_is_named(scenario: Scenario, disk: Path) -> None:
     assert [path.name for path in (disk / "checkpoints").iterdir()] == ["step_00000001"]
 
 
-def test_a_checkpoint_deleted_while_it_is_looked_for_is_passed_over(scenario: Scenario, tmp_path: Path) -> None:
+def test_a_checkpoint_deleted_while_it_is_looked_for_is_passed_over(tmp_path: Path) -> None:
     """`codescent sample` looks while the run deletes: the folder is gone between the listing and the reading."""
     checkpoints = Checkpoints(tmp_path, 9, keep_best=True)
     for step in (1, 2):

@@ -7,20 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import losses, make_project, train
+from runs import losses, train
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
 ]
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cuda")
-    make_project(folder)
-    return folder
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-10), ("fp32", 1e-4), ("bf16", 3e-2)])

@@ -97,6 +97,7 @@ def test_every_turn_of_the_assistant_and_its_end_are_wanted(name: str) -> None:
         assert said(TEMPLATES[name], [SYSTEM, *TALK, TALK[3]]) == [*expected, expected[1]]
 
 
+@pytest.mark.timeout(1200)  # thousands of examples with the deep profile
 @pytest.mark.parametrize("name", TEMPLATES)
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())

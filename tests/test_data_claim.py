@@ -60,3 +60,4 @@ def test_who_has_waited_for_a_folder_that_goes_makes_another(tmp_path: Path, mon
     with claimed(partial):
         (partial / "a").write_text("of who has waited")
     other.join()
+    assert is_waited_for.is_set()

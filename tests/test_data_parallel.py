@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from forker import Forker
-from runs import called, losses, make_project, train
+from runs import called, losses, train
 
 from codescent import models
 from codescent.base.errors import UserError
@@ -197,13 +197,6 @@ def test_fewer_devices_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     machine.refuse_device(planned(2), torch.device("cuda", 0))
     with pytest.raises(UserError, match=r"this machine has 2 CUDA device\(s\)"):
         machine.refuse_device(planned(3), torch.device("cuda", 0))
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data_parallel")
-    make_project(folder)
-    return folder
 
 
 @pytest.mark.parametrize(

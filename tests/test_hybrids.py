@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -121,24 +122,27 @@ def walk(runs: Runs, layout: Layout, precision: str, *words: str) -> None:
     assert all(row["grad_norm"] > 0.1 for row in found.read_metrics())
 
 
-def named(quick: list[Layout], slow: list[Layout]) -> list[ParameterSet]:
+def named(layouts: Sequence[Layout], slow: Sequence[Layout] = ()) -> list[ParameterSet]:
     """Parameters of a test, by their keys."""
-    return [pytest.param(layout, id=layout.keys) for layout in quick] + [
+    return [pytest.param(layout, id=layout.keys) for layout in layouts] + [
         pytest.param(layout, id=layout.keys, marks=pytest.mark.slow) for layout in slow
     ]
 
 
-@pytest.mark.parametrize("layout", named([], SLOW))
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", named(SLOW))
 def test_every_layout_walks_the_trajectory_of_one(runs: Runs, layout: Layout) -> None:
     walk(runs, layout, "fp64")
 
 
-@pytest.mark.parametrize("layout", named([], SLOW_IN_NARROWER_FORMATS))
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", named(SLOW_IN_NARROWER_FORMATS))
 def test_layouts_in_fp32(runs: Runs, layout: Layout) -> None:
     walk(runs, layout, "fp32")
 
 
-@pytest.mark.parametrize("layout", named([], SLOW_IN_NARROWER_FORMATS))
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", named(SLOW_IN_NARROWER_FORMATS))
 def test_layouts_in_bf16_follow_fp32_closely(runs: Runs, layout: Layout) -> None:
     expected = runs.of_one(*layout.model, "train.precision=fp32")
     found = runs.run(layout.ranks, *layout.words, "train.precision=bf16")

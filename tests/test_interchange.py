@@ -16,7 +16,7 @@ import torch
 from forker import Forker
 from questions import files as questions
 from questions import vocabulary
-from runs import codescent, environment, make_project
+from runs import called, codescent, environment, make_project
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -208,7 +208,8 @@ def test_an_imported_run_is_sampled_and_trained(
     said = capsys.readouterr().err
     assert "run.name: given on the command line, but" in said
     assert "run.folder: given on the command line, but" in said
-    assert run(["import", str(folder), str(path), "--config", "run.toml", *SHORT]) == 0
+    done = codescent(project, "import", str(folder), str(path), "--config", "run.toml", *SHORT)
+    assert done.returncode == 0, done.stderr
     model = GPT2LMHeadModel.from_pretrained(folder).eval()
     assert float((logits(ours(path), 257) - logits(model, 257)).abs().max()) < 1e-5
     assert sample_run(path, ["many"], tokens=5, device="cpu", out=io.StringIO())[0].startswith("many")
@@ -218,7 +219,7 @@ def test_an_imported_run_is_sampled_and_trained(
     (started, *_) = RunFolder.open(tmp_path / "new").read_events()
     assert started["weights"]["drawn"] == []
     assert len(started["weights"]["fingerprint"]) == 64
-    done = codescent(project, "train", str(path / "config.toml"), "--resume")
+    done = called(project, "train", str(path / "config.toml"), "--resume")
     assert done.returncode == 2
     assert "was imported and has no training steps" in done.stderr
 

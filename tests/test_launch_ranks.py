@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from forker import Forker
-from runs import assert_same, called, codescent, environment, make_project
+from runs import assert_same, called, codescent, environment, train
 
 from codescent.record import RunFolder
 
@@ -93,13 +93,6 @@ def train_command(name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("launchers")
-    make_project(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def alone(project: Path, forker: Forker) -> RunFolder:
     return forker.train(project, "alone", 1, "train.precision=fp64")
 
@@ -118,6 +111,22 @@ def test_train_joins_the_ranks(project: Path, alone: RunFolder, launcher: Enviro
     assert "The run is in" in first
     assert not second
     check(project, name, alone)
+
+
+def test_torchrun_starts_the_ranks(project: Path, alone: RunFolder) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["-m", "codescent", "train", "run.toml", "run.name=torchrun", "train.precision=fp64"]
+    done = subprocess.run(
+        [*command, *words], cwd=project, env=environment(), text=True, capture_output=True, timeout=150, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    check(project, "torchrun", alone)
+
+
+@pytest.mark.slow
+def test_the_command_line_starts_the_ranks_and_small_buckets_change_nothing(project: Path, alone: RunFolder) -> None:
+    train(project, "buckets", "train.precision=fp64", "parallel.bucket_bytes=1", "--ranks", "2")
+    check(project, "buckets", alone)
 
 
 def losses(text: str) -> list[float]:

@@ -4,10 +4,16 @@ Does not plant a fault of the table: `make mutants` does."""
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
+from mutants import plant
 from mutants.plant import ROOT, TABLE, faults, main, problems
 
 ROOMS = {"plan", "strategies", "train", "operators", "checkpoint", "base", "data", "tasks"}
@@ -122,3 +128,32 @@ def test_a_name_that_no_fault_has_is_refused(checkout: Path, capsys: pytest.Capt
     (checkout / TABLE).write_text(fault("any", "number * 2", "number + 2"))
     assert main(["none"], checkout) == 2
     assert "no fault has none in its name" in capsys.readouterr().err
+
+
+ENDLESS = """
+import os, time
+from pathlib import Path
+
+def test_endless():
+    Path(os.environ["PIDS"], str(os.getpid())).touch()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_tests_and_leaves_no_folder(checkout: Path, tmp_path: Path) -> None:
+    (checkout / "tests" / "test_sums.py").write_text(ENDLESS)
+    (checkout / TABLE).write_text(fault("one", "number * 2", "0") + fault("two", "number / 2", "0"))
+    pids, temporary = tmp_path / "pids", tmp_path / "temporary"
+    for folder in (pids, temporary):
+        folder.mkdir()
+    program = shutil.copy(plant.__file__, checkout / "tests" / "mutants")
+    env = {**os.environ, "PIDS": str(pids), "TMPDIR": str(temporary)}
+    process = subprocess.Popen([sys.executable, program, "--jobs", "2"], env=env)
+    while len(list(pids.iterdir())) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(60) == 143
+    assert not [pid for pid in pids.iterdir() if psutil.pid_exists(int(pid.name))]
+    assert not list(temporary.iterdir())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from forker import Done, Forker
-from runs import assert_same, codescent, losses, make_project
+from runs import assert_same, codescent, losses
 
 from codescent.checkpoint.checkpoints import read_tensors
 from codescent.record import RunFolder
@@ -30,13 +30,6 @@ DIVERGES = (
 OVERFLOWS = (*DIVERGES[:2], "optimizer.learning_rate=1e300", *DIVERGES[4:])
 """The first update, of finite gradients, makes infinite weights."""
 REASON = "loss or gradients are not finite, skipped steps in a row"
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("not-finite")
-    make_project(folder)
-    return folder
 
 
 def steps(project: Path, name: str) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from forker import Forker
-from runs import called, losses, make_project, train
+from runs import called, losses, train
 
 from codescent.base.errors import UserError
 from codescent.build import build
@@ -162,13 +162,6 @@ def test_nothing_is_said_where_nothing_is_offloaded() -> None:
 def test_all_without_what_gathers_is_refused(parallel: dict[str, object]) -> None:
     with pytest.raises(UserError, match="gathered block by block, which needs zero_stage = 3"):
         planned(2 if parallel else 1, "fp32", offload="all", **parallel)
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("offload")
-    make_project(folder)
-    return folder
 
 
 def test_on_a_cpu_there_is_nothing_to_offload(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

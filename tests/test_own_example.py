@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -88,7 +87,7 @@ def test_our_own_launcher(tmp_path: Path) -> None:
 FAILS = """
 import os, sys, time
 import codescent, torch
-ranks = codescent.init(timeout_s=60)
+ranks = codescent.init(timeout_s=600)
 if ranks.rank == int(sys.argv[1]):
     raise ValueError("no such sample")
 torch.distributed.all_reduce(torch.zeros(1))
@@ -98,7 +97,6 @@ torch.distributed.all_reduce(torch.zeros(1))
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_others_end_and_say_whose_error_it_was(tmp_path: Path, rank: int) -> None:
     (tmp_path / "fails.py").write_text(FAILS)
-    began = time.monotonic()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -113,8 +111,7 @@ def test_the_others_end_and_say_whose_error_it_was(tmp_path: Path, rank: int) ->
         )
         for number in range(2)
     ]
-    said = [process.communicate(timeout=100)[1] for process in processes]
-    assert time.monotonic() - began < 50
+    said = [process.communicate(timeout=100)[1] for process in processes]  # long before the timeout of collectives
     assert all(process.returncode for process in processes)
     assert f"codescent: rank {rank} failed: ValueError: no such sample" in said[rank]
     if rank == 1:

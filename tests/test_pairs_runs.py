@@ -1,5 +1,5 @@
-"""In: an encoder-decoder on lines, under axes of the mesh. Out: the losses of one process; accuracy of a run.
-Does not look at samples (test_data_lines does) or at the head (test_models_translate does)."""
+"""In: runs of an encoder-decoder on pairs of lines. Out: a resumed run is the same bitwise; the accuracy of a run.
+Does not look at samples (test_data_lines) or the head (test_models_translate); layouts are in test_trajectories."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SIZES = (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
-    project = tmp_path_factory.mktemp("hybrids_seq2seq")
+    project = tmp_path_factory.mktemp("pairs_runs")
     make_project(project)
     text = (project / "corpus.txt").read_text().replace(" ", "\n", 700)  # lines of very different lengths
     (project / "lines.txt").write_text(text)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import called, codescent, environment, make_project
+from runs import called, codescent, environment
 
 from codescent.base.errors import UserError
 from codescent.config.sections import Config
@@ -20,13 +20,6 @@ from codescent.plan import AXES
 from codescent.verbs import prove
 from codescent.verbs.arguments import parse
 from codescent.verbs.prove import Finding, LayoutCase, layouts_of, parse_layouts
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("prove")
-    make_project(folder)
-    return folder
 
 
 def test_layouts_are_all_divisions() -> None:

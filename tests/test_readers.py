@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from forker import Forker
-from runs import called, environment, make_project, start
+from runs import called, codescent, environment, make_project, start
 
 from codescent.checkpoint import hold as holding
 from codescent.checkpoint.checkpoints import CheckpointError, Checkpoints, Saved, TensorReader, read_tensors
@@ -50,7 +50,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     "words", [("sample", "runs/live", "--tokens", "1"), ("evaluate", "runs/live"), ("export", "runs/live", "out")]
 )
 def test_beside_a_training_that_deletes_what_is_read(training: Path, words: tuple[str, ...]) -> None:
-    done = called(training, *words)
+    done = codescent(training, *words)
     assert done.returncode == 0, done.stderr
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from forker import Forker
-from runs import losses, make_project
+from runs import losses
 
 from codescent import models
 from codescent.build import build
@@ -63,13 +63,6 @@ def test_the_same_gradients_from_less(precision: str, dropout: float) -> None:
     for others in gradients[1:]:
         for found, expected in zip(others, gradients[0], strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("recompute")
-    make_project(folder)
-    return folder
 
 
 @pytest.mark.parametrize("words", [(), ("parallel.dp_shard=2",)])

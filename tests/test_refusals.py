@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import called, make_project
+from runs import called
 
 from codescent.base.errors import UserError
 from codescent.build import build
@@ -357,13 +357,6 @@ def test_the_degree_that_is_said_to_do_does(
             assert planned(changed, int(others or ranks)), problem
         for number in re.findall(r"\d+", RANKS.sub(r"\1", problem) if RANKS.search(problem) else ""):
             assert planned(keys, int(number)), problem
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("refusals")
-    make_project(folder)
-    return folder
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ SIZES = (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
-    project = tmp_path_factory.mktemp("hybrids_tensors")
+    project = tmp_path_factory.mktemp("tensors_runs")
     make_project(project)
     return Runs(project, forker, SIZES, ("train.num_steps=8",))
 

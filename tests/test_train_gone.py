@@ -8,18 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import make_project, start
+from runs import start
 
 from codescent.record import RunFolder
 
 STEPS = 240
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gone")
-    make_project(folder)
-    return folder
 
 
 def begun(project: Path, name: str, ranks: int) -> tuple[subprocess.Popen[str], Path]:

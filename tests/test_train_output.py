@@ -19,18 +19,11 @@ from pathlib import Path
 
 import pytest
 from disks import small_disk
-from runs import environment, make_project
+from runs import environment
 
 from codescent.record import RunFolder
 
 STEPS = 6
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("output")
-    make_project(folder)
-    return folder
 
 
 def full() -> int:

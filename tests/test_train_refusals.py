@@ -18,13 +18,6 @@ from codescent.train.open import check_alike
 from codescent.train.world import World
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("refusals")
-    make_project(folder)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -33,13 +33,6 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("resume")
-    make_project(folder)
-    return folder
-
-
 def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
     """Return as soon as the run has recorded `step`."""
     while process.poll() is None:

@@ -37,11 +37,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory, forker: Forker) -> Runs:
     return Runs(project, forker, (), (f"train.microbatch_size={SAMPLES}",))
 
 
-def walk(runs: Runs, row: Row) -> None:
-    """One run on the layout, and one on one process, which is done once for all rows that it serves."""
+def walk(runs: Runs, row: Row, ranks: int, *more: str) -> None:
+    """One run on the layout, and one on one process, which is done once for all rows that it serves.
+
+    Args:
+        more: words that both runs have too.
+    """
     wide = row | {"precision": "fp32" if row["precision"] == "bf16" else row["precision"]}
-    expected = runs.of_one(*model_words(wide))
-    found = runs.run(LAYOUTS[row["layout"]], *model_words(row), *layout_words(row))
+    expected = runs.of_one(*model_words(wide), *more)
+    found = runs.run(ranks, *model_words(row), *more, *layout_words(row))
     assert len(losses(found)) == STEPS
     assert_same(found, expected, TOLERANCE[row["precision"]])
     assert losses(found) != losses(expected) or row["precision"] != "bf16"
@@ -55,13 +59,43 @@ def named(table: list[Row]) -> list[ParameterSet]:
 
 @pytest.mark.parametrize("row", named(rows(slow=False)))
 def test_every_layout_walks_the_trajectory_of_one_process(runs: Runs, row: Row) -> None:
-    walk(runs, row)
+    walk(runs, row, LAYOUTS[row["layout"]])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", named(rows(slow=True)))
 def test_large_layouts_walk_it_for_every_task(runs: Runs, row: Row) -> None:
-    walk(runs, row)
+    walk(runs, row, LAYOUTS[row["layout"]])
+
+
+FIRST = ("model.norm=first", "model.activation=gelu", "model.embedding=untied")
+TIED = ("model.embedding=tied", "model.causal=true")
+LLAMA = ("model.kind=llama", "model.num_kv_heads=2", "model.hidden_dim=24")
+RARE: list[tuple[str, str, int, str, str, tuple[str, ...]]] = [
+    ("encoder-decoder", "pp=2 schedule=zero-bubble cut=encoder-decoder", 2, "full", "0.1", ()),
+    ("encoder-decoder", "pp=2 schedule=interleaved virtual_stages=2 cut=encoder-decoder", 2, "none", "0.1", ()),
+    ("encoder-decoder", "pp=2 dp_shard=2 zero_stage=2 cut=encoder-decoder", 4, "none", "0.1", ()),
+    ("encoder-decoder", "dp_replicate=2 pp=2 tp=2 cut=encoder-decoder", 8, "none", "0.1", ()),
+    ("encoder-decoder", "pp=4 cut=encoder-decoder", 4, "none", "0.1", FIRST),
+    ("encoder-decoder", "tp=4", 4, "full", "0.1", FIRST),
+    ("encoder-decoder", "dp_shard=2 tp=2", 4, "none", "0.1", FIRST),
+    ("pairs", "pp=2", 2, "none", "0.1", TIED),
+    ("pairs", "tp=2", 2, "none", "0.1", TIED),
+    ("responses", "tp=2", 2, "none", "0", LLAMA),
+]
+"""Task, layout, ranks, recompute, dropout, words of the model: pairs of values that no factor of the table has."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "layout", "ranks", "recompute", "dropout", "model"),
+    [pytest.param(*one, id=" ".join((one[0], one[1], *one[5]))) for one in RARE],
+)
+def test_rare_layouts_and_models_walk_it(
+    runs: Runs, task: str, layout: str, ranks: int, recompute: str, dropout: str, model: tuple[str, ...]
+) -> None:
+    row = dict(zip(FACTORS, (task, layout, "fp64", recompute, dropout, "2"), strict=True))
+    walk(runs, row, ranks, *model)
 
 
 @pytest.mark.parametrize("slow", [False, True])

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pytest
 from forker import Forker
-from runs import assert_same, called, losses, make_project
+from runs import assert_same, called, losses
 
 from codescent.record import RunFolder
 
@@ -23,13 +23,6 @@ LAYOUTS = {
     "hsdp1": (4, ("parallel.dp_shard=2", "parallel.zero_stage=1")),
     "hsdp3": (4, ("parallel.dp_shard=2",)),
 }
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("zero")
-    make_project(folder)
-    return folder
 
 
 class Run(Protocol):

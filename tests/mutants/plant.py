@@ -40,6 +40,9 @@ fault. UNSOUND: the test fails without the fault too, or no test ran."""
 _RUNNING: dict[int, subprocess.Popen[bytes]] = {}
 """The running pytest processes, by the thread that started them."""
 
+_STOP = threading.Event()
+"""Set by a signal: no thread starts further tests."""
+
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+\.py(?:::\S.*?)?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -161,11 +164,12 @@ def run_pytest(copy: Path, words: Sequence[str], limit_s: float) -> tuple[int | 
             [*command, *words], cwd=copy, env=environment(copy), stdout=out, stderr=out, start_new_session=True
         )
     try:
-        process.wait(limit_s)
+        process.wait(0 if _STOP.is_set() else limit_s)
     except subprocess.TimeoutExpired:
         return None, said.read_text(errors="replace")
     finally:
         end(process)
+        del _RUNNING[threading.get_ident()]  # the number may be another process's from now on
     return process.returncode, said.read_text(errors="replace")
 
 
@@ -194,13 +198,16 @@ def failing(copy: Path, tests: Sequence[str]) -> set[str]:
     if not known:
         return set()
     code, said = run_pytest(copy, known, SUITE_S)
-    if code == 4:  # a name was cut: the name of a case may contain " - ", which ends a name in pytest's summary
+    has_cases = code != 4
+    if not has_cases:  # a name was cut: the name of a case may contain " - ", which ends a name in pytest's summary
         code, said = run_pytest(copy, sorted({test.partition("[")[0] for test in known}), SUITE_S)
-        found = {test.partition("[")[0] for test in _FAILED.findall(said)}
-        return {test for test in known if test.partition("[")[0] in found}
-    if code is None or code > 1:
+    if code not in (0, 1):  # a negative one is a signal's: the other tests have not run
         raise RuntimeError(f"tests without a fault: pytest ended with {code}:\n{said[-2000:]}")
-    return {test for test in known if test in _FAILED.findall(said)}
+    found = set(_FAILED.findall(said))
+    if has_cases:
+        return found & set(known)
+    functions = {test.partition("[")[0] for test in found}
+    return {test for test in known if test.partition("[")[0] in functions}
 
 
 def try_fault(fault: Fault, base: Path, *, likely_only: bool) -> Outcome:
@@ -258,9 +265,10 @@ def run_all(
                     tell(outcome)
                     if outcome.verdict == FAILED:
                         unproven.append(outcome)
-            except BaseException:  # also Ctrl-C: the tests do not receive it, because they run in other sessions
+            except BaseException:  # also a signal: the tests do not receive it, because they run in other sessions
+                _STOP.set()
                 pool.shutdown(wait=False, cancel_futures=True)
-                for process in _RUNNING.values():
+                for process in list(_RUNNING.values()):
                     end(process)
                 raise
         unsound = failing(base, [one.test for one in unproven])
@@ -347,4 +355,5 @@ def main(words: Sequence[str] | None = None, root: Path = ROOT) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # as Ctrl-C: nothing is left behind
     sys.exit(main())
