@@ -4,6 +4,7 @@ Does not make data: real corpora come from CODESCENT_DATA_DIR; a test that needs
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,10 +33,12 @@ def data_dir() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache folder of the tests' own: notes of datasets that are gone are nobody's."""
+def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The tests' own folders for caches and for temporary files, such as the output of ranks that failed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
+        patch.setattr(tempfile, "tempdir", None)  # read TMPDIR again
         yield
 
 
