@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo 'Variables: PYTHON=python3.12 (which Python makes .venv), JOBS=4 (tests at a time), ARGS="..." (for train, test, slow)'
+	@echo 'Variables: PYTHON=python3.12 (which Python makes .venv), JOBS=4 (tests at a time), ARGS="..." (for train, test, mutants, slow)'
 
 train: .venv/.installed ## install, then train the default job into runs/; ARGS="section.key=value"
 	$(BIN)/codescent train configs/default.toml run.name=default-$(STAMP) $(ARGS)
@@ -26,6 +26,7 @@ test: .venv/.installed-dev .venv/.installed-docs ## install, check the code and 
 	wait $$checks; checks=$$?; cat build/checks.txt; test $$checks -eq 0 && exit $$tests
 
 mutants: .venv/.installed-dev ## plant faults, one at a time, and see which tests catch them: hours; ARGS="--likely-only"
+	@mkdir -p build
 	$(BIN)/python tests/mutants/plant.py --jobs $(JOBS) $(ARGS)
 
 lint: .venv/.installed-dev ## check style, types and the order of the rooms

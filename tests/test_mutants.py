@@ -4,11 +4,17 @@ Does not plant a fault of the table: `make mutants` does."""
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from mutants.plant import ROOT, TABLE, faults, main, problems
+from mutants.plant import __file__ as PLANT
 
 ROOMS = {"plan", "strategies", "train", "operators", "checkpoint", "base", "data", "tasks"}
 
@@ -117,5 +123,47 @@ def test_a_table_that_has_rotted_is_refused(
 
 def test_a_name_that_no_fault_has_is_refused(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkout / TABLE).write_text(fault("any", "number * 2", "number + 2"))
-    assert main(["none"], checkout) == 2
-    assert "no fault has none in its name" in capsys.readouterr().err
+    assert main(["any", "none", "nobody"], checkout) == 2
+    assert capsys.readouterr().err.splitlines() == [f"no fault has {name} in its name" for name in ("none", "nobody")]
+
+
+@pytest.mark.parametrize("content", ["no JSON", '[{"name": "any"}]', "[3]"])
+def test_wrong_words_are_all_refused_before_a_fault_is_planted(
+    checkout: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str
+) -> None:
+    (checkout / TABLE).write_text(fault("any", "number * 2", "number + 2"))
+    results, table = tmp_path / "results.json", tmp_path / "absent" / "table.md"
+    results.write_text(content)
+    assert main(["none", "--results", str(results), "--markdown", str(table)], checkout) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == ["no fault has none in its name", f"--markdown {table}: there is no folder {table.parent}"]
+    assert [line.startswith(f"--results {results}: not the outcomes of faults") for line in said[2:]] == [True]
+    assert results.read_text() == content
+    with pytest.raises(SystemExit, match="2"):
+        main(["--jobs", "0"], checkout)
+    assert "'0' is not a whole number of at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_interrupted_leaves_no_test_and_no_copy(
+    checkout: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    (checkout / TABLE).write_text(fault("any", "number * 2", "number + 2"))
+    shutil.copy(PLANT, checkout / "tests" / "mutants")
+    begun, tests, copies = tmp_path / "begun", checkout / "tests" / "test_sums.py", tmp_path / "copies"
+    tests.write_text(
+        f"import os, pathlib, time\npathlib.Path({str(begun)!r}).write_text(str(os.getpid()))\ntime.sleep(60)"
+    )
+    copies.mkdir()
+    words = [sys.executable, str(checkout / "tests" / "mutants" / "plant.py")]
+    with subprocess.Popen(words, env={**os.environ, "TMPDIR": str(copies)}, stderr=subprocess.PIPE, text=True) as run:
+        while not (begun.exists() and begun.read_text()):
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.send_signal(number)
+        said = run.communicate(timeout=50)[1]
+    assert run.returncode == 128 + number
+    assert said.splitlines()[-1].startswith("interrupted: ")
+    assert "Traceback" not in said
+    assert not Path(f"/proc/{begun.read_text()}").exists()
+    assert not list(copies.iterdir())
