@@ -47,7 +47,7 @@ hooks: .venv/.installed-dev ## install the git hooks: ruff and mypy before each 
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "codescent needs Python 3.11 or newer; $(PYTHON) is older. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 2; }
+	  { echo "codescent needs Python 3.11 or newer; $(PYTHON) is older, or not there. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 2; }
 	$(PYTHON) -m venv .venv
 
 # torch comes first and with an exact pin, so that nothing else pulls in another build of it.
