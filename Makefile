@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo 'Variables: PYTHON=python3.12 (which Python makes .venv), JOBS=4 (tests at a time), ARGS="..." (for train, test, slow)'
+	@echo 'Variables: PYTHON=python3.12 (which Python makes .venv), JOBS=4 (tests at a time), ARGS="..." (for train, test, mutants, slow)'
 
 train: .venv/.installed ## install, then train the default job into runs/; ARGS="section.key=value"
 	$(BIN)/codescent train configs/default.toml run.name=default-$(STAMP) $(ARGS)
@@ -25,7 +25,8 @@ test: .venv/.installed-dev .venv/.installed-docs ## install, check the code and 
 	$(PYTEST) --durations=40 --durations-min=1 $(ARGS); tests=$$?; \
 	wait $$checks; checks=$$?; cat build/checks.txt; test $$checks -eq 0 && exit $$tests
 
-mutants: .venv/.installed-dev ## plant one fault in each copy of the code, and see which tests catch it: hours; ARGS="--likely-only"
+mutants: .venv/.installed-dev ## plant a fault in each copy of the code, see which tests catch it: hours; ARGS="--likely-only"
+	@mkdir -p build
 	$(BIN)/python tests/mutants/plant.py --jobs $(JOBS) $(ARGS)
 
 lint: .venv/.installed-dev ## check style, types and the order of the rooms
@@ -46,7 +47,7 @@ hooks: .venv/.installed-dev ## install the git hooks: ruff and mypy before each 
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "codescent needs Python 3.11 or newer; $(PYTHON) is older. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 2; }
+	  { echo "codescent needs Python 3.11 or newer; $(PYTHON) is older, or not there. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 2; }
 	$(PYTHON) -m venv .venv
 
 # torch comes first and with an exact pin, so that nothing else pulls in another build of it.

@@ -44,7 +44,10 @@ def arguments_of() -> argparse.Namespace:
     parsed = parser("Time the comparison of the ranks' copies of tensors, and training steps of replicated GPT-2.")
     parsed.add_argument("--ranks", type=positive, default=2, help="number of replicas; each is a process")
     parsed.add_argument("--rounds", type=positive, default=5, help="number of steps and comparisons of each case")
-    return parsed.parse_args()
+    arguments = parsed.parse_args()
+    if arguments.ranks < 2:
+        parsed.error("--ranks 1: one rank has no copies to compare; give at least 2")
+    return arguments
 
 
 def timed(act: Callable[[], object]) -> float:

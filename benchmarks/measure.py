@@ -290,8 +290,22 @@ def finish(main: Callable[[], int]) -> NoReturn:
 def parser(description: str) -> argparse.ArgumentParser:
     """An argument parser with the argument --json, which every benchmark has."""
     parsed = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parsed.add_argument("--json", type=Path, metavar="FILE", help="write the results and the hardware record to FILE")
+    parsed.add_argument(
+        "--json", type=new_file, metavar="FILE", help="write the results and the hardware record to FILE"
+    )
     return parsed
+
+
+def new_file(text: str) -> Path:
+    """Argument type: a file that can be written, so that a long measurement is not lost at its end."""
+    path = Path(text).expanduser()
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder; give the name of a file")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: permission denied")
+    return path
 
 
 class Checkout:
@@ -310,7 +324,6 @@ class Checkout:
 
 def positive(text: str) -> int:
     """Argument type: a whole number of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)

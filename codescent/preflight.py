@@ -186,7 +186,10 @@ def saved_plan(folder: RunFolder) -> Plan:
     except OlderPlan:
         pass
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(folder, error) from error
+        file = folder.path / "plan.json"
+        raise UserError(
+            f"{file}: damaged: not the plan of a run ({error}); restore the file, or start a new run.name"
+        ) from error
     try:
         config = Config.model_validate(tomllib.loads(folder.config_text))
         mesh = Mesh(**folder.plan["mesh"])

@@ -3,6 +3,7 @@ Does not train: the runs are those of docs/features.md, section "The two picture
 
 from __future__ import annotations
 
+import argparse
 import io
 import sys
 from collections.abc import Sequence
@@ -11,10 +12,13 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from codescent.base.durable import replace_file
+from codescent.base.errors import UserError
 from codescent.record import RunFolder
 from codescent.verbs.timeline import PICTURES, SVG
 
 MEAN_OF = 10  # steps in a point of a curve
+DRAWN = Path(__file__).with_name("loss.svg")
 
 
 def losses(folder: Path) -> tuple[list[float], dict[int, float]]:
@@ -62,6 +66,31 @@ def _difference(curves: Sequence[tuple[str, list[float], dict[int, float]]]) -> 
     )
 
 
+def main(words: Sequence[str] | None = None, drawn: Path = DRAWN) -> int:
+    """Draw `drawn`. Returns 0, or 2 if the run folders are not two trainings of the same steps: they are all named."""
+    parser = argparse.ArgumentParser(description=f"Draw the losses of two trainings of one config: {drawn.name}.")
+    parser.add_argument("one", type=Path, metavar="RUN", help="run folder of one rank")
+    parser.add_argument("two", type=Path, metavar="RUN", help="run folder of two ranks")
+    folders = vars(parser.parse_args(words))
+    curves, problems = [], []
+    for name, folder in zip(("1 rank", "2 ranks"), folders.values()):
+        try:
+            curves.append((name, *losses(folder)))
+        except UserError as error:
+            problems += error.problems
+            continue
+        count = len(curves[-1][1])
+        if count < MEAN_OF:
+            problems.append(f"{folder}: has {count} steps; a point of the picture is the mean of {MEAN_OF}")
+    if not problems and len(curves[0][1]) != len(curves[1][1]):
+        counts = " and ".join(f"{folder} {len(curve[1])}" for folder, curve in zip(folders.values(), curves))
+        problems.append(f"the runs have different numbers of steps: {counts}; train both with the same config")
+    if problems:
+        print(*(f"error: {problem}" for problem in problems), sep="\n", file=sys.stderr)
+        return 2
+    replace_file(drawn, picture(curves))
+    return 0
+
+
 if __name__ == "__main__":
-    one, two = map(Path, sys.argv[1:])
-    Path(__file__).with_name("loss.svg").write_bytes(picture([("1 rank", *losses(one)), ("2 ranks", *losses(two))]))
+    sys.exit(main())

@@ -14,6 +14,7 @@ import pytest
 from runs import codescent as run_codescent
 
 import codescent
+from codescent.record import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")])
@@ -140,6 +141,27 @@ def test_the_picture_of_losses_says_how_far_two_runs_are_apart() -> None:
     assert drawn == pictures.picture(curves)
     assert b"in 40 steps the two losses are never more than 1.0e-05 nats apart" in drawn
     assert b"<dc:date>" not in drawn
+
+
+def test_the_program_of_the_picture_names_every_wrong_run_and_draws_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures, drawn = module_of(ROOT / "docs" / "pictures.py"), tmp_path / "loss.svg"
+    runs = {steps: RunFolder.create(tmp_path / str(steps), "", {}) for steps in (3, 12, 14)}
+    for steps, run in runs.items():
+        for step in range(1, steps + 1):
+            run.metrics({"step": step, "train_loss": 1.0, "val_loss": 2.0})
+    absent, short, long, longer = tmp_path / "absent", *(run.path for run in runs.values())
+    for one, two, said in (
+        (absent, short, [f"{absent}: no such run folder", f"{short}: has 3 steps; a point of"]),
+        (long, longer, [f"the runs have different numbers of steps: {long} 12 and {longer} 14"]),
+    ):
+        assert pictures.main([str(one), str(two)], drawn) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.startswith(f"error: {each}") for line, each in zip(lines, said, strict=True)] == [True] * len(said)
+    assert not drawn.exists()
+    assert pictures.main([str(long), str(long)], drawn) == 0
+    assert ElementTree.parse(drawn).getroot().tag.endswith("svg")
 
 
 def readme() -> str:

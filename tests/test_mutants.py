@@ -6,15 +6,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
-from mutants import plant
 from mutants.plant import ROOT, TABLE, faults, main, problems
+from mutants.plant import __file__ as PLANT
 
 ROOMS = {"plan", "strategies", "train", "operators", "checkpoint", "base", "data", "tasks"}
 
@@ -126,34 +126,47 @@ def test_a_table_that_has_rotted_is_refused(
 
 def test_a_name_that_no_fault_has_is_refused(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkout / TABLE).write_text(fault("any", "number * 2", "number + 2"))
-    assert main(["none"], checkout) == 2
-    assert "no fault has none in its name" in capsys.readouterr().err
+    assert main(["any", "none", "nobody"], checkout) == 2
+    assert capsys.readouterr().err.splitlines() == [f"no fault has {name} in its name" for name in ("none", "nobody")]
 
 
-ENDLESS = """
-import os, time
-from pathlib import Path
+@pytest.mark.parametrize("content", ["no JSON", '[{"name": "any"}]', "[3]"])
+def test_wrong_words_are_all_refused_before_a_fault_is_planted(
+    checkout: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str
+) -> None:
+    (checkout / TABLE).write_text(fault("any", "number * 2", "number + 2"))
+    results, table = tmp_path / "results.json", tmp_path / "absent" / "table.md"
+    results.write_text(content)
+    assert main(["none", "--results", str(results), "--markdown", str(table)], checkout) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == ["no fault has none in its name", f"--markdown {table}: there is no folder {table.parent}"]
+    assert [line.startswith(f"--results {results}: not the outcomes of faults") for line in said[2:]] == [True]
+    assert results.read_text() == content
+    with pytest.raises(SystemExit, match="2"):
+        main(["--jobs", "0"], checkout)
+    assert "'0' is not a whole number of at least 1" in capsys.readouterr().err
 
-def test_endless():
-    Path(os.environ["PIDS"], str(os.getpid())).touch()
-    time.sleep(600)
-"""
 
-
-@pytest.mark.slow
-def test_a_signal_ends_the_tests_and_leaves_no_folder(checkout: Path, tmp_path: Path) -> None:
-    (checkout / "tests" / "test_sums.py").write_text(ENDLESS)
-    (checkout / TABLE).write_text(fault("one", "number * 2", "0") + fault("two", "number / 2", "0"))
-    pids, temporary = tmp_path / "pids", tmp_path / "temporary"
-    for folder in (pids, temporary):
-        folder.mkdir()
-    program = shutil.copy(plant.__file__, checkout / "tests" / "mutants")
-    env = {**os.environ, "PIDS": str(pids), "TMPDIR": str(temporary)}
-    process = subprocess.Popen([sys.executable, program, "--jobs", "2"], env=env)
-    while len(list(pids.iterdir())) < 2:
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.terminate()
-    assert process.wait(60) == 143
-    assert not [pid for pid in pids.iterdir() if psutil.pid_exists(int(pid.name))]
-    assert not list(temporary.iterdir())
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_interrupted_leaves_no_test_and_no_copy(
+    checkout: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    (checkout / TABLE).write_text(fault("any", "number * 2", "number + 2"))
+    shutil.copy(PLANT, checkout / "tests" / "mutants")
+    begun, tests, copies = tmp_path / "begun", checkout / "tests" / "test_sums.py", tmp_path / "copies"
+    tests.write_text(
+        f"import os, pathlib, time\npathlib.Path({str(begun)!r}).write_text(str(os.getpid()))\ntime.sleep(60)"
+    )
+    copies.mkdir()
+    words = [sys.executable, str(checkout / "tests" / "mutants" / "plant.py")]
+    with subprocess.Popen(words, env={**os.environ, "TMPDIR": str(copies)}, stderr=subprocess.PIPE, text=True) as run:
+        while not (begun.exists() and begun.read_text()):
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.send_signal(number)
+        said = run.communicate(timeout=50)[1]
+    assert run.returncode == 128 + number
+    assert said.splitlines()[-1].startswith("interrupted: ")
+    assert "Traceback" not in said
+    assert not Path(f"/proc/{begun.read_text()}").exists()
+    assert not list(copies.iterdir())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 
 import matplotlib.image
@@ -85,6 +86,34 @@ def test_a_file_that_cannot_be_is_refused_before_anything_is_planned(tmp_path: P
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_name_that_is_no_file_for_a_picture_is_refused_beside_the_problems_of_the_config(tmp_path: Path) -> None:
+    make_project(tmp_path)
+    done = called(tmp_path, "plan", "run.toml", "train.num_step=3", "--timeline", "a.pdf")
+    assert done.returncode == 2
+    assert [line.split(":")[1] for line in done.stderr.splitlines()] == [" --timeline a.pdf", " command line"]
+
+
+def test_only_a_timeline_is_replaced_by_a_timeline(tmp_path: Path) -> None:
+    (make_project(tmp_path)).rename(tmp_path / "run.json")  # a config may have any name
+    (tmp_path / "plan.json").write_text('{"format": 2}')
+    (tmp_path / "full.svg").symlink_to("/dev/full")
+    os.mkfifo(tmp_path / "pipe.svg")
+    (tmp_path / "empty.json").touch()
+    before = {path: path.lstat() for path in tmp_path.iterdir() if path.name != "empty.json"}
+    for name, said in (
+        ("run.json", "this file is not a timeline, and would be lost"),
+        ("plan.json", "this file is not a timeline, and would be lost"),
+        ("full.svg", "is a device or a pipe, not a file"),
+        ("pipe.svg", "is a device or a pipe, not a file"),
+    ):
+        done = called(tmp_path, "plan", "run.json", "--timeline", name)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"error: --timeline {name}: {said}")
+    for _ in range(2):
+        assert called(tmp_path, "plan", "run.json", "--timeline", "empty.json").returncode == 0
+    assert {path: path.lstat() for path in before} == before
+
+
 def test_without_matplotlib_a_picture_is_refused_and_a_trace_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,10 +127,10 @@ def test_without_matplotlib_a_picture_is_refused_and_a_trace_is_not(
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 8192) as disk:
         path = disk / "a.json"
-        path.write_text("before")
+        path.write_text(before := '{"traceEvents": []}')
         with pytest.raises(UserError, match="cannot be written: No space left on device"):
             write_timeline(pipeline("1f1b", 8, 32), "full", path)
-        assert {file.name: file.read_text() for file in disk.iterdir()} == {"a.json": "before"}
+        assert {file.name: file.read_text() for file in disk.iterdir()} == {"a.json": before}
 
 
 def test_plan_draws_its_schedule_beside_what_it_prints(tmp_path: Path) -> None:

@@ -276,11 +276,11 @@ def test_what_is_not_read_may_be_damaged_and_a_damaged_plan_is_refused(project: 
         done = called(project, *command)
         assert done.returncode == 0, done.stderr
     plan = json.loads((run.path / "plan.json").read_text())
-    plan["model"]["sizes"] = 3
-    (run.path / "plan.json").write_text(json.dumps(plan))
-    done = called(project, *words)
-    assert done.returncode == 2
-    assert "its config.toml or plan.json is not of this version" in done.stderr
+    for damaged in (plan | {"model": plan["model"] | {"sizes": 3}}, {"format": plan["format"]}):
+        (run.path / "plan.json").write_text(json.dumps(damaged))
+        done = called(project, *words)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: runs/damaged/plan.json: damaged: not the plan of a run (")
 
 
 def test_a_run_of_an_earlier_version_goes_on(project: Path, forker: Forker) -> None:

@@ -7,8 +7,9 @@ from itertools import combinations, product
 from pathlib import Path
 
 import pytest
+import trajectories
 from _pytest.mark import ParameterSet
-from covering import Row, pairs_of
+from covering import Covering, Row, pairs_of
 from forker import Forker, Runs
 from runs import assert_same, losses
 from trajectories import (
@@ -120,3 +121,17 @@ def test_the_planner_refuses_what_the_table_leaves_out(tmp_path: Path) -> None:
         row = dict(zip(FACTORS, values))
         if any(is_never(*pair) for pair in combinations(row.items(), 2)):
             assert refusal(row, tmp_path) is not None, row
+
+
+def test_a_program_that_cannot_write_the_table_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("old")
+    with pytest.raises(SystemExit, match="2"):
+        trajectories.main(["x"], table)
+    refused = Covering([], {(("task", "gpt2"), ("dropout", "0"))})
+    monkeypatch.setattr(trajectories, "computed", lambda *_, **__: refused)
+    with pytest.raises(AssertionError, match="add them to NEVER"):
+        trajectories.main([], table)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"table.csv": "old"}

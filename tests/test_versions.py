@@ -71,8 +71,11 @@ def test_a_newer_run_folder_is_refused_by_every_verb_in_one_sentence(
         (3, None, r"format 3: codescent \S+ reads formats 4 to 5: use the version that wrote it$"),
         (6, None, r"format 6: codescent \S+ reads formats 4 to 5: use a newer version$"),
         (6, codescent.__version__, r"format 6: codescent \S+ reads formats 4 to 5: use a newer version$"),
-        ("5", None, r"format '5': must be a whole number"),
-        (True, None, r"format True: must be a whole number"),
+        ("5", None, r'format "5": must be a whole number'),
+        (True, None, r"format true: must be a whole number"),
+        (None, None, r"format null: must be a whole number"),
+        (10**400, None, r"format 10{36}\.\.\.: codescent \S+ reads formats 4 to 5: use a newer version$"),
+        ("x" * 400, None, r'format "x{36}\.\.\.: must be a whole number'),
         (0, None, r"format 0: must be a whole number"),
     ],
 )

@@ -3,15 +3,19 @@ Does not run anything (test_trajectories does). As a program it asks the planner
 
 from __future__ import annotations
 
+import argparse
 import csv
+import io
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from covering import Covering, Row, Value, cover
 from questions import question, squad, vocabulary
 from runs import make_project
 
+from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.config.load import load
@@ -240,12 +244,20 @@ def refusal(row: Row, folder: Path) -> UserError | None:
     return None
 
 
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as name, TABLE.open("w", newline="") as file:
+def main(words: Sequence[str] | None = None, table: Path = TABLE) -> None:
+    """Write the table anew. A run that ends before its end leaves the old one."""
+    argparse.ArgumentParser(description=f"Ask the planner which rows can be, and write {table.name}.").parse_args(words)
+    content = io.StringIO(newline="")
+    with tempfile.TemporaryDirectory() as name:
         write_corpora(Path(name))
-        writer = csv.DictWriter(file, ["suite", *FACTORS], lineterminator="\n")
+        writer = csv.DictWriter(content, ["suite", *FACTORS], lineterminator="\n")
         writer.writeheader()
         for suite in ("quick", "slow"):
             found = computed(Path(name), slow=suite == "slow")
             assert not found.never, f"the planner refuses every row of these, add them to NEVER: {found.never}"
             writer.writerows({"suite": suite, **row} for row in found.rows)
+    replace_file(table, content.getvalue())
+
+
+if __name__ == "__main__":
+    main()

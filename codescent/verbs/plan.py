@@ -23,8 +23,13 @@ SYNTHETIC = "synthetic: random numbers, for speed measurements; the loss has no 
 
 def main(arguments: Namespace) -> int:
     """Print the plan of a config. Draw its timeline if --timeline names a file."""
-    config, file = resolved_of(arguments).config, arguments.timeline
-    if file is not None and (problems := list(refusals(file))):
+    file = arguments.timeline
+    problems = [] if file is None else list(refusals(file))
+    try:
+        config = resolved_of(arguments).config
+    except UserError as error:
+        raise UserError(*problems, *error.problems) from error
+    if problems:
         raise UserError(*problems)
     plan = plan_of(config, config.parallel.ranks)
     if file is not None:

@@ -59,9 +59,23 @@ def refusals(path: Path) -> Iterator[str]:
         yield f"--timeline {path}: the name must end in .png or .svg (a picture) or .json (a trace for ui.perfetto.dev)"
     elif not path.parent.is_dir():
         yield f"--timeline {path}: there is no folder {path.parent}"
+    elif path.exists() and not path.is_file():
+        yield f"--timeline {path}: is a device or a pipe, not a file; give another name"
+    elif suffix == ".json" and not _may_replace(path):
+        yield f"--timeline {path}: this file is not a timeline, and would be lost; give another name"
     elif suffix in PICTURES and importlib.util.find_spec("matplotlib") is None:
         how = "pip install 'codescent[figures]', or write a .json trace"
         yield f"--timeline {path}: a picture needs matplotlib: {how}"
+
+
+def _may_replace(path: Path) -> bool:
+    """Whether a .json file is absent, empty or a trace: not a config or the plan of a run."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(100)
+    except OSError:
+        return True  # absent; if it cannot be written, the writer says why
+    return not begin.strip() or b'"traceEvents"' in begin
 
 
 def draw_plan(plan: Plan, path: Path) -> None:

@@ -284,10 +284,39 @@ def is_known(fault: Fault, outcome: Outcome | None) -> bool:
 
 
 def read_outcomes(path: Path | None) -> dict[str, Outcome]:
-    """The outcomes of earlier runs by name; {} if the file does not exist."""
-    if path is None or not path.is_file():
+    """The outcomes of earlier runs by name; {} if the file does not exist. Raises ValueError: it has something else."""
+    if path is None or not path.exists() or path.is_dir():
         return {}
-    return {row["name"]: Outcome(**row) for row in json.loads(path.read_text(encoding="utf-8"))}
+    try:
+        return {row["name"]: Outcome(**row) for row in json.loads(path.read_text(encoding="utf-8"))}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        how = "give the file of an earlier run, or the name of a new file"
+        raise ValueError(f"--results {path}: not the outcomes of faults ({error}): {how}") from error
+
+
+def wrong_words(names: Sequence[str], known: Sequence[Fault], files: dict[str, Path | None]) -> list[str]:
+    """What is wrong with the arguments, before hours are spent: names of no fault, files that cannot be written."""
+    said = [f"no fault has {name} in its name" for name in names if not any(name in one.name for one in known)]
+    for flag, path in files.items():
+        if path is not None and path.is_dir():
+            said.append(f"{flag} {path}: is a folder; give the name of a file")
+        elif path is not None and not path.parent.is_dir():
+            said.append(f"{flag} {path}: there is no folder {path.parent}")
+    return said
+
+
+def write_outcomes(path: Path, outcomes: dict[str, Outcome]) -> None:
+    """Replace the file at once: a run that ends meanwhile leaves it as it was."""
+    making = path.with_name(f".{path.name}.partial")
+    making.write_text(json.dumps([asdict(one) for one in outcomes.values()], indent=1) + "\n", encoding="utf-8")
+    making.replace(path)
+
+
+def positive(word: str) -> int:
+    """Argument type: a whole number of at least 1. argparse turns the error into exit code 2."""
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
+    return int(word)
 
 
 def share_caught(chosen: Sequence[Fault], outcomes: dict[str, Outcome]) -> float:
@@ -312,32 +341,34 @@ def as_markdown(chosen: Sequence[Fault], outcomes: dict[str, Outcome]) -> str:
 def main(words: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Plant faults in copies of a checkout.
 
-    Returns 0: enough are caught; 1: not enough; 2: the table is wrong, or tests fail without a fault.
+    Returns 0: enough are caught; 1: not enough; 2: the words or the table are wrong, or tests fail without a fault.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", help="faults to plant, or parts of their names; default: all")
-    parser.add_argument("--jobs", type=int, default=1, help="faults that are tried at the same time")
+    parser.add_argument("--jobs", type=positive, default=1, help="faults that are tried at the same time")
     parser.add_argument("--likely-only", action="store_true", help="never run the whole suite")
     parser.add_argument("--results", type=Path, help="JSON file of outcomes; these faults are not tried again")
     parser.add_argument("--markdown", type=Path, help="file for the table of outcomes")
     asked = parser.parse_args(words)
     known = faults(root)
-    if wrong := problems(known, root):
+    wrong = problems(known, root)
+    wrong += wrong_words(asked.names, known, {"--results": asked.results, "--markdown": asked.markdown})
+    try:
+        outcomes = read_outcomes(asked.results)
+    except ValueError as error:
+        wrong.append(str(error))
+    if wrong:
         print(*wrong, sep="\n", file=sys.stderr)
         return 2
     chosen = [one for one in known if not asked.names or any(name in one.name for name in asked.names)]
-    if not chosen:
-        print(f"no fault has {' or '.join(asked.names)} in its name", file=sys.stderr)
-        return 2
     if not data_dir().is_dir():
         print(f"no real data at {data_dir()}: tests that read it are skipped, and catch nothing", file=sys.stderr)
-    outcomes = read_outcomes(asked.results)
 
     def tell(outcome: Outcome) -> None:
         outcomes[outcome.name] = outcome
         print(f"{outcome.name:45} {outcome.verdict:12} {outcome.seconds:7.1f} s  {outcome.test}", flush=True)
         if asked.results is not None:
-            asked.results.write_text(json.dumps([asdict(one) for one in outcomes.values()], indent=1) + "\n")
+            write_outcomes(asked.results, outcomes)
 
     left = [fault for fault in chosen if not is_known(fault, outcomes.get(fault.name))]
     names = {fault.name for fault in chosen} - {fault.name for fault in left}
@@ -354,6 +385,17 @@ def main(words: Sequence[str] | None = None, root: Path = ROOT) -> int:
     return 0 if share >= WANTED else 1
 
 
+def stop(number: int, _: object) -> None:
+    """End as after Ctrl-C when the terminal is closed or the process is asked to end: the tests must not go on."""
+    raise KeyboardInterrupt(number)
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # as Ctrl-C: nothing is left behind
-    sys.exit(main())
+    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(each) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(each, stop)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt as interrupt:
+        print("interrupted: the checkout is as it was; --results has the outcomes until now", file=sys.stderr)
+        sys.exit(128 + interrupt.args[0])
