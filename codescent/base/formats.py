@@ -30,8 +30,6 @@ def unreadable(found: object, oldest: int, newest: int, writer: str | None = Non
     shown = shortened(found)
     if type(found) is not int or found < 1:
         return f"format {shown}: must be a whole number of at least 1: the file is damaged"
-    if found > newest and writer == __version__:  # a newer version was killed before it wrote its own name
-        writer = None
     if oldest <= found <= newest:
         return None
     if writer == __version__:  # another copy of this version wrote it: its number does not say which one
