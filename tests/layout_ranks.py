@@ -21,7 +21,7 @@ from codescent.data import verified
 from codescent.data.text import dataset
 from codescent.operators.linear import Linear
 from codescent.strategies import shards
-from codescent.train import loop, machine
+from codescent.train import loop, machine, world
 from codescent.train.execute import Executor
 from codescent.train.loop import train
 
@@ -39,9 +39,13 @@ def run(place: Place, words: list[str], resume: bool, fault: str = "", any_devic
     if fault and place.rank == place.ranks - 1:
         name, *arguments = fault.split()
         FAULTS[name](*arguments)
-    config = load("run.toml", [*words, f"parallel.ranks={place.ranks}"]).config
+    config = load("run.toml", [*words, *MORE_WORDS, f"parallel.ranks={place.ranks}"]).config
     rank = Rank(place.rank, place.rank, place.ranks, place.ranks, "127.0.0.1", port, store_fd=store_fd)
     raise SystemExit(train(config, rank, resume=resume).exit_code)
+
+
+MORE_WORDS: list[str] = []
+"""Words of this rank alone (`other_value`)."""
 
 
 def has_cuda(place: Place) -> bool:
@@ -154,6 +158,16 @@ def at_step(number: int, method: str, act: Callable[[Executor], None]) -> None:
     setattr(Executor, method, patched)
 
 
+def other_value(word: str) -> None:
+    """The last rank has another value of a key."""
+    MORE_WORDS.append(word)
+
+
+def other_code() -> None:
+    """The last rank has another version of the package."""
+    world.code_digest = lambda: "other"
+
+
 def infinite_loss() -> None:
     """In step 3 the loss is infinite, its gradients are not."""
     at_step(3, "_reduce", lambda executor: executor.loss_sum.fill_(torch.inf) and None)
@@ -204,6 +218,8 @@ FAULTS: dict[str, Callable[..., None]] = {
         not_finite,
         flip_at_start,
         reductions_of_fully_shard,
+        other_value,
+        other_code,
     )
 }
 """Faults that `run` plants in the last rank before it begins; words after the name are arguments."""

@@ -104,7 +104,9 @@ def check(project: Path, name: str, alone: RunFolder) -> None:
     assert_same(run, alone, 1e-10)
 
 
-@pytest.mark.parametrize("launcher", [srun, open_mpi, intel_mpi, pals])
+@pytest.mark.parametrize(
+    "launcher", [srun, open_mpi, *(pytest.param(it, marks=pytest.mark.slow) for it in (intel_mpi, pals))]
+)
 def test_train_joins_the_ranks(project: Path, alone: RunFolder, launcher: Environment) -> None:
     name = f"ranks-{next(iter(launcher(0)))}"
     first, second = run_all(project, train_command(name), [launcher(rank) for rank in range(2)])

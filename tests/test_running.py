@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from forker import Forker
 from runs import codescent, environment, make_project, start
 
 from codescent.record import RunFolder
@@ -185,8 +186,9 @@ def test_a_rank_that_nobody_can_wake_does_not_keep_the_others_from_ending(projec
         freezer.rmdir()
 
 
-def test_a_request_to_one_rank_of_four_is_everybodys_and_names_it(project: Path, runs: list[Run]) -> None:
-    runs.append(run := Run(project, 4))
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_request_to_one_rank_is_everybodys_and_names_it(project: Path, runs: list[Run], ranks: int) -> None:
+    runs.append(run := Run(project, ranks))
     run.steps()
     victim = run.ranks[1]
     victim.terminate()
@@ -255,7 +257,7 @@ def test_ranks_end_with_who_started_them(project: Path, runs: list[Run], launche
 # ranks that were told different things
 
 
-def ranks_of(project: Path, words: list[list[str]], job: str, **env: str) -> list[subprocess.CompletedProcess[str]]:
+def ranks_of(project: Path, words: list[list[str]], job: str) -> list[subprocess.CompletedProcess[str]]:
     """`codescent train` as ranks of one srun, each with words of its own, all to their end."""
     size = str(len(words))
     processes = [
@@ -271,7 +273,6 @@ def ranks_of(project: Path, words: list[list[str]], job: str, **env: str) -> lis
                 SLURM_STEP_TASKS_PER_NODE=size,
                 SLURM_PROCID=str(rank),
                 SLURM_LOCALID=str(rank),
-                **env,
             ),
             text=True,
             stdout=subprocess.PIPE,
@@ -286,39 +287,43 @@ def ranks_of(project: Path, words: list[list[str]], job: str, **env: str) -> lis
     return done
 
 
+def disagreement(key: str, mine: str, other: str) -> str:
+    """What each of three ranks says of which the last has another value."""
+    alike, odd = r"ranks 0 \(.*\), 1 \(.*\)", r"rank 2 \(.*\)"
+    return rf"{key} is {mine} on {alike}; {other} on {odd}: start every rank with the same"
+
+
+def test_ranks_with_different_values_train_nothing(project: Path, forker: Forker) -> None:
+    done = forker.run(project, 3, ["run.name=apart", "run.seed=1"], fault="other_value run.seed=2")
+    assert done.codes == [2, 2, 2]
+    assert len(re.findall(disagreement("run.seed", "1", "2"), done.said)) == 3
+    assert not (project / "runs" / "apart").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "mine", "other"),
     [
         ("run.seed", "1", "2"),
-        pytest.param("optimizer.learning_rate", "0.01", "0.02", marks=pytest.mark.slow),
-        pytest.param("train.global_batch_size", "8", "16", marks=pytest.mark.slow),
-        pytest.param("model.hidden_dim", "16", "32", marks=pytest.mark.slow),
+        ("optimizer.learning_rate", "0.01", "0.02"),
+        ("train.global_batch_size", "8", "16"),
+        ("model.hidden_dim", "16", "32"),
     ],
 )
-def test_ranks_with_different_configs_train_nothing(project: Path, key: str, mine: str, other: str) -> None:
+def test_programs_with_different_configs_train_nothing(project: Path, key: str, mine: str, other: str) -> None:
     done = ranks_of(project, [[f"{key}={mine}"], [f"{key}={mine}"], [f"{key}={other}"]], key)
     for rank in done:
         assert rank.returncode == 2, rank.stderr
-        assert re.search(
-            rf"{key} is {mine} on ranks 0 \(.*\), 1 \(.*\); {other} on rank 2 \(.*\): start every rank with the same",
-            rank.stderr,
-        )
+        assert re.search(disagreement(key, mine, other), rank.stderr)
         assert "Traceback" not in rank.stderr
     assert not (project / "runs" / "apart").exists()
 
 
-def test_ranks_with_different_code_train_nothing(project: Path) -> None:
-    """The package of the second rank is pretended to be another."""
-    (project / "sitecustomize.py").write_text(
-        "import os\n"
-        "if os.environ.get('SLURM_PROCID') == '1':\n"
-        "    import codescent.train.world as world\n"
-        "    world.code_digest = lambda: 'other'\n"
-    )
-    package = Path(__file__).resolve().parent.parent
-    for rank in ranks_of(project, [[], []], "code", PYTHONPATH=os.pathsep.join([str(project), str(package)])):
-        assert rank.returncode == 2, rank.stderr
-        assert re.search(r'codescent is "[0-9a-f]{16}" on rank 0 .*; "other" on rank 1 ', rank.stderr)
+def test_ranks_with_different_code_train_nothing(project: Path, forker: Forker) -> None:
+    done = forker.run(project, 2, ["run.name=apart"], fault="other_code")
+    assert done.codes == [2, 2]
+    assert len(re.findall(r'codescent is "[0-9a-f]{16}" on rank 0 .*; "other" on rank 1 ', done.said)) == 2
+    assert not (project / "runs" / "apart").exists()
 
 
 @pytest.mark.slow

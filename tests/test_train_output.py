@@ -74,7 +74,8 @@ WAYS: dict[str, tuple[Callable[[], int] | None, str | None]] = {
 
 
 @pytest.mark.parametrize(
-    ("way", "ranks"), [("full", 1), ("pipe", 1), pytest.param("closed", 1, marks=pytest.mark.slow), ("closed", 2)]
+    ("way", "ranks"),
+    [("full", 1), ("closed", 2), *(pytest.param(way, 1, marks=pytest.mark.slow) for way in ("pipe", "closed"))],
 )
 def test_output_that_cannot_be_written_is_not_worth_a_run(project: Path, way: str, ranks: int) -> None:
     make, why = WAYS[way]

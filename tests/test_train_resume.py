@@ -39,7 +39,7 @@ def wait_for_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
         rows = RunFolder.open(run).read_metrics() if (run / "metrics.csv").is_file() else []
         if rows and rows[-1]["step"] >= step:
             return
-        time.sleep(0.01)
+        time.sleep(0.05)
     raise AssertionError(f"ended before step {step}: {process.communicate()}")
 
 
