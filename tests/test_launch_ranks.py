@@ -105,7 +105,7 @@ def check(project: Path, name: str, alone: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    "launcher", [srun, open_mpi, *(pytest.param(it, marks=pytest.mark.slow) for it in (intel_mpi, pals))]
+    "launcher", [srun, *(pytest.param(it, marks=pytest.mark.slow) for it in (open_mpi, intel_mpi, pals))]
 )
 def test_train_joins_the_ranks(project: Path, alone: RunFolder, launcher: Environment) -> None:
     name = f"ranks-{next(iter(launcher(0)))}"

@@ -64,7 +64,7 @@ def test_kill_and_resume_is_bitwise(project: Path, forker: Forker, layout: str) 
     assert process.returncode != 0
     assert psutil.wait_procs(children, timeout=10)[1] == []
     assert len(losses(RunFolder.open(project / "runs" / name))) < 60
-    if layout == "two":  # as a user does it; other layouts without a new start of Python
+    if layout == "dp_shard":  # as a user does it; other layouts without a new start of Python
         run = train(project, name, *words, "--resume")
     else:
         run = forker.train(project, name, ranks, *LONG, *keys, resume=True)
