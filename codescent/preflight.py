@@ -14,7 +14,10 @@ from pydantic import ValidationError
 from codescent import models, tasks
 from codescent.base.errors import UserError
 from codescent.build import build, needs_vocab_size, task_request
+from codescent.config import effects
+from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
+from codescent.config.words import KEYS, toml_value
 from codescent.data.samples import AnyDataset
 from codescent.huggingface.folder import fitting
 from codescent.plan import Mesh, OlderPlan, Plan, Scalar
@@ -37,6 +40,25 @@ def plan_of(config: Config, world_size: int) -> Plan:
     if vocab_size is None and needs_vocab_size(config):
         vocab_size = tasks.prepare_and_open(request, progress=True).vocab_size
     return build(config, vocab_size, world_size)
+
+
+def without_effect(loaded: LoadedConfig) -> list[str]:
+    """Sentences: keys that are given and have no effect, because another key, the task or the model rules them out.
+
+    A key that needs more ranks than the run has is left out: one file serves one rank and many.
+    """
+    config = loaded.config
+    found = dict(effects.without_effect(config))
+    try:
+        of_task = tasks.without_effect(task_request(config))
+    except UserError:  # the run is refused, and the refusal says why
+        of_task = iter(())
+    found |= {key: why for key, why in of_task if not effects.is_default(config, key)}
+    return [
+        f"{loaded.origins[key]}: {key} = {toml_value(effects.value_of(config, key))} has no effect: it {found[key]}"
+        for key in KEYS
+        if key in found
+    ]
 
 
 def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:

@@ -3,11 +3,12 @@ Does not read files (load.py does) and does not check what depends on ranks, pre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
 from codescent.base.home import expanded, unknown_home
 from codescent.base.nearest import nearest_divisors
@@ -65,14 +66,50 @@ PathFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]
 """An absolute path, so that a resumed run finds it from any working directory."""
 
 
-def key(default: Any, meaning: str, **bounds: Any) -> Any:
-    """A key with its default and description. `bounds` of numbers: ge, gt, le, lt."""
-    return Field(default, description=meaning, **bounds)
+class Only(NamedTuple):
+    """A condition under which a key has an effect: the value of another key passes a test."""
+
+    key: str
+    test: Callable[[Any], bool]
+    words: str  # such as "parallel.pp >= 2"
 
 
-def auto(meaning: str, **bounds: Any) -> Any:
+def at_least(key: str, number: int) -> Only:
+    """Another key is a number of at least `number`."""
+    return Only(key, lambda value: value >= number, f"{key} >= {number}")
+
+
+def one_of(key: str, *values: str) -> Only:
+    """Another key has one of the values."""
+    return Only(key, lambda value: value in values, f"{key} = {' or '.join(values)}")
+
+
+def other_than(key: str, excluded: Any) -> Only:
+    """Another key has another value than `excluded`."""
+    return Only(key, lambda value: value != excluded, f"{key} other than {excluded}")
+
+
+def key(default: Any, meaning: str, *, only: Only | None = None, **bounds: Any) -> Any:
+    """A key with its default and description.
+
+    Args:
+        only: the condition under which a value other than the default has an effect; None: it always has, or the task
+            or build.py says when.
+        bounds: of numbers: ge, gt, le, lt.
+    """
+    extra: Any = {"only": only} if only else None
+    return Field(default, description=meaning, json_schema_extra=extra, **bounds)
+
+
+def only_of(field: FieldInfo) -> Only | None:
+    """The condition of a key, see `key`."""
+    extra: Any = field.json_schema_extra
+    return extra["only"] if extra else None
+
+
+def auto(meaning: str, *, only: Only | None = None, **bounds: Any) -> Any:
     """A key with the default None, written "auto" in files."""
-    return key(None, meaning, **bounds)
+    return key(None, meaning, only=only, **bounds)
 
 
 class Section(BaseModel):
@@ -237,7 +274,9 @@ class Train(Section):
         "none", "what torch.compile compiles: nothing, each block by itself, or the whole model"
     )
     eval_every: int = key(250, "steps between validation losses; 0: never", ge=0)
-    eval_samples: int | None = auto("samples per validation loss; auto: the whole validation split", ge=1)
+    eval_samples: int | None = auto(
+        "samples per validation loss; auto: the whole validation split", ge=1, only=other_than("train.eval_every", 0)
+    )
     check_every: int = key(
         100, "steps between checks that the replicas are equal; 0: only at the start and before checkpoints", ge=0
     )
@@ -245,15 +284,19 @@ class Train(Section):
         "auto",
         "kernels of fp32 matrix products on CPU: exact: default precision of torch; fast: medium precision of torch; "
         "auto: the faster one, measured at the start, if its error is small enough",
+        only=one_of("train.precision", "fp32"),
     )
     allocator: Literal["auto", "system"] = key(
         "auto",
         "auto: malloc reuses large blocks in the next step (Linux, glibc); system: settings of malloc are not changed",
+        only=other_than("train.device", "cuda"),
     )
     head_chunk_tokens: int = key(
         1024, "tokens whose logits are in memory at the same time; 0: all tokens of the micro-batch", ge=0
     )
-    num_threads: int | None = auto("threads per rank; auto: cores / ranks on this machine", ge=1, le=1024)
+    num_threads: int | None = auto(
+        "threads per rank; auto: cores / ranks on this machine", ge=1, le=1024, only=other_than("train.device", "cuda")
+    )
     deterministic: bool = key(False, "stop with an error at operations whose result varies between identical runs")
 
 
@@ -262,18 +305,34 @@ class Optimizer(Section):
 
     kind: Literal["adamw", "adam", "sgd", "adagrad", "adadelta", "rmsprop"] = key("adamw", "update rule")
     learning_rate: float = key(6e-4, "highest learning rate, reached after the warm-up", gt=0)
-    min_learning_rate: float = key(0.0, "learning rate at the end of the decay", ge=0)
+    min_learning_rate: float = key(
+        0.0, "learning rate at the end of the decay", ge=0, only=other_than("optimizer.schedule", "constant")
+    )
     weight_decay: float = key(0.1, "weight decay of matrices and embeddings; biases and norms have none", ge=0)
-    beta1: float = key(0.9, "decay of the mean of gradients (adamw, adam)", ge=0, lt=1)
-    beta2: float = key(0.95, "decay of the mean of squared gradients (adamw, adam, rmsprop, adadelta)", ge=0, lt=1)
-    eps: float = key(1e-8, "added to denominators (all but sgd)", gt=0)
-    momentum: float = key(0.9, "momentum (sgd, rmsprop)", ge=0, lt=1)
-    fused: bool = key(True, "one kernel for the whole update, if torch has one for this update rule")
+    beta1: float = key(
+        0.9, "decay of the mean of gradients", ge=0, lt=1, only=one_of("optimizer.kind", "adamw", "adam")
+    )
+    beta2: float = key(
+        0.95,
+        "decay of the mean of squared gradients",
+        ge=0,
+        lt=1,
+        only=one_of("optimizer.kind", "adamw", "adam", "rmsprop", "adadelta"),
+    )
+    eps: float = key(1e-8, "added to denominators", gt=0, only=other_than("optimizer.kind", "sgd"))
+    momentum: float = key(0.9, "momentum", ge=0, lt=1, only=one_of("optimizer.kind", "sgd", "rmsprop"))
+    fused: bool = key(
+        True,
+        "one kernel for the whole update, if torch has one for this update rule",
+        only=one_of("optimizer.kind", "adamw", "adam", "sgd"),
+    )
     max_grad_norm: float = key(1.0, "global gradient norm is clipped to this; 0: no clipping", ge=0)
     schedule: Literal["cosine", "linear", "constant"] = key("cosine", "decay of the learning rate after the warm-up")
     warmup_steps: int = key(0, "steps over which the learning rate rises from 0", ge=0)
     decay_steps: int | None = auto(
-        "step at which min_learning_rate is reached, counted from 0; auto: train.num_steps", ge=1
+        "step at which min_learning_rate is reached, counted from 0; auto: train.num_steps",
+        ge=1,
+        only=other_than("optimizer.schedule", "constant"),
     )
     scale_learning_rate: Literal["none", "linear", "sqrt"] = key(
         "none", "multiply both learning rates by the number of data-parallel ranks, or by its square root"
@@ -289,20 +348,39 @@ class Parallel(Section):
     )
     pp: int = key(1, "pipeline stages", ge=1)
     schedule: Literal["naive", "gpipe", "1f1b", "interleaved", "zero-bubble"] = key(
-        "1f1b", "pipeline schedule: the order in which a stage computes its micro-batches"
+        "1f1b",
+        "pipeline schedule: the order in which a stage computes its micro-batches",
+        only=at_least("parallel.pp", 2),
     )
-    virtual_stages: int = key(1, "chunks of the model on each pipeline stage (schedule interleaved: at least 2)", ge=1)
+    virtual_stages: int = key(
+        1,
+        "chunks of the model on each pipeline stage; at least 2",
+        ge=1,
+        only=one_of("parallel.schedule", "interleaved"),
+    )
     cut: Literal["cost", "encoder-decoder"] = key(
         "cost",
         "where pipeline stages begin: cost: the most expensive stage is as cheap as possible; "
         "encoder-decoder: also, one stage begins at the first layer of the decoder",
     )
     dp_shard: int = key(1, "ranks that shard one replica, each with its part of the batch", ge=1)
-    zero_stage: int = key(3, "what dp_shard shards: 1: optimizer state; 2: also gradients; 3: also weights", ge=1, le=3)
+    zero_stage: int = key(
+        3,
+        "what dp_shard shards: 1: optimizer state; 2: also gradients; 3: also weights",
+        ge=1,
+        le=3,
+        only=at_least("parallel.dp_shard", 2),
+    )
     cp: int = key(1, "ranks that divide each sequence (context parallelism)", ge=1)
-    context: Literal["ring", "all-gather"] = key("ring", "how the cp ranks exchange keys and values")
+    context: Literal["ring", "all-gather"] = key(
+        "ring", "how the cp ranks exchange keys and values", only=at_least("parallel.cp", 2)
+    )
     tp: int = key(1, "ranks that divide each matrix (tensor parallelism)", ge=1)
-    sequence_parallel: bool = key(True, "with tp: norms, dropout and residual sums are divided along the sequence")
+    sequence_parallel: bool = key(
+        True,
+        "norms, dropout and residual sums are divided along the sequence",
+        only=at_least("parallel.tp", 2),
+    )
     recompute: Literal["none", "selective", "full"] = key(
         "none",
         "activations that the backward pass recomputes to save memory: selective: GELU or SwiGLU, and attention "
@@ -330,7 +408,9 @@ class Checkpoint(Section):
 
     every: int = key(250, "steps between checkpoints; 0: only at the end", ge=0)
     keep_last: int = key(2, "number of newest checkpoints to keep", ge=1)
-    keep_best: bool = key(True, "also keep the checkpoint with the lowest validation loss")
+    keep_best: bool = key(
+        True, "also keep the checkpoint with the lowest validation loss", only=other_than("train.eval_every", 0)
+    )
 
 
 class Log(Section):

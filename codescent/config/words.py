@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import tomli_w
 from pydantic.fields import FieldInfo
 
-from codescent.config.sections import AUTO, SECTIONS
+from codescent.config.sections import AUTO, SECTIONS, only_of
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,13 @@ def _bounds(field: FieldInfo) -> str:
     return f" {' and '.join(found)}" if found else ""
 
 
+def _description(field: FieldInfo) -> str:
+    only = only_of(field)
+    return f"{field.description}{'' if only is None else f'; needs {only.words}'}"
+
+
 KEYS: Mapping[str, Key] = {
-    f"{section}.{name}": Key(section, name, _wanted(field), toml_value(field.default), field.description or "")
+    f"{section}.{name}": Key(section, name, _wanted(field), toml_value(field.default), _description(field))
     for section, model in SECTIONS.items()
     for name, field in model.model_fields.items()
 }

@@ -71,6 +71,19 @@ def refusals(request: TaskRequest) -> Iterator[str]:
             yield from other.refuse_other(request, task.name)
 
 
+def without_effect(request: TaskRequest) -> Iterator[tuple[str, str]]:
+    """Keys, as "section.key", that the run's task does not read, each with the reason as a clause."""
+    task = task_of(request)
+    readers: dict[str, list[str]] = {}
+    for one in TASKS:
+        for key in {f"data.{name}" for name in (*one.keys, *one.reads)}.difference(one.ignores):
+            readers.setdefault(key, []).append(one.name)
+    for key in {*readers, *task.ignores}:
+        if key in task.ignores or task.name not in readers[key]:
+            only = f"needs data.task = {' or '.join(readers[key])}" if key in readers else "is for tasks with tokens"
+            yield key, f"{only}, and the task of this run is {task.name}"
+
+
 def prepare(request: TaskRequest, *, progress: bool) -> Path:
     """Prepare the data of a run if it does not exist yet; return its path.
     Raises UserError: `refusals`, or the corpus or the tokenizer cannot be used.

@@ -129,6 +129,8 @@ class Task:
         name: the value of data.task.
         kinds: the kinds of model that can be trained for the task.
         keys: the keys of [data] that decide the samples, and so the losses.
+        reads: more keys of [data] that the task reads.
+        ignores: keys, as "section.key", that have no effect in this task, though other tasks need them.
         head: the model head that the task needs; None: the kind of model has one head only.
         extras: True if the samples have extras, such as lengths, for every kind of model (see `Samples`).
         files: names of files in the run's folder that decide the samples.
@@ -140,6 +142,8 @@ class Task:
     name: str
     kinds: tuple[str, ...]
     keys: tuple[str, ...] = ("corpus", "tokenizer", "validation_fraction", "text_key")
+    reads: tuple[str, ...] = ()
+    ignores: tuple[str, ...] = ()
     head: str | None = None
     extras = False
     files: tuple[str, ...] = ()

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from codescent.base.errors import UserError
+from codescent.base.output import warn
 from codescent.cost.memory import StateBytes, inside_bytes, state_bytes, wire_bytes
 from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
-from codescent.preflight import plan_of
+from codescent.preflight import plan_of, without_effect
 from codescent.verbs.config import resolved_of
 from codescent.verbs.timeline import draw_plan, refusals
 
@@ -26,12 +27,14 @@ def main(arguments: Namespace) -> int:
     file = arguments.timeline
     problems = [] if file is None else list(refusals(file))
     try:
-        config = resolved_of(arguments).config
+        loaded = resolved_of(arguments)
     except UserError as error:
         raise UserError(*problems, *error.problems) from error
     if problems:
         raise UserError(*problems)
-    plan = plan_of(config, config.parallel.ranks)
+    plan = plan_of(loaded.config, loaded.config.parallel.ranks)
+    for sentence in without_effect(loaded):
+        warn(sentence)
     if file is not None:
         draw_plan(plan, file)
     if arguments.json:

@@ -10,14 +10,14 @@ from argparse import Namespace
 from pathlib import Path
 
 from codescent.base.errors import UserError
-from codescent.base.output import new_failures, say
+from codescent.base.output import new_failures, say, warn
 from codescent.base.rank import Rank
 from codescent.config.sections import Config
 from codescent.launch.allocator import needs_restart, tuned_environment
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
 from codescent.models import GENERATING
-from codescent.preflight import check, run_folder, saved_plan
+from codescent.preflight import check, run_folder, saved_plan, without_effect
 from codescent.record import RunFolder
 from codescent.verbs.config import resolved_of
 
@@ -27,8 +27,11 @@ RANK_BYTES = 64 << 20
 
 def main(arguments: Namespace) -> int:
     """Train as a rank of a launcher, alone, or on ranks of this machine."""
-    config = resolved_of(arguments).config
-    rank = read(os.environ)
+    loaded = resolved_of(arguments)
+    config, rank = loaded.config, read(os.environ)
+    if rank is None or not (rank.rank or rank.child):
+        for sentence in without_effect(loaded):
+            warn(sentence)
     # A single task of a launcher, such as the shell of `srun --pty bash`, may start ranks.
     alone = rank is None or rank.world_size == 1
     if rank is not None and not alone and arguments.ranks not in (None, rank.world_size):

@@ -48,6 +48,8 @@ class Answers(FolderTask):
     name = head = "qa"
     kinds = ("bert",)
     keys = (*Task.keys, "stride", "question_len", "train_questions")
+    reads = ("validation", "validation_questions")
+    ignores = ("data.validation_fraction", "data.text_key", "train.head_chunk_tokens")
     peft_task_type = "QUESTION_ANS"
     dataset = QuestionDataset
 

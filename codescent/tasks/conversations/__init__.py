@@ -37,6 +37,7 @@ class Conversations(FolderTask):
     name = "sft"
     kinds = ("gpt2", "llama")
     keys = (*Task.keys, "template", "chat_template", "prompt_key", "response_key", "messages_key")
+    ignores = ("data.text_key",)
     extras = True
     files = (CHAT,)
     unit = "tokens of responses"

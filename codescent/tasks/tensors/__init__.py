@@ -35,6 +35,8 @@ class Tensors(Task):
 
     name = "tensors"
     kinds = ("transformer",)
+    reads = ("format",)
+    ignores = ("data.tokenizer", "data.text_key", "train.head_chunk_tokens")
     unit = "vectors"
 
     def made_for(self, data: Data) -> bool:

@@ -1,0 +1,38 @@
+"""In: a config. Out: the keys whose values change nothing, each with the reason.
+Does not know tasks and models (tasks/ and build.py do) and does not decide what is refused (preflight.py does)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from codescent.config.sections import SECTIONS, Config, Only, only_of
+from codescent.config.words import toml_value
+
+ONLY: Mapping[str, Only] = {
+    f"{section}.{name}": only
+    for section, model in SECTIONS.items()
+    for name, field in model.model_fields.items()
+    if (only := only_of(field)) is not None
+}
+"""The condition of each key that has one, by "section.key"."""
+
+
+def value_of(config: Config, key: str) -> Any:
+    """The value of "section.key"."""
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def is_default(config: Config, key: str) -> bool:
+    """Whether a key has its default: then nobody has asked for an effect."""
+    section, name = key.split(".")
+    return bool(value_of(config, key) == SECTIONS[section].model_fields[name].default)
+
+
+def without_effect(config: Config) -> Iterator[tuple[str, str]]:
+    """Keys that other keys make useless: "section.key", and the reason as a clause. Keys with defaults are left out."""
+    for key, only in ONLY.items():
+        other = value_of(config, only.key)
+        if not (is_default(config, key) or only.test(other)):
+            yield key, f"needs {only.words}, and {only.key} is {toml_value(other)}"

@@ -1,0 +1,109 @@
+"""In: configs with keys that change nothing. Out: each is named with the reason, and no other key is.
+Does not look at keys that are refused where they have no effect: test_refusals does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from runs import called, make_project
+
+from codescent.config.effects import ONLY
+from codescent.config.load import load, shipped
+from codescent.config.words import KEYS
+from codescent.preflight import without_effect
+from codescent.tasks import TASKS
+
+OF_A_TASK = {f"data.{name}" for task in TASKS for name in (*task.keys, *task.reads)}
+ALWAYS = {
+    "model": "sizes that a kind does not have are refused",
+    "lora": "refused without lora.rank",
+    "run": "every run has them",
+    "log": "every run has them",
+}
+"""Sections whose keys always have an effect, or are refused."""
+EVERY_RUN = {
+    *("data.task", "data.folder", "data.seq_len", "data.prefetch"),
+    *("train.num_steps", "train.global_batch_size", "train.microbatch_size", "train.precision", "train.device"),
+    *("train.compile", "train.eval_every", "train.check_every", "train.head_chunk_tokens", "train.deterministic"),
+    *("optimizer.kind", "optimizer.learning_rate", "optimizer.weight_decay", "optimizer.max_grad_norm"),
+    *("optimizer.schedule", "optimizer.warmup_steps", "optimizer.scale_learning_rate"),
+    *("parallel.ranks", "parallel.dp_replicate", "parallel.pp", "parallel.dp_shard", "parallel.cp", "parallel.tp"),
+    *("parallel.cut", "parallel.recompute", "parallel.offload", "parallel.data_parallel"),
+    *("parallel.bucket_bytes", "parallel.reduce_dtype", "parallel.timeout_s"),
+    *("checkpoint.every", "checkpoint.keep_last"),
+}
+"""Keys that every run reads, or that only need more ranks, or that are refused where they have no effect."""
+
+
+def said(path: Path, *words: str) -> dict[str, str]:
+    """By key: the sentence."""
+    sentences = without_effect(load(path, words))
+    return {sentence.split(": ")[1].split(" = ")[0]: sentence for sentence in sentences}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return make_project(tmp_path)
+
+
+def test_every_key_says_for_what_it_counts() -> None:
+    rest = {key for key in KEYS if key.split(".")[0] not in ALWAYS} - EVERY_RUN
+    assert rest == (OF_A_TASK | set(ONLY))
+    assert not (OF_A_TASK | set(ONLY)) & EVERY_RUN
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_key_of_a_shipped_config_has_an_effect(name: str) -> None:
+    assert not said(Path(name))
+
+
+@pytest.mark.parametrize(
+    ("word", "useless", "useful"),
+    [
+        ("parallel.zero_stage=2", "parallel.dp_shard=1", "parallel.dp_shard=2"),
+        ("parallel.schedule=gpipe", "parallel.pp=1", "parallel.pp=2"),
+        ("parallel.virtual_stages=2", "parallel.schedule=1f1b", "parallel.schedule=interleaved"),
+        ("parallel.context=all-gather", "parallel.cp=1", "parallel.cp=2"),
+        ("parallel.sequence_parallel=false", "parallel.tp=1", "parallel.tp=2"),
+        ("optimizer.momentum=0.5", "optimizer.kind=adamw", "optimizer.kind=sgd"),
+        ("optimizer.beta1=0.5", "optimizer.kind=rmsprop", "optimizer.kind=adam"),
+        ("optimizer.beta2=0.5", "optimizer.kind=adagrad", "optimizer.kind=adadelta"),
+        ("optimizer.eps=1e-3", "optimizer.kind=sgd", "optimizer.kind=adagrad"),
+        ("optimizer.fused=false", "optimizer.kind=adadelta", "optimizer.kind=sgd"),
+        ("optimizer.min_learning_rate=1e-5", "optimizer.schedule=constant", "optimizer.schedule=linear"),
+        ("optimizer.decay_steps=15", "optimizer.schedule=constant", "optimizer.schedule=cosine"),
+        ("train.eval_samples=5", "train.eval_every=0", "train.eval_every=5"),
+        ("train.matmul=fast", "train.precision=bf16", "train.precision=fp32"),
+        ("train.num_threads=2", "train.device=cuda", "train.device=cpu"),
+        ("train.allocator=system", "train.device=cuda", "train.device=cpu"),
+        ("checkpoint.keep_best=false", "train.eval_every=0", "train.eval_every=5"),
+        ("data.train_questions=3", "data.task=lm", ""),
+        ("data.pairs=copy", "data.task=lm", ""),
+        ("data.validation=dev.json", "data.task=lm", ""),
+    ],
+)
+def test_a_key_without_effect_is_named(config: Path, word: str, useless: str, useful: str) -> None:
+    key, cause = word.partition("=")[0], useless.partition("=")[0]
+    sentence = said(config, word, useless)[key]
+    assert re.match(rf"command line: {key} = .* has no effect: it needs {cause} ", sentence)
+    if useful:
+        assert key not in said(config, word, useful)
+
+
+def test_a_default_asks_for_nothing(config: Path) -> None:
+    assert not said(config, "parallel.zero_stage=3", "optimizer.momentum=0.9", "data.pairs=reverse")
+
+
+def test_what_the_task_ignores(config: Path) -> None:
+    words = ("model.kind=bert", "data.task=qa", "data.text_key=body", "train.head_chunk_tokens=5")
+    assert set(said(config, *words)) >= {"data.text_key", "train.head_chunk_tokens"}
+
+
+def test_plan_and_train_say_it_once(config: Path) -> None:
+    word = "parallel.zero_stage=2"
+    for words in (("plan", "run.toml"), ("train", "run.toml", "--ranks", "2", "train.num_steps=1")):
+        done = called(config.parent, *words, word)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("parallel.zero_stage = 2 has no effect") == 1
