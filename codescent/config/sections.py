@@ -289,14 +289,11 @@ class Train(Section):
     allocator: Literal["auto", "system"] = key(
         "auto",
         "auto: malloc reuses large blocks in the next step (Linux, glibc); system: settings of malloc are not changed",
-        only=other_than("train.device", "cuda"),
     )
     head_chunk_tokens: int = key(
         1024, "tokens whose logits are in memory at the same time; 0: all tokens of the micro-batch", ge=0
     )
-    num_threads: int | None = auto(
-        "threads per rank; auto: cores / ranks on this machine", ge=1, le=1024, only=other_than("train.device", "cuda")
-    )
+    num_threads: int | None = auto("threads per rank; auto: cores / ranks on this machine", ge=1, le=1024)
     deterministic: bool = key(False, "stop with an error at operations whose result varies between identical runs")
 
 
