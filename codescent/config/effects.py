@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from codescent.config.sections import SECTIONS, Config, Only, only_of
+from codescent.config.keys import Only, only_of
+from codescent.config.sections import SECTIONS, Config
 from codescent.config.words import toml_value
 
 ONLY: Mapping[str, Only] = {

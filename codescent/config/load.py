@@ -17,7 +17,9 @@ from pydantic import ValidationError
 
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
-from codescent.config.sections import SECTIONS, Config, Section, contradictions
+from codescent.config.contradictions import contradictions
+from codescent.config.keys import Section
+from codescent.config.sections import SECTIONS, Config
 from codescent.config.toml_file import read_toml
 from codescent.config.words import KEYS, Key, toml_value
 

@@ -1,129 +1,30 @@
-"""In: the values of the config keys. Out: frozen pydantic classes, one per section; messages for conflicting values.
+"""In: the values of the config keys. Out: frozen pydantic classes, one per section, with every key.
 Does not read files (load.py does) and does not check what depends on ranks, presets or corpora (build.py does)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from codescent.base.home import expanded, unknown_home
-from codescent.base.nearest import nearest_divisors
-from codescent.base.visible import visible
-
-AUTO = "auto"  # None in a config file: codescent chooses the value. It also overrides a value of the base file
-
-MAX_SEED = 2**63 - 1
-MAX_NAME_BYTES = 200  # file systems allow 255; temporary files add a prefix and a suffix
-MAX_SAMPLES = 2**31 - 1
-
-
-def _expand_home(value: object) -> object:
-    if not (isinstance(value, str) and value.startswith("~")):
-        return value
-    if problem := unknown_home(value):
-        raise ValueError(problem)
-    return str(expanded(value))
-
-
-def _check_text(value: str) -> str:
-    if not value.strip():
-        raise ValueError("must not be empty")
-    if visible(value) != value or any(character < " " or "\ud800" <= character <= "\udfff" for character in value):
-        raise ValueError("must be printable Unicode text")
-    return value
-
-
-def _to_path(value: object) -> object:
-    """Convert a string to a path: strict pydantic classes refuse to. "" stays a string, because Path("") means "."."""
-    return Path(str(_expand_home(value))) if isinstance(value, str) and value.strip() else value
-
-
-def _check_folder_name(value: str) -> str:
-    if _check_text(value) in (".", "..") or "/" in value or "\\" in value or value != value.strip():
-        raise ValueError("must be usable as the name of one folder; for a folder elsewhere set run.folder")
-    if len(value.encode()) > MAX_NAME_BYTES:
-        raise ValueError(f"must be at most {MAX_NAME_BYTES} bytes long: it is the name of a folder")
-    return value
-
-
-def _check_tokenizer(value: str) -> str:
-    kind, colon, vocab_size = value.partition(":")
-    if kind == "bpe" and not (colon and vocab_size.isascii() and vocab_size.isdigit()):
-        raise ValueError('a BPE trained on the corpus is written with its vocabulary size, such as "bpe:4096"')
-    return value
-
-
-Text = Annotated[str, AfterValidator(_check_text)]
-TextOrPath = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text)]
-FolderName = Annotated[str, AfterValidator(_check_folder_name)]
-Tokenizer = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text), AfterValidator(_check_tokenizer)]
-Folder = Annotated[Path, BeforeValidator(_to_path), AfterValidator(lambda path: Path(_check_text(str(path))))]
-PathFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]
-"""An absolute path, so that a resumed run finds it from any working directory."""
-
-
-class Only(NamedTuple):
-    """A condition under which a key has an effect: the value of another key passes a test."""
-
-    key: str
-    test: Callable[[Any], bool]
-    words: str  # such as "parallel.pp >= 2"
-
-
-def at_least(key: str, number: int) -> Only:
-    """Another key is a number of at least `number`."""
-    return Only(key, lambda value: value >= number, f"{key} >= {number}")
-
-
-def one_of(key: str, *values: str) -> Only:
-    """Another key has one of the values."""
-    return Only(key, lambda value: value in values, f"{key} = {' or '.join(values)}")
-
-
-def other_than(key: str, excluded: Any) -> Only:
-    """Another key has another value than `excluded`."""
-    return Only(key, lambda value: value != excluded, f"{key} other than {excluded}")
-
-
-def key(default: Any, meaning: str, *, only: Only | None = None, **bounds: Any) -> Any:
-    """A key with its default and description.
-
-    Args:
-        only: the condition under which a value other than the default has an effect; None: it always has, or the task
-            or build.py says when.
-        bounds: of numbers: ge, gt, le, lt.
-    """
-    extra: Any = {"only": only} if only else None
-    return Field(default, description=meaning, json_schema_extra=extra, **bounds)
-
-
-def only_of(field: FieldInfo) -> Only | None:
-    """The condition of a key, see `key`."""
-    extra: Any = field.json_schema_extra
-    return extra["only"] if extra else None
-
-
-def auto(meaning: str, *, only: Only | None = None, **bounds: Any) -> Any:
-    """A key with the default None, written "auto" in files."""
-    return key(None, meaning, only=only, **bounds)
-
-
-class Section(BaseModel):
-    """One `[section]` of a config: frozen and strictly typed. Unknown keys and infinite numbers are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _auto_is_none(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        optional = {name for name, field in cls.model_fields.items() if field.default is None}
-        return {name: None if name in optional and value == AUTO else value for name, value in values.items()}
+from codescent.config.contradictions import contradictions
+from codescent.config.keys import (
+    MAX_SAMPLES,
+    MAX_SEED,
+    Folder,
+    FolderName,
+    PathFromAnywhere,
+    Section,
+    Text,
+    TextOrPath,
+    Tokenizer,
+    at_least,
+    auto,
+    key,
+    one_of,
+    other_than,
+)
 
 
 class Run(Section):
@@ -449,85 +350,3 @@ SECTIONS: dict[str, type[Section]] = {
     if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
 """The class of each section by name, in the order of config files and docs."""
-
-
-Contradiction = tuple[tuple[str, ...], str]
-"""Keys whose values contradict each other, and the problem. Messages print it after the first key."""
-
-
-def contradictions(config: Config) -> Iterator[Contradiction]:
-    """Contradictions that do not depend on world size, preset or corpus. build.py finds the others."""
-    optimizer, train = config.optimizer, config.train
-    if optimizer.min_learning_rate > optimizer.learning_rate:
-        yield (
-            ("optimizer.min_learning_rate", "optimizer.learning_rate"),
-            f"given {optimizer.min_learning_rate}, which is above optimizer.learning_rate ({optimizer.learning_rate}); "
-            "the learning rate decays towards it",
-        )
-    if optimizer.decay_steps is not None and optimizer.warmup_steps >= optimizer.decay_steps:
-        yield (
-            ("optimizer.warmup_steps", "optimizer.decay_steps"),
-            f"given {optimizer.warmup_steps}, but the decay that follows ends at optimizer.decay_steps "
-            f"({optimizer.decay_steps}); must be a whole number from 0 to {optimizer.decay_steps - 1}",
-        )
-    yield from _device_contradictions(config)
-    yield from _lora_contradictions(config)
-    size, samples = train.microbatch_size, train.global_batch_size
-    if size is not None and samples % size:
-        yield (
-            ("train.microbatch_size", "train.global_batch_size"),
-            f"given {size}, which does not divide train.global_batch_size ({samples}); "
-            f"the nearest smaller value that does is {nearest_divisors(samples, size)[0]}",
-        )
-
-
-def _lora_contradictions(config: Config) -> Iterator[Contradiction]:
-    """Keys of [lora] without lora.rank, and other keys that exclude adapters."""
-    lora = config.lora
-    if lora.rank is None:
-        for name in ("alpha", "targets", "whole"):
-            if getattr(lora, name) is not None:
-                yield (f"lora.{name}", "lora.rank"), "given, but lora.rank is not: there are no adapters"
-        return
-    if config.train.compile == "model":
-        yield (
-            ("train.compile", "lora.rank"),
-            'given "model", but lora.rank is set: the compiler cannot begin gradients after the embedding, which is '
-            'not trained; set train.compile to "blocks"',
-        )
-    if config.parallel.offload == "optimizer":
-        yield (
-            ("parallel.offload", "lora.rank"),
-            'given "optimizer", but lora.rank is set: the optimizer has state for the adapters only, which is small; '
-            'set parallel.offload to "none", or to "all" (also weights, with dp_shard and zero_stage 3)',
-        )
-
-
-def _device_contradictions(config: Config) -> Iterator[Contradiction]:
-    """Keys that need CUDA or exclude torch.compile. With train.device = "auto" each rank checks its device later."""
-    train, parallel = config.train, config.parallel
-    if train.device == "cpu" and parallel.offload != "none":
-        yield (
-            ("parallel.offload", "train.device"),
-            f'given "{parallel.offload}", but train.device is "cpu", which computes in host memory: there is '
-            'nothing to offload; set it to "none"',
-        )
-    if train.device == "cpu" and parallel.data_parallel > 1:
-        yield (
-            ("parallel.data_parallel", "train.device"),
-            f'given {parallel.data_parallel}, but train.device is "cpu", and torch.nn.DataParallel divides a batch '
-            f"over CUDA devices; for several CPU ranks set parallel.ranks to {parallel.data_parallel}, without it",
-        )
-    if train.compile != "none" and parallel.pp > 1 and parallel.schedule == "zero-bubble":
-        yield (
-            ("parallel.schedule", "train.compile"),
-            f'given "zero-bubble", but train.compile is "{train.compile}": compiled layers compute all gradients at '
-            'once and cannot delay those of weights; set train.compile to "none", or parallel.schedule to "1f1b"',
-        )
-    if train.compile != "none" and parallel.data_parallel > 1:
-        yield (
-            ("parallel.data_parallel", "train.compile"),
-            f'given {parallel.data_parallel}, but train.compile is "{train.compile}": torch.nn.DataParallel copies '
-            'modules in every step, and compiled modules cannot be copied; set train.compile to "none", or '
-            f"parallel.ranks to {parallel.data_parallel} instead of data_parallel",
-        )

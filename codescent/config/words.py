@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 import tomli_w
 from pydantic.fields import FieldInfo
 
-from codescent.config.sections import AUTO, SECTIONS, only_of
+from codescent.config.keys import AUTO, only_of
+from codescent.config.sections import SECTIONS
 
 
 @dataclass(frozen=True)

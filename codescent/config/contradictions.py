@@ -1,0 +1,93 @@
+"""In: a config. Out: values that are valid alone and contradict each other, each with the problem in words.
+Does not check what depends on ranks, presets or corpora (build.py does), or keys without effect (effects.py does)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from codescent.base.nearest import nearest_divisors
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Config
+
+Contradiction = tuple[tuple[str, ...], str]
+"""Keys whose values contradict each other, and the problem. Messages print it after the first key."""
+
+
+def contradictions(config: Config) -> Iterator[Contradiction]:
+    """Contradictions that do not depend on world size, preset or corpus. build.py finds the others."""
+    optimizer, train = config.optimizer, config.train
+    if optimizer.min_learning_rate > optimizer.learning_rate:
+        yield (
+            ("optimizer.min_learning_rate", "optimizer.learning_rate"),
+            f"given {optimizer.min_learning_rate}, which is above optimizer.learning_rate ({optimizer.learning_rate}); "
+            "the learning rate decays towards it",
+        )
+    if optimizer.decay_steps is not None and optimizer.warmup_steps >= optimizer.decay_steps:
+        yield (
+            ("optimizer.warmup_steps", "optimizer.decay_steps"),
+            f"given {optimizer.warmup_steps}, but the decay that follows ends at optimizer.decay_steps "
+            f"({optimizer.decay_steps}); must be a whole number from 0 to {optimizer.decay_steps - 1}",
+        )
+    yield from _device_contradictions(config)
+    yield from _lora_contradictions(config)
+    size, samples = train.microbatch_size, train.global_batch_size
+    if size is not None and samples % size:
+        yield (
+            ("train.microbatch_size", "train.global_batch_size"),
+            f"given {size}, which does not divide train.global_batch_size ({samples}); "
+            f"the nearest smaller value that does is {nearest_divisors(samples, size)[0]}",
+        )
+
+
+def _lora_contradictions(config: Config) -> Iterator[Contradiction]:
+    """Keys of [lora] without lora.rank, and other keys that exclude adapters."""
+    lora = config.lora
+    if lora.rank is None:
+        for name in ("alpha", "targets", "whole"):
+            if getattr(lora, name) is not None:
+                yield (f"lora.{name}", "lora.rank"), "given, but lora.rank is not: there are no adapters"
+        return
+    if config.train.compile == "model":
+        yield (
+            ("train.compile", "lora.rank"),
+            'given "model", but lora.rank is set: the compiler cannot begin gradients after the embedding, which is '
+            'not trained; set train.compile to "blocks"',
+        )
+    if config.parallel.offload == "optimizer":
+        yield (
+            ("parallel.offload", "lora.rank"),
+            'given "optimizer", but lora.rank is set: the optimizer has state for the adapters only, which is small; '
+            'set parallel.offload to "none", or to "all" (also weights, with dp_shard and zero_stage 3)',
+        )
+
+
+def _device_contradictions(config: Config) -> Iterator[Contradiction]:
+    """Keys that need CUDA or exclude torch.compile. With train.device = "auto" each rank checks its device later."""
+    train, parallel = config.train, config.parallel
+    if train.device == "cpu" and parallel.offload != "none":
+        yield (
+            ("parallel.offload", "train.device"),
+            f'given "{parallel.offload}", but train.device is "cpu", which computes in host memory: there is '
+            'nothing to offload; set it to "none"',
+        )
+    if train.device == "cpu" and parallel.data_parallel > 1:
+        yield (
+            ("parallel.data_parallel", "train.device"),
+            f'given {parallel.data_parallel}, but train.device is "cpu", and torch.nn.DataParallel divides a batch '
+            f"over CUDA devices; for several CPU ranks set parallel.ranks to {parallel.data_parallel}, without it",
+        )
+    if train.compile != "none" and parallel.pp > 1 and parallel.schedule == "zero-bubble":
+        yield (
+            ("parallel.schedule", "train.compile"),
+            f'given "zero-bubble", but train.compile is "{train.compile}": compiled layers compute all gradients at '
+            'once and cannot delay those of weights; set train.compile to "none", or parallel.schedule to "1f1b"',
+        )
+    if train.compile != "none" and parallel.data_parallel > 1:
+        yield (
+            ("parallel.data_parallel", "train.compile"),
+            f'given {parallel.data_parallel}, but train.compile is "{train.compile}": torch.nn.DataParallel copies '
+            'modules in every step, and compiled modules cannot be copied; set train.compile to "none", or '
+            f"parallel.ranks to {parallel.data_parallel} instead of data_parallel",
+        )

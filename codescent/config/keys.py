@@ -1,0 +1,125 @@
+"""In: the default and the description of a config key. Out: its pydantic field; the types of values; when it counts.
+Does not list the keys (sections.py does)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
+
+from codescent.base.home import expanded, unknown_home
+from codescent.base.visible import visible
+
+AUTO = "auto"  # None in a config file: codescent chooses the value. It also overrides a value of the base file
+
+MAX_SEED = 2**63 - 1
+MAX_NAME_BYTES = 200  # file systems allow 255; temporary files add a prefix and a suffix
+MAX_SAMPLES = 2**31 - 1
+
+
+def _expand_home(value: object) -> object:
+    if not (isinstance(value, str) and value.startswith("~")):
+        return value
+    if problem := unknown_home(value):
+        raise ValueError(problem)
+    return str(expanded(value))
+
+
+def _check_text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be empty")
+    if visible(value) != value or any(character < " " or "\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError("must be printable Unicode text")
+    return value
+
+
+def _to_path(value: object) -> object:
+    """Convert a string to a path: strict pydantic classes refuse to. "" stays a string, because Path("") means "."."""
+    return Path(str(_expand_home(value))) if isinstance(value, str) and value.strip() else value
+
+
+def _check_folder_name(value: str) -> str:
+    if _check_text(value) in (".", "..") or "/" in value or "\\" in value or value != value.strip():
+        raise ValueError("must be usable as the name of one folder; for a folder elsewhere set run.folder")
+    if len(value.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"must be at most {MAX_NAME_BYTES} bytes long: it is the name of a folder")
+    return value
+
+
+def _check_tokenizer(value: str) -> str:
+    kind, colon, vocab_size = value.partition(":")
+    if kind == "bpe" and not (colon and vocab_size.isascii() and vocab_size.isdigit()):
+        raise ValueError('a BPE trained on the corpus is written with its vocabulary size, such as "bpe:4096"')
+    return value
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+TextOrPath = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text)]
+FolderName = Annotated[str, AfterValidator(_check_folder_name)]
+Tokenizer = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text), AfterValidator(_check_tokenizer)]
+Folder = Annotated[Path, BeforeValidator(_to_path), AfterValidator(lambda path: Path(_check_text(str(path))))]
+PathFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]
+"""An absolute path, so that a resumed run finds it from any working directory."""
+
+
+class Only(NamedTuple):
+    """A condition under which a key has an effect: the value of another key passes a test."""
+
+    key: str
+    test: Callable[[Any], bool]
+    words: str  # such as "parallel.pp >= 2"
+
+
+def at_least(key: str, number: int) -> Only:
+    """Another key is a number of at least `number`."""
+    return Only(key, lambda value: value >= number, f"{key} >= {number}")
+
+
+def one_of(key: str, *values: str) -> Only:
+    """Another key has one of the values."""
+    return Only(key, lambda value: value in values, f"{key} = {' or '.join(values)}")
+
+
+def other_than(key: str, excluded: Any) -> Only:
+    """Another key has another value than `excluded`."""
+    return Only(key, lambda value: value != excluded, f"{key} other than {excluded}")
+
+
+def key(default: Any, meaning: str, *, only: Only | None = None, **bounds: Any) -> Any:
+    """A key with its default and description.
+
+    Args:
+        only: the condition under which a value other than the default has an effect; None: it always has, or the task
+            or build.py says when.
+        bounds: of numbers: ge, gt, le, lt.
+    """
+    extra: Any = {"only": only} if only else None
+    return Field(default, description=meaning, json_schema_extra=extra, **bounds)
+
+
+def only_of(field: FieldInfo) -> Only | None:
+    """The condition of a key, see `key`."""
+    extra: Any = field.json_schema_extra
+    return extra["only"] if extra else None
+
+
+def auto(meaning: str, *, only: Only | None = None, **bounds: Any) -> Any:
+    """A key with the default None, written "auto" in files."""
+    return key(None, meaning, only=only, **bounds)
+
+
+class Section(BaseModel):
+    """One `[section]` of a config: frozen and strictly typed. Unknown keys and infinite numbers are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _auto_is_none(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        optional = {name for name, field in cls.model_fields.items() if field.default is None}
+        return {name: None if name in optional and value == AUTO else value for name, value in values.items()}
