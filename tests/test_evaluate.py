@@ -237,21 +237,29 @@ def test_a_file_of_predictions_is_scored(project: Path) -> None:
     assert score_files(project / "empty.json", project / "dev.json")[0] == "exact match 0.00 %, F1 0.00 %"
 
 
+def test_predictions_of_other_questions_are_ignored_and_counted(project: Path) -> None:
+    dev, path = project / "dev.json", project / "p.json"
+    write_predictions(path, {"1": "KING.", "2": "the city", "3": "sea", **{f"x{number}": "sea" for number in range(4)}})
+    assert score_files(path, dev) == [
+        "exact match 100.00 %, F1 100.00 %",
+        f"3 questions of {dev}",
+        f"4 predictions are ignored, their ids are not in {dev}: x0, x1, x2, …",
+    ]
+    assert refusal(project, '{"x": "sea", "y": "a"}') == [f"none of its 2 predictions is for a question of {dev}"]
+
+
 def test_every_wrong_entry_is_named(project: Path) -> None:
-    dev = project / "dev.json"
     assert refusal(project, '{"1": 5, "2": null, "3": ["a"], "x": "b", "y": {"text": "c"}, "3": "d"}') == [
         "'1': 5: text is needed",
         "'2': null: text is needed",
         "'3': a list: text is needed",
-        f"'x': no such question in {dev}",
         "'y': an object: text is needed",
-        f"'y': no such question in {dev}",
         "'3': occurs more than once",
     ]
     assert refusal(project, "[]") == ["a JSON object {question id: text} is needed, found list"]
     assert refusal(project, '"x"') == ["a JSON object {question id: text} is needed, found str"]
     assert "not JSON" in refusal(project, '{"1": "ki')[0]
-    many = refusal(project, json.dumps({f"x{number}": "" for number in range(50)}))
+    many = refusal(project, json.dumps({f"x{number}": 0 for number in range(50)}))
     assert (len(many), many[-1]) == (21, "30 more problems")
 
 
@@ -269,7 +277,7 @@ def test_both_files_are_looked_at(project: Path) -> None:
 
 def read_predictions_without(project: Path) -> dict[str, str]:
     (project / "p.json").write_text('{"x": "y"}')
-    return read_predictions(project / "p.json", None)
+    return read_predictions(project / "p.json")
 
 
 def test_the_verb(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,7 +285,7 @@ def test_the_verb(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["evaluate", "--predictions", str(project / "p.json"), "--data", str(project / "dev.json")]
     assert cli.run(words) == 0
     assert capsys.readouterr().out.splitlines()[0] == "exact match 100.00 %, F1 100.00 %"
-    (project / "p.json").write_text('{"1": 1, "4": ""}')
+    (project / "p.json").write_text('{"1": 1, "4": null}')
     assert cli.run(words) == 2
     told = capsys.readouterr()
     assert told.out == ""

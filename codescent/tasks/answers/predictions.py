@@ -14,7 +14,7 @@ from typing import Any
 
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
-from codescent.tasks.answers.squad import Question, Questions, load_json, problem_lines, read_questions
+from codescent.tasks.answers.squad import Question, load_json, problem_lines, read_questions
 
 SHOWN_IDS = 3
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
@@ -23,12 +23,18 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True)
 class Score:
-    """Exact match and F1, in percent of all questions. `unanswered` (ids) have no prediction and count as wrong."""
+    """Exact match and F1, in percent of all questions.
+
+    Attributes:
+        unanswered: ids of questions without a prediction; they count as wrong.
+        ignored: ids of predictions without a question.
+    """
 
     exact_match: float
     f1: float
     num_questions: int
     unanswered: tuple[str, ...]
+    ignored: tuple[str, ...]
 
 
 def score(questions: Sequence[Question], predictions: Mapping[str, str]) -> Score:
@@ -44,7 +50,8 @@ def score(questions: Sequence[Question], predictions: Mapping[str, str]) -> Scor
         exact += prediction in answers
         overlap += max(f1(prediction, answer) for answer in answers)
     count = len(questions)
-    return Score(100.0 * exact / count, 100.0 * overlap / count, count, tuple(unanswered))
+    ignored = tuple(predictions.keys() - {question.id for question in questions})
+    return Score(100.0 * exact / count, 100.0 * overlap / count, count, tuple(unanswered), tuple(sorted(ignored)))
 
 
 def normalise(text: str) -> str:
@@ -67,27 +74,30 @@ def f1(prediction: str, answer: str) -> float:
 
 def score_files(predictions: Path, data: Path) -> list[str]:
     """Score a file of predictions against a file in SQuAD's format; returns lines to print.
-    Raises UserError: every problem of either file.
+    Predictions without a question are counted and ignored, as SQuAD's evaluate-v1.1.py ignores them.
+    Raises UserError: every problem of either file, or predictions of which none has a question.
     """
     try:
-        questions = read_questions(data)
+        questions = read_questions(data).questions
     except UserError as error:
         try:
-            read_predictions(predictions, None)
+            read_predictions(predictions)
         except UserError as other:
             raise UserError(*error.problems, *other.problems) from error
         raise
-    return lines(score(questions.questions, read_predictions(predictions, questions)), data)
+    found = score(questions, given := read_predictions(predictions))
+    if given and len(found.ignored) == len(given):
+        raise UserError(f"{predictions}: none of its {len(given):,} predictions is for a question of {data}")
+    return lines(found, data)
 
 
-def read_predictions(path: Path, questions: Questions | None) -> dict[str, str]:
-    """Read a JSON file {question id: text}. With `questions`, an id of another question is an error.
+def read_predictions(path: Path) -> dict[str, str]:
+    """Read a JSON file {question id: text}.
     Raises UserError: cannot be read, not JSON, or all (the first twenty) of its entries that cannot be used.
     """
     _, pairs = load_json(path, _Pairs)
     if not isinstance(pairs, _Pairs):
         raise UserError(f"{path}: a JSON object {{question id: text}} is needed, found {type(pairs).__name__}")
-    known = {question.id for question in questions.questions} if questions else None
     problems = []
     predictions: dict[str, str] = {}
     for name, text in pairs:
@@ -96,8 +106,6 @@ def read_predictions(path: Path, questions: Questions | None) -> dict[str, str]:
             problems.append(f"{name!r}: {kind}: text is needed")
         if name in predictions:
             problems.append(f"{name!r}: occurs more than once")
-        if known is not None and questions is not None and name not in known:
-            problems.append(f"{name!r}: no such question in {questions.path}")
         predictions[name] = text
     if problems:
         raise UserError(*problem_lines(path, problems))
@@ -115,10 +123,18 @@ def write_predictions(path: Path, predictions: Mapping[str, str]) -> None:
 def lines(found: Score, data: Path) -> list[str]:
     """A score as lines to print."""
     summary = f"{found.num_questions:,} questions of {data}"
-    if missing := found.unanswered:
-        shown = f"{', '.join(missing[:SHOWN_IDS])}{', …' * (len(missing) > SHOWN_IDS)}"
-        summary += f"; {len(missing):,} have no prediction and count as wrong: {shown}"
-    return [f"exact match {found.exact_match:.2f} %, F1 {found.f1:.2f} %", summary]
+    if found.unanswered:
+        summary += f"; {len(found.unanswered):,} have no prediction and count as wrong: {_first(found.unanswered)}"
+    said = [f"exact match {found.exact_match:.2f} %, F1 {found.f1:.2f} %", summary]
+    if found.ignored:
+        said.append(
+            f"{len(found.ignored):,} predictions are ignored, their ids are not in {data}: {_first(found.ignored)}"
+        )
+    return said
+
+
+def _first(ids: Sequence[str]) -> str:
+    return f"{', '.join(ids[:SHOWN_IDS])}{', …' * (len(ids) > SHOWN_IDS)}"
 
 
 class _Pairs(list[tuple[str, Any]]):
