@@ -21,16 +21,20 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "code"),
     [
-        ["--help"],
-        ["train", "--help"],
-        ["plan", "gpt2_124m", "--ranks", "8"],
-        ["config", "default"],
-        ["config", "--keys"],
+        ([], 0),
+        (["--help"], 0),
+        (["train", "--help"], 0),
+        (["plan", "gpt2_124m", "--ranks", "8"], 0),
+        (["config", "default"], 0),
+        (["config", "--keys"], 0),
+        (["sample", "runs/absent"], 2),
+        (["evaluate", "runs/absent"], 2),
+        (["export", "runs/absent", "out"], 2),
     ],
 )
-def test_what_needs_no_torch_does_not_load_it(project: Path, words: list[str]) -> None:
+def test_what_needs_no_torch_does_not_load_it(project: Path, words: list[str], code: int) -> None:
     program = (
         "import sys; from codescent.verbs import cli\n"
         "try: code = cli.run(sys.argv[1:])\n"
@@ -39,8 +43,10 @@ def test_what_needs_no_torch_does_not_load_it(project: Path, words: list[str]) -
     )
     command = [sys.executable, "-c", program, *words]
     done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, check=False)
-    assert done.stderr.strip() == "False 0"
-    assert done.stdout
+    *said, last = done.stderr.splitlines()
+    assert last == f"False {code}"
+    assert said == (["error: runs/absent: no such run folder"] if code else [])
+    assert bool(done.stdout) == (not code)
 
 
 def test_plan_prints_what_a_run_will_cost(project: Path) -> None:

@@ -23,11 +23,14 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line. The result has the name of the subcommand as `verb`.
+    """Parse a command line. The result has the name of the subcommand as `verb`. No words: print the help and exit.
 
     argparse accepts `section.key=value` words only before a subcommand's options; this function accepts them anywhere.
     """
     top = _parser()
+    if not words:
+        top.print_help()
+        top.exit()
     arguments, rest = top.parse_known_args(words)
     if rest and ("overrides" not in arguments or any(word.startswith("-") or "=" not in word for word in rest)):
         top.error(f"unrecognized arguments: {' '.join(rest)}")

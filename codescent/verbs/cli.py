@@ -12,6 +12,7 @@ from codescent.base.errors import UserError
 from codescent.base.output import open_closed_streams, tolerate_write_errors
 from codescent.base.published import in_words, is_full
 from codescent.base.visible import visible
+from codescent.record import RunFolder
 from codescent.verbs.arguments import parse
 
 VERBS: Mapping[str, str] = {
@@ -26,6 +27,9 @@ VERBS: Mapping[str, str] = {
     "import": "exchange.import_main",
 }
 """Subcommand: module in this package and its function. The function takes the arguments and returns the exit code."""
+
+READERS = ("sample", "evaluate", "export")
+"""Subcommands that read a run folder."""
 
 
 def run(words: Sequence[str], *, may_restart: bool = False) -> int:
@@ -42,8 +46,11 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
     if trains:  # training continues even if its output cannot be written
         arguments.may_restart = True
         tolerate_write_errors()
-    module, _, function = VERBS[vars(arguments).pop("verb")].partition(".")
+    verb = vars(arguments).pop("verb")
+    module, _, function = VERBS[verb].partition(".")
     try:
+        if verb in READERS and arguments.run is not None:
+            RunFolder.open(arguments.run)  # says at once what is wrong with it: importing torch takes seconds
         code: int = getattr(import_module(f"codescent.verbs.{module}"), function)(arguments)
         print(end="", flush=True)
     except UserError as error:
