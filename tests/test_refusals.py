@@ -63,6 +63,12 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
         ["which do not divide the run's 9 ranks; nearest that would do: 6 or 12 ranks"],
         [({}, 6), ({}, 12)],
     ),
+    "heads that no degree above 1 divides on these ranks": (
+        {"parallel.tp": 2, "model.num_heads": 5, "model.hidden_dim": 20, "train.global_batch_size": 16},
+        8,
+        ["5 heads do not divide into 2 parts; nearest that would do: tp = 1 with dp_replicate = 8"],
+        [({"parallel.tp": 1}, 8)],
+    ),
     "batch over the ranks": (
         {"parallel.tp": 2},
         10,

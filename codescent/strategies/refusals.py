@@ -3,7 +3,6 @@ Does not decide what is usable: strategies do. The text is a part of an error me
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -25,14 +24,18 @@ def near_degrees(candidate: Candidate, axis: str, most: int, fits: Callable[[Can
     """The nearest degrees of an axis for which `fits` is true, as text: one below and one above the candidate's.
 
     No degree is above `most`. Degrees that are possible on the run's ranks come first, with their dp_replicate. Other
-    degrees come with the number of ranks that they need.
+    degrees come with the number of ranks that they need. Degree 1 comes last: it does without the strategy.
     """
     degree = candidate.mesh.degree(axis)
 
     def nearest(degrees: range) -> str:
-        with_these = (_on_these_ranks(candidate, axis, number, fits) for number in degrees if number > 1)
-        with_others = (_on_other_ranks(candidate, axis, number, fits) for number in degrees)
-        return next(filter(None, itertools.chain(with_these, with_others)), "")
+        tried = (
+            on_ranks(candidate, axis, number, fits)
+            for parts in ([number for number in degrees if number > 1], [number for number in degrees if number == 1])
+            for on_ranks in (_on_these_ranks, _on_other_ranks)
+            for number in parts
+        )
+        return next(filter(None, tried), "")
 
     below, above = range(min(degree - 1, LARGEST_DEGREE), 0, -1), range(degree + 1, most + 1)
     return ", or ".join(filter(None, (nearest(below), nearest(above))))
