@@ -55,9 +55,12 @@ def without_effect(loaded: LoadedConfig) -> list[str]:
         of_task = iter(())
     found |= {key: why for key, why in of_task if not effects.is_default(config, key)}
     return [
-        f"{loaded.origins[key]}: {key} = {toml_value(effects.value_of(config, key))} has no effect: it {found[key]}"
-        for key in KEYS
-        if key in found
+        *loaded.replaced,
+        *(
+            f"{loaded.origins[key]}: {key} = {toml_value(effects.value_of(config, key))} has no effect: it {found[key]}"
+            for key in KEYS
+            if key in found
+        ),
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from runs import called, make_project
 
+from codescent.build import build
 from codescent.config.effects import ONLY
 from codescent.config.load import load, shipped
 from codescent.config.words import KEYS
@@ -106,3 +107,29 @@ def test_plan_and_train_say_it_once(config: Path) -> None:
         done = called(config.parent, *words, word)
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("parallel.zero_stage = 2 has no effect") == 1
+
+
+PRESET = 'model.preset = "gpt2-xl"'
+SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16}
+"""The sizes of the project's config, which begin in its line 3."""
+
+
+def test_a_preset_replaces_the_sizes_of_its_base_and_says_so(config: Path) -> None:
+    loaded = load(config, ["model.preset=gpt2-xl", "model.seq_len=32"])
+    model = loaded.config.model
+    assert (model.num_layers, model.num_heads, model.hidden_dim, model.seq_len) == (None, None, None, 32)
+    (sentence,) = without_effect(loaded)
+    sizes = [f"model.{name} = {size} ({config}:{line})" for line, (name, size) in enumerate(SIZES.items(), 3)]
+    assert sentence == f"command line: {PRESET} replaces {', '.join(sizes)}"
+    shape = build(loaded.config, None, 1).model
+    assert (shape.num_layers, shape.num_heads, shape.hidden_dim) == (48, 25, 1600)
+
+
+def test_sizes_beside_a_preset_win_over_it(config: Path) -> None:
+    inner = config.with_name("inner.toml")
+    inner.write_text('base = "run.toml"\n[model]\npreset = "gpt2-xl"\nnum_layers = 3\n')
+    loaded = load(inner, ["train.num_steps=5"])
+    assert (loaded.config.model.num_layers, loaded.config.model.num_heads) == (3, None)
+    assert build(loaded.config, None, 1).model.num_layers == 3
+    assert load(inner, ["model.num_layers=4"]).config.model.num_layers == 4
+    assert load(inner, ["model.preset=auto", "model.num_heads=2"]).replaced == loaded.replaced

@@ -18,13 +18,18 @@ from pydantic import ValidationError
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.config.contradictions import contradictions
-from codescent.config.keys import Section
-from codescent.config.sections import SECTIONS, Config
+from codescent.config.keys import AUTO, Section
+from codescent.config.sections import SECTIONS, Config, Model
 from codescent.config.toml_file import read_toml
 from codescent.config.words import KEYS, Key, toml_value
 
 COMMAND_LINE = "command line"
 DEFAULT = "default"
+PRESET = "model.preset"
+PRESET_DECIDES = frozenset(
+    f"model.{name}" for name, field in Model.model_fields.items() if field.default is None
+).difference((PRESET, "model.weights"))
+"""The kind and the sizes of a model."""
 
 FOREIGN_NAMES: Mapping[str, str] = {
     "n_layer": "model.num_layers",
@@ -52,10 +57,14 @@ FOREIGN_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A config, and the origin of each "section.key": "default", "FILE:LINE" or "command line"."""
+    """A config, and the origin of each "section.key": "default", "FILE:LINE" or "command line".
+
+    `replaced` has a sentence for each preset that replaces sizes of earlier files.
+    """
 
     config: Config
     origins: Mapping[str, str]
+    replaced: tuple[str, ...] = ()
 
 
 class DescribedKey(NamedTuple):
@@ -84,6 +93,9 @@ class _Problem(NamedTuple):
 def load(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read a config file, its base files, and overrides of the form section.key=value.
 
+    A later file or the command line replaces single keys. If it gives a preset, this also replaces the kind and the
+    sizes of the model in earlier files. Sizes beside the preset win over it.
+
     Args:
         path: a file, or the name of a shipped config ("default", with or without ".toml").
         overrides: the last one wins. A value is TOML; a string needs no quotes.
@@ -93,18 +105,21 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
     """
     problems: list[_Problem] = []
     given: dict[str, _Given] = {}
+    replaced: list[str] = []
     for file_given in _read_chain(path, problems):
-        given |= file_given
+        given = _replace(given, file_given, replaced)
     values_missing = any(problem.key in ("", "base") for problem in problems)  # a file could not be read
+    on_command_line: dict[str, _Given] = {}
     for override in overrides:
-        given |= _read_override(override, problems)
+        on_command_line |= _read_override(override, problems)
+    given = _replace(given, on_command_line, replaced)
     sections = {name: _validate(name, model, given, problems) for name, model in SECTIONS.items()}
     if not values_missing:
         problems += _contradictions(sections, given, {problem.key for problem in problems})
     if problems:
         raise UserError(*dict.fromkeys(map(str, problems)))
     origins = {name: given[name].origin if name in given else DEFAULT for name in KEYS}
-    return LoadedConfig(Config(**sections), origins)
+    return LoadedConfig(Config(**sections), origins, tuple(replaced))
 
 
 def to_toml(config: Config) -> str:
@@ -136,6 +151,20 @@ def shipped() -> dict[str, Path]:
 
 
 # Step 1: read files and overrides; collect the given values by "section.key"
+
+
+def _replace(before: Mapping[str, _Given], later: Mapping[str, _Given], replaced: list[str]) -> dict[str, _Given]:
+    """The values of earlier files with those of a later one, and without the sizes that its preset replaces.
+    Adds a sentence about these sizes to `replaced`.
+    """
+    preset = later.get(PRESET)
+    if preset is None or preset.value == AUTO:
+        return {**before, **later}
+    sizes = {name: size for name, size in before.items() if name in PRESET_DECIDES and name not in later}
+    if sizes:
+        listed = ", ".join(f"{name} = {_shown(size.value)} ({size.origin})" for name, size in sizes.items())
+        replaced.append(f"{preset.origin}: {PRESET} = {_shown(preset.value)} replaces {listed}")
+    return {**{name: value for name, value in before.items() if name not in sizes}, **later}
 
 
 def _read_chain(path: Path | str, problems: list[_Problem]) -> list[dict[str, _Given]]:
