@@ -185,7 +185,6 @@ class Train(Section):
         "auto",
         "kernels of fp32 matrix products on CPU: exact: default precision of torch; fast: medium precision of torch; "
         "auto: the faster one, measured at the start, if its error is small enough",
-        only=one_of("train.precision", "fp32"),
     )
     allocator: Literal["auto", "system"] = key(
         "auto",
