@@ -303,7 +303,7 @@ def _validate(name: str, model: type[Section], given: Mapping[str, _Given], prob
 
 
 def _value_problem(value: Any, key: Key, reason: object) -> str:
-    if reason is not None:  # text of a check in sections.py
+    if reason is not None:  # text of a check in keys.py
         return f"given {_shown(value)}; {reason}"
     wanted = key.wanted if key.wanted.startswith(('"', "true", "1")) else f"a {key.wanted}"
     choices = re.findall(r'"(\w+)"', key.wanted)
