@@ -34,6 +34,7 @@ from codescent.plan import (
 )
 from codescent.plan.schedule import accumulate
 from codescent.strategies import ORDER, Candidate, serving, traffic_of
+from codescent.strategies.refusals import length_factor, near_degrees
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config, Parallel
@@ -111,8 +112,8 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         streams=resolved.shape.streams,
         prefetch=config.data.prefetch,
     )
-    problems += [*_too_long(resolved.shape, work), *_unsupported(config, resolved, mesh)]
     candidate = Candidate(mesh, model, task, work, layout, world_size, config.train.microbatch_size)
+    problems += [*_too_long(resolved.shape, candidate), *_unsupported(config, resolved, candidate)]
     problems += [problem for strategy in ORDER for problem in strategy.refuse(candidate)]
     if problems:
         raise UserError(*problems)
@@ -171,17 +172,22 @@ def _update(config: Config, mesh: Mesh) -> dict[str, Scalar]:
     }
 
 
-def _without(refused: Mapping[str, str], parallel: Parallel, mesh: Mesh) -> Iterator[str]:
+def _without(refused: Mapping[str, str], parallel: Parallel, candidate: Candidate) -> Iterator[str]:
     """A problem for each key of [parallel] that is set although the model does not support it."""
     for key, why in refused.items():
-        value = getattr(parallel, key)
+        value, mesh = getattr(parallel, key), candidate.mesh
         if mesh.degree(key) > 1 if key in AXES else value and mesh.tp > 1:
-            near = 1 if key in AXES else "false"
-            yield f"parallel.{key} = {str(value).lower()}: {why}; nearest that would do: parallel.{key} = {near}"
+            without = _one(candidate, key) if key in AXES else f"parallel.{key} = false"
+            yield f"parallel.{key} = {str(value).lower()}: {why}; nearest that would do: {without}"
 
 
-def _too_long(shape: models.Shape, work: Work) -> Iterator[str]:
+def _one(candidate: Candidate, axis: str) -> str:
+    return near_degrees(candidate, axis, 1, lambda other: other.mesh.degree(axis) == 1)
+
+
+def _too_long(shape: models.Shape, candidate: Candidate) -> Iterator[str]:
     """A problem if data.seq_len does not fit the model."""
+    work = candidate.work
     if work.streams and work.seq_len != shape.seq_len:
         yield (
             f"data.seq_len = {work.seq_len}: a sample is a source of {work.streams[0]} tokens (model.source_len) and a "
@@ -189,16 +195,17 @@ def _too_long(shape: models.Shape, work: Work) -> Iterator[str]:
             "change model.source_len and model.target_len"
         )
     elif work.seq_len > shape.seq_len:
+        longest = shape.seq_len // (factor := length_factor(candidate)) * factor
         yield (
             f"data.seq_len = {work.seq_len}: the model has {shape.seq_len} positions (model.seq_len); nearest that "
-            f"would do: {shape.seq_len}, or model.seq_len = {work.seq_len}"
+            f"would do: {f'data.seq_len = {longest}, or ' if longest else ''}model.seq_len = {work.seq_len}"
         )
 
 
-def _unsupported(config: Config, resolved: Resolved, mesh: Mesh) -> Iterator[str]:
+def _unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Iterator[str]:
     """Problems with settings that model or task do not support: layouts, generating text, torch.compile."""
     kind = resolved.model.kind
-    yield from _without(resolved.shape.refuses, config.parallel, mesh)
+    yield from _without(resolved.shape.refuses, config.parallel, candidate)
     yield from tasks.refusals(resolved.request)
     if config.log.sample_tokens and kind not in models.GENERATING:
         yield (
@@ -265,7 +272,9 @@ def _shape(
             return None
         sizes["vocab_size"] = vocab_size
     try:
-        shape = models.shape_of(request.kind, sizes, model.preset, bias=model.bias, dropout=model.dropout)
+        shape = models.shape_of(
+            request.kind, sizes, model.preset, bias=model.bias, dropout=model.dropout, tp=config.parallel.tp
+        )
     except UserError as error:
         problems += error.problems
         return None
@@ -287,10 +296,10 @@ def _mesh(config: Config, world_size: int, problems: list[str]) -> Mesh:
     if copies is None and not rest:
         return dataclasses.replace(mesh, dp_replicate=left)
     if copies is None:
-        ranks = in_words(_near_ranks(config, mesh, world_size / copy)) or near_multiples(world_size, copy)
+        ranks = in_words(_near_ranks(config, mesh, world_size / copy))
         problems.append(
             f"parallel: {_equation(degrees)} = {copy} ranks for one copy of the model, which do not divide the run's "
-            f"{world_size} ranks; nearest that would do: {ranks} ranks"
+            f"{world_size} ranks{ranks and f'; nearest that would do: {ranks} ranks'}"
         )
     elif mesh.world_size != world_size:
         divides = left and not rest and config.train.global_batch_size % (left * _unit(config, mesh)) == 0
@@ -306,8 +315,15 @@ def _equation(degrees: Mapping[str, int | None]) -> str:
 
 
 def _unit(config: Config, mesh: Mesh) -> int:
-    """Samples in a micro-batch of one copy of the model; the smallest number if train.microbatch_size is not given."""
-    return mesh.dp_shard * (config.train.microbatch_size or 1)
+    """The samples of one copy of the model are a multiple of this; train.microbatch_size = auto counts as 1.
+
+    It is a micro-batch, or with the schedule interleaved one micro-batch for each pipeline stage.
+    """
+    return mesh.dp_shard * (config.train.microbatch_size or 1) * _microbatches_multiple(config, mesh)
+
+
+def _microbatches_multiple(config: Config, mesh: Mesh) -> int:
+    return mesh.pp if config.parallel.schedule == "interleaved" else 1
 
 
 def _near_ranks(config: Config, mesh: Mesh, copies: float) -> list[int]:
@@ -324,6 +340,8 @@ def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
     the first.
     """
     size, microbatch = config.train.global_batch_size, config.train.microbatch_size
+    usual = 1, mesh.pp if microbatch else 1
+    multiple = _microbatches_multiple(config, mesh)
     if size % mesh.dp:
         ranks = _near_ranks(config, mesh, mesh.dp_replicate)
         fewer_or_more = f", or {in_words(ranks)} ranks" if ranks else ""
@@ -332,19 +350,19 @@ def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
             fewer_or_more = f", or parallel.dp_replicate = {copies} on {in_words(ranks)} ranks"
         problems.append(
             f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks; nearest that would "
-            f"do: {near_multiples(size, mesh.dp * (microbatch or 1))} samples{fewer_or_more}"
+            f"do: {near_multiples(size, mesh.dp_replicate * _unit(config, mesh))} samples{fewer_or_more}"
         )
-        return 1, mesh.pp
+        return usual
     share = size // mesh.dp
     if microbatch is None:
         return share, 1
     if share % microbatch:
         problems.append(
             f"train.microbatch_size = {microbatch}: {size} (global_batch_size) = {mesh.dp} (data-parallel ranks) x "
-            f"{microbatch} (microbatch_size) x {share / microbatch:g}, which is not a whole number of micro-batches; "
-            f"nearest that would do: {near_divisors(share, microbatch)}"
+            f"{microbatch} (microbatch_size) x {share / microbatch:g}, which is not a whole number of micro-batches"
+            + ("" if share % multiple else f"; nearest that would do: {near_divisors(share // multiple, microbatch)}")
         )
-        return 1, mesh.pp
+        return usual
     chunks = config.parallel.virtual_stages if config.parallel.schedule == "interleaved" else 1
     stages = mesh.pp * chunks if mesh.pp > 1 else 1
     if share // microbatch * stages > MAX_MICROBATCHES:

@@ -3,12 +3,14 @@ Does not start a rank: what is refused here is refused by `build`, before there 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from advice import advised
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import called
@@ -255,13 +257,16 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
     "samples longer than the model": (
         {"data.seq_len": 50},
         1,
-        ["data.seq_len = 50: the model has 48 positions (model.seq_len); nearest that would do: 48, or model.seq_len"],
+        ["data.seq_len = 50: the model has 48 positions (model.seq_len); nearest that would do: data.seq_len = 48"],
         [({"data.seq_len": 48}, 1), ({"model.seq_len": 50}, 1)],
     ),
     "heads over channels": (
         {"model.num_heads": 5},
         1,
-        ["model.num_heads: 5 heads do not divide model.hidden_dim = 24", "num_heads = 4 or 6", "hidden_dim = 20 or 25"],
+        [
+            "model.num_heads: 5 heads do not divide model.hidden_dim = 24; ",
+            "do: model.num_heads = 4 or 6, or model.hidden_dim = 20 or 25",
+        ],
         [
             ({"model.num_heads": 4}, 1),
             ({"model.num_heads": 6}, 1),
@@ -329,40 +334,90 @@ def test_a_batch_that_does_not_divide_is_no_reason_to_refuse_a_schedule() -> Non
     assert len(refusals({**keys, "train.microbatch_size": 12}, 6)) == 1
 
 
-DEGREES = st.integers(1, 6)
-ADVICE = re.compile(r"([tcp]p) = (\d+) (?:with dp_replicate = (\d+)|on (\d+) rank)")
-RANKS = re.compile(r".*(?:do:|,) (?:or )?((?:\d+ or )?\d+) ranks$")
+SMALL = {"hidden_dim": [24, 32, 48, 60, 96, 100], "num_heads": [1, 2, 3, 4, 5, 6, 8, 12, 16, 25]}
+SIZES: dict[str, dict[str, list[Any]]] = {
+    "gpt2": {**SMALL, "num_layers": [1, 4, 6, 9], "seq_len": [5, 16, 17, 24, 30, 48]},
+    "llama": {
+        **SMALL,
+        "num_layers": [1, 4, 6],
+        "seq_len": [16, 17, 24, 30, 48],
+        "num_kv_heads": [None, 1, 2, 3, 4, 5, 8],
+    },
+    "bert": {**SMALL, "num_layers": [1, 4, 6], "seq_len": [16, 17, 24, 30, 48]},
+    "transformer": {
+        **SMALL,
+        "num_encoder_layers": [1, 2, 4],
+        "num_decoder_layers": [1, 2, 3],
+        "source_len": [8, 9, 12],
+        "target_len": [7, 8, 12],
+    },
+}
+PRESETS = {"gpt2": "gpt2-xl", "llama": "llama3-70b", "bert": "bert-base-uncased", "transformer": "transformer-base"}
+LAYOUT: dict[str, list[Any]] = {
+    **{f"parallel.{axis}": [1, 1, 1, 2, 3, 4, 5, 6, 8] for axis in ("tp", "pp", "cp", "dp_shard")},
+    "parallel.dp_replicate": [None, None, 1, 2, 3],
+    "parallel.schedule": ["1f1b", "1f1b", "naive", "gpipe", "interleaved", "zero-bubble"],
+    "parallel.virtual_stages": [1, 1, 1, 2, 3],
+    "parallel.cut": ["cost", "cost", "cost", "encoder-decoder"],
+    "parallel.sequence_parallel": [True, True, False],
+    "train.global_batch_size": [1, 4, 6, 12, 20, 24],
+    "train.microbatch_size": [None, None, 1, 2, 3],
+    "data.seq_len": [None, None, None, 8, 17, 64],
+}
 
 
-@given(DEGREES, DEGREES, DEGREES, st.integers(1, 60), st.sampled_from([6, 12, 20]), st.integers(1, 3))
-def test_the_degree_that_is_said_to_do_does(
-    tp: int, pp: int, cp: int, ranks: int, seq_len: int, microbatch: int
-) -> None:
-    """Where one degree is all that is wrong, whatever the rest of the layout."""
-    keys: dict[str, Any] = {
-        "parallel.tp": tp,
-        "parallel.pp": pp,
-        "parallel.cp": cp,
-        "model.num_layers": 4,
-        "model.seq_len": seq_len,
-        "train.global_batch_size": 12,
-        "train.microbatch_size": microbatch,
-    }
+@st.composite
+def asked_for(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
+    """(keys, ranks) of some model and layout, mostly on as many ranks as the layout needs."""
+    kind = draw(st.sampled_from(sorted(SIZES)))
+    values = {f"model.{size}": possible for size, possible in SIZES[kind].items()}
+    if draw(st.booleans()):
+        values = {"model.preset": [PRESETS[kind]]}
+    keys = {key: draw(st.sampled_from(possible)) for key, possible in {**values, **LAYOUT}.items()}
+    if kind == "transformer":
+        keys["data.seq_len"] = None
+    copy = math.prod(keys[f"parallel.{axis}"] for axis in ("tp", "pp", "cp", "dp_shard"))
+    needed = copy * (keys["parallel.dp_replicate"] or draw(st.sampled_from([1, 1, 2, 3])))
+    ranks = draw(st.sampled_from([needed, needed, needed, 1, 2, 6, 8, 36]))
+    return {"model.kind": kind, "model.num_layers": None, "model.num_heads": None, "model.hidden_dim": None} | {
+        "model.seq_len": None,
+        **keys,
+    }, ranks
+
+
+def keys_of(problems: Sequence[str]) -> list[str]:
+    """The key that each problem is of."""
+    return [re.split(r"[ :]", problem)[0] for problem in problems]
+
+
+@given(asked_for())
+def test_what_is_said_to_do_does(asked: tuple[dict[str, Any], int]) -> None:
+    """Each advice takes its problem away and adds none. If sizes are wrong, the layout is not looked at before."""
+    keys, ranks = asked
     try:
         planned(keys, ranks)
     except UserError as error:
-        if len(error.problems) > 1:
-            return
-        problem = error.problems[0]
-        for axis, degree, copies, others in ADVICE.findall(problem):
-            changed = {
-                **keys,
-                f"parallel.{axis}": int(degree),
-                "parallel.dp_replicate": int(copies) if copies else None,
-            }
-            assert planned(changed, int(others or ranks)), problem
-        for number in re.findall(r"\d+", RANKS.sub(r"\1", problem) if RANKS.search(problem) else ""):
-            assert planned(keys, int(number)), problem
+        problems = error.problems
+    except ValueError:  # the config contradicts itself
+        return
+    else:
+        return
+    for problem in problems:
+        for changed, as_many in advised(problem):
+            others = {**keys, **changed}
+            if as_many is not None and "parallel.dp_replicate" not in changed and "dp_replicate" not in problem:
+                others["parallel.dp_replicate"] = None
+            try:
+                planned(others, as_many or ranks)
+            except UserError as error:
+                left = list(error.problems)
+            else:
+                left = []
+            hidden = [one for one in left if problem.startswith("model.") and not re.search(r"^model\.|heads", one)]
+            before = [one for one in keys_of(problems) if one != keys_of([problem])[0]]
+            others_left = [one for one in left if one not in hidden and keys_of([one])[0] not in before]
+            same = len(keys_of(problems)) - len(before) - 1  # other problems of the same key
+            assert len(others_left) <= same, f"{problem}\n{changed} on {as_many or ranks} ranks leaves:\n{left}"
 
 
 @pytest.mark.parametrize(

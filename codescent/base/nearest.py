@@ -4,15 +4,31 @@ Does not raise errors and knows no key of the config."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+
+
+def divisors(value: int) -> list[int]:
+    """All divisors of `value`."""
+    small = [number for number in range(1, math.isqrt(value) + 1) if value % number == 0]
+    return [*small, *(value // number for number in small)]
+
+
+def nearest(numbers: Iterable[int], wanted: float) -> list[int]:
+    """The largest number below `wanted` and the smallest above it, as far as they exist."""
+    numbers = list(numbers)
+    below = max((number for number in numbers if number < wanted), default=None)
+    above = min((number for number in numbers if number > wanted), default=None)
+    return [number for number in (below, above) if number is not None]
 
 
 def nearest_divisors(value: int, wanted: float) -> list[int]:
     """The largest divisor of `value` below `wanted` and the smallest above it, as far as they exist."""
-    small = [number for number in range(1, math.isqrt(value) + 1) if value % number == 0]
-    divisors = [*small, *(value // number for number in small)]
-    below = max((number for number in divisors if number < wanted), default=None)
-    above = min((number for number in divisors if number > wanted), default=None)
-    return [number for number in (below, above) if number is not None]
+    return nearest(divisors(value), wanted)
+
+
+def nearest_multiples(value: int, factor: int) -> list[int]:
+    """The nearest positive multiples of `factor` at or below and at or above `value`."""
+    return [number for number in (value // factor * factor, -(-value // factor) * factor) if number]
 
 
 def in_words(numbers: list[int]) -> str:
@@ -26,6 +42,5 @@ def near_divisors(value: int, wanted: float) -> str:
 
 
 def near_multiples(value: int, factor: int) -> str:
-    """The nearest positive multiples of `factor` at or below and at or above `value`, in words."""
-    below, above = value // factor * factor, -(-value // factor) * factor
-    return in_words([number for number in (below, above) if number])
+    """`nearest_multiples` in words."""
+    return in_words(nearest_multiples(value, factor))

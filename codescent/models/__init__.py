@@ -64,6 +64,7 @@ def shape_of(
     bias: bool | None = None,
     dropout: float = 0.0,
     where: str = "model",
+    tp: int = 1,
 ) -> Shape:
     """Check the sizes of a model and fill in the missing ones. A given size replaces the preset's size.
 
@@ -74,6 +75,7 @@ def shape_of(
         bias: whether linear layers and norms have a bias; None: the default of the kind.
         dropout: probability in [0, 1).
         where: config section that error messages name.
+        tp: degree of tensor parallelism; error messages suggest only numbers of heads that it divides.
 
     Raises:
         UserError: unknown kind or preset, missing or impossible sizes: every problem at once.
@@ -81,7 +83,7 @@ def shape_of(
     known, other = _known(kind), _KIND_OF_PRESET.get(preset or "", kind)
     if kind != other:
         raise UserError(f'{where}.preset: {preset!r} is a preset of {where}.kind = "{other}", not of "{kind}"')
-    return known.resolve(sizes, preset, bias, dropout, where)
+    return known.resolve(sizes, preset, bias, dropout, where, tp)
 
 
 def parameters_of(kind: str, shape: Shape, lora: Lora | None = None) -> tuple[Parameter, ...]:

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any, ClassVar, Self
 
 from codescent.base.errors import UserError
-from codescent.base.nearest import near_divisors, near_multiples
+from codescent.models.heads import Heads
 from codescent.plan.model import Size
 from codescent.plan.shard import Parameter, Role
 
@@ -102,6 +102,7 @@ class Kind:
         forward_flops: shape, seq_len -> FLOPs of a forward pass per token at each depth: embedding, blocks, head.
         wrong: sizes, bias, dropout, config section -> error messages for values that only this kind refuses.
         words: options whose value is a word, with the allowed values; the first is the default.
+        head_multiple: the number of channels of a head must be a multiple of this; 2 for rotary positions.
         options: which of the keys bias and dropout the user may set.
         generates: whether its models can generate text (see models/generate).
         uncompiled: why torch.compile is not verified for this kind; "": it is verified.
@@ -116,6 +117,7 @@ class Kind:
     forward_flops: Callable[[Any, int], tuple[float, ...]] = flops_of_blocks
     wrong: Callable[[Mapping[str, Any], bool | None, float, str], Iterator[str]] = lambda *_: iter(())
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    head_multiple: int = 1
     options: tuple[str, ...] = ("bias", "dropout")
     generates: bool = False
     uncompiled: str = ""
@@ -127,7 +129,13 @@ class Kind:
         return tuple(name for name in names if name not in ("bias", "dropout", "rope_scaling"))
 
     def resolve(
-        self, sizes: Mapping[str, Size | None], preset: str | None, bias: bool | None, dropout: float, where: str
+        self,
+        sizes: Mapping[str, Size | None],
+        preset: str | None,
+        bias: bool | None,
+        dropout: float,
+        where: str,
+        tp: int = 1,
     ) -> Shape:
         """Check the sizes and fill in the missing ones. See `models.shape_of`."""
         problems = [
@@ -142,6 +150,7 @@ class Kind:
             raise UserError(*problems, f"{unknown} Presets: {', '.join(self.presets)}")
         full = dict(self.presets[preset]) if preset is not None else {}
         full |= {name: size for name, size in sizes.items() if size is not None and name in self.sizes}
+        keys = full.get("num_kv_heads")
         derived = self.derived(full)
         full |= {name: size for name, size in derived.items() if size is not None and name not in full}
         needed = [size.name for size in dataclasses.fields(self.shape) if size.default is MISSING]
@@ -149,6 +158,9 @@ class Kind:
             presets = f"{where}.preset (one of {', '.join(self.presets)})"
             problems.append(f"{', '.join(missing)}: not given; give them, or {presets}")
         problems += _wrong_sizes(full, dropout if "dropout" in self.options else 0.0, where)
+        heads, width = full.get("num_heads", 0), full.get("hidden_dim", 0)
+        if heads > 0 and width > 0 and (keys is None or keys > 0):
+            problems += Heads(heads, keys, width, self.head_multiple, tp).problems(where)
         problems += [
             f"{where}.{name}: {full[name]!r} is none of {', '.join(words)}"
             for name, words in self.words.items()
@@ -168,13 +180,6 @@ def _wrong_sizes(full: Mapping[str, Any], dropout: float, where: str) -> Iterato
             yield f"{where}.{name}: {size} is not a size; it must be at least 1"
     if not 0.0 <= dropout < 1.0:
         yield f"{where}.dropout: {dropout} is not a probability in [0, 1)"
-    heads, width = full.get("num_heads", 0), full.get("hidden_dim", 0)
-    if heads > 0 and width > 0 and width % heads:
-        yield (
-            f"{where}.num_heads: {heads} heads do not divide {where}.hidden_dim = {width}; nearest: num_heads = "
-            f"{near_divisors(width, heads)} for this width, hidden_dim = "
-            f"{near_multiples(width, heads)} for these heads"
-        )
 
 
 def wide_ffn(full: Mapping[str, Any]) -> dict[str, int | None]:

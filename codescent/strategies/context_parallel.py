@@ -3,14 +3,13 @@ Does not compute attention (ring does). Does not sum gradients: ddp and zero do,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
-from codescent.strategies.refusals import near_degrees, near_lengths
+from codescent.strategies.refusals import length_factor, near_degrees, near_lengths
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:
@@ -51,12 +50,12 @@ class ContextParallel(Strategy):
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Refuse sequences that cannot be cut into two equal slices for every rank."""
         degree, length = candidate.mesh.cp, candidate.work.seq_len
-        if degree > 1 and length % (2 * degree):
-            slices = math.lcm(2, candidate.mesh.tp if candidate.layout.sequence_parallel else 1)
-            near = near_degrees(candidate, self.axis, length // 2, lambda other: length % (other.mesh.cp * slices) == 0)
+        if degree > 1 and length % (2 * degree) and not candidate.work.streams:  # with streams, the model refuses cp
+            near = near_degrees(candidate, self.axis, length // 2, lambda other: length % length_factor(other) == 0)
+            lengths = near_lengths(length, length_factor(candidate))
             yield (
                 f"parallel.cp = {degree}: {length} positions (data.seq_len) are no multiple of 2 x {degree} slices; "
-                f"nearest that would do: {near_lengths(length, degree * slices)}; or {near}"
+                f"nearest that would do: {lengths}{near and f'; or {near}'}"
             )
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:

@@ -39,9 +39,10 @@ class Pipeline(Strategy):
         if _cut_between(layout) and not candidate.model.encoder_layers:
             yield 'parallel.cut = "encoder-decoder": this model is not an encoder-decoder; set parallel.cut = "cost"'
         elif _cut_between(layout) and degree == 1:
+            near = near_degrees(candidate, self.axis, 2, lambda other: not any(self.refuse(other)))
             yield (
                 'parallel.cut = "encoder-decoder": parallel.pp = 1 does not cut the model; nearest that would do: '
-                'parallel.pp = 2, or parallel.cut = "cost"'
+                f'{near and f"{near}, or "}parallel.cut = "cost"'
             )
         if degree == 1:
             return
@@ -53,10 +54,11 @@ class Pipeline(Strategy):
             yield f"parallel.pp = {degree}: {problem}"
         if layers < degree * chunks:
             virtual = f" x {chunks} (virtual_stages) = {degree * chunks}" if chunks > 1 else ""
-            near = near_degrees(candidate, self.axis, degree, _fits)
+            near, encoder = near_degrees(candidate, self.axis, degree, _fits), candidate.model.encoder_layers
+            key = "model.num_decoder_layers" if encoder else "model.num_layers"
             yield (
                 f"parallel.pp = {degree}{virtual}: the model has {layers} layers, fewer than stages; nearest that "
-                f"would do: {near}, or model.num_layers = {degree * chunks}"
+                f"would do: {near and f'{near}, or '}{key} = {degree * chunks - encoder}"
             )
         if layout.schedule == "zero-bubble" and candidate.mesh.dp_shard > 1:
             yield (
@@ -138,4 +140,6 @@ def _depths(candidate: Candidate) -> tuple[tuple[int, int], ...]:
 def _fits(candidate: Candidate) -> bool:
     degree, layout = candidate.mesh.pp, candidate.layout
     problems = refusals(layout.schedule, degree, candidate.work.num_microbatches, _chunks(layout))
-    return degree == 1 or (candidate.model.num_layers >= degree * _chunks(layout) and not list(problems))
+    if degree == 1:
+        return not _cut_between(layout)
+    return candidate.model.num_layers >= degree * _chunks(layout) and not list(problems)

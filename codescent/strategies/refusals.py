@@ -3,6 +3,7 @@ Does not decide what is usable: strategies do. The text is a part of an error me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,6 +12,17 @@ if TYPE_CHECKING:
     from codescent.strategies.strategy import Candidate
 
 LARGEST_DEGREE = 1 << 14  # larger degrees are not tried: models have fewer heads, layers and slices of a sequence
+
+
+def length_factor(candidate: Candidate) -> int:
+    """Every length that cp and tp can divide is a multiple of this number of positions.
+
+    cp cuts a sequence into two slices for each rank; a sample of several sequences it cannot cut. With sequence
+    parallelism tp divides what a cp rank has.
+    """
+    cp = 1 if candidate.work.streams else candidate.mesh.cp
+    tp = candidate.mesh.tp if candidate.layout.sequence_parallel else 1
+    return cp * math.lcm(2 if cp > 1 else 1, tp)
 
 
 def near_lengths(value: int, factor: int) -> str:
@@ -24,7 +36,8 @@ def near_degrees(candidate: Candidate, axis: str, most: int, fits: Callable[[Can
     """The nearest degrees of an axis for which `fits` is true, as text: one below and one above the candidate's.
 
     No degree is above `most`. Degrees that are possible on the run's ranks come first, with their dp_replicate. Other
-    degrees come with the number of ranks that they need. Degree 1 comes last: it does without the strategy.
+    degrees come with the number of ranks that they need. Degree 1 comes last: it does without the strategy. The text
+    is empty if no degree does.
     """
     degree = candidate.mesh.degree(axis)
 

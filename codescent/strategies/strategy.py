@@ -31,10 +31,14 @@ class Candidate:
     microbatch_size: int | None
 
     def on(self, mesh: Mesh) -> Candidate | None:
-        """This candidate with another mesh; None if the ranks cannot have equal parts of the batch."""
+        """This candidate with another mesh; None if the ranks cannot have equal parts of the batch.
+
+        With the schedule interleaved the micro-batches of a part must be a multiple of the pipeline stages.
+        """
         share, rest = divmod(self.work.global_batch_size, mesh.dp)
         size = self.microbatch_size or share
-        if rest or share % size:
+        stages = mesh.pp if self.layout.schedule == "interleaved" else 1
+        if rest or share % (size * stages):
             return None
         work = replace(self.work, microbatch_size=size, num_microbatches=share // size)
         return replace(self, mesh=mesh, work=work)

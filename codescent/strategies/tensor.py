@@ -4,7 +4,6 @@ Does not define these functions (sequence.py and vocabulary.py do), and depends 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.nearest import near_multiples
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Parameter, Placement, Plan, Role, TensorPlan, Traffic, Verb
-from codescent.strategies.refusals import near_degrees, near_lengths
+from codescent.strategies.refusals import length_factor, near_degrees, near_lengths
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class TensorParallel(Strategy):
     def refuse(self, candidate: Candidate) -> Iterator[str]:
         """Refuse heads that cannot be divided equally; with sequence parallelism, also positions."""
         mesh, model, work = candidate.mesh, candidate.model, candidate.work
-        degree, cp = mesh.tp, mesh.cp
+        degree, cp, factor = mesh.tp, 1 if work.streams else mesh.cp, length_factor(candidate)
         if degree == 1:
             return
         for what, number in (("heads", model.num_heads), ("key-value heads", model.num_kv_heads)):
@@ -53,15 +52,14 @@ class TensorParallel(Strategy):
                     f"parallel.tp = {degree}: {number} {what} do not divide into {degree} parts; nearest that would "
                     f"do: {near_degrees(candidate, self.axis, number, _fits)}"
                 )
-        for length in _divided_lengths(candidate):
+        keys = ("model.source_len", "model.target_len") if work.streams else ("data.seq_len",)
+        for key, length in zip(keys, _divided_lengths(candidate), strict=False):  # no lengths, if none is divided
             if length // cp % degree:
-                shared, slices = (f" / {cp} (cp)", 2) if cp > 1 else ("", 1)
-                factor = cp * math.lcm(slices, degree)
-                which = "of one of the model's sequences" if work.streams else "(data.seq_len)"
-                lengths = near_multiples(length, factor) if work.streams else near_lengths(length, factor)
+                shared = f" / {cp} (cp)" if cp > 1 else ""
+                more = f"{key} = {near_multiples(length, factor)}" if work.streams else near_lengths(length, factor)
                 yield (
-                    f"parallel.tp = {degree}: {length} positions {which}{shared} do not divide into {degree} "
-                    f"parts; nearest that would do: {lengths}, or parallel.sequence_parallel = false"
+                    f"parallel.tp = {degree}: {length} positions ({key}){shared} do not divide into {degree} "
+                    f"parts; nearest that would do: {more}, or parallel.sequence_parallel = false"
                 )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from codescent.base.nearest import near_divisors
 from codescent.models.shape import WEIGHT_STD, Kind, Shape, attention, linear, norm
 from codescent.plan.model import RopeScaling
 from codescent.plan.shard import Parameter, Role
@@ -88,17 +87,6 @@ def _wrong(full: Mapping[str, Any], bias: bool | None, dropout: float, where: st
     for name in ("rope_theta", "norm_eps"):
         if not full.get(name, 1.0) > 0.0:
             yield f"{where}.{name}: {full[name]} must be above 0"
-    heads, kv_heads, width = (full.get(name, 0) for name in ("num_heads", "num_kv_heads", "hidden_dim"))
-    if heads > 0 and kv_heads > 0 and heads % kv_heads:
-        yield (
-            f"{where}.num_kv_heads: {kv_heads} heads of keys and values cannot be shared equally by {heads} heads "
-            f"({where}.num_heads); nearest: num_kv_heads = {near_divisors(heads, kv_heads)}"
-        )
-    if heads > 0 and width > 0 and width % heads == 0 and width // heads % 2:
-        yield (
-            f"{where}.num_heads: {heads} heads of {width} channels ({where}.hidden_dim) have {width // heads} each; "
-            "rotary positions rotate pairs of channels: the number of channels must be even"
-        )
 
 
 def parameters(shape: LlamaShape) -> Iterator[Parameter]:
@@ -127,4 +115,15 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
         yield Parameter("head.weight", vocabulary, Role.VOCAB, WEIGHT_STD, depths=(end,))
 
 
-KIND = Kind("llama", LlamaShape, "Llama", PRESETS, parameters, _derived, wrong=_wrong, options=(), generates=True)
+KIND = Kind(
+    "llama",
+    LlamaShape,
+    "Llama",
+    PRESETS,
+    parameters,
+    _derived,
+    wrong=_wrong,
+    options=(),
+    head_multiple=2,
+    generates=True,
+)

@@ -1,0 +1,63 @@
+"""In: a model's numbers of heads and channels, and the degree of tp. Out: what is wrong with them, and what would do.
+Does not refuse a degree of tp (strategies do): it only suggests no number that tp cannot divide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from codescent.base.nearest import divisors, in_words, nearest, nearest_multiples
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of attention.
+
+    Attributes:
+        queries: query heads (num_heads).
+        keys: key-value heads (num_kv_heads); each serves the same number of query heads. None: as many as queries.
+        width: channels of all query heads together (hidden_dim).
+        multiple: the number of channels of a head must be a multiple of this.
+        tp: parts into which tensor parallelism divides the heads.
+    """
+
+    queries: int
+    keys: int | None
+    width: int
+    multiple: int
+    tp: int
+
+    def problems(self, where: str) -> Iterator[str]:
+        """What is wrong for every tp, with what would do. `where`: the config section that messages name."""
+        queries, keys, width, ways = self.queries, self.keys, self.width, self._ways(where)
+        if width % queries:
+            yield f"{where}.num_heads: {queries} heads do not divide {where}.hidden_dim = {width}{ways}"
+        elif width // queries % self.multiple:
+            yield (
+                f"{where}.num_heads: {queries} heads of {width} channels ({where}.hidden_dim) have {width // queries} "
+                f"each; rotary positions rotate pairs of channels: the number of channels must be even{ways}"
+            )
+        if keys is not None and queries % keys:
+            yield (
+                f"{where}.num_kv_heads: {keys} heads of keys and values cannot be shared equally by {queries} heads "
+                f"({where}.num_heads){ways}"
+            )
+
+    def _fit(self) -> bool:
+        each, rest = divmod(self.width, self.queries)
+        keys = self.queries if self.keys is None else self.keys
+        divided = self.queries % self.tp == 0 and keys % self.tp == 0
+        return not rest and each % self.multiple == 0 and self.queries % keys == 0 and divided
+
+    def _ways(self, where: str) -> str:
+        """The nearest numbers with which all is right, if only one of the three changes; "" if there are none."""
+        queries = nearest((n for n in divisors(self.width) if replace(self, queries=n)._fit()), self.queries)
+        keys = nearest((n for n in divisors(self.queries) if replace(self, keys=n)._fit()), self.keys or 0)
+        widths = nearest_multiples(self.width, self.queries * self.multiple)
+        ways = {
+            "num_heads": queries,
+            "num_kv_heads": [] if self.keys is None else keys,
+            "hidden_dim": [width for width in widths if replace(self, width=width)._fit()],
+        }
+        said = ", or ".join(f"{where}.{key} = {in_words(numbers)}" for key, numbers in ways.items() if numbers)
+        return said and f"; nearest that would do: {said}"
