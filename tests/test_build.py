@@ -4,6 +4,7 @@ Does not run a plan: test_trajectories and test_declared do."""
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from codescent.build import build
 from codescent.config.load import load, shipped
 from codescent.config.sections import Config
 from codescent.cost.memory import state_bytes, wire_bytes
-from codescent.plan import Plan, Verb
+from codescent.plan import AXES, Plan, Verb
 from codescent.strategies.ddp import buckets
 
 OPENAI = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
@@ -165,6 +166,9 @@ PARAMETERS = {
     "gpt2_774m_openwebtext": 774_030_080,
     "gpt2_1558m_openwebtext": 1_557_611_200,
     "bert_squad": 108_893_186,
+    "llama3_8b": 8_030_261_248,  # the three: Llama 3's released weights
+    "llama3_70b": 70_553_706_496,
+    "llama3_405b": 405_853_388_800,
     "llama3_8b_lora": 8_030_261_248 + 35_651_584,
 }
 
@@ -173,10 +177,11 @@ PARAMETERS = {
 def test_every_shipped_config_has_a_plan(name: str) -> None:
     config = load(name).config
     vocab_size = None if config.model.preset or config.model.embedding == "none" else 65
-    plan = build(config, vocab_size, 1)
+    copy = math.prod(getattr(config.parallel, axis) or 1 for axis in AXES)
+    plan = build(config, vocab_size, copy)
     assert plan.num_parameters == PARAMETERS.get(name, plan.num_parameters)
     again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
     assert again == plan
     assert (again.trained, again.flops(), again.held_by(0)) == (plan.trained, plan.flops(), plan.held_by(0))
-    for ranks in (2, 4) if name in PARAMETERS else ():
+    for ranks in (2, 4) if name in PARAMETERS and copy == 1 else ():
         build(load(name, [f"parallel.dp_shard={ranks}"]).config, None, ranks)
