@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codescent import models
 from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.config.load import load, shipped
@@ -182,6 +183,9 @@ def test_every_shipped_config_has_a_plan(name: str) -> None:
     assert plan.num_parameters == PARAMETERS.get(name, plan.num_parameters)
     again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
     assert again == plan
+    shape = models.shape_of_facts(again.model)
+    own = [tensor.parameter for tensor in again.tensors]
+    assert own == list(models.parameters_of(again.model.kind, shape, again.model.lora))
     assert (again.trained, again.flops(), again.held_by(0)) == (plan.trained, plan.flops(), plan.held_by(0))
     for ranks in (2, 4) if name in PARAMETERS and copy == 1 else ():
         build(load(name, [f"parallel.dp_shard={ranks}"]).config, None, ranks)

@@ -12,15 +12,12 @@ import pytest
 
 from codescent import models
 from codescent.base.errors import UserError
-from codescent.build import build
-from codescent.config.load import load, shipped
 from codescent.models.bert import declare as bert
 from codescent.models.gpt2 import declare as gpt2
 from codescent.models.gpt2.declare import PRESETS
 from codescent.models.llama import declare as llama
 from codescent.models.shape import Kind
 from codescent.models.transformer import declare as transformer
-from codescent.plan import Plan
 from codescent.plan.model import ModelFacts
 from codescent.plan.shard import Role
 
@@ -100,15 +97,3 @@ def test_facts_of_vectors_give_their_shape_back() -> None:
     shape = models.shape_of("transformer", {"embedding": "none"}, "transformer-base")
     assert shape.vocab_size == 0
     assert models.shape_of_facts(models.facts_of("transformer", shape)) == shape
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_the_plan_of_every_shipped_config_gives_its_shape_back(name: str) -> None:
-    config = load(name).config
-    vocab_size = None if config.model.preset or config.model.embedding == "none" else 65
-    plan = build(config, vocab_size, 1)
-    read = Plan.from_json(json.loads(json.dumps(plan.to_json())))
-    shape = models.shape_of_facts(read.model)
-    assert shape == models.shape_of_facts(plan.model)
-    own = [t.parameter for t in read.tensors]
-    assert own == list(models.parameters_of(read.model.kind, shape, read.model.lora))
