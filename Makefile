@@ -6,11 +6,11 @@ STAMP := $(shell date +%Y%m%d-%H%M%S)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint docs slow mutants hooks clean
+.PHONY: help train test lint docs slow fuzz mutants hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo 'Variables: PYTHON=python3.12 (which Python makes .venv), JOBS=4 (tests at a time), ARGS="..." (for train, test, mutants, slow)'
+	@echo 'Variables: PYTHON=python3.12 (which Python makes .venv), JOBS=4 (tests at a time), ARGS="..." (for train, test, mutants, slow, fuzz)'
 
 train: .venv/.installed ## install, then train the default job into runs/; ARGS="section.key=value"
 	$(BIN)/codescent train configs/default.toml run.name=default-$(STAMP) $(ARGS)
@@ -41,6 +41,9 @@ docs: .venv/.installed-docs ## build the site of the docs into build/site, and c
 
 slow: .venv/.installed-dev ## run the tests that take minutes, and those that draw examples on many more examples
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile deep --timeout 1200 $(ARGS)
+
+fuzz: .venv/.installed-dev ## damage files of every kind, see that each command refuses or says the same: 1 hour; ARGS="--cases 20"
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py $(ARGS)
 
 hooks: .venv/.installed-dev ## install the git hooks: ruff and mypy before each commit
 	$(BIN)/pre-commit install

@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from codescent.base.errors import UserError
 from codescent.data.tokenizers.bpe import LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import ByteTokenizer
+from codescent.tasks.conversations import chat_renderer
 from codescent.tasks.conversations.chat_files import ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens
 
@@ -216,6 +217,33 @@ def test_files_that_are_refused(tmp_path: Path, files: dict[str, str], expected:
     assert str(caught.value).startswith("data.chat_template: ")
     with pytest.raises(UserError, match="cannot be read"):
         ChatTemplate(read_chat_files(tmp_path / "absent.jinja"))
+
+
+@pytest.mark.parametrize(
+    "greedy",
+    [
+        "{{ 'x' * 10**10 }}",
+        "{% for m in messages %}{{ [m.content] * 10**10 }}{% endfor %}",
+        "{% set n = namespace(s='ab') %}{% for m in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
+        "{{ messages | tojson(indent=10**10) }}",
+    ],
+)
+def test_a_template_that_asks_for_too_much_memory_is_refused(greedy: str) -> None:
+    with pytest.raises(UserError, match=r"a\.jinja: (asks for too much memory|OverflowError|.*perhaps memory ran out)"):
+        template(greedy).render(TALK)
+    assert template(CHATML).render(TALK)
+
+
+@pytest.mark.parametrize(
+    "slow", ["{{ (messages | length) ** (10 ** 9) }}", "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3]
+)
+def test_a_template_that_takes_too_long_is_refused(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = template(slow)
+    monkeypatch.setattr(chat_renderer, "LIMIT_S", 0.2)
+    with pytest.raises(UserError, match=r"a\.jinja: takes more than 0 s for one conversation"):
+        found.render(TALK)
+    monkeypatch.undo()
+    assert template(CHATML).render(TALK)
 
 
 QWEN3 = CHATML.replace("message['content']", "('' if loop.last else 'earlier ') + message['content']")

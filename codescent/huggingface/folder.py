@@ -291,7 +291,7 @@ def _files(path: Path, settings: Mapping[str, Any]) -> tuple[dict[Path, set[str]
                 if Path(file).name != file or not file.endswith(".safetensors"):
                     raise ValueError(f"{file!r} is not the name of a safetensors file in the same folder")
                 files.setdefault(path / file, set()).add(str(name))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             return {}, [f"{index}: not an index of shards ({error})"]
         absent = [file for file in files if not file.is_file()]
         present = {file: names for file, names in files.items() if file not in absent}

@@ -130,7 +130,7 @@ def _settings(path: Path) -> dict[str, Any]:
     """A JSON object; empty if the file does not exist."""
     try:
         found = json.loads(_read(path)) if path.is_file() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})") from error
     return found if isinstance(found, dict) else {}
 

@@ -129,7 +129,7 @@ def load(path: Path) -> Tokenizer:
         fields = json.loads(text)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a tokenizer: not JSON ({error})") from error
     match fields:
         case {"codescent_tokenizer": "char", "characters": str(characters), "separator": bool(with_separator)}:

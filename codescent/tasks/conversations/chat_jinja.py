@@ -42,6 +42,8 @@ def compiled(files: ChatFiles) -> tuple[Template, set[str], date | None]:
         return environment.from_string(files.text), variables, day if is_dated else None
     except TemplateSyntaxError as error:
         raise UserError(f"{where}: line {error.lineno} of the template: {error.message}") from error
+    except MemoryError as error:
+        raise UserError(f"{where}: asks for too much memory") from error
     except Exception as error:  # Jinja evaluates constants, and its code may be nested too deeply for Python
         raise UserError(f"{where}: cannot be compiled: {type(error).__name__}: {error}") from error
 
@@ -59,6 +61,8 @@ def rendered(template: Template, name: str, variables: dict[str, Any]) -> str:
         raise
     except TemplateError as error:
         raise UserError(f"{name}: {error.message}") from error
+    except MemoryError as error:
+        raise UserError(f"{name}: asks for too much memory for one conversation") from error
     except Exception as error:  # whatever an expression of the template raises
         raise UserError(f"{name}: {type(error).__name__}: {error}") from error
     return "".join(pieces)

@@ -1,5 +1,5 @@
 """In: a chat template, a conversation. Out: its text and tokens as in `transformers`; ranges of the assistant's tokens.
-Does not find the template (chat_files.py does) and does not compile it (chat_jinja.py does)."""
+Does not find the template (chat_files.py does), compile or render it (another process does: chat_renderer.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from codescent.data.tokenizers.bpe import SEPARATORS, LibraryTokenizer
 from codescent.data.tokenizers.tokenizer import SEPARATOR_TEXT, ByteTokenizer, Tokenizer
 from codescent.data.tokenizers.wordpiece import Pieces
 from codescent.tasks.conversations.chat_files import SPECIAL, SPECIAL_MAP, TOKENIZER_CONFIG, ChatFiles
-from codescent.tasks.conversations.chat_jinja import BEGIN, END, MARKED, TAGS, compiled, rendered
+from codescent.tasks.conversations.chat_jinja import BEGIN, END, MARKED, TAGS
+from codescent.tasks.conversations.chat_renderer import ask as ask_renderer
 from codescent.tasks.conversations.conversations import ASSISTANT, HALF, USER, Message, half_a_character, texts_of
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -46,7 +47,8 @@ class ChatTemplate:
 
     def __init__(self, files: ChatFiles) -> None:
         self.name = files.name
-        self._template, variables, day = compiled(files)
+        facts = ask_renderer(files, None)
+        variables = facts["variables"]
         self._tagged = MARKED in variables
         self.reads_eos = "eos_token" in variables
         if unknown := [name for name in SPECIAL if name in variables and name not in files.special]:
@@ -58,7 +60,7 @@ class ChatTemplate:
         named = {name: text for name, text in files.special.items() if text is not None}
         self._variables = {"tools": None, "documents": None, **named}
         self.special = {name: text for name, text in named.items() if name in variables}
-        self.files = replace(files, day=None if day is None else day.isoformat())
+        self.files = replace(files, day=facts["day"])
 
     def render(self, messages: Sequence[Message], *, ask: bool = False, marked: bool = False) -> str:
         """The text of a conversation, or of its first messages.
@@ -71,7 +73,7 @@ class ChatTemplate:
         except RecursionError as error:
             raise UserError("a message is nested too deeply") from error
         variables = {"messages": plain, "add_generation_prompt": ask, **self._variables}
-        text = rendered(self._template, self.name, variables | ({MARKED: True} if marked else {}))
+        text: str = ask_renderer(self.files, variables | ({MARKED: True} if marked else {}))["text"]
         if half_a_character(text):
             raise UserError(f"{self.name}: its text {HALF}")
         return text

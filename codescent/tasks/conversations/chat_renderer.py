@@ -1,0 +1,140 @@
+"""In: chat templates and the variables that they read. Out: texts, within limits of time and memory.
+A process of its own renders (this file, run by -m), so that it can be ended whatever a template asks for.
+Does not compile or render in this process: chat_jinja.py does, in the other one."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from functools import lru_cache
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Template
+
+from codescent.base.errors import UserError
+from codescent.tasks.conversations.chat_files import ChatFiles
+from codescent.tasks.conversations.chat_jinja import compiled, rendered
+
+LIMIT_S = 20.0
+"""Seconds for one conversation. Usual templates take less than a millisecond."""
+
+LIMIT_BYTES = 1 << 30
+"""Memory of the process, besides what it has at the start."""
+
+
+class Renderer:
+    """The process that renders, as its parent sees it. It ends when its parent closes the connection, or ends."""
+
+    def __init__(self) -> None:
+        root = str(Path(__file__).resolve().parents[3])  # the process imports the same codescent
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        self.parent = os.getpid()
+        self.connection, theirs = Pipe()
+        with theirs:  # the process inherits a copy
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the parent
+            )
+
+    def ask(self, files: ChatFiles, variables: Mapping[str, Any] | None) -> dict[str, Any]:
+        """See `ask`. Raises EOFError or OSError: the process ended; TimeoutError: no answer within LIMIT_S."""
+        self.connection.send_bytes(json.dumps([asdict(files), variables]).encode())
+        if not self.connection.poll(LIMIT_S):
+            raise TimeoutError
+        answer: dict[str, Any] = json.loads(self.connection.recv_bytes())
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self.connection.close()
+        if self.parent == os.getpid():
+            self.process.kill()
+            self.process.wait()
+
+
+_one: list[Renderer] = []
+_lock = threading.Lock()
+
+
+def ask(files: ChatFiles, variables: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Compile a template, and render it if there are variables.
+
+    Args:
+        files: the template.
+        variables: JSON data; None: only compile it.
+
+    Returns:
+        {"text"}, or, if it is only compiled: {"variables": names that it reads, "day": its date or None}.
+
+    Raises:
+        UserError: the template is not Jinja, raises an error, or needs more than LIMIT_S or LIMIT_BYTES.
+    """
+    with _lock:
+        if not _one or _one[0].parent != os.getpid():  # a forked process needs its own
+            _one[:] = [Renderer()]
+        try:
+            answer = _one[0].ask(files, variables)
+        except (EOFError, OSError) as error:
+            end_renderer()
+            if isinstance(error, TimeoutError):
+                raise UserError(f"{files.name}: takes more than {LIMIT_S:.0f} s for one conversation") from error
+            raise UserError(f"{files.name}: the process that renders it ended; perhaps memory ran out") from error
+        except BaseException:  # Ctrl-C: an answer that nobody took would be the next one's
+            end_renderer()
+            raise
+    if "refused" in answer:
+        raise UserError(*answer["refused"])
+    return answer
+
+
+def end_renderer() -> None:
+    """End the process, if there is one; the next question starts another."""
+    while _one:
+        _one.pop().close()
+
+
+atexit.register(end_renderer)
+
+
+@lru_cache(maxsize=16)
+def _compiled(name: str, text: str, day: str | None) -> tuple[Template, dict[str, Any]]:
+    template, variables, found = compiled(ChatFiles(name, text, {}, day))
+    return template, {"variables": sorted(variables), "day": None if found is None else found.isoformat()}
+
+
+def _answer(request: bytes) -> dict[str, Any]:
+    files, variables = json.loads(request)
+    try:
+        template, facts = _compiled(files["name"], files["text"], files["day"])
+        return facts if variables is None else {"text": rendered(template, files["name"], variables)}
+    except UserError as error:
+        return {"refused": error.problems}
+
+
+def _serve(handle: str) -> None:
+    """Answer requests until the parent ends the connection."""
+    connection = Connection(int(handle))
+    with suppress(OSError, ValueError):  # not everywhere; the limit of time remains
+        now_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now_bytes + LIMIT_BYTES,) * 2)
+    with suppress(EOFError, OSError):  # the parent is gone
+        while True:
+            connection.send_bytes(json.dumps(_answer(connection.recv_bytes())).encode())
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])

@@ -1,0 +1,159 @@
+"""In: an empty folder. Out: `SUBJECTS`: a project there, the files to damage, the commands that must survive it.
+Does not damage anything and does not run what it names."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chats import CHATML, TALK, tokenizer_text
+from questions import files as squad_files
+from questions import vocabulary
+from runs import make_project
+
+ONE = ("train.num_steps=1", "train.eval_every=0", "run.name=one")
+TINY = ("model.num_layers=1", "model.hidden_dim=8")
+TENSORS = (
+    *("model.kind=transformer", "model.num_layers=auto", "model.seq_len=auto", "model.num_encoder_layers=1"),
+    *("model.num_decoder_layers=1", "model.embedding=none", "model.source_len=2", "model.target_len=3"),
+    *("data.task=tensors", "train.global_batch_size=4"),
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is fuzzed.
+
+    Attributes:
+        make: writes the project into an empty folder.
+        files: glob patterns of the files to damage.
+        commands: each is tried; they run in the project's folder.
+        before: commands that complete the project.
+        checked: the files are verified: after a damage a command says the same as before, or refuses. Other files are
+            the user's own words, and another result is right.
+        finish: completes the project after these commands.
+        results: files of which a command's result consists, besides what it prints.
+    """
+
+    make: Callable[[Path], object]
+    files: Sequence[str]
+    commands: Sequence[Sequence[str]]
+    before: Sequence[Sequence[str]] = field(default_factory=tuple)
+    finish: Callable[[Path], object] = bool
+    checked: bool = False
+    results: Sequence[str] = ()
+
+
+def _lines(folder: Path) -> None:
+    make_project(folder)
+    rng = random.Random(3)
+    words = ["many", "workers", "one", "descent", "é", "😀"]
+    lines = [{"text": " ".join(rng.choice(words) for _ in range(20))} for _ in range(100)]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _pairs(folder: Path) -> None:
+    make_project(folder)
+    lines = [{"prompt": f"what is {n}", "response": f"it is {n}"} for n in range(80)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _chat(folder: Path) -> None:
+    make_project(folder)
+    (folder / "talks.jsonl").write_text((json.dumps({"messages": TALK}) + "\n") * 60)
+    (folder / "tokenizer.json").write_text(tokenizer_text())
+    (folder / "chat_template.jinja").write_text(CHATML)
+
+
+def _questions(folder: Path) -> None:
+    make_project(folder)
+    squad_files(folder)
+    vocabulary(folder)
+
+
+def _own(folder: Path) -> None:
+    """The file of tensors that was generated becomes the user's own."""
+    made = max(
+        (path for path in folder.glob("datasets/*/*") if path.suffix != ".json"), key=lambda path: path.stat().st_size
+    )
+    made.rename(folder / f"own{made.suffix}")
+    shutil.rmtree(folder / "datasets")
+    shutil.rmtree(folder / "runs")
+
+
+CHAT = (
+    *("train", "run.toml", *ONE, "data.task=sft", "data.corpus=talks.jsonl", "model.seq_len=128"),
+    *("data.tokenizer=tokenizer.json", "data.chat_template=chat_template.jinja", "train.global_batch_size=2"),
+)
+QUESTIONS = (
+    *("train", "run.toml", *ONE, "model.kind=bert", "data.task=qa", "model.seq_len=64", "data.stride=16"),
+    *("data.corpus=train.json", "data.validation=dev.json", "data.tokenizer=bert:vocab.txt", "data.question_len=16"),
+    "train.global_batch_size=2",
+)
+SHORT = ("train", "run.toml", "run.name=a", "train.num_steps=2", "optimizer.decay_steps=4", "checkpoint.every=1")
+FOLDER = ("export", "runs/a", "folder")
+IMPORT = ("import", "folder", "runs/imported", "--config", "run.toml")
+
+SUBJECTS: dict[str, Subject] = {
+    "config": Subject(make_project, ["run.toml"], [["config", "run.toml"], ["plan", "run.toml"]]),
+    "text": Subject(
+        make_project,
+        ["corpus.txt"],
+        [["train", "run.toml", *ONE], ["train", "run.toml", *ONE, "data.tokenizer=bpe:300"]],
+    ),
+    "lines": Subject(_lines, ["corpus.jsonl"], [["train", "run.toml", *ONE, "data.corpus=corpus.jsonl"]]),
+    "pairs": Subject(
+        _pairs, ["pairs.jsonl"], [["train", "run.toml", *ONE, "data.task=sft", "data.corpus=pairs.jsonl"]]
+    ),
+    "conversations": Subject(_chat, ["talks.jsonl"], [CHAT]),
+    "templates": Subject(_chat, ["chat_template.jinja"], [CHAT]),
+    "tokenizers": Subject(
+        _chat, ["tokenizer.json"], [CHAT, ["train", "run.toml", *ONE, "data.tokenizer=tokenizer.json"]]
+    ),
+    "questions": Subject(_questions, ["train.json", "dev.json"], [QUESTIONS]),
+    "vocabularies": Subject(_questions, ["vocab.txt"], [QUESTIONS]),
+    **{
+        kind: Subject(
+            make_project,
+            [f"own{ending}"],
+            [["train", "run.toml", *ONE, *TENSORS, f"data.corpus=own{ending}"]],
+            before=[["train", "run.toml", *ONE, *TENSORS, "data.corpus=synthetic:40:1", f"data.format={kind}"]],
+            finish=_own,
+        )
+        for kind, ending in (("hdf5", ".h5"), ("pt", ".pt"), ("safetensors", ".safetensors"))
+    },
+    "huggingface": Subject(make_project, ["folder/*.json", "folder/*.safetensors"], [IMPORT], before=[SHORT, FOLDER]),
+    "prepared": Subject(
+        make_project,
+        ["datasets/*/*"],
+        [["train", "run.toml", *ONE]],
+        before=[SHORT],
+        checked=True,
+        results=["runs/one/metrics.csv"],
+    ),
+    "checkpoints": Subject(
+        make_project,
+        ["runs/a/checkpoints/step_*/*"],
+        [["evaluate", "runs/a"], ["export", "runs/a", "out"]],
+        before=[SHORT],
+        checked=True,
+        results=["out/model.safetensors"],
+    ),
+    "run folders": Subject(
+        make_project,
+        ["runs/a/*.json", "runs/a/*.jsonl", "runs/a/*.csv", "runs/a/*.toml"],
+        [
+            ["evaluate", "runs/a"],
+            ["sample", "runs/a", "--tokens", "5"],
+            ["export", "runs/a", "out"],
+            [*SHORT, "train.num_steps=4", "--resume"],
+        ],
+        before=[SHORT],
+        checked=True,
+        results=["out/*", "runs/a/metrics.csv"],
+    ),
+}
