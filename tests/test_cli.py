@@ -115,6 +115,7 @@ def test_overrides_may_stand_anywhere(project: Path) -> None:
         (["plan", "run.toml", "--ranks", "two"], "'two' is not a whole number of at least 1"),
         (["plan", ""], "CONFIG: is empty"),
         (["data", " "], "corpus: is empty"),
+        (["data", "x" * 5000], "xxx...: File name too long"),
         (["data", "corpus.txt", "--tokenizer", ""], "--tokenizer: is empty"),
         (["sample", "run.toml"], "run.toml: is a file, not a run folder"),
         (["train", "run.toml", "run.folder=run.toml/inside"], "run.toml is a file, not a folder"),

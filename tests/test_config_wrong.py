@@ -300,3 +300,11 @@ def test_every_section_is_in_the_schema() -> None:
 def test_a_name_too_long_for_a_folder() -> None:
     with pytest.raises(UserError, match=r"run\.name: .*at most 200 bytes"):
         load("default", [f"run.name={'n' * 201}"])
+
+
+@pytest.mark.parametrize("key", ["data.corpus", "data.tokenizer", "run.folder", "model.weights", "data.folder"])
+def test_paths_too_long_for_a_file_system(key: str) -> None:
+    with pytest.raises(UserError, match=rf"{key}: .*no name in a path is longer than 255 bytes"):
+        load("default", [f"{key}=a/{'n' * 256}"])
+    with pytest.raises(UserError, match=rf"{key}: .*must be at most 3500 bytes"):
+        load("default", [f"{key}={'n/' * 2000}"])

@@ -199,3 +199,23 @@ def test_files_that_are_no_tokenizer(tmp_path: Path, content: str, told: str) ->
     assert str(path) in str(caught.value)
     with pytest.raises(UserError, match="No such file"):
         load(tmp_path / "none.json")
+
+
+def test_an_alphabet_with_half_a_character_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"codescent_tokenizer": "char", "characters": "a\ud800b", "separator": False}))
+    with pytest.raises(UserError, match=r"a\.json: not a tokenizer: its alphabet has half of a surrogate pair"):
+        load(path)
+
+
+def test_json_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(UserError, match=r"a\.json: not a tokenizer: not JSON \(maximum recursion"):
+        load(path)
+
+
+def test_a_word_that_no_token_stands_for_is_refused() -> None:
+    inner = library.Tokenizer(library.models.WordPiece({"a": 0}, unk_token="[UNK]"))
+    with pytest.raises(UserError, match=r"the tokenizer cannot encode the text: .*Missing \[UNK\]"):
+        LibraryTokenizer(inner).encode("b")

@@ -4,6 +4,7 @@ Does not write them to disk (test_data_questions.py does)."""
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from transformers import BertTokenizerFast
 
 from codescent.base.errors import UserError
 from codescent.data.tokenizers.wordpiece import WordPiece, bert
+from codescent.tasks.answers import windows
 from codescent.tasks.answers.predictions import normalise
 from codescent.tasks.answers.squad import Answer, Question, read_questions
 from codescent.tasks.answers.windows import (
@@ -65,7 +67,8 @@ def test_spans_and_best_windows_are_those_of_bert(num_tokens: int, room: int, st
     spans = context_spans(num_tokens, room, stride)
     expected = spans_of_bert(num_tokens, room, stride)
     assert [(begin, end - begin) for begin, end in spans.tolist()] == expected
-    best = best_windows(spans, num_tokens)
+    with patch.object(windows, "TOKENS_AT_ONCE", 7):
+        best = best_windows(spans, num_tokens)
     for place in range(num_tokens):
         scores = {
             number: min(place - begin, begin + length - 1 - place) + 0.01 * length
@@ -232,3 +235,11 @@ def test_targets_cover_the_answer(small: WordPiece, text: str, begin: int, lengt
         if begins[place] < begin + len(answer.rstrip()) and ends[place] > begin + len(answer) - len(answer.lstrip())
     ]
     assert row["targets"].tolist() == ([wanted[0], wanted[-1]] if wanted else [0, 0])
+
+
+def test_windows_that_nobody_can_hold_are_refused(small: WordPiece, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "MOST_TOKENS", 1 << 20)
+    question = ask("who?", "king", "king " * 4000)
+    with pytest.raises(UserError, match=r"data\.stride = 1: a context of 4,000 tokens .* give a larger data\.stride"):
+        cut([question], small, WindowSizes(384, 1, 16))
+    assert len(cut([question], small, WindowSizes(384, 128, 16))) == 30

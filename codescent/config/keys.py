@@ -17,6 +17,7 @@ AUTO = "auto"  # None in a config file: codescent chooses the value. It also ove
 
 MAX_SEED = 2**63 - 1
 MAX_NAME_BYTES = 200  # file systems allow 255; temporary files add a prefix and a suffix
+MAX_PART_BYTES, MAX_PATH_BYTES = 255, 3500  # file systems allow 4096 for a path; files and folders are added to it
 MAX_SAMPLES = 2**31 - 1
 
 
@@ -33,6 +34,14 @@ def _check_text(value: str) -> str:
         raise ValueError("must not be empty")
     if visible(value) != value or any(character < " " or "\ud800" <= character <= "\udfff" for character in value):
         raise ValueError("must be printable Unicode text")
+    return value
+
+
+def _check_path(value: str) -> str:
+    if max(len(part.encode()) for part in _check_text(value).split("/")) > MAX_PART_BYTES:
+        raise ValueError(f"no name in a path is longer than {MAX_PART_BYTES} bytes")
+    if len(value.encode()) > MAX_PATH_BYTES:
+        raise ValueError(f"must be at most {MAX_PATH_BYTES} bytes long")
     return value
 
 
@@ -57,10 +66,10 @@ def _check_tokenizer(value: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_check_text)]
-TextOrPath = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text)]
+TextOrPath = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_path)]
 FolderName = Annotated[str, AfterValidator(_check_folder_name)]
-Tokenizer = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_text), AfterValidator(_check_tokenizer)]
-Folder = Annotated[Path, BeforeValidator(_to_path), AfterValidator(lambda path: Path(_check_text(str(path))))]
+Tokenizer = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_path), AfterValidator(_check_tokenizer)]
+Folder = Annotated[Path, BeforeValidator(_to_path), AfterValidator(lambda path: Path(_check_path(str(path))))]
 PathFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]
 """An absolute path, so that a resumed run finds it from any working directory."""
 

@@ -3,6 +3,7 @@ Does not import a subcommand's module before the subcommand is called: `codescen
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,9 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
         _say("interrupted")
         return 130
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            _say(f"error: {str(error.filename)[:60]}...: {error.strerror}")
+            return 2
         # The reader of the output has ended (`codescent ... | head`), or the disk is full: stop writing there.
         gone = isinstance(error, BrokenPipeError) and not trains
         if not gone and (error.filename is not None or not is_full(error)):

@@ -54,10 +54,16 @@ class LibraryTokenizer:
         return cls(inner)
 
     def encode(self, text: str) -> npt.NDArray[Any]:
-        """Ids of a text, equal to those of the library's `encode(text, add_special_tokens=False)`."""
+        """Ids of a text, equal to those of the library's `encode(text, add_special_tokens=False)`.
+
+        Raises UserError: the library cannot, for example because a word is unknown and there is no token for that.
+        """
         if self._words:
             return self._words.encode(text)
-        return np.array(self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids, self._dtype)
+        try:
+            return np.array(self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids, self._dtype)
+        except Exception as error:  # the library raises a bare Exception
+            raise UserError(f"the tokenizer cannot encode the text: {error}") from error
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ids, including control tokens. Raises ValueError for an id outside the vocabulary."""

@@ -133,6 +133,8 @@ def load(path: Path) -> Tokenizer:
         raise UserError(f"{path}: not a tokenizer: not JSON ({error})") from error
     match fields:
         case {"codescent_tokenizer": "char", "characters": str(characters), "separator": bool(with_separator)}:
+            if any("\ud800" <= character <= "\udfff" for character in characters):
+                raise UserError(f"{path}: not a tokenizer: its alphabet has half of a surrogate pair, no character")
             return CharTokenizer(characters, with_separator)
         case {"codescent_tokenizer": "byte"}:
             return ByteTokenizer()

@@ -17,6 +17,8 @@ from codescent.tasks.answers.squad import Question
 
 Rows = npt.NDArray[Any]  # of the dtype of `WindowSizes.dtype`
 QUESTIONS_AT_ONCE = 512
+TOKENS_AT_ONCE = 1024
+MOST_TOKENS = 1 << 27
 CONTROLS = 3  # [CLS], [SEP], [SEP]
 KEYS = {"max_length": "data.seq_len", "stride": "data.stride", "max_question": "data.question_len"}
 """The keys of the config that give the sizes."""
@@ -98,7 +100,7 @@ def make_windows(
     every question has windows. Only these windows have the fields for decoding.
 
     Raises:
-        UserError: sizes that leave no room.
+        UserError: sizes that leave no room, or more than MOST_TOKENS in the windows of one question.
     """
     sizes.checked_length()
     dtype = sizes.dtype(tokenizer.vocab_size, with_text=not training)
@@ -145,11 +147,15 @@ def best_windows(spans: npt.NDArray[np.int64], num_tokens: int) -> npt.NDArray[n
     A window's score for a token: tokens on the token's shorter side, plus 0.01 x tokens of the window. The window with
     the highest score is taken; among equal scores, the first (`_check_is_max_context` of BERT's run_squad.py).
     """
-    place = np.arange(num_tokens)
-    begins, ends = spans[:, :1], spans[:, 1:]
-    sides = np.minimum(place - begins, ends - 1 - place)
-    score = np.where(sides >= 0, sides + 0.01 * (ends - begins), -1.0)
-    return np.asarray(score.argmax(0), np.int64)
+    best = np.empty(num_tokens, np.int64)
+    for first in range(0, num_tokens, TOKENS_AT_ONCE):  # all tokens and all windows at once may be terabytes
+        place = np.arange(first, min(first + TOKENS_AT_ONCE, num_tokens))
+        near = np.flatnonzero((spans[:, 0] <= place[-1]) & (spans[:, 1] > first))
+        begins, ends = spans[near, :1], spans[near, 1:]
+        sides = np.minimum(place - begins, ends - 1 - place)
+        score = np.where(sides >= 0, sides + 0.01 * (ends - begins), -1.0)
+        best[place] = near[score.argmax(0)]
+    return best
 
 
 def segments_of(rows: Rows) -> npt.NDArray[np.int64]:
@@ -170,6 +176,11 @@ def _windows(
     first = len(question) + 2
     num_tokens = len(context.ids)
     spans = context_spans(num_tokens, sizes.max_length - first - 1, sizes.stride)
+    if len(spans) * sizes.max_length > MOST_TOKENS:
+        raise UserError(
+            f"data.stride = {sizes.stride}: a context of {num_tokens:,} tokens would be cut into {len(spans):,} "
+            f"windows of {sizes.max_length} tokens, more than {MOST_TOKENS:,} tokens; give a larger data.stride"
+        )
     best = best_windows(spans, num_tokens) if num_tokens else np.empty(0, np.int64)
     rows = np.zeros(len(spans), dtype)
     rows["tokens"] = tokenizer.pad
