@@ -32,6 +32,9 @@ from codescent.verbs import cli
 LIMIT_S, LIMIT_BYTES = 60, 12 << 30
 """Of a command: seconds, and bytes of addresses, of which torch alone takes some."""
 
+RESULTS = {"train": "runs/*/metrics.csv", "export": "out/*"}
+"""Files with what a command gives. What the others give is printed."""
+
 
 @dataclass(frozen=True)
 class End:
@@ -51,7 +54,7 @@ class End:
         return "" if self.code in (0, 1, 2) else f"exit code {self.code}"
 
 
-def call(folder: Path, words: Sequence[str], subject: Subject) -> End:
+def call(folder: Path, words: Sequence[str]) -> End:
     """`codescent WORDS` in the folder, in a forked process."""
     log = folder / "said.txt"
     child = os.fork()
@@ -67,7 +70,7 @@ def call(folder: Path, words: Sequence[str], subject: Subject) -> End:
         os.waitpid(child, 0)
     said = log.read_text(errors="replace")
     code = None if status is None else os.waitstatus_to_exitcode(status)
-    return End(code, said, _result(folder, subject, said) if code == 0 else "")
+    return End(code, said, _result(folder, words[0], said) if code == 0 else "")
 
 
 def _child(folder: Path, words: Sequence[str], log: Path) -> None:
@@ -92,10 +95,10 @@ def _child(folder: Path, words: Sequence[str], log: Path) -> None:
         os._exit(code)
 
 
-def _result(folder: Path, subject: Subject, said: str) -> str:
+def _result(folder: Path, verb: str, said: str) -> str:
     """A hash of what the command gave: its files of results, and what it printed where it has none."""
     found = hashlib.sha256()
-    paths = sorted(path for pattern in subject.results for path in folder.glob(pattern) if path.is_file())
+    paths = sorted(path for path in folder.glob(RESULTS.get(verb, "-")) if path.is_file())
     for path in paths:
         if path.suffix == ".csv":
             with path.open() as rows:
@@ -113,7 +116,7 @@ def make(subject: Subject, folder: Path) -> None:
     folder.mkdir(parents=True)
     subject.make(folder)
     for words in subject.before:
-        end = call(folder, words, subject)
+        end = call(folder, words)
         if end.code != 0:
             raise RuntimeError(f"{words}: {end.said}")
     subject.finish(folder)
@@ -126,14 +129,14 @@ def case(name: str, base: Path, folder: Path, seed: str, expected: dict[int, End
     words = subject.commands[number]
     if number not in expected:
         shutil.copytree(base, folder, symlinks=True)
-        expected[number] = call(folder, words, subject)
+        expected[number] = call(folder, words)
         shutil.rmtree(folder)
         if expected[number].code != 0:
             raise RuntimeError(f"{name}: {words} fails without a damage: {expected[number].said}")
     shutil.copytree(base, folder, symlinks=True)
     file = rng.choice(sorted(path for pattern in subject.files for path in folder.glob(pattern) if path.is_file()))
     how = damage(file, rng)
-    end = call(folder, words, subject)
+    end = call(folder, words)
     fault = end.fault
     if not fault and end.code == 0 and subject.checked and end.result != expected[number].result:
         fault = "another result in silence"

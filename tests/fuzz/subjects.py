@@ -36,7 +36,6 @@ class Subject:
         checked: the files are verified: after a damage a command says the same as before, or refuses. Other files are
             the user's own words, and another result is right.
         finish: completes the project after these commands.
-        results: files of which a command's result consists, besides what it prints.
     """
 
     make: Callable[[Path], object]
@@ -45,7 +44,6 @@ class Subject:
     before: Sequence[Sequence[str]] = field(default_factory=tuple)
     finish: Callable[[Path], object] = bool
     checked: bool = False
-    results: Sequence[str] = ()
 
 
 def _lines(folder: Path) -> None:
@@ -133,7 +131,6 @@ SUBJECTS: dict[str, Subject] = {
         [["train", "run.toml", *ONE]],
         before=[SHORT],
         checked=True,
-        results=["runs/one/metrics.csv"],
     ),
     "checkpoints": Subject(
         make_project,
@@ -141,7 +138,6 @@ SUBJECTS: dict[str, Subject] = {
         [["evaluate", "runs/a"], ["export", "runs/a", "out"]],
         before=[SHORT],
         checked=True,
-        results=["out/model.safetensors"],
     ),
     "run folders": Subject(
         make_project,
@@ -154,6 +150,5 @@ SUBJECTS: dict[str, Subject] = {
         ],
         before=[SHORT],
         checked=True,
-        results=["out/*", "runs/a/metrics.csv"],
     ),
 }
