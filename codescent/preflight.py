@@ -83,8 +83,8 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
         )
     if config.train.eval_every and validation.num_samples < 1:
         problems.append(
-            f"{dataset.path}: the validation split has no sample of {work.seq_len} positions; raise "
-            "data.validation_fraction, lower data.seq_len, or set train.eval_every = 0"
+            f"{dataset.path}: the validation split has no sample of {work.seq_len} positions; "
+            f"{tasks.more_validation(config.data)}, lower data.seq_len, or set train.eval_every = 0"
         )
     if problems:
         raise UserError(*problems)

@@ -80,7 +80,7 @@ class ScoreRequest:
         dataset, work = self.open_dataset(), self.work
         source = dataset.source("validation", work.seq_len, work.positions(-1))
         if source.num_samples < 1:
-            raise UserError(f"{dataset.path}: the validation split has no sample; raise data.validation_fraction")
+            raise UserError(f"{dataset.path}: the validation split has no sample; {more_validation(self.task.data)}")
         return dataset.path, source
 
 
@@ -141,7 +141,7 @@ class Task:
 
     name: str
     kinds: tuple[str, ...]
-    keys: tuple[str, ...] = ("corpus", "tokenizer", "validation_fraction", "text_key")
+    keys: tuple[str, ...] = ("corpus", "tokenizer", "validation_fraction", "text_key", "validation")
     reads: tuple[str, ...] = ()
     ignores: tuple[str, ...] = ()
     head: str | None = None
@@ -170,6 +170,8 @@ class Task:
     def facts(self, request: TaskRequest, shape: models.Shape) -> TaskFacts:
         """What the plan must know of the task."""
         values = {key: getattr(request.data, key) for key in self.keys}
+        if request.data.validation is not None:
+            del values["validation_fraction"]
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
         return TaskFacts(self.name, self.extras or shape.extras, shape.head_share, identity=identity)
 
@@ -248,6 +250,11 @@ class Task:
             ends: control tokens for config.json, key -> id.
         """
         return texts, ends
+
+
+def more_validation(data: Data) -> str:
+    """What to do if the validation split is too short."""
+    return "raise data.validation_fraction" if data.validation is None else "give a longer data.validation"
 
 
 def refuse_no_wordpiece(task: Task, data: Data) -> None:

@@ -28,7 +28,7 @@ from codescent.train.world import World
 SKIPS_ALLOWED = 10
 """The run ends after this many consecutive steps whose loss or gradients are not finite. All ranks skip such steps."""
 
-OF_A_MACHINE = ("data.corpus", "data.folder")
+OF_A_MACHINE = ("data.corpus", "data.validation", "data.folder")
 """Keys whose values may differ between machines. The samples are compared instead."""
 
 
