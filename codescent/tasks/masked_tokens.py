@@ -105,6 +105,7 @@ class MaskedTokens(TextTask):
     """Predict masked tokens (Devlin et al. 2018, section 3.1)."""
 
     name = head = "mlm"
+    aim = "predict masked tokens"
     kinds = ("bert",)
     unit = "masked tokens"
 

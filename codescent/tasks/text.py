@@ -3,16 +3,18 @@ Does not build samples: the subclasses do."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codescent.data.samples import AnyDataset
-from codescent.data.text.dataset import Dataset, locate, open_dataset, vocab_size_of
+from codescent.data.text import corpora
+from codescent.data.text.dataset import Dataset, is_tokenizer_of, locate, open_dataset, token_shards, vocab_size_of
 from codescent.data.text.prepare import prepare
 from codescent.data.text.request import ALL_TRAIN
-from codescent.data.text.validation import validated_on
-from codescent.tasks.task import VOCAB_SIZES, Task, TaskRequest
+from codescent.data.text.validation import validated_on, validation_shards
+from codescent.tasks.task import VOCAB_SIZES, Task, TaskRequest, is_given
 
 if TYPE_CHECKING:
     from codescent.config.sections import Data
@@ -72,6 +74,21 @@ class TextTask(Task):
         kind, _, size = data.tokenizer.partition(":")
         known = int(size) if kind == "bpe" else VOCAB_SIZES.get(data.tokenizer)
         return None if known is None else known + self.marks
+
+    def unused(self, request: TaskRequest) -> Iterator[tuple[str, str]]:
+        """See `Task`: keys for text, if the corpus is token shards; the key of JSON lines, if there are none."""
+        data = request.data
+        shards = token_shards(data.corpus)
+        if shards is not None:
+            why = f"is for text, and {data.corpus} is token shards"
+            yield "data.validation_fraction", why
+            if not is_tokenizer_of(shards, data.tokenizer):
+                yield "data.tokenizer", f"{why}, which have a tokenizer already"
+        texts = [data.corpus] if shards is None else []
+        if data.validation is not None and validation_shards(data.validation) is None:
+            texts.append(data.validation)
+        if is_given(data, "text_key") and not any(corpora.may_have_json_lines(text) for text in texts):
+            yield "data.text_key", f"needs JSON lines (.jsonl, .ndjson), and there are none in the corpus {data.corpus}"
 
     def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
         """See `Task`; data.validation is prepared, too, by the tokenizer of the corpus."""

@@ -64,8 +64,8 @@ def make_request(
     problems = []
     if not (0.0 < validation_fraction <= 0.5 or validation_fraction in (ALL_TRAIN, ALL_VALIDATION)):
         problems.append(
-            f"data.validation_fraction: {validation_fraction} is not in (0, 0.5], nor 0 (all is for training) or 1 (all "
-            "is for validation)"
+            f"data.validation_fraction: {validation_fraction} is not in (0, 0.5], nor 0 (all is for training) or 1 "
+            "(all is for validation)"
         )
     trained = f"bpe:{train_bpe}" if train_bpe is not None else None
     if trained and tokenizer not in (None, trained):

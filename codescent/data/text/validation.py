@@ -54,15 +54,20 @@ def validated_on(dataset: Dataset, validation: str, root: Path, text_key: str, *
     )
 
 
-def _open(dataset: Dataset, validation: str, root: Path, text_key: str, *, progress: bool) -> Dataset:
+def validation_shards(validation: str) -> Path | None:
+    """The path of a data.validation that is token shards; None: it is text."""
     path = expanded(validation)
-    if validation not in corpora.NAMES:
-        if (path / DESCRIPTION).is_file():
-            return open_dataset(path)
-        if is_foreign(path, "val"):
-            if (path.parent / DESCRIPTION).is_file():
-                raise UserError(f"data.validation = {validation}: one shard of a prepared folder; give {path.parent}")
-            return open_foreign(read_foreign_validation(path))
+    is_there = validation not in corpora.NAMES and ((path / DESCRIPTION).is_file() or is_foreign(path, "val"))
+    return path if is_there else None
+
+
+def _open(dataset: Dataset, validation: str, root: Path, text_key: str, *, progress: bool) -> Dataset:
+    shards = validation_shards(validation)
+    if shards is not None and shards.is_file() and (shards.parent / DESCRIPTION).is_file():
+        raise UserError(f"data.validation = {validation}: one shard of a prepared folder; give {shards.parent}")
+    if shards is not None:
+        ours = (shards / DESCRIPTION).is_file()
+        return open_dataset(shards) if ours else open_foreign(read_foreign_validation(shards))
     try:
         found = prepare(
             validation,

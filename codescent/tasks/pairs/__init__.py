@@ -146,6 +146,7 @@ class Pairs(TextTask):
     """Predict the reverse of a line, or its copy."""
 
     name = "seq2seq"
+    aim = "write a line reversed, or copy it"
     kinds = ("transformer",)
     keys = (*Task.keys, "pairs")
     extras = True
