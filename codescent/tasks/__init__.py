@@ -64,7 +64,7 @@ def _misfit(request: TaskRequest, task: Task, fitting: Sequence[Task]) -> str:
         )
     as_text = f', or data.task = "{fitting[0].name}" to read it as text' if task.also_text(request.data) else ""
     return (
-        f'data.corpus = {request.data.corpus}: is {task.form}, for data.task = "{task.name}", and model.kind = '
+        f'data.corpus = {request.data.corpus}: holds {task.form}, which data.task = "{task.name}" reads; model.kind = '
         f'"{request.kind}" is trained for {names}; take model.kind = {kinds}, or another corpus{as_text}'
     )
 
@@ -75,8 +75,8 @@ def remarks(request: TaskRequest) -> Iterator[str]:
     for other in TASKS:
         if other is not task and other.also_text(request.data):
             yield (
-                f'data.task = "{task.name}": data.corpus = {corpus} is {other.form}, and is read as text; '
-                f'data.task = "{other.name}" (model.kind = {" or ".join(other.kinds)}) reads it as {other.form}'
+                f'data.task = "{task.name}": data.corpus = {corpus} holds {other.form}, and is read as text; '
+                f'data.task = "{other.name}" (model.kind = {" or ".join(other.kinds)}) reads {other.form}'
             )
 
 

@@ -84,8 +84,8 @@ class Answers(FolderTask):
     def prepared_with(self, description: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `FolderTask`."""
         before = super().prepared_with(description)
-        limits = {f"{split}_questions": before.get(f"max_{split}") for split in SPLITS}
-        return {**before, **limits}
+        names = {"question_len": "max_question", **{f"{split}_questions": f"max_{split}" for split in SPLITS}}
+        return {**before, **{name: before.get(recorded) for name, recorded in names.items()}}
 
     def write(self, request: TaskRequest, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
         """See `FolderTask`."""
