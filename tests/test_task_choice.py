@@ -97,7 +97,7 @@ def test_other_models_are_not_trained_on_questions_unasked(
     with pytest.raises(UserError) as told:
         task_request(load("run.toml", words).config)
     assert str(told.value).startswith(
-        'data.corpus = train.json: holds questions in SQuAD\'s form, which data.task = "qa" reads; model.kind = '
+        'data.task = "qa", chosen for data.corpus = train.json (questions in SQuAD\'s form): model.kind = '
         f'"{kind}" is trained for lm or '
     )
     assert str(told.value).endswith('take model.kind = bert, or another corpus, or data.task = "lm" to read it as text')

@@ -63,9 +63,11 @@ def _misfit(request: TaskRequest, task: Task, fitting: Sequence[Task]) -> str:
             f"model.kind = {kinds}"
         )
     as_text = f', or data.task = "{fitting[0].name}" to read it as text' if task.also_text(request.data) else ""
+    corpus, form = request.data.corpus, request.data.format
+    chosen = f"data.corpus = {corpus} ({task.form})" if form is None else f"data.format = {form}"
     return (
-        f'data.corpus = {request.data.corpus}: holds {task.form}, which data.task = "{task.name}" reads; model.kind = '
-        f'"{request.kind}" is trained for {names}; take model.kind = {kinds}, or another corpus{as_text}'
+        f'data.task = "{task.name}", chosen for {chosen}: model.kind = "{request.kind}" is trained for {names}; take '
+        f"model.kind = {kinds}, or another corpus{as_text}"
     )
 
 
