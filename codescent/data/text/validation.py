@@ -44,7 +44,7 @@ def validated_on(dataset: Dataset, validation: str, root: Path, text_key: str, *
         )
     split = Split("validation", other.validation.files, dataset.vocab_size)
     splits = {**dataset.description["splits"], "validation": other.description["splits"]["validation"]}
-    of_validation = {"path": str(other.path), **other.description}
+    of_validation = {"path": str(other.path), "fingerprint": other.fingerprint, **other.description}
     return replace(
         dataset,
         validation=split,

@@ -97,10 +97,11 @@ class TensorDataset:
                 f"data.validation = {other.path}: has {other.sizes}, but {self.path} has {self.sizes}; give tensors of "
                 "the same sizes"
             )
+        of_validation = {"path": str(other.path), "fingerprint": other.fingerprint, **other.description}
         return replace(
             self,
             validation=other.validation,
-            description={**self.description, "validation": {"path": str(other.path), **other.description}},
+            description={**self.description, "validation": of_validation},
             fingerprint=digest([self.fingerprint, other.fingerprint]),
             earlier=None,
         )
