@@ -91,9 +91,10 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
             f"than train.global_batch_size = {size}; lower it or data.seq_len, or use a longer corpus"
         )
     if config.train.eval_every and validation.num_samples < 1:
+        more = tasks.more_validation(plan.task.identity.get("validation"))
         problems.append(
-            f"{dataset.path}: the validation split has no sample of {work.seq_len} positions; "
-            f"{tasks.more_validation(config.data)}, lower data.seq_len, or set train.eval_every = 0"
+            f"{dataset.path}: the validation split has no sample of {work.seq_len} positions; {more}, lower "
+            "data.seq_len, or set train.eval_every = 0"
         )
     if problems:
         raise UserError(*problems)

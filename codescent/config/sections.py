@@ -340,6 +340,10 @@ class Config(BaseModel):
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
 
+    def with_task(self, name: str) -> Self:
+        """This config with another data.task."""
+        return self.model_copy(update={"data": self.data.model_copy(update={"task": name})})
+
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
         if problems := [f"{keys[0]}: {problem}" for keys, problem in contradictions(self)]:

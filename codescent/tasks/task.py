@@ -80,7 +80,8 @@ class ScoreRequest:
         dataset, work = self.open_dataset(), self.work
         source = dataset.source("validation", work.seq_len, work.positions(-1))
         if source.num_samples < 1:
-            raise UserError(f"{dataset.path}: the validation split has no sample; {more_validation(self.task.data)}")
+            more = more_validation(self.task.data.validation)
+            raise UserError(f"{dataset.path}: the validation split has no sample; {more}")
         return self.validation_name(dataset), source
 
     def validation_name(self, dataset: AnyDataset) -> str:
@@ -276,9 +277,9 @@ def is_given(data: Data, name: str) -> bool:
     return bool(getattr(data, name) != type(data).model_fields[name].default)
 
 
-def more_validation(data: Data) -> str:
-    """What to do if the validation split is too short."""
-    return "raise data.validation_fraction" if data.validation is None else "give a longer data.validation"
+def more_validation(validation: object) -> str:
+    """What to do if the validation split is too short, for a value of data.validation."""
+    return "raise data.validation_fraction" if validation is None else "give a longer data.validation"
 
 
 def refuse_no_wordpiece(task: Task, data: Data) -> None:

@@ -47,8 +47,7 @@ class Trained:
         task is that of the run's plan: it may come from a corpus that is not there any more.
         """
         plan = saved_plan(self.folder)
-        data = self.config.data.model_copy(update={"task": plan.task.name})
-        return resolve(self.config.model_copy(update={"data": data}), plan.model.vocab_size or None)
+        return resolve(self.config.with_task(plan.task.name), plan.model.vocab_size or None)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

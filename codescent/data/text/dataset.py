@@ -164,15 +164,16 @@ def vocab_size_of(path: Path, *, both: bool = True) -> int:
 
 
 def is_tokenizer_of(shards: Path, name: str) -> bool:
-    """Whether a value of data.tokenizer names the tokenizer of token shards. The shards are not opened.
-    Raises UserError: see `open_dataset`.
-    """
-    if (shards / DESCRIPTION).is_file():
-        made = prepared.unchecked_description(shards).get("request", {}).get("tokenizer")
-        return bool(make_request(str(shards), name, 0.1, "text", None).key["tokenizer"] == made)
-    folder = shards if shards.is_dir() else shards.parent
-    vocab_size = None if (folder / TOKENIZER).exists() else read_foreign(shards, both=False).vocab_size
-    return name == "gpt2" and vocab_size == GPT2_VOCAB_SIZE
+    """Whether a value of data.tokenizer names the tokenizer of token shards. The shards are not opened."""
+    try:
+        if (shards / DESCRIPTION).is_file():
+            made = prepared.unchecked_description(shards).get("request", {}).get("tokenizer")
+            return bool(make_request(str(shards), name, 0.1, "text", None).key["tokenizer"] == made)
+        folder = shards if shards.is_dir() else shards.parent
+        vocab_size = None if (folder / TOKENIZER).exists() else read_foreign(shards, both=False).vocab_size
+        return name == "gpt2" and vocab_size == GPT2_VOCAB_SIZE
+    except UserError:  # no such tokenizer, or no shards: opening them says so
+        return False
 
 
 def locate(
