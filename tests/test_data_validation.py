@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -155,12 +156,17 @@ def test_many_documents_are_separated_in_both(tmp_path: Path) -> None:
     assert tokens_of(found) == [[0, 1, 2, 1, 0, 2]] * 2
 
 
+@cache
+def gpt2_ids(times: int) -> np.ndarray:
+    return bpe.gpt2().encode(QUESTION * times)
+
+
 @pytest.fixture
 def shards(tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with 90 tokens for training in nanoGPT's form, and with 20 in the folder "held"."""
     monkeypatch.setenv("CODESCENT_DATA_DIR", str(data_dir))
     monkeypatch.chdir(tmp_path)
-    ids = bpe.gpt2().encode(QUESTION * 10)
+    ids = gpt2_ids(10)
     (tmp_path / "held").mkdir()
     ids[:90].tofile("train.bin")
     ids[90:110].tofile("held/anything_val.bin")
@@ -172,24 +178,23 @@ def shards(tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> P
 def test_shards_of_others_then_need_no_validation_split(validation: str, shards: Path) -> None:
     with pytest.raises(UserError, match=r"no validation shard .* or give data\.validation"):
         open_dataset(shards)
-    ids = bpe.gpt2().encode(QUESTION * 10).tolist()
-    expected = bpe.gpt2().encode(QUESTION).tolist() if validation == "dev.txt" else ids[90:110]
+    ids = gpt2_ids(10).tolist()
+    expected = gpt2_ids(1).tolist() if validation == "dev.txt" else ids[90:110]
     assert tokens_of(opened(shards, "data.corpus=.", f"data.validation={validation}")) == [ids[:90], expected]
 
 
 def test_a_text_is_validated_on_prepared_shards_of_its_tokenizer(shards: Path) -> None:
     Path("corpus.txt").write_text(QUESTION * 3)
     words = ("data.corpus=corpus.txt", "data.tokenizer=gpt2")
-    ids, again = (bpe.gpt2().encode(text).tolist() for text in (QUESTION * 3, QUESTION))
+    ids, again = (gpt2_ids(times).tolist() for times in (3, 1))
     made = prepare("dev.txt", "gpt2", shards, validation_fraction=1.0)
     assert tokens_of(opened(shards, *words, f"data.validation={made}")) == [ids, again]
     assert tokens_of(opened(shards, *words, "data.validation=held"))[0] == ids
     with pytest.raises(UserError, match="one shard of a prepared folder; give"):
         opened(shards, *words, f"data.validation={made / 'validation_000000.bin'}")
-    for word in ("data.tokenizer=byte", "data.tokenizer=bpe:260"):
-        for validation in (made, "held"):
-            with pytest.raises(UserError, match="its tokens are of another tokenizer"):
-                opened(shards, *words, word, f"data.validation={validation}")
+    for word, validation in (("data.tokenizer=byte", made), ("data.tokenizer=bpe:260", "held")):
+        with pytest.raises(UserError, match="its tokens are of another tokenizer"):
+            opened(shards, *words, word, f"data.validation={validation}")
 
 
 def test_shards_without_a_tokenizer_need_shards(shards: Path) -> None:
