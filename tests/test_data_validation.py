@@ -170,6 +170,7 @@ def shards(tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> P
     (tmp_path / "held").mkdir()
     ids[:90].tofile("train.bin")
     ids[90:110].tofile("held/anything_val.bin")
+    ids[:50].tofile("held/interval_train.bin")  # no validation shard
     Path("dev.txt").write_text(QUESTION)
     return tmp_path
 

@@ -119,6 +119,8 @@ def test_a_plan_names_the_task(project: Path) -> None:
     done = called(project, "plan", "run.toml", *BERT, "data.corpus=train.json", "data.task=mlm")
     assert "task mlm: predict masked tokens; corpus train.json; model bert" in " ".join(done.stdout.split())
     assert "and is read as text" in done.stderr
+    done = called(project, "plan", "run.toml", "data.corpus=[bold]corpus[a-z].txt")
+    assert "corpus [bold]corpus[a-z].txt; model gpt2" in " ".join(done.stdout.split())
 
 
 def test_a_run_names_its_task_and_keeps_it(

@@ -52,7 +52,7 @@ def show_plan(plan: Plan) -> None:
     table.add_column()
     for name, value in _plan_rows(plan):
         table.add_row(name, value)
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False).print(table)
 
 
 def _plan_rows(plan: Plan) -> list[tuple[str, str]]:

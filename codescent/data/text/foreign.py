@@ -46,7 +46,7 @@ class Foreign:
 def is_foreign(path: Path, split: str = "train") -> bool:
     """Whether this is a `.bin` file, or a folder with `.bin` files for training ("train") or validation ("val")."""
     if path.is_dir():
-        return any(split in file.name for file in path.glob("*.bin"))
+        return bool(_files_of(path, split))
     return path.suffix == ".bin" and path.is_file()
 
 
@@ -81,10 +81,16 @@ def read_foreign_validation(path: Path) -> Foreign:
     return _foreign(path, [], _set_of(path, "val")[1])
 
 
+def _files_of(folder: Path, split: str) -> list[Path]:
+    """The `.bin` files of a split, by name: a name such as interval_train.bin is of the training split."""
+    found = [file for file in sorted(folder.glob("*.bin")) if split in file.name]
+    return found if split == "train" else [file for file in found if "train" not in file.name]
+
+
 def _set_of(path: Path, split: str) -> tuple[str, list[Path]]:
     """The stem and the files X_SPLIT*.bin of one set. Raises UserError: the folder has several sets."""
     folder = path if path.is_dir() else path.parent
-    files = [file for file in sorted(folder.glob("*.bin")) if split in file.name]
+    files = _files_of(folder, split)
     stems = {file.name.partition(split)[0] for file in ([path] if path.is_file() else files)}
     if len(stems) > 1:
         what = "training" if split == "train" else "validation"
