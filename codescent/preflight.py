@@ -50,10 +50,10 @@ def without_effect(loaded: LoadedConfig) -> list[str]:
     config = loaded.config
     found = dict(effects.without_effect(config))
     try:
-        of_task = tasks.without_effect(task_request(config))
+        of_task = dict(tasks.without_effect(task_request(config)))
     except UserError:  # the run is refused, and the refusal says why
-        of_task = iter(())
-    found |= {key: why for key, why in of_task if not effects.is_default(config, key)}
+        of_task = {}
+    found |= {key: why for key, why in of_task.items() if not effects.is_default(config, key)}
     return [
         *loaded.replaced,
         *(
@@ -62,6 +62,15 @@ def without_effect(loaded: LoadedConfig) -> list[str]:
             if key in found
         ),
     ]
+
+
+def notes(loaded: LoadedConfig) -> list[str]:
+    """Sentences for the user before the run: `without_effect`, and what a task finds odd in its corpus."""
+    try:
+        found = list(tasks.remarks(task_request(loaded.config)))
+    except UserError:  # the run is refused, and the refusal says why
+        found = []
+    return [*without_effect(loaded), *found]
 
 
 def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
@@ -82,9 +91,10 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
             f"than train.global_batch_size = {size}; lower it or data.seq_len, or use a longer corpus"
         )
     if config.train.eval_every and validation.num_samples < 1:
+        more = tasks.more_validation(plan.task.identity.get("validation"))
         problems.append(
-            f"{dataset.path}: the validation split has no sample of {work.seq_len} positions; raise "
-            "data.validation_fraction, lower data.seq_len, or set train.eval_every = 0"
+            f"{dataset.path}: the validation split has no sample of {work.seq_len} positions; {more}, lower "
+            "data.seq_len, or set train.eval_every = 0"
         )
     if problems:
         raise UserError(*problems)

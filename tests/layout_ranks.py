@@ -86,14 +86,14 @@ def infinite_gradient() -> None:
 
 def earlier_fingerprint() -> None:
     """Shards of others have the fingerprint that earlier versions gave them."""
-    whole = dataset._open_foreign
+    whole = dataset.open_foreign
 
     def opened(found: Any) -> dataset.Dataset:
         made = whole(found)
         assert made.earlier is not None
         return dataclasses.replace(made, fingerprint=made.earlier)
 
-    dataset._open_foreign = opened
+    dataset.open_foreign = opened
 
 
 def reads_no_file_whole() -> None:

@@ -13,7 +13,6 @@ import numpy as np
 from codescent import tasks
 from codescent.base.sealed import digest
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.data.text.dataset import open_dataset
 from codescent.tasks.task import TaskRequest
 from codescent.tasks.text import TextDataset, TextTask
 
@@ -74,7 +73,7 @@ class Order(TextTask):
     unit = "pairs of lines"
 
     def open(self, request: TaskRequest, path: Path) -> OrderDataset:
-        return OrderDataset(open_dataset(path), request.seed)
+        return OrderDataset(self.text(request, path), request.seed)
 
 
 REGISTERED = (*tasks.TASKS, Order())

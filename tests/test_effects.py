@@ -6,15 +6,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from asked import questions
+from questions import files, vocabulary
 from runs import called, make_project
 
 from codescent.build import build
 from codescent.config.effects import ONLY
 from codescent.config.load import load, shipped
 from codescent.config.words import KEYS
+from codescent.data.text.prepare import prepare
 from codescent.preflight import without_effect
+from codescent.record import RunFolder
 from codescent.tasks import TASKS
+from codescent.tasks.tensors.prepare import make_recipe, prepare_synthetic
+from codescent.tasks.tensors.synthetic import Sizes
 
 OF_A_TASK = {f"data.{name}" for task in TASKS for name in (*task.keys, *task.reads)}
 ALWAYS = {
@@ -80,7 +87,7 @@ def test_every_key_of_a_shipped_config_has_an_effect(name: str) -> None:
         ("checkpoint.keep_best=false", "train.eval_every=0", "train.eval_every=5"),
         ("data.train_questions=3", "data.task=lm", ""),
         ("data.pairs=copy", "data.task=lm", ""),
-        ("data.validation=dev.json", "data.task=lm", ""),
+        ("data.validation_fraction=0.3", "data.validation=corpus.txt", "data.validation=auto"),
     ],
 )
 def test_a_key_without_effect_is_named(config: Path, word: str, useless: str, useful: str) -> None:
@@ -100,12 +107,71 @@ def test_what_the_task_ignores(config: Path) -> None:
     assert set(said(config, *words)) >= {"data.text_key", "train.head_chunk_tokens"}
 
 
+@pytest.mark.parametrize("suffix", ["txt", "jsonl", "ndjson", "jsonl.gz", "tar"])
+def test_the_key_of_json_lines_needs_json_lines(config: Path, suffix: str) -> None:
+    (config.parent / f"more.{suffix}").write_text("")
+    corpus, more = config.parent / "corpus.txt", config.parent / f"more.{suffix}"
+    for words in ((f"data.corpus={more}",), (f"data.corpus={corpus}", f"data.validation={more}")):
+        found = said(config, *words, "data.text_key=body")
+        assert bool(found) == (suffix == "txt")
+        assert all(
+            "needs JSON lines (.jsonl, .ndjson), and there are none in the corpus" in one for one in found.values()
+        )
+
+
+def test_what_token_shards_make_useless(config: Path) -> None:
+    words = (f"data.corpus={config.parent}", "data.text_key=body", "data.validation_fraction=0.2")
+    np.arange(90, dtype="<u2").tofile(config.parent / "train.bin")
+    useless = {"data.text_key", "data.validation_fraction", "data.tokenizer"}
+    assert set(said(config, *words)) == useless
+    assert set(said(config, *words, "data.tokenizer=gpt2")) == useless - {"data.tokenizer"}
+    (config.parent / "dev.jsonl").write_text("")
+    found = said(config, *words, f"data.validation={config.parent / 'dev.jsonl'}")
+    assert set(found) == {"data.tokenizer", "data.validation_fraction"}
+    assert found["data.tokenizer"].endswith("is token shards, which have a tokenizer already")
+
+
+def test_what_prepared_folders_make_useless(config: Path) -> None:
+    folder = config.parent
+    (folder / "corpus.txt").write_text("some words\n" * 90)
+    made = prepare(str(folder / "corpus.txt"), "bpe:300", folder)
+    for tokenizer, useless in (("bpe:300", set()), ("bpe:301", {"data.tokenizer"}), ("no.json", {"data.tokenizer"})):
+        assert set(said(config, f"data.corpus={made}", f"data.tokenizer={tokenizer}")) == useless
+    train, dev = files(folder)
+    keys = {"tokenizer": f"bert:{vocabulary(folder)}", "stride": 8, "question_len": 9, "train_questions": 2}
+    made = questions(str(train), validation=str(dev), seq_len=40, **keys).prepare(folder)
+    same = [f"data.{name}={value}" for name, value in keys.items()]
+    of_folder = ("model.kind=bert", f"data.corpus={made}")
+    assert not said(config, *of_folder, *same)
+    found = said(config, *of_folder, *same, "data.stride=9", "data.validation_questions=1", "data.train_questions=3")
+    assert set(found) == {"data.stride", "data.validation_questions", "data.train_questions"}
+    assert f"it is for a corpus that is not prepared yet, and {made} is prepared" in found["data.stride"]
+    made = prepare_synthetic(make_recipe(9, Sizes(1, 2, 4), 0, 0.1), "safetensors", folder)
+    words = ("model.kind=transformer", f"data.corpus={made}", "data.validation_fraction=0.2", "data.tokenizer=char")
+    assert set(said(config, *words)) == {"data.validation_fraction"}
+
+
+def test_keys_of_lines_that_the_corpus_does_not_have(config: Path) -> None:
+    pair, talk = config.parent / "pairs.jsonl", config.parent / "talks.jsonl"
+    pair.write_text('{"q": "a", "a": "b"}\n')
+    talk.write_text('\n{"turns": [{"role": "user", "content": "a"}]}\n')
+    keys = ("data.task=sft", "data.prompt_key=q", "data.response_key=a", "data.messages_key=turns")
+    chat = f"data.chat_template={config.parent}"
+    assert set(said(config, *keys, f"data.corpus={pair}")) == {"data.messages_key"}
+    assert set(said(config, *keys, chat, f"data.corpus={pair}")) == {"data.messages_key"}
+    assert set(said(config, *keys, chat, f"data.corpus={talk}")) == {"data.prompt_key", "data.response_key"}
+
+
 def test_plan_and_train_say_it_once(config: Path) -> None:
     word = "parallel.zero_stage=2"
     for words in (("plan", "run.toml"), ("train", "run.toml", "--ranks", "2", "train.num_steps=1")):
         done = called(config.parent, *words, word)
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("parallel.zero_stage = 2 has no effect") == 1
+    notes = [
+        event for event in RunFolder.open(config.parent / "runs" / "default").read_events() if event["kind"] == "note"
+    ]
+    assert [event["text"] for event in notes] == list(said(config, word).values())
 
 
 PRESET = 'model.preset = "gpt2-xl"'

@@ -107,7 +107,9 @@ MODEL |= {"hidden_dim": 8, "source_len": 2, "target_len": 3, "embedding": "none"
         ({"embedding": None}, {}, ["model.embedding"]),
         ({}, {"corpus": "python-stdlib"}, ['data.task = "lm" gives tokens', '"tied"']),
         ({}, {"task": "lm"}, ["is tensors, not text", 'model.embedding = "none"']),
-        ({"kind": "gpt2"}, {}, ['data.task = "tensors": model.kind = "gpt2" is trained for lm', "transformer"]),
+        ({"kind": "gpt2"}, {"task": "tensors"}, ['"tensors": model.kind = "gpt2" is trained for lm', "transformer"]),
+        ({"kind": "gpt2"}, {}, ['"tensors", chosen for data.corpus = synthetic:9 (tensors): model.kind = "gpt2" is']),
+        ({"kind": "gpt2"}, {"format": "pt"}, ['"tensors", chosen for data.format = pt: model.kind = "gpt2" is']),
     ],
 )
 def test_text_and_vectors_are_kept_apart(model: dict[str, Any], data: dict[str, Any], words: list[str]) -> None:

@@ -97,6 +97,11 @@ def other_than(key: str, excluded: Any) -> Only:
     return Only(key, lambda value: value != excluded, f"{key} other than {excluded}")
 
 
+def not_given(key: str) -> Only:
+    """Another key has no value."""
+    return Only(key, lambda value: value is None, f"{key} = {AUTO}")
+
+
 def key(default: Any, meaning: str, *, only: Only | None = None, **bounds: Any) -> Any:
     """A key with its default and description.
 

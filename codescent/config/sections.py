@@ -22,6 +22,7 @@ from codescent.config.keys import (
     at_least,
     auto,
     key,
+    not_given,
     one_of,
     other_than,
 )
@@ -147,10 +148,13 @@ class Data(Section):
     seq_len: int | None = auto(
         "tokens per sample; auto: model.seq_len, or model.source_len + target_len (transformer)", ge=1
     )
-    validation_fraction: float = key(0.1, "share of the corpus, at its end, used for validation", gt=0, le=0.5)
+    validation_fraction: float = key(
+        0.1, "share of the corpus, at its end, used for validation", gt=0, le=0.5, only=not_given("data.validation")
+    )
     text_key: Text = key("text", "key of a JSONL line that holds the text")
     validation: TextOrPath | None = auto(
-        "file of validation questions in SQuAD's format (qa); auto: SQuAD's dev-v1.1.json"
+        "what the model is validated on: anything that data.corpus can be; the whole corpus is then for training; "
+        "auto: the end of the corpus (data.validation_fraction); for data.task qa SQuAD's dev-v1.1.json"
     )
     stride: int = key(128, "tokens from the start of one window of a context to the start of the next (qa)", ge=1)
     question_len: int = key(64, "longest question in tokens; longer ones are truncated (qa)", ge=1)
@@ -335,6 +339,10 @@ class Config(BaseModel):
     parallel: Parallel = Parallel()
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
+
+    def with_task(self, name: str) -> Self:
+        """This config with another data.task."""
+        return self.model_copy(update={"data": self.data.model_copy(update={"task": name})})
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:

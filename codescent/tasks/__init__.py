@@ -4,7 +4,7 @@ Does not know what a sample is: each task does."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +16,14 @@ from codescent.tasks.conversations import Conversations
 from codescent.tasks.language_model import LanguageModel
 from codescent.tasks.masked_tokens import MaskedTokens
 from codescent.tasks.pairs import Pairs
-from codescent.tasks.task import ScoreRequest, ShownDataset, Task, TaskRequest
+from codescent.tasks.task import ScoreRequest, ShownDataset, Task, TaskRequest, more_validation
 from codescent.tasks.tensors import Tensors
 
 if TYPE_CHECKING:
     from codescent.config.sections import Data, Model
+    from codescent.plan import Plan
 
-__all__ = ["TASKS", "ScoreRequest", "ShownDataset", "Task", "TaskRequest"]
+__all__ = ["TASKS", "ScoreRequest", "ShownDataset", "Task", "TaskRequest", "more_validation"]
 
 TASKS: tuple[Task, ...] = (LanguageModel(), MaskedTokens(), Tensors(), Answers(), Conversations(), Pairs())
 """Every task. The default of a kind of model is the first task in this tuple that supports the kind."""
@@ -49,11 +50,44 @@ def task_of(request: TaskRequest) -> Task:
     else:
         task = next((task for task in TASKS if task.made_for(request.data)), fitting[0])
     if task not in fitting:
-        raise UserError(
-            f'data.task = "{task.name}": model.kind = "{request.kind}" is trained for '
-            f"{' or '.join(one.name for one in fitting)}; take that, or model.kind = {' or '.join(task.kinds)}"
-        )
+        raise UserError(_misfit(request, task, fitting))
     return task
+
+
+def _misfit(request: TaskRequest, task: Task, fitting: Sequence[Task]) -> str:
+    """Why the kind of model cannot be trained for a task."""
+    kinds, names = " or ".join(task.kinds), " or ".join(one.name for one in fitting)
+    if request.data.task is not None:
+        return (
+            f'data.task = "{task.name}": model.kind = "{request.kind}" is trained for {names}; take that, or '
+            f"model.kind = {kinds}"
+        )
+    as_text = f', or data.task = "{fitting[0].name}" to read it as text' if task.also_text(request.data) else ""
+    corpus, form = request.data.corpus, request.data.format
+    chosen = f"data.corpus = {corpus} ({task.form})" if form is None else f"data.format = {form}"
+    return (
+        f'data.task = "{task.name}", chosen for {chosen}: model.kind = "{request.kind}" is trained for {names}; take '
+        f"model.kind = {kinds}, or another corpus{as_text}"
+    )
+
+
+def remarks(request: TaskRequest) -> Iterator[str]:
+    """Sentences: what a user may not have meant, though the run can be made."""
+    task, corpus = task_of(request), request.data.corpus
+    for other in TASKS:
+        if other is not task and other.also_text(request.data):
+            yield (
+                f'data.task = "{task.name}": data.corpus = {corpus} holds {other.form}, and is read as text; '
+                f'data.task = "{other.name}" (model.kind = {" or ".join(other.kinds)}) reads {other.form}'
+            )
+
+
+def task_line(plan: Plan) -> str:
+    """One line for people: what a run trains, on which data, with which model."""
+    task, identity = task_named(plan.task.name), plan.task.identity
+    aim = f": {task.aim}" if task.aim else ""
+    validation = f", validated on {identity['validation']}" if identity.get("validation") else ""
+    return f"{task.name}{aim}; corpus {identity.get('corpus')}{validation}; model {plan.model.kind}"
 
 
 def request_of(data: Data, model: Model, seed: int, compile_what: str) -> TaskRequest:
@@ -72,8 +106,9 @@ def refusals(request: TaskRequest) -> Iterator[str]:
 
 
 def without_effect(request: TaskRequest) -> Iterator[tuple[str, str]]:
-    """Keys, as "section.key", that the run's task does not read, each with the reason as a clause."""
+    """Keys, as "section.key", that the run's task or its corpus makes useless, each with the reason as a clause."""
     task = task_of(request)
+    yield from task.unused(request)
     readers: dict[str, list[str]] = {}
     for one in TASKS:
         for key in {f"data.{name}" for name in (*one.keys, *one.reads)}.difference(one.ignores):

@@ -4,7 +4,7 @@ Does not know what a sample is: the subclasses do. Does not lock or hash folders
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -109,6 +109,19 @@ class FolderTask(Task):
     def refuse_prepared(self, request: TaskRequest, path: Path) -> None:
         """Raise UserError if `path`, a prepared folder given as the corpus, was prepared with other settings."""
 
+    def prepared_with(self, description: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The values of keys of [data] that a prepared folder has recorded."""
+        return {**description["request"], "tokenizer": description["tokenizer"]["kind"]}
+
+    def unused(self, request: TaskRequest) -> Iterator[tuple[str, str]]:
+        """See `Task`: if the corpus is a prepared folder, every key with another value than it was prepared with."""
+        data = request.data
+        if self.dataset.is_at(data.corpus):
+            before = self.prepared_with(self.dataset.read_description(expanded(data.corpus)))
+            for name in {*self.keys, *self.reads}.difference(("corpus",)):
+                if getattr(data, name) != before.get(name):
+                    yield f"data.{name}", f"is for a corpus that is not prepared yet, and {data.corpus} is prepared"
+
     def key(self, request: TaskRequest) -> dict[str, Any]:
         """The dataset's key: the values of `parts`. Raises UserError: every problem of the parts."""
         problems: list[str] = []
@@ -164,6 +177,11 @@ class FolderTask(Task):
         if not self.dataset.is_at(request.data.corpus):
             return None
         path = expanded(request.data.corpus)
+        if request.data.validation is not None:
+            raise UserError(
+                f"data.validation = {request.data.validation}: {path} was prepared with its own validation split; "
+                "leave data.validation out, or give the file that this folder was prepared from as data.corpus"
+            )
         self.refuse_prepared(request, path)
         return path
 

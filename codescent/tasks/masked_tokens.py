@@ -15,7 +15,6 @@ import numpy.typing as npt
 from codescent.base.errors import UserError
 from codescent.base.sealed import digest
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.data.text.dataset import open_dataset
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.wordpiece import CONTROLS, WordPiece
 from codescent.tasks.task import TaskRequest, refuse_no_wordpiece
@@ -106,6 +105,7 @@ class MaskedTokens(TextTask):
     """Predict masked tokens (Devlin et al. 2018, section 3.1)."""
 
     name = head = "mlm"
+    aim = "predict masked tokens"
     kinds = ("bert",)
     unit = "masked tokens"
 
@@ -116,7 +116,7 @@ class MaskedTokens(TextTask):
 
     def open(self, request: TaskRequest, path: Path) -> MaskedDataset:
         """See `Task`."""
-        return MaskedDataset(open_dataset(path), request.seed)
+        return MaskedDataset(self.text(request, path), request.seed)
 
 
 def _replaced(originals: Numbers, kinds: npt.NDArray[Any], tokens: npt.NDArray[Any], tokenizer: WordPiece) -> Numbers:

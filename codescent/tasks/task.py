@@ -75,13 +75,19 @@ class ScoreRequest:
     data: Path | None = None
     out: Path | None = None
 
-    def validation(self) -> tuple[Path, Source]:
-        """The path of the run's data, and its validation split. Raises UserError: the split has no sample."""
+    def validation(self) -> tuple[str, Source]:
+        """The name of the run's validation split, and its samples. Raises UserError: the split has no sample."""
         dataset, work = self.open_dataset(), self.work
         source = dataset.source("validation", work.seq_len, work.positions(-1))
         if source.num_samples < 1:
-            raise UserError(f"{dataset.path}: the validation split has no sample; raise data.validation_fraction")
-        return dataset.path, source
+            more = more_validation(self.task.data.validation)
+            raise UserError(f"{dataset.path}: the validation split has no sample; {more}")
+        return self.validation_name(dataset), source
+
+    def validation_name(self, dataset: AnyDataset) -> str:
+        """The validation split in words: data.validation, or a part of the run's data."""
+        given = self.task.data.validation
+        return f"{dataset.path}, validation split" if given is None else f"{given} (data.validation)"
 
 
 class Prompts:
@@ -128,6 +134,8 @@ class Task:
     Attributes:
         name: the value of data.task.
         kinds: the kinds of model that can be trained for the task.
+        aim: what the model learns, in words.
+        form: the kind of corpus for which `made_for` is true, in words.
         keys: the keys of [data] that decide the samples, and so the losses.
         reads: more keys of [data] that the task reads.
         ignores: keys, as "section.key", that have no effect in this task, though other tasks need them.
@@ -141,7 +149,9 @@ class Task:
 
     name: str
     kinds: tuple[str, ...]
-    keys: tuple[str, ...] = ("corpus", "tokenizer", "validation_fraction", "text_key")
+    aim: str = ""
+    form: str = "text"
+    keys: tuple[str, ...] = ("corpus", "tokenizer", "validation_fraction", "text_key", "validation")
     reads: tuple[str, ...] = ()
     ignores: tuple[str, ...] = ()
     head: str | None = None
@@ -155,6 +165,10 @@ class Task:
         """Whether the corpus implies this task if data.task is not set."""
         return False
 
+    def also_text(self, data: Data) -> bool:
+        """Whether the corpus implies this task, but is a text that other tasks can read as well."""
+        return False
+
     def refuse(self, request: TaskRequest) -> Iterator[str]:
         """Messages: why the task cannot be used with this model and these keys, each with what to change."""
         if request.model.embedding == "none":
@@ -163,6 +177,12 @@ class Task:
                 'take "tied" or "untied", or tensors (data.corpus = "synthetic:2048", or a file of them)'
             )
 
+    def unused(self, request: TaskRequest) -> Iterator[tuple[str, str]]:
+        """Keys, as "section.key", that the task reads but that this corpus makes useless, with the reason as a clause.
+        Keys with defaults may be among them.
+        """
+        yield from ()
+
     def refuse_other(self, request: TaskRequest, name: str) -> Iterator[str]:
         """Messages: why a run of another task, `name`, cannot use keys or a corpus that only this task reads."""
         yield from ()
@@ -170,6 +190,8 @@ class Task:
     def facts(self, request: TaskRequest, shape: models.Shape) -> TaskFacts:
         """What the plan must know of the task."""
         values = {key: getattr(request.data, key) for key in self.keys}
+        if request.data.validation is not None:
+            values.pop("validation_fraction", None)
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
         return TaskFacts(self.name, self.extras or shape.extras, shape.head_share, identity=identity)
 
@@ -230,9 +252,9 @@ class Task:
         """Lines for `codescent evaluate` to print; by default the validation split's mean loss. Raises UserError."""
         from codescent.tasks.score import mean_loss  # noqa: PLC0415 - planning does without torch
 
-        path, source = request.validation()
+        name, source = request.validation()
         loss, count = mean_loss(request.make_module(), source, request.work.seq_len, request.device)
-        return [f"{path}, validation split: loss {loss:.4f} of {count:,} {self.unit}"]
+        return [f"{name}: loss {loss:.4f} of {count:,} {self.unit}"]
 
     def prompts(self, request: TaskRequest, tokenizer: Tokenizer) -> Prompts:
         """The encoder of prompts. Raises UserError: a file that it needs in the run's folder is damaged or missing."""
@@ -248,6 +270,16 @@ class Task:
             ends: control tokens for config.json, key -> id.
         """
         return texts, ends
+
+
+def is_given(data: Data, name: str) -> bool:
+    """Whether a key of [data] has another value than its default."""
+    return bool(getattr(data, name) != type(data).model_fields[name].default)
+
+
+def more_validation(validation: object) -> str:
+    """What to do if the validation split is too short, for a value of data.validation."""
+    return "raise data.validation_fraction" if validation is None else "give a longer data.validation"
 
 
 def refuse_no_wordpiece(task: Task, data: Data) -> None:

@@ -3,14 +3,21 @@ Does not build samples: the subclasses do."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codescent.data.samples import AnyDataset
-from codescent.data.text.dataset import Dataset, locate, open_dataset, vocab_size_of
+from codescent.data.text import corpora
+from codescent.data.text.dataset import Dataset, is_tokenizer_of, locate, open_dataset, token_shards, vocab_size_of
 from codescent.data.text.prepare import prepare
-from codescent.tasks.task import VOCAB_SIZES, Task, TaskRequest
+from codescent.data.text.request import ALL_TRAIN
+from codescent.data.text.validation import validated_on, validation_shards
+from codescent.tasks.task import VOCAB_SIZES, Task, TaskRequest, is_given
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Data
 
 
 @dataclass(frozen=True)
@@ -60,22 +67,59 @@ class TextTask(Task):
     def vocab_size(self, request: TaskRequest) -> int | None:
         """See `Task`; read from the prepared tokens if they exist."""
         data = request.data
-        cut, key = data.validation_fraction, data.text_key
+        cut, key = _cut(data), data.text_key
         found = locate(data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key)
         if found is not None:
-            return vocab_size_of(found) + self.marks
+            return vocab_size_of(found, both=data.validation is None) + self.marks
         kind, _, size = data.tokenizer.partition(":")
         known = int(size) if kind == "bpe" else VOCAB_SIZES.get(data.tokenizer)
         return None if known is None else known + self.marks
 
-    def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
-        """See `Task`."""
+    def unused(self, request: TaskRequest) -> Iterator[tuple[str, str]]:
+        """See `Task`: keys for text, if the corpus is token shards; the key of JSON lines, if there are none."""
         data = request.data
-        cut, key = data.validation_fraction, data.text_key
-        return prepare(
-            data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key, progress=progress
+        shards = token_shards(data.corpus)
+        if shards is not None:
+            why = f"is for text, and {data.corpus} is token shards"
+            yield "data.validation_fraction", why
+            if not is_tokenizer_of(shards, data.tokenizer):
+                yield "data.tokenizer", f"{why}, which have a tokenizer already"
+        texts = [data.corpus] if shards is None else []
+        if data.validation is not None and validation_shards(data.validation) is None:
+            texts.append(data.validation)
+        if is_given(data, "text_key") and not any(corpora.may_have_json_lines(text) for text in texts):
+            yield "data.text_key", f"needs JSON lines (.jsonl, .ndjson), and there are none in the corpus {data.corpus}"
+
+    def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
+        """See `Task`; data.validation is prepared, too, by the tokenizer of the corpus."""
+        data = request.data
+        path = prepare(
+            data.corpus,
+            data.tokenizer,
+            data.folder,
+            validation_fraction=_cut(data),
+            text_key=data.text_key,
+            progress=progress,
         )
+        if data.validation is not None:
+            self.text(request, path, progress=progress)
+        return path
+
+    def text(self, request: TaskRequest, path: Path, *, progress: bool = False) -> Dataset:
+        """Open the tokens at a path that `prepare` returned, with the validation split of data.validation if it is
+        given. Raises UserError: see `open_dataset` and `validated_on`.
+        """
+        data = request.data
+        if data.validation is None:
+            return open_dataset(path)
+        corpus = open_dataset(path, both=False)
+        return validated_on(corpus, data.validation, data.folder, data.text_key, progress=progress)
 
     def open(self, request: TaskRequest, path: Path) -> AnyDataset:
         """See `Task`."""
-        return open_dataset(path)
+        return self.text(request, path)
+
+
+def _cut(data: Data) -> float:
+    """The share of the corpus that is its validation split."""
+    return data.validation_fraction if data.validation is None else ALL_TRAIN

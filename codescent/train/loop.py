@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from codescent.train.world import World
 SKIPS_ALLOWED = 10
 """The run ends after this many consecutive steps whose loss or gradients are not finite. All ranks skip such steps."""
 
-OF_A_MACHINE = ("data.corpus", "data.folder")
+OF_A_MACHINE = ("data.corpus", "data.validation", "data.folder")
 """Keys whose values may differ between machines. The samples are compared instead."""
 
 
@@ -41,13 +42,14 @@ class Outcome:
     exit_code: int
 
 
-def train(config: Config, place: Rank, *, resume: bool) -> Outcome:
+def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = ()) -> Outcome:
     """Train, as one of the ranks of a run.
 
     Args:
         config: the resolved config.
         place: this process among the ranks.
         resume: continue the run in the folder that the config names.
+        notes: sentences that the user has been shown; rank 0 records them.
 
     Raises:
         UserError: on every rank: the run cannot begin with this config, data or machine; or later, the disk is full.
@@ -62,7 +64,7 @@ def train(config: Config, place: Rank, *, resume: bool) -> Outcome:
             StopRequest(alone=place.world_size == 1) as stop,
             closing(open_run(config, plan, dataset, world, resume=resume)) as run,
             closing(assemble(config, plan, world, dataset, run.first_step, stop)) as trainer,
-            Report(run) as report,
+            Report(run, notes) as report,
         ):
             outcome = _Steps(run, trainer, report, stop).take()
             world.at(ENDED)

@@ -4,6 +4,7 @@ Does not decide what a run does. Only rank 0 writes; on other ranks no method pr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -32,9 +33,11 @@ class Report:
 
     Args:
         run: open on this rank.
+        notes: sentences that the user has been shown, to record.
     """
 
-    def __init__(self, run: OpenRun) -> None:
+    def __init__(self, run: OpenRun, notes: Sequence[str] = ()) -> None:
+        self.notes = notes
         self.run, self.flops = run, run.plan.flops().total_flops
         log, steps = run.config.log, run.config.train.num_steps
         self.row_every = log.metrics_every or steps_between_rows(steps)
@@ -58,6 +61,9 @@ class Report:
         if run.folder is not None:
             run.folder.write_environment(run.machine)
             run.folder.write_task_files(tasks.task_named(run.plan.task.name).carry(run.dataset))
+        self.display.say(tasks.task_line(run.plan))
+        for note in self.notes:
+            self._event("note", text=note)
         if run.plan.task.synthetic:
             self._event("synthetic_data", **run.dataset.description)
             self.display.say("synthetic data: random numbers, for speed measurements; the loss has no meaning")

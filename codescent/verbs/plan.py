@@ -11,11 +11,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from codescent import tasks
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.cost.memory import StateBytes, inside_bytes, state_bytes, wire_bytes
 from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
-from codescent.preflight import plan_of, without_effect
+from codescent.preflight import notes, plan_of
 from codescent.verbs.config import resolved_of
 from codescent.verbs.timeline import draw_plan, refusals
 
@@ -33,7 +34,7 @@ def main(arguments: Namespace) -> int:
     if problems:
         raise UserError(*problems)
     plan = plan_of(loaded.config, loaded.config.parallel.ranks)
-    for sentence in without_effect(loaded):
+    for sentence in notes(loaded):
         warn(sentence)
     if file is not None:
         draw_plan(plan, file)
@@ -51,7 +52,7 @@ def show_plan(plan: Plan) -> None:
     table.add_column()
     for name, value in _plan_rows(plan):
         table.add_row(name, value)
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False).print(table)
 
 
 def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -59,6 +60,7 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
     fullest = " on the fullest stage" if mesh.pp > 1 else ""
     pairs = "channels x pairs of positions" if work.streams else "layers x channels x sequence x tokens"
     return [
+        ("task", tasks.task_line(plan)),
         (
             "model",
             f"{model.kind}: {model.num_layers} layers, {model.num_heads} heads, {model.hidden_dim} channels, "

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 from codescent.base.errors import UserError
@@ -17,7 +18,7 @@ from codescent.launch.allocator import needs_restart, tuned_environment
 from codescent.launch.environment import read
 from codescent.launch.local import run_ranks
 from codescent.models import GENERATING
-from codescent.preflight import check, run_folder, saved_plan, without_effect
+from codescent.preflight import check, notes, run_folder, saved_plan
 from codescent.record import RunFolder
 from codescent.verbs.config import resolved_of
 
@@ -29,8 +30,9 @@ def main(arguments: Namespace) -> int:
     """Train as a rank of a launcher, alone, or on ranks of this machine."""
     loaded = resolved_of(arguments)
     config, rank = loaded.config, read(os.environ)
-    if rank is None or not (rank.rank or rank.child):
-        for sentence in without_effect(loaded):
+    found = notes(loaded) if rank is None or not rank.rank else []
+    if rank is None or not rank.child:
+        for sentence in found:
             warn(sentence)
     # A single task of a launcher, such as the shell of `srun --pty bash`, may start ranks.
     alone = rank is None or rank.world_size == 1
@@ -46,7 +48,7 @@ def main(arguments: Namespace) -> int:
     if arguments.may_restart and tunes and needs_restart(os.environ):
         # glibc reads its tunables when a process starts: replace this process once by itself.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], tuned_environment(os.environ))
-    return _train(config, rank or Rank(), resume=arguments.resume)
+    return _train(config, rank or Rank(), found, resume=arguments.resume)
 
 
 def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> int:
@@ -65,12 +67,12 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> i
     return code
 
 
-def _train(config: Config, rank: Rank, *, resume: bool) -> int:
+def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) -> int:
     """Train as one rank. At the end, rank 0 prints a generated text and the path of the run."""
     from codescent.train.loop import train
     from codescent.verbs.sample import sample_run
 
-    outcome = train(config, rank, resume=resume)
+    outcome = train(config, rank, resume=resume, notes=found)
     folder = outcome.folder
     if not (rank.rank or outcome.exit_code):
         if config.log.sample_tokens:

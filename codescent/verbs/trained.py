@@ -43,8 +43,11 @@ class Trained:
 
     @cached_property
     def resolved(self) -> Resolved:
-        """Model and task of the run's config as it is now, since model.weights may have changed after the run began."""
-        return resolve(self.config, saved_plan(self.folder).model.vocab_size or None)
+        """The model of the run's config as it is now, since model.weights may have changed after the run began. The
+        task is that of the run's plan: it may come from a corpus that is not there any more.
+        """
+        plan = saved_plan(self.folder)
+        return resolve(self.config.with_task(plan.task.name), plan.model.vocab_size or None)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

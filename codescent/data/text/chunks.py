@@ -53,7 +53,7 @@ def cut_chunks(
         context_free, cut_is_safe: attribute and method of the tokenizer.
     """
     cutter = _Cutter(context_free, cut_is_safe)
-    chunk = Chunk("train")
+    chunk = Chunk("train" if train_characters else "validation")
     left_in_split = train_characters
     for block in blocks:
         cutter.pending += block.text

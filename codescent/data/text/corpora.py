@@ -16,6 +16,7 @@ from pathlib import Path
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.data.text import download
+from codescent.data.text.sources import may_be_json_lines
 
 NAMES = ("python-stdlib", "shakespeare", "openwebtext")
 # Folders of the standard library that are left out: tests, installed packages, tables and help texts.
@@ -57,6 +58,13 @@ def is_present(corpus: str) -> bool:
     if corpus == "openwebtext":
         return _openwebtext_folder() is not None or download.found(download.OPENWEBTEXT) is not None
     return bool(_matches(corpus))
+
+
+def may_have_json_lines(corpus: str) -> bool:
+    """Whether a file of the corpus may have JSON lines. The files are not opened."""
+    if corpus in NAMES:
+        return corpus == "openwebtext"
+    return any(may_be_json_lines(path) for path in _matches(corpus))
 
 
 def resolve(corpus: str, advance: Callable[[int], None] = lambda _: None) -> Corpus:

@@ -135,11 +135,15 @@ def token_shards(corpus: str) -> Path | None:
     return path if is_there else None
 
 
-def open_dataset(path: Path) -> Dataset:
+def open_dataset(path: Path, *, both: bool = True) -> Dataset:
     """Open the token shards of a folder: codescent's, nanoGPT's (train.bin, val.bin) or llm.c's (*_train*.bin,
     *_val*.bin).
 
     A shard that has changed since its last verification is hashed again.
+
+    Args:
+        path: of the folder.
+        both: False: foreign shards need not have a validation split, and it is not opened.
 
     Raises:
         UserError: no shards in the folder; every shard whose content has changed; a foreign token outside the
@@ -148,15 +152,28 @@ def open_dataset(path: Path) -> Dataset:
     if (path / DESCRIPTION).is_file():
         return _open_ours(path)
     if is_foreign(path):
-        return _open_foreign(read_foreign(path))
+        return open_foreign(read_foreign(path, both=both))
     raise UserError(f"{path}: no token shards in this folder: neither {DESCRIPTION} nor train.bin: run codescent data")
 
 
-def vocab_size_of(path: Path) -> int:
-    """Vocabulary size of a folder of token shards; only foreign shards are opened. Raises UserError: `open_dataset`."""
+def vocab_size_of(path: Path, *, both: bool = True) -> int:
+    """Vocabulary size of a folder of token shards; only foreign shards are opened. See `open_dataset`."""
     if (path / DESCRIPTION).is_file():
         return int(read_description(path)["tokenizer"]["vocab_size"])
-    return open_dataset(path).vocab_size
+    return open_dataset(path, both=both).vocab_size
+
+
+def is_tokenizer_of(shards: Path, name: str) -> bool:
+    """Whether a value of data.tokenizer names the tokenizer of token shards. The shards are not opened."""
+    try:
+        if (shards / DESCRIPTION).is_file():
+            made = prepared.unchecked_description(shards).get("request", {}).get("tokenizer")
+            return bool(make_request(str(shards), name, 0.1, "text", None).key["tokenizer"] == made)
+        folder = shards if shards.is_dir() else shards.parent
+        vocab_size = None if (folder / TOKENIZER).exists() else read_foreign(shards, both=False).vocab_size
+        return name == "gpt2" and vocab_size == GPT2_VOCAB_SIZE
+    except UserError:  # no such tokenizer, or no shards: opening them says so
+        return False
 
 
 def locate(
@@ -240,8 +257,10 @@ def _hashes_of(*splits: Split) -> dict[str, str]:
     return {file.path.name: file.sha256 for split in splits for file in split.files}
 
 
-def _open_foreign(shards: Foreign) -> Dataset:
-    """Open foreign shards. Their right sha256 is unknown: a run compares with the fingerprint that it started with."""
+def open_foreign(shards: Foreign) -> Dataset:
+    """Open foreign shards. Their right sha256 is unknown: a run compares with the fingerprint that it started with.
+    Raises UserError: see `open_dataset`.
+    """
     names = [file.path.name for file in (*shards.train, *shards.validation)]
     found, problems = hashes(shards.folder, dict.fromkeys(names))
     if problems:
@@ -255,7 +274,7 @@ def _open_foreign(shards: Foreign) -> Dataset:
     if (shards.folder / TOKENIZER).exists():
         vocab_size = load(shards.folder / TOKENIZER).vocab_size
     if vocab_size is None:
-        widest = max(np.iinfo(file.dtype).max for file in shards.train) + 1
+        widest = max(np.iinfo(file.dtype).max for file in files) + 1
         vocab_size = 1 + max(Split("", of_split, widest).largest() for of_split in (of_train, of_validation))
     train, validation = Split("train", of_train, vocab_size), Split("validation", of_validation, vocab_size)
     size_bytes = sum(file.num_tokens * file.dtype.itemsize for file in files)

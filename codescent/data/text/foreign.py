@@ -3,6 +3,7 @@ Does not unpickle nanoGPT's meta.pkl, which can run code. Does not read tokens, 
 
 from __future__ import annotations
 
+import glob
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,32 +43,63 @@ class Foreign:
     vocab_size: int | None
 
 
-def is_foreign(path: Path) -> bool:
-    """Whether this is a `.bin` file, or a folder with `.bin` files for training."""
+def is_foreign(path: Path, split: str = "train") -> bool:
+    """Whether this is a `.bin` file, or a folder with `.bin` files for training ("train") or validation ("val")."""
     if path.is_dir():
-        return any("train" in file.name for file in path.glob("*.bin"))
+        return bool(_files_of(path, split))
     return path.suffix == ".bin" and path.is_file()
 
 
-def read_foreign(path: Path) -> Foreign:
+def read_foreign(path: Path, *, both: bool = True) -> Foreign:
     """The shards of a folder, or the set of one training file (`X_train*.bin` with `X_val*.bin`).
+
+    Args:
+        path: of the folder or the training file.
+        both: False: the training shards alone.
 
     Raises:
         UserError: no validation file; several sets in one folder; a file size that contradicts the header.
     """
     folder = path if path.is_dir() else path.parent
-    files = sorted(folder.glob("*.bin"))
     if path.is_file() and "train" not in path.name:
         raise UserError(f"{path}: name the folder of the shards, or a training file (with train in its name)")
-    train = [file for file in files if "train" in file.name]
-    stems = {file.name.partition("train")[0] for file in ([path] if path.is_file() else train)}
+    stem, chosen = _set_of(path, "train")
+    held_out = sorted(folder.glob(f"{glob.escape(stem)}val*.bin")) if both else []
+    if both and not held_out:
+        raise UserError(
+            f"{folder}: no validation shard {stem}val*.bin next to {chosen[0].name}; add it, or give data.validation"
+        )
+    return _foreign(folder, chosen, held_out)
+
+
+def read_foreign_validation(path: Path) -> Foreign:
+    """The validation shards of a folder alone, or one file of any name.
+    Raises UserError: several sets in one folder; a file size that contradicts the header.
+    """
+    if path.is_file():
+        return _foreign(path.parent, [], [path])
+    return _foreign(path, [], _set_of(path, "val")[1])
+
+
+def _files_of(folder: Path, split: str) -> list[Path]:
+    """The `.bin` files of a split, by name: a name such as interval_train.bin is of the training split."""
+    found = [file for file in sorted(folder.glob("*.bin")) if split in file.name]
+    return found if split == "train" else [file for file in found if "train" not in file.name]
+
+
+def _set_of(path: Path, split: str) -> tuple[str, list[Path]]:
+    """The stem and the files X_SPLIT*.bin of one set. Raises UserError: the folder has several sets."""
+    folder = path if path.is_dir() else path.parent
+    files = _files_of(folder, split)
+    stems = {file.name.partition(split)[0] for file in ([path] if path.is_file() else files)}
     if len(stems) > 1:
-        raise UserError(f"{path}: holds several sets of shards ({', '.join(sorted(stems))}): name one training file")
+        what = "training" if split == "train" else "validation"
+        raise UserError(f"{path}: holds several sets of shards ({', '.join(sorted(stems))}): name one {what} file")
     (stem,) = stems
-    chosen = [file for file in train if file.name.partition("train")[0] == stem]
-    held_out = [file for file in files if file.name.startswith(f"{stem}val")]
-    if not held_out:
-        raise UserError(f"{folder}: no validation shard {stem}val*.bin next to {chosen[0].name}")
+    return stem, [file for file in files if file.name.partition(split)[0] == stem]
+
+
+def _foreign(folder: Path, chosen: list[Path], held_out: list[Path]) -> Foreign:
     shards = {file: _read_head(file) for file in [*chosen, *held_out]}
     headed = {shard.offset_bytes > 0 for shard in shards.values()}
     dtypes = {shard.dtype for shard in shards.values()}

@@ -25,7 +25,7 @@ from codescent.data.text.chunks import cut_chunks, split_point
 from codescent.data.text.corpora import Corpus
 from codescent.data.text.dataset import check_shards, locate_request, read_description, token_shards
 from codescent.data.text.pool import Encoded, WorkerPool, encode_in_process
-from codescent.data.text.request import FORMAT, Request, make_request, tokenizer_of
+from codescent.data.text.request import ALL_TRAIN, ALL_VALIDATION, FORMAT, Request, make_request, tokenizer_of
 from codescent.data.text.scan import Scan, scan
 from codescent.data.text.shards import ShardWriter
 from codescent.data.text.sources import Block, read_blocks
@@ -145,7 +145,8 @@ class _Preparation:
         num_threads = self.num_workers or available_cores()
         with stage(f"reading {corpus.name}", size_bytes, self.progress) as advance:
             counted = scan(corpus, self.request.text_key, self.request.kind == "char", num_threads, advance)
-        if not 0 < self._train_characters(counted) < counted.characters:
+        both = self.request.validation_fraction not in (ALL_TRAIN, ALL_VALIDATION)
+        if both and not 0 < self._train_characters(counted) < counted.characters:
             raise UserError(
                 f"{self.request.corpus}: {counted.characters} characters are too few to split into train and validation"
             )

@@ -17,6 +17,8 @@ from codescent.data.tokenizers import bpe, wordpiece
 from codescent.data.tokenizers.tokenizer import ByteTokenizer, Tokenizer, load
 
 FORMAT = "codescent tokens 2"
+ALL_TRAIN, ALL_VALIDATION = 0.0, 1.0
+"""Validation fractions of a corpus that has a single split."""
 KINDS = ("char", "byte", "gpt2", *wordpiece.KINDS)
 
 
@@ -60,8 +62,11 @@ def make_request(
         train_bpe: the same as the tokenizer `bpe:VOCAB`.
     """
     problems = []
-    if not 0.0 < validation_fraction <= 0.5:
-        problems.append(f"data.validation_fraction: {validation_fraction} is not in (0, 0.5]")
+    if not (0.0 < validation_fraction <= 0.5 or validation_fraction in (ALL_TRAIN, ALL_VALIDATION)):
+        problems.append(
+            f"data.validation_fraction: {validation_fraction} is not in (0, 0.5], nor 0 (all is for training) or 1 "
+            "(all is for validation)"
+        )
     trained = f"bpe:{train_bpe}" if train_bpe is not None else None
     if trained and tokenizer not in (None, trained):
         problems.append(f"tokenizer {tokenizer} and a BPE to train: give only one of the two")

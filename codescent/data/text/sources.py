@@ -12,7 +12,7 @@ import lzma
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -56,7 +56,9 @@ class _Watched(io.FileIO):
         return count
 
 
-def read_blocks(path: Path, text_key: str, watch: Callable[[memoryview], None] | None = None) -> Iterator[Block]:
+def read_blocks(
+    path: Path, text_key: str, watch: Callable[[memoryview], None] | None = None
+) -> Generator[Block, None, None]:
     """The text of a file, in order. The last block of each document is marked; empty documents are skipped.
 
     The suffix decides: `.jsonl` and `.ndjson` have one JSON object per line with the text under `text_key`; `.gz .xz
@@ -77,6 +79,11 @@ def read_blocks(path: Path, text_key: str, watch: Callable[[memoryview], None] |
         raise UserError(f"{path}: damaged or cut short: {error}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def may_be_json_lines(path: Path) -> bool:
+    """Whether a file has JSON lines by its name. True for what is compressed or an archive: anything may be inside."""
+    return path.suffix.lower() in (*JSONL_SUFFIXES, *TAR_SUFFIXES, *_OPENERS)
 
 
 def _blocks(where: str, name: str, stream: IO[bytes], text_key: str) -> Iterator[Block]:

@@ -92,7 +92,8 @@ class CharTokenizer(_ContextFree):
             missing = sorted(set(text) - set(self.characters))
             shown = ", ".join(f"{char!r} (U+{ord(char):04X})" for char in missing[:10])
             raise UserError(
-                f"the character tokenizer of this corpus does not know {shown}: its alphabet is that of the corpus"
+                f"the character tokenizer of this corpus does not know {shown}: its alphabet is that of the corpus; "
+                'the tokenizers "byte" and "bpe:VOCAB" know every character'
             )
         return ids.astype(self._dtype)
 

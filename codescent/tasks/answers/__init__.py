@@ -18,12 +18,12 @@ from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.data.prepared import SPLITS, TOKENIZER, user_file_sha256, write_array
 from codescent.data.progress import stage
-from codescent.data.text import download
+from codescent.data.text import corpora, download
 from codescent.data.text.request import KINDS, tokenizer_of
 from codescent.data.tokenizers import wordpiece
 from codescent.data.tokenizers.wordpiece import WordPiece
 from codescent.tasks.answers.source import QUESTIONS, QuestionDataset
-from codescent.tasks.answers.squad import Questions, read_questions, write_questions
+from codescent.tasks.answers.squad import Questions, has_questions, read_questions, write_questions
 from codescent.tasks.answers.windows import WindowSizes, make_windows
 from codescent.tasks.folder import FolderTask, tokenizer_identity
 from codescent.tasks.task import ScoreRequest, Task, TaskRequest, refuse_no_wordpiece
@@ -46,16 +46,23 @@ class Answers(FolderTask):
     """
 
     name = head = "qa"
+    aim = "find the answer to a question in its context"
+    form = "questions in SQuAD's form"
     kinds = ("bert",)
     keys = (*Task.keys, "stride", "question_len", "train_questions")
-    reads = ("validation", "validation_questions")
+    reads = ("validation_questions",)
     ignores = ("data.validation_fraction", "data.text_key", "train.head_chunk_tokens")
     peft_task_type = "QUESTION_ANS"
     dataset = QuestionDataset
 
     def made_for(self, data: Data) -> bool:
         """See `Task`."""
-        return data.corpus == SQUAD or super().made_for(data)
+        return data.corpus == SQUAD or super().made_for(data) or self.also_text(data)
+
+    def also_text(self, data: Data) -> bool:
+        """See `Task`: a file in SQuAD's form."""
+        path = expanded(data.corpus)
+        return data.corpus not in (SQUAD, *corpora.NAMES) and path.is_file() and has_questions(path)
 
     def vocab_size(self, request: TaskRequest) -> int | None:
         """See `Task`."""
@@ -73,6 +80,12 @@ class Answers(FolderTask):
             **{split: partial(_sha256, data, split) for split in SPLITS},
             "tokenizer": partial(_identity, data.tokenizer),
         }
+
+    def prepared_with(self, description: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `FolderTask`."""
+        before = super().prepared_with(description)
+        names = {"question_len": "max_question", **{f"{split}_questions": f"max_{split}" for split in SPLITS}}
+        return {**before, **{name: before.get(recorded) for name, recorded in names.items()}}
 
     def write(self, request: TaskRequest, key: dict[str, Any], folder: Path, progress: bool) -> dict[str, Any]:
         """See `FolderTask`."""
@@ -126,7 +139,7 @@ def _sizes(request: TaskRequest) -> WindowSizes:
 def _path(data: Data, split: str) -> Path | None:
     """The user's file; None: the published one."""
     if split == "validation" and data.validation is not None:
-        return expanded(data.validation)
+        return None if data.validation == SQUAD else expanded(data.validation)
     if data.corpus == SQUAD:
         return None
     if split == "validation":

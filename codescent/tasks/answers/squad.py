@@ -8,14 +8,20 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
+from codescent.data.text.sources import BLOCK_BYTES, read_blocks
 
 VERSION = "1.1"
 MAX_PROBLEMS = 20
+HEAD_BYTES = 1 << 20
+_HEAD = [re.compile(rf'"{key}"\s*:\s*\[\s*\{{') for key in ("data", "paragraphs", "qas")]
+"""Beginnings of lists of objects, in the order of a file; other keys may be between them."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -56,6 +62,26 @@ class Questions:
     path: Path
     sha256: str
     questions: tuple[Question, ...]
+
+
+def has_questions(path: Path) -> bool:
+    """Whether the beginning of a file (at most HEAD_BYTES of its text, also if it is compressed) has SQuAD's form."""
+    head = ""
+    try:
+        with closing(read_blocks(path, "")) as blocks:
+            for block in islice(blocks, HEAD_BYTES // BLOCK_BYTES):
+                head += block.text
+                if not head.lstrip().startswith("{"):
+                    return False
+    except UserError:  # no text, or not there
+        return False
+    place = 0
+    for pattern in _HEAD:
+        found = pattern.search(head, place)
+        if found is None:
+            return False
+        place = found.end()
+    return True
 
 
 def read_questions(path: Path, first: int | None = None) -> Questions:

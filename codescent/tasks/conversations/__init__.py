@@ -18,15 +18,17 @@ from codescent.data.samples import AnyDataset
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG, ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens
+from codescent.tasks.conversations.conversations import PAIR, TURNS, first_kind
 from codescent.tasks.conversations.dataset import PLAIN, ResponseDataset, chat_of, parse_template, write_examples
 from codescent.tasks.folder import FolderTask, tokenizer_identity
-from codescent.tasks.task import Prompts, Task, TaskRequest
+from codescent.tasks.task import Prompts, Task, TaskRequest, is_given
 
 if TYPE_CHECKING:
     from codescent.config.sections import Data
 
 FIELDS = ("template", "prompt_key", "response_key", "messages_key", "validation_fraction")
 """Keys of [data] that the samples depend on, in addition to the corpus, the tokenizer and the chat template."""
+PAIR_KEYS = ("prompt_key", "response_key")
 CHAT = "chat.json"
 """File in the run's folder with the chat template: its text, its special tokens, the date that it uses as today."""
 
@@ -35,6 +37,8 @@ class Conversations(FolderTask):
     """Respond to a prompt, or as the assistant of a conversation: supervised fine-tuning."""
 
     name = "sft"
+    aim = "predict the responses to prompts"
+    form = "prepared prompts and responses"
     kinds = ("gpt2", "llama")
     keys = (*Task.keys, "template", "chat_template", "prompt_key", "response_key", "messages_key")
     ignores = ("data.text_key",)
@@ -61,16 +65,33 @@ class Conversations(FolderTask):
                 f'give data.task = "{self.name}", or leave the template out'
             )
 
+    def unused(self, request: TaskRequest) -> Iterator[tuple[str, str]]:
+        """See `Task`: the keys of messages if lines have prompts and responses, and the other way round."""
+        yield from super().unused(request)
+        data, keys = request.data, (*PAIR_KEYS, "messages_key")
+        if self.dataset.is_at(data.corpus) or not any(is_given(data, name) for name in keys):
+            return
+        if data.chat_template is None:
+            yield "data.messages_key", "needs data.chat_template"
+            return
+        kind = first_kind(expanded(data.corpus), data, with_template=True)
+        for name in {TURNS: PAIR_KEYS, PAIR: ("messages_key",)}.get(kind or "", ()):
+            yield f"data.{name}", f"is for other lines than those of {data.corpus}, which have {kind}"
+
     def parts(self, request: TaskRequest) -> Mapping[str, Any]:
         """See `FolderTask`."""
         data = request.data
-        return {
+        parts: dict[str, Any] = {
             **{name: getattr(data, name) for name in FIELDS},
             "template": partial(_checked_template, data),
             "chat_template": lambda: None if (chat := _template(request)) is None else chat.files.as_json(),
             "tokenizer": partial(_identity, data.tokenizer),
             "corpus": partial(_corpus_sha256, expanded(data.corpus)),
         }
+        if data.validation is not None:
+            del parts["validation_fraction"]
+            parts["validation"] = partial(_corpus_sha256, expanded(data.validation))
+        return parts
 
     def refuse_prepared(self, request: TaskRequest, path: Path) -> None:
         """Raise UserError: keys that have neither their default nor the value that the folder was prepared with."""

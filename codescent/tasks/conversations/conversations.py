@@ -94,6 +94,16 @@ def read_conversations(path: Path, data: Data, *, with_template: bool) -> list[C
     return found
 
 
+def first_kind(path: Path, data: Data, *, with_template: bool) -> str | None:
+    """TURNS or PAIR: the kind of the first line; None: it cannot be read. Only this line is read."""
+    try:
+        with path.open("rb") as lines:
+            value = json.loads(next((line for line in lines if line.strip()), b""))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return _kind(value, data, with_template=with_template) if isinstance(value, dict) else None
+
+
 def _objects(path: Path, problems: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The place and the JSON object of each line; any other line is added to `problems`."""
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):

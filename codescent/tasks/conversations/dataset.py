@@ -48,7 +48,8 @@ def parse_template(text: str) -> tuple[str, str, str]:
 
 
 def write_examples(data: Data, template: ChatTemplate | None, folder: Path, progress: bool) -> dict[str, Any]:
-    """Write the tokens of both splits. The last data.validation_fraction of the examples are the validation split.
+    """Write the tokens of both splits. The validation split is data.validation, or the last data.validation_fraction of
+    the examples.
 
     Returns the description's fields. Raises UserError: every problem of the lines, or of the tokenizer.
     """
@@ -60,15 +61,12 @@ def write_examples(data: Data, template: ChatTemplate | None, folder: Path, prog
         encode = _chat_encoder(chat)
         if progress:
             _warn_without_end(chat, tokenizer)
-    examples = read_conversations(path, data, with_template=template is not None)
-    num_train = len(examples) - max(1, round(data.validation_fraction * len(examples)))
-    if num_train < 1:
-        raise UserError(f"{path}: {len(examples)} examples are too few to split into train and validation")
+    parts = _examples_of_splits(path, data, with_template=template is not None)
     splits: dict[str, Any] = {}
     problems: list[str] = []
     dtype = token_dtype(tokenizer.vocab_size)
-    with stage(f"tokenising {path.name}", len(examples), progress) as advance:
-        for split, part in zip(SPLITS, (examples[:num_train], examples[num_train:]), strict=True):
+    with stage(f"tokenising {path.name}", sum(map(len, parts)), progress) as advance:
+        for split, part in zip(SPLITS, parts, strict=True):
             arrays = _tokens(part, encode, dtype, problems, advance)
             for name, array in zip(ARRAYS, arrays, strict=True):
                 write_array(folder / f"{split}_{name}.npy", array)
@@ -76,7 +74,23 @@ def write_examples(data: Data, template: ChatTemplate | None, folder: Path, prog
     refuse(path, problems)
     tokenizer.save(folder / TOKENIZER)
     tokenizer_fields = {"kind": data.tokenizer, "vocab_size": tokenizer.vocab_size}
-    return {"source": str(path), "tokenizer": tokenizer_fields, "splits": splits}
+    sources = {"source": str(path), **({"validation": data.validation} if data.validation else {})}
+    return {**sources, "tokenizer": tokenizer_fields, "splits": splits}
+
+
+def _examples_of_splits(path: Path, data: Data, *, with_template: bool) -> tuple[list[Conversation], ...]:
+    """The examples of each split. Raises UserError: lines that cannot be used, or too few of them."""
+    examples = read_conversations(path, data, with_template=with_template)
+    if data.validation is not None:
+        found = examples, read_conversations(expanded(data.validation), data, with_template=with_template)
+        for name, part in zip((path, data.validation), found, strict=True):
+            if not part:
+                raise UserError(f"{name}: no examples")
+        return found
+    num_train = len(examples) - max(1, round(data.validation_fraction * len(examples)))
+    if num_train < 1:
+        raise UserError(f"{path}: {len(examples)} examples are too few to split into train and validation")
+    return examples[:num_train], examples[num_train:]
 
 
 def _warn_without_end(chat: ChatTokens, tokenizer: Tokenizer) -> None:

@@ -12,6 +12,7 @@ class LanguageModel(TextTask):
     """Predict each next token of a text."""
 
     name = "lm"
+    aim = "predict each next token"
     kinds = ("gpt2", "llama", "transformer")
     peft_task_type = "CAUSAL_LM"
     scores_files = models.GENERATING

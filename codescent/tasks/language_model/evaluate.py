@@ -36,7 +36,7 @@ def text_lines(request: ScoreRequest) -> list[str]:
         dataset = request.open_dataset()
         assert isinstance(dataset, Dataset)
         split, tokenizer = dataset.validation, dataset.tokenizer
-        name, tokens = f"{dataset.path}, validation split", split.span(0, split.num_tokens)
+        name, tokens = request.validation_name(dataset), split.span(0, split.num_tokens)
         num_bytes = 0 if tokenizer is None else sum(_bytes_of(tokens[1:], tokenizer))
     else:
         name, (tokens, num_bytes) = str(request.data), _encoded(request.data, request)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from codescent.base.errors import UserError
 from codescent.base.sealed import digest
 from codescent.data.samples import Numbers, Samples, in_range
-from codescent.data.text.dataset import open_dataset
 from codescent.data.text.split import Split
 from codescent.data.tokenizers.tokenizer import CharTokenizer, Tokenizer
 from codescent.tasks.task import ScoreRequest, Task, TaskRequest
@@ -147,6 +146,7 @@ class Pairs(TextTask):
     """Predict the reverse of a line, or its copy."""
 
     name = "seq2seq"
+    aim = "write a line reversed, or copy it"
     kinds = ("transformer",)
     keys = (*Task.keys, "pairs")
     extras = True
@@ -154,7 +154,7 @@ class Pairs(TextTask):
 
     def open(self, request: TaskRequest, path: Path) -> LineDataset:
         """See `Task`."""
-        return LineDataset(open_dataset(path), request.data.pairs)
+        return LineDataset(self.text(request, path), request.data.pairs)
 
     def score(self, request: ScoreRequest) -> list[str]:
         """See `Task`; also prints how many tokens and lines are right."""

@@ -30,10 +30,18 @@ if TYPE_CHECKING:
     from codescent.config.sections import Data
 
 
+_WANTED = (
+    f"not tensors: give a file whose name ends in {', '.join(SUFFIXES)}, a folder that `codescent data --synthetic` "
+    "made, or synthetic:SAMPLES"
+)
+
+
 class Tensors(Task):
     """Predict the vectors of a target. The model reads the source's vectors and the target's."""
 
     name = "tensors"
+    aim = "predict the vectors of the target"
+    form = "tensors"
     kinds = ("transformer",)
     reads = ("format",)
     ignores = ("data.tokenizer", "data.text_key", "train.head_chunk_tokens")
@@ -51,6 +59,12 @@ class Tensors(Task):
                 'model.embedding = "none"'
             )
 
+    def unused(self, request: TaskRequest) -> Iterator[tuple[str, str]]:
+        """See `Task`."""
+        corpus = request.data.corpus
+        if is_prepared(expanded(corpus)):
+            yield "data.validation_fraction", f"is for other tensors: {corpus} has its own validation split"
+
     def refuse_other(self, request: TaskRequest, name: str) -> Iterator[str]:
         """See `Task`."""
         corpus = request.data.corpus
@@ -59,8 +73,8 @@ class Tensors(Task):
 
     def facts(self, request: TaskRequest, shape: models.Shape) -> TaskFacts:
         """See `Task`."""
-        corpus = request.data.corpus
-        synthetic = corpus.startswith(PREFIX) or is_prepared(expanded(corpus))
+        given = [name for name in (request.data.corpus, request.data.validation) if name is not None]
+        synthetic = any(name.startswith(PREFIX) or is_prepared(expanded(name)) for name in given)
         return replace(super().facts(request, shape), synthetic=synthetic)
 
     def vocab_size(self, request: TaskRequest) -> None:
@@ -70,15 +84,14 @@ class Tensors(Task):
         """See `Task`. Synthetic tensors are written now if data.format is a file format and no file exists."""
         data = request.data
         path = expanded(data.corpus)
+        if data.validation is not None and not is_tensors(data.validation):
+            raise UserError(f"data.validation = {data.validation!r}: {_WANTED}")
         if data.corpus.startswith(PREFIX):
             if data.format in (None, "memory"):
                 return Path(data.corpus)
             return prepare_synthetic(_recipe(request), data.format, data.folder, progress=progress)
         if not is_tensors(data.corpus):
-            raise UserError(
-                f"data.corpus = {data.corpus!r}: not tensors: give a file whose name ends in {', '.join(SUFFIXES)}, a "
-                "folder that `codescent data --synthetic` made, or synthetic:SAMPLES"
-            )
+            raise UserError(f"data.corpus = {data.corpus!r}: {_WANTED}")
         stored = read_description(path)["storage"] if is_prepared(path) else format_of(path)
         if data.format not in (None, "memory", stored):
             raise UserError(
@@ -88,11 +101,18 @@ class Tensors(Task):
         return path
 
     def open(self, request: TaskRequest, path: Path) -> TensorDataset:
-        """See `Task`."""
-        data = request.data
+        """See `Task`; data.validation gives all samples of a file, or the validation split of a folder."""
+        data, whole = request.data, request.data.format == "memory"
+        fraction = data.validation_fraction if data.validation is None else 0.0
         if data.corpus.startswith(PREFIX) and not is_prepared(path):
-            return in_memory(_recipe(request), data.corpus)
-        return open_tensors(str(path), data.validation_fraction, whole=data.format == "memory")
+            dataset = in_memory(_recipe(request), data.corpus)
+        else:
+            dataset = open_tensors(str(path), fraction, whole=whole)
+        if data.validation is None:
+            return dataset
+        if data.validation.startswith(PREFIX):
+            return dataset.validated_on(in_memory(_validation_recipe(request, data.validation), data.validation))
+        return dataset.validated_on(open_tensors(data.validation, 1.0, whole=whole))
 
     def open_corpus(self, corpus: str, validation_fraction: float) -> TensorDataset | None:
         """See `Task`."""
@@ -113,9 +133,20 @@ class Tensors(Task):
 
 def _recipe(request: TaskRequest) -> Synthetic:
     """Synthetic tensors of the sizes that the model reads."""
+    samples, seed = parse(request.data.corpus)
+    return make_recipe(samples, _sizes(request), seed, request.data.validation_fraction)
+
+
+def _validation_recipe(request: TaskRequest, validation: str) -> Synthetic:
+    """Synthetic tensors with SAMPLES in the validation split. No training sample of any seed is among them."""
+    samples, seed = parse(validation)
+    return Synthetic(samples, samples, _sizes(request), seed)
+
+
+def _sizes(request: TaskRequest) -> Sizes:
+    """The sizes of a sample that the model reads."""
     model = request.model
     given = {name: getattr(model, name) for name in models.SIZES if name != "head"}
     shape = models.shape_of(request.kind, given, model.preset, bias=model.bias, dropout=model.dropout)
-    samples, seed = parse(request.data.corpus)
     source_len, target_len = shape.streams
-    return make_recipe(samples, Sizes(source_len, target_len, shape.hidden_dim), seed, request.data.validation_fraction)
+    return Sizes(source_len, target_len, shape.hidden_dim)

@@ -4,7 +4,7 @@ Does not read files itself (files.py does) and does not write."""
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -89,6 +89,22 @@ class TensorDataset:
         if (seq_len, num_targets) != (sizes.source_len + sizes.target_len, sizes.target_len):
             raise UserError(f"{self.path}: {sizes}, not {seq_len - num_targets} and {num_targets} vectors")
         return self.train if split == "train" else self.validation
+
+    def validated_on(self, other: TensorDataset) -> TensorDataset:
+        """This dataset with the validation split of another. Raises UserError: its samples have other sizes."""
+        if other.sizes != self.sizes:
+            raise UserError(
+                f"data.validation = {other.path}: has {other.sizes}, but {self.path} has {self.sizes}; give tensors of "
+                "the same sizes"
+            )
+        of_validation = {"path": str(other.path), "fingerprint": other.fingerprint, **other.description}
+        return replace(
+            self,
+            validation=other.validation,
+            description={**self.description, "validation": of_validation},
+            fingerprint=digest([self.fingerprint, other.fingerprint]),
+            earlier=None,
+        )
 
     def summary(self) -> list[str]:
         """What `codescent data` prints."""
@@ -175,7 +191,14 @@ def open_tensors(corpus: str, validation_fraction: float, *, whole: bool = False
 
 def open_file(path: Path, validation_fraction: float, *, whole: bool = False) -> TensorDataset:
     """Open a user's file; its last samples are the validation split. `whole` loads it into memory at its first read.
-    Raises UserError: everything that is wrong with it.
+
+    Args:
+        path: of the file.
+        validation_fraction: of the samples; 0 or 1: all samples are in one split.
+        whole: see above.
+
+    Raises:
+        UserError: everything that is wrong with it.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file")
@@ -184,7 +207,7 @@ def open_file(path: Path, validation_fraction: float, *, whole: bool = False) ->
         raise UserError(*problems.values())
     file = TensorFile(path, found[path.name])
     border = int(file.samples * (1 - validation_fraction))
-    if not 0 < border < file.samples:
+    if not 0 < border < file.samples and validation_fraction not in (0.0, 1.0):
         raise UserError(f"{path}: {file.samples} sample(s) are too few to split into train and validation")
     rows = _rows(file, whole)
     train = TensorSource("train", rows, file.sizes, 0, border)

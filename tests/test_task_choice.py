@@ -1,0 +1,137 @@
+"""In: corpora, kinds of models, data.task or none. Out: the task that a run has, and what is said about it.
+Does not test what the tasks do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+from forker import Forker
+from questions import CONTEXT, question, squad, vocabulary
+from runs import called, make_project
+from trajectories import towns
+
+from codescent.base.errors import UserError
+from codescent.build import task_request
+from codescent.config.load import load
+from codescent.preflight import notes
+from codescent.tasks.answers.squad import has_questions
+from codescent.verbs.cli import run as cli
+
+BERT = ("model.kind=bert", "data.tokenizer=bert:vocab.txt", "model.seq_len=48", "data.seq_len=40")
+QUESTIONS = ("data.corpus=train.json", "data.validation=dev.json", "data.stride=8", "data.question_len=12")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("choice")
+    make_project(folder)
+    vocabulary(folder)
+    (folder / "train.json").write_text(json.dumps(towns(0, 24)))
+    (folder / "dev.json").write_text(json.dumps(towns(24, 6)))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["dev-v1.1.json", "train-v1.1.part44.json"])
+def test_squads_own_files_have_its_form(name: str, data_dir: Path) -> None:
+    assert has_questions(data_dir / "squad" / name)
+
+
+LONG = "The king was born. " * 40_000
+TEXTS = {
+    "written by hand": (json.dumps(squad((CONTEXT, [question("1", "Who?", "The king")])), indent=2), True),
+    "the questions before their context": (
+        '{"data": [{"paragraphs": [{"qas": [{"id": "1"}], "context": "a"}]}]}',
+        True,
+    ),
+    "a long context": (json.dumps(squad((LONG, [question("1", "Who?", "The king", context=LONG)]))), True),
+    "after a byte order mark": ("\ufeff" + json.dumps(towns(0, 1)), True),
+    "a list": ("[" + json.dumps(towns(0, 1)) + "]", False),
+    "another object": ('{"data": [{"title": "a", "paragraphs": 3, "qas": [{}]}]}', False),
+    "text that quotes it": ("SQuAD is " + json.dumps(towns(0, 1)), False),
+    "many data": ('{"data": [{' * 90_000, False),
+    "nothing": ("", False),
+    "white space": (" \n" * 9000, False),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_form_is_seen_in_the_text(name: str, tmp_path: Path) -> None:
+    text, expected = TEXTS[name]
+    path = tmp_path / "questions.json"
+    path.write_text(text, encoding="utf-8")
+    (tmp_path / "questions.json.gz").write_bytes(gzip.compress(path.read_bytes(), 1))
+    assert has_questions(path) == has_questions(tmp_path / "questions.json.gz") == expected
+
+
+@pytest.mark.timeout(20)
+def test_only_the_beginning_is_read(tmp_path: Path) -> None:
+    for name, text in (("questions", json.dumps(towns(0, 1))), ("object", '{"a": "'), ("bytes", "\udcff")):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")
+        os.truncate(path, 10 << 30)  # a sparse file
+        assert has_questions(path) == (name == "questions")
+    assert not has_questions(tmp_path)
+    assert not has_questions(tmp_path / "absent")
+
+
+def test_a_bert_is_trained_on_questions(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    for words in ((*BERT, *QUESTIONS), (*BERT, "data.corpus=train.json")):
+        assert task_request(load("run.toml", words).config).data.task == "qa"
+    assert task_request(load("run.toml", BERT).config).data.task == "mlm"
+    Path("inner.toml").write_text('base = "bert_squad"\n[data]\ncorpus = "corpus.txt"\n')
+    for name, words in (("bert_squad", ("data.corpus=train.json",)), ("inner.toml", ())):
+        assert load(name, words).config.data.task == "qa"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "transformer"])
+def test_other_models_are_not_trained_on_questions_unasked(
+    kind: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    words = (f"model.kind={kind}", "data.corpus=train.json")
+    with pytest.raises(UserError) as told:
+        task_request(load("run.toml", words).config)
+    assert str(told.value).startswith(
+        'data.task = "qa", chosen for data.corpus = train.json (questions in SQuAD\'s form): model.kind = '
+        f'"{kind}" is trained for lm or '
+    )
+    assert str(told.value).endswith('take model.kind = bert, or another corpus, or data.task = "lm" to read it as text')
+    loaded = load("run.toml", (*words, "data.task=lm"))
+    assert task_request(loaded.config).data.task == "lm"
+    (note,) = notes(loaded)
+    assert note.startswith(
+        'data.task = "lm": data.corpus = train.json holds questions in SQuAD\'s form, and is read as'
+    )
+
+
+def test_a_plan_names_the_task(project: Path) -> None:
+    done = called(project, "plan", "run.toml", *BERT, *QUESTIONS)
+    assert done.returncode == 0, done.stderr
+    rows = " ".join(done.stdout.split())
+    assert (
+        "task qa: find the answer to a question in its context; corpus train.json, validated on dev.json; model bert"
+    ) in rows
+    done = called(project, "plan", "run.toml", *BERT, "data.corpus=train.json", "data.task=mlm")
+    assert "task mlm: predict masked tokens; corpus train.json; model bert" in " ".join(done.stdout.split())
+    assert "and is read as text" in done.stderr
+    done = called(project, "plan", "run.toml", "data.corpus=[bold]corpus[a-z].txt")
+    assert "corpus [bold]corpus[a-z].txt; model gpt2" in " ".join(done.stdout.split())
+
+
+def test_a_run_names_its_task_and_keeps_it(
+    project: Path, forker: Forker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    (project / "gone.json").write_bytes((project / "train.json").read_bytes())
+    steps = ("train.num_steps=2", "train.eval_every=0", "run.name=kept")
+    done = forker.run(project, 1, [*BERT, *QUESTIONS, "data.corpus=gone.json", *steps])
+    assert done.codes == [0]
+    assert done.said.splitlines()[0].startswith("qa: find the answer to a question in its context; corpus gone.json")
+    (project / "gone.json").unlink()
+    assert cli(["evaluate", "runs/kept", "--data", "dev.json"]) == 0
+    assert "exact match" in capsys.readouterr().out
