@@ -23,23 +23,47 @@ from codescent.huggingface.folder import fitting
 from codescent.plan import Mesh, OlderPlan, Plan, Scalar
 from codescent.record import RunFolder
 
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".txt", ".h5", ".hdf5", ".pt", ".safetensors", ".bin")
+"""Endings of a corpus that is a file, not a name."""
+
 
 def run_folder(config: Config) -> Path:
     """The path of the run folder: run.folder, or runs/NAME."""
     return config.run.folder if config.run.folder is not None else Path("runs") / config.run.name
 
 
-def plan_of(config: Config, world_size: int) -> Plan:
+def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> Plan:
     """Build the plan of a config. The corpus is prepared only if the size of the vocabulary depends on it ("char").
+
+    Args:
+        config: of the run.
+        world_size: number of ranks.
+        without_data: do not look at the files of [data], see `absent`.
 
     Raises:
         UserError: all problems of the config, or a corpus that cannot be prepared.
     """
     request = task_request(config)
-    vocab_size = tasks.task_of(request).vocab_size(request)
+    vocab_size = None if without_data else tasks.task_of(request).vocab_size(request)
     if vocab_size is None and needs_vocab_size(config):
         vocab_size = tasks.prepare_and_open(request, progress=True).vocab_size
     return build(config, vocab_size, world_size)
+
+
+def absent(config: Config) -> list[str]:
+    """A sentence for each file of [data] that is not there, if the plan does not need it; otherwise none.
+
+    A plan does not need the files if the config gives the size of the vocabulary.
+    """
+    data = config.data
+    files = {"corpus": data.corpus} if data.corpus.endswith(SUFFIXES) else {}
+    _, named, vocabulary = data.tokenizer.partition(":")
+    if not data.tokenizer.startswith("bpe:") and (named or "." in data.tokenizer or "/" in data.tokenizer):
+        files["tokenizer"] = vocabulary or data.tokenizer
+    if data.chat_template is not None:
+        files["chat_template"] = str(data.chat_template)
+    missing = {} if needs_vocab_size(config) else {key: file for key, file in files.items() if not Path(file).exists()}
+    return [f"data.{key}: {file} is not there yet; the plan does not need it" for key, file in missing.items()]
 
 
 def without_effect(loaded: LoadedConfig) -> list[str]:

@@ -146,3 +146,22 @@ def test_data_prints_the_folder_and_finds_it_again(project: Path) -> None:
     folder = project / first.stdout.strip().splitlines()[-1]
     assert (folder / "description.json").is_file()
     assert called(project, "data", "corpus.txt").stdout == first.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [
+        ("llama3_8b_lora", ["data.corpus: conversations.jsonl", "data.tokenizer: Meta", "data.chat_template: "]),
+        ("llama3_70b", ["data.tokenizer: Meta-Llama-3-8B/tokenizer.json is not there yet; the plan does not need it"]),
+    ],
+)
+def test_a_plan_does_not_need_data_that_is_not_there_yet(tmp_path: Path, name: str, absent: list[str]) -> None:
+    done = called(tmp_path, "plan", name, "--ranks", "64")
+    assert done.returncode == 0, done.stderr
+    assert [words for words in absent if words not in done.stderr] == []
+    assert "= 64 rank(s)" in " ".join(done.stdout.split())
+    done = called(
+        tmp_path, "plan", name, "model.preset=auto", "--ranks", "64"
+    )  # here the vocabulary is the tokenizer's
+    assert done.returncode == 2
+    assert "tokenizer.json" in done.stderr

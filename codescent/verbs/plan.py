@@ -16,7 +16,7 @@ from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.cost.memory import StateBytes, inside_bytes, state_bytes, wire_bytes
 from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
-from codescent.preflight import notes, plan_of
+from codescent.preflight import absent, notes, plan_of
 from codescent.verbs.config import resolved_of
 from codescent.verbs.timeline import draw_plan, refusals
 
@@ -33,8 +33,9 @@ def main(arguments: Namespace) -> int:
         raise UserError(*problems, *error.problems) from error
     if problems:
         raise UserError(*problems)
-    plan = plan_of(loaded.config, loaded.config.parallel.ranks)
-    for sentence in notes(loaded):
+    missing = absent(loaded.config)
+    plan = plan_of(loaded.config, loaded.config.parallel.ranks, without_data=bool(missing))
+    for sentence in [*notes(loaded), *missing]:
         warn(sentence)
     if file is not None:
         draw_plan(plan, file)
