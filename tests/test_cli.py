@@ -156,7 +156,7 @@ def test_data_prints_the_folder_and_finds_it_again(project: Path) -> None:
     ],
 )
 def test_a_plan_does_not_need_data_that_is_not_there_yet(tmp_path: Path, name: str, absent: list[str]) -> None:
-    done = called(tmp_path, "plan", name, "--ranks", "64")
+    done = called(tmp_path, "plan", name, "train.global_batch_size=128", "--ranks", "64")
     assert done.returncode == 0, done.stderr
     assert [words for words in absent if words not in done.stderr] == []
     assert "= 64 rank(s)" in " ".join(done.stdout.split())
