@@ -178,6 +178,12 @@ class Train(Section):
     eval_samples: int | None = auto(
         "samples per validation loss; auto: the whole validation split", ge=1, only=other_than("train.eval_every", 0)
     )
+    stop_after: int = key(
+        0,
+        "end the run after this many validations in a row without a lower validation loss; 0: never",
+        ge=0,
+        only=other_than("train.eval_every", 0),
+    )
     check_every: int = key(
         100, "steps between checks that the replicas are equal; 0: only at the start and before checkpoints", ge=0
     )
@@ -303,10 +309,12 @@ class Parallel(Section):
 class Checkpoint(Section):
     """When checkpoints are written, and which of them stay."""
 
-    every: int = key(250, "steps between checkpoints; 0: only at the end", ge=0)
+    every: int = key(250, "steps between checkpoints; 0: only at the end, and the best ones", ge=0)
     keep_last: int = key(2, "number of newest checkpoints to keep", ge=1)
     keep_best: bool = key(
-        True, "also keep the checkpoint with the lowest validation loss", only=other_than("train.eval_every", 0)
+        True,
+        "save a checkpoint at each validation with the lowest loss so far, and keep the best one",
+        only=other_than("train.eval_every", 0),
     )
 
 

@@ -182,6 +182,7 @@ class Prover:
             f"train.eval_every={max(1, steps // 2) if given.train.eval_every else 0}",
             f"optimizer.decay_steps={given.optimizer.decay_steps or given.train.num_steps}",
             "checkpoint.every=0",
+            *(["checkpoint.keep_best=false"] if given.train.eval_every else []),
             "log.sample_tokens=0",
             "log.tensorboard=false",
             "parallel.cut=cost",  # one process has no stages; a layout may set another value
