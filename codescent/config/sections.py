@@ -163,7 +163,15 @@ class Train(Section):
     """Number of steps, batch sizes, precision and device."""
 
     num_steps: int = key(1000, "number of weight updates", ge=1)
+    num_epochs: float | None = auto(
+        "passes over the training samples, such as 3 or 0.5, instead of train.num_steps", gt=0, le=1_000_000
+    )
     global_batch_size: int = key(12, "samples per step, over all ranks", ge=1, le=MAX_SAMPLES)
+    global_batch_tokens: int | None = auto(
+        "tokens per step, over all ranks, instead of train.global_batch_size; a multiple of the tokens of a sample",
+        ge=1,
+        le=MAX_SAMPLES,
+    )
     microbatch_size: int | None = auto(
         "samples of one forward pass of a rank; gradients are accumulated; auto: all samples of the rank", ge=1
     )

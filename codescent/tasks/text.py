@@ -59,14 +59,18 @@ class TextTask(Task):
 
     def vocab_size(self, request: TaskRequest) -> int | None:
         """See `Task`; read from the prepared tokens if they exist."""
-        data = request.data
-        cut, key = data.validation_fraction, data.text_key
-        found = locate(data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key)
+        found = self.locate(request)
         if found is not None:
             return vocab_size_of(found) + self.marks
-        kind, _, size = data.tokenizer.partition(":")
-        known = int(size) if kind == "bpe" else VOCAB_SIZES.get(data.tokenizer)
+        kind, _, size = request.data.tokenizer.partition(":")
+        known = int(size) if kind == "bpe" else VOCAB_SIZES.get(request.data.tokenizer)
         return None if known is None else known + self.marks
+
+    def locate(self, request: TaskRequest) -> Path | None:
+        """See `Task`."""
+        data = request.data
+        cut, key = data.validation_fraction, data.text_key
+        return locate(data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key)
 
     def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
         """See `Task`."""

@@ -58,7 +58,7 @@ def train(config: Config, place: Rank, *, resume: bool) -> Outcome:
     train = config.train
     facts = {key: value for key, value in flat(config).items() if key not in OF_A_MACHINE}
     with closing(World(place, train.device, train.num_threads, config.parallel.timeout_s, facts)) as world:
-        plan, dataset = open_data(config, world, resume=resume)
+        config, plan, dataset = open_data(config, world, resume=resume)
         with (
             StopRequest(alone=place.world_size == 1) as stop,
             closing(open_run(config, plan, dataset, world, resume=resume)) as run,
