@@ -121,10 +121,9 @@ def test_a_best_validation_after_a_skipped_step_is_not_saved(project: Path, fork
 
 @pytest.mark.parametrize("name", shipped())
 def test_no_shipped_config_loses_its_run_to_a_crash(name: str) -> None:
-    """At least half of a run is saved before its end, and no run saves its state thousands of times."""
+    """A crash costs at most half of a run; no run saves its state tens of thousands of times."""
     config = load(name).config
-    assert 0 < config.checkpoint.every <= config.train.num_steps / 2
-    assert config.train.num_steps / config.checkpoint.every <= 1000
+    assert 2 <= config.train.num_steps / config.checkpoint.every <= 10_000
 
 
 @pytest.mark.parametrize(
