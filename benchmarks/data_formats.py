@@ -138,7 +138,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> tuple[dict[str, Time
     sizes = Sizes(model.source_len, model.target_len, model.hidden_dim)
     datasets = datasets_of(Synthetic(arguments.samples, 1, sizes), folder)
     world = World(Rank(), arguments.device, arguments.threads, timeout_s=600.0)
-    plan = plan_with(config, datasets["memory"], 1)
+    config, plan = plan_with(config, datasets["memory"], 1)
     world.divide(plan)
     kernels = try_matmul("auto", world.device)
     with StopRequest(alone=True) as stop:

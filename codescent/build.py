@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING
 from codescent import models, tasks
 from codescent.base.errors import UserError
 from codescent.base.nearest import in_words, near_divisors, near_multiples, nearest_divisors
+from codescent.config.decided import undivided, with_samples
 from codescent.models.lora import declare as lora_shape
 from codescent.plan import (
     AXES,
-    DIVIDING,
-    DTYPE_BYTES,
-    SCALARS,
     WIDE,
-    Collective,
     Layout,
     Mesh,
     ModelFacts,
@@ -28,12 +25,11 @@ from codescent.plan import (
     Scalar,
     TaskFacts,
     TensorPlan,
-    Traffic,
-    Verb,
     Work,
 )
 from codescent.plan.schedule import accumulate
 from codescent.strategies import ORDER, Candidate, serving, traffic_of
+from codescent.strategies.common_sums import common_sums
 from codescent.strategies.refusals import length_factor, near_degrees
 
 if TYPE_CHECKING:
@@ -41,7 +37,6 @@ if TYPE_CHECKING:
 
 OPTIMIZER_TENSORS: dict[str, int] = {"adamw": 2, "adam": 2, "sgd": 1, "adagrad": 1, "adadelta": 2, "rmsprop": 2}
 """Number of state tensors per parameter in torch's optimizers (sgd and rmsprop: one fewer without momentum)."""
-
 
 MAX_MICROBATCHES = 100_000
 """Largest number of micro-batches of a step, times virtual stages: a plan has an instruction for each."""
@@ -57,6 +52,7 @@ class Resolved:
         task: facts of the task for the plan.
         request: the run's request to its task.
         seq_len: number of positions in a sample.
+        sample_tokens: tokens of a sample: its positions, or those of its last stream.
     """
 
     model: ModelFacts
@@ -64,6 +60,7 @@ class Resolved:
     task: TaskFacts
     request: tasks.TaskRequest
     seq_len: int
+    sample_tokens: int
 
 
 def resolve(config: Config, vocab_size: int | None) -> Resolved:
@@ -97,8 +94,11 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     """
     problems: list[str] = []
     resolved = _resolve(config, vocab_size, problems)
+    if resolved is None and config.train.global_batch_tokens is not None:  # the samples of a step are unknown
+        raise UserError(*problems)
+    config = with_samples(config, resolved.sample_tokens if resolved else 0)
     mesh = _mesh(config, world_size, problems)
-    microbatch_size, num_microbatches = _batch(config, mesh, problems)
+    microbatch_size, num_microbatches = _batch(config, mesh, resolved, problems)
     if resolved is None:
         raise UserError(*problems)
     model, task = resolved.model, resolved.task
@@ -135,7 +135,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         update=_update(config, mesh),
     )
     traffic = tuple(record for strategy in serving(plan) for record in traffic_of(strategy, plan))
-    return dataclasses.replace(plan, traffic=(*traffic, *_common_sums(plan)))
+    return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)))
 
 
 def _resolve(config: Config, vocab_size: int | None, problems: list[str]) -> Resolved | None:
@@ -157,17 +157,18 @@ def _resolve(config: Config, vocab_size: int | None, problems: list[str]) -> Res
             problems += error.problems
     seq_len = shape.seq_len if config.data.seq_len is None else config.data.seq_len
     where = None if weights is None else str(weights)
+    tokens = shape.streams[-1] if shape.streams else seq_len
     model = models.facts_of(request.kind, shape, seq_len, lora, config.train.head_chunk_tokens, where)
-    return Resolved(model, shape, tasks.task_of(request).facts(request, shape), request, seq_len)
+    return Resolved(model, shape, tasks.task_of(request).facts(request, shape), request, seq_len, tokens)
 
 
 def _update(config: Config, mesh: Mesh) -> dict[str, Scalar]:
     """The keys of [optimizer] that decide what a step does to the weights, with their values for this mesh."""
-    optimizer = config.optimizer
-    steps = config.train.num_steps if optimizer.decay_steps is None else optimizer.decay_steps
+    optimizer, train = config.optimizer, config.train
+    num_steps = train.num_steps if train.num_epochs is None else None  # None: unknown before the data is prepared
     return {
         **optimizer.model_dump(exclude={"fused"}),
-        "decay_steps": None if optimizer.schedule == "constant" else steps,
+        "decay_steps": None if optimizer.schedule == "constant" else optimizer.decay_steps or num_steps,
         "num_workers": 1 if optimizer.scale_learning_rate == "none" else mesh.dp,
     }
 
@@ -217,25 +218,6 @@ def _unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> It
             f'train.compile = "{config.train.compile}": model.kind = "{kind}" {models.UNCOMPILED[kind]}; take '
             'train.compile = "none"'
         )
-
-
-def _common_sums(plan: Plan) -> Iterator[Traffic]:
-    """The all-reduces of every layout: of partial gradients of replicated tensors, and of scalars."""
-    mesh = plan.mesh
-    for stage in range(mesh.pp):
-        tensors = plan.held_by(stage)
-        for axis in dict.fromkeys(axis for tensor in tensors for axis in tensor.partial):
-            parts = [tensor for tensor in tensors if axis in tensor.partial]
-            dtype = parts[0].bucket_dtype or parts[0].gradient_dtype
-            numel = sum(tensor.optimizer.numel(tensor.parameter.shape, mesh) for tensor in parts)
-            payload_bytes, what = numel * DTYPE_BYTES[dtype], f"partial gradients of {len(parts)} replicated tensor(s)"
-            at = stage if mesh.pp > 1 else None
-            yield Traffic(Collective.ALL_REDUCE, axis, payload_bytes, dtype, Verb.REDUCE, None, what, stage=at)
-    everyone, parts_of = mesh.joint(*AXES), mesh.joint(*DIVIDING)
-    if mesh.degree(everyone) > 1:
-        yield Traffic(Collective.ALL_REDUCE, everyone, SCALARS * 8, "fp64", Verb.REDUCE, None, "loss and stop request")
-    if mesh.degree(parts_of) > 1:
-        yield Traffic(Collective.ALL_REDUCE, parts_of, 8, "fp64", Verb.STEP, None, "square of the gradient norm")
 
 
 def task_request(config: Config) -> tasks.TaskRequest:
@@ -333,7 +315,7 @@ def _near_ranks(config: Config, mesh: Mesh, copies: float) -> list[int]:
     return [] if rest else [number * copy for number in nearest_divisors(microbatches, copies)]
 
 
-def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
+def _batch(config: Config, mesh: Mesh, resolved: Resolved | None, problems: list[str]) -> tuple[int, int]:
     """(microbatch_size, num_microbatches) from: global_batch_size = dp x microbatch_size x num_microbatches.
 
     If there is no solution, add a problem, and return values that no strategy refuses, so that no second problem hides
@@ -341,7 +323,10 @@ def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
     """
     size, microbatch = config.train.global_batch_size, config.train.microbatch_size
     usual = 1, mesh.pp if microbatch else 1
-    multiple = _microbatches_multiple(config, mesh)
+    multiple, unit = _microbatches_multiple(config, mesh), mesh.dp_replicate * _unit(config, mesh)
+    if wrong := undivided(config, resolved.sample_tokens, mesh.dp, unit) if resolved else []:
+        problems += wrong
+        return usual
     if size % mesh.dp:
         ranks = _near_ranks(config, mesh, mesh.dp_replicate)
         fewer_or_more = f", or {in_words(ranks)} ranks" if ranks else ""
@@ -350,7 +335,7 @@ def _batch(config: Config, mesh: Mesh, problems: list[str]) -> tuple[int, int]:
             fewer_or_more = f", or parallel.dp_replicate = {copies} on {in_words(ranks)} ranks"
         problems.append(
             f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks; nearest that would "
-            f"do: {near_multiples(size, mesh.dp_replicate * _unit(config, mesh))} samples{fewer_or_more}"
+            f"do: {near_multiples(size, unit)} samples{fewer_or_more}"
         )
         return usual
     share = size // mesh.dp

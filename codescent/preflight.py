@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from codescent import models, tasks
 from codescent.base.errors import UserError
-from codescent.build import build, needs_vocab_size, task_request
-from codescent.config import effects
+from codescent.build import build, needs_vocab_size, resolve, task_request
+from codescent.config import decided, effects
 from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
 from codescent.config.words import KEYS, toml_value
@@ -35,6 +35,8 @@ def run_folder(config: Config) -> Path:
 def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> Plan:
     """Build the plan of a config. The corpus is prepared only if the size of the vocabulary depends on it ("char").
 
+    Without a prepared corpus the number of steps in `train.num_epochs` is unknown, and so is `decay_steps`.
+
     Args:
         config: of the run.
         world_size: number of ranks.
@@ -47,6 +49,8 @@ def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> P
     vocab_size = None if without_data else tasks.task_of(request).vocab_size(request)
     if vocab_size is None and needs_vocab_size(config):
         vocab_size = tasks.prepare_and_open(request, progress=True).vocab_size
+    if not without_data and config.train.num_epochs is not None and (dataset := prepared(config)) is not None:
+        config = settled(config, dataset)
     return build(config, vocab_size, world_size)
 
 
@@ -97,16 +101,21 @@ def notes(loaded: LoadedConfig) -> list[str]:
     return [*without_effect(loaded), *found]
 
 
-def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
+def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> tuple[Config, Plan]:
     """Build the plan of a config for an open dataset.
+
+    Returns:
+        The config, with numbers in train.num_steps and train.global_batch_size where train.num_epochs and
+        train.global_batch_tokens were given instead; and its plan.
 
     Raises:
         UserError: all problems of the config, or splits that are too short for it.
     """
+    config = settled(config, dataset)
     plan = build(config, dataset.vocab_size, world_size)
     if problems := list(tasks.task_named(plan.task.name).misfits(dataset, plan)):
         raise UserError(*problems)
-    work, size = plan.work, config.train.global_batch_size
+    work, size = plan.work, plan.work.global_batch_size
     train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))
     problems = []
     if train.num_samples < size:
@@ -122,7 +131,43 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> Plan:
         )
     if problems:
         raise UserError(*problems)
-    return plan
+    return decided.without_tokens(config), plan
+
+
+def settled(config: Config, dataset: AnyDataset) -> Config:
+    """The config with the numbers that an open dataset decides: samples of a step, number of steps."""
+    if config.train.num_epochs is None and config.train.global_batch_tokens is None:
+        return config
+    try:
+        resolved = resolve(config, dataset.vocab_size)
+    except UserError:  # `build` raises it, with all other problems
+        return config
+    config = decided.with_samples(config, resolved.sample_tokens)
+    source = dataset.source("train", resolved.seq_len, resolved.sample_tokens)
+    return decided.with_steps(config, source.num_samples)
+
+
+def steps_in_words(config: Config) -> str:
+    """The number of steps of a run for `codescent plan`, with the epochs that decide it.
+
+    Raises:
+        UserError: the data is prepared, and damaged.
+    """
+    epochs = config.train.num_epochs
+    if epochs is None:
+        return f"{config.train.num_steps:,}"
+    dataset = prepared(config)
+    if dataset is None:
+        return f"{epochs:g} epochs, unknown until the data is prepared, which `codescent train` does first"
+    return f"{settled(config, dataset).train.num_steps:,} in {epochs:g} epochs"
+
+
+def prepared(config: Config) -> AnyDataset | None:
+    """The dataset of a config, if it is prepared already. Raises UserError: it is damaged."""
+    request = task_request(config)
+    task = tasks.task_of(request)
+    path = task.locate(request)
+    return None if path is None else task.open(request, path)
 
 
 def check(config: Config, world_size: int, *, resume: bool) -> None:
@@ -137,7 +182,7 @@ def check(config: Config, world_size: int, *, resume: bool) -> None:
         RunFolder.refuse_taken(path)
     request = task_request(config)
     dataset = tasks.prepare_and_open(dataclasses.replace(request, pinned=pin(request, folder)), progress=True)
-    plan = plan_with(config, dataset, world_size)
+    config, plan = plan_with(config, dataset, world_size)
     check_weights(plan, dataset, resume=resume)
     if folder is not None:
         check_same_trajectory(folder, plan)

@@ -188,9 +188,14 @@ def infinite_state() -> None:
     at_step(3, "_reduce", fill)
 
 
-def asked_to_stop() -> None:
-    """SIGTERM in step 10."""
-    at_step(10, "_reduce", lambda executor: os.kill(os.getpid(), signal.SIGTERM))
+def asked_to_stop(step: str = "10") -> None:
+    """SIGTERM in a step."""
+    at_step(int(step), "_reduce", lambda executor: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def killed(step: str) -> None:
+    """SIGKILL in a step."""
+    at_step(int(step), "_reduce", lambda executor: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def validation_without_a_number() -> None:
@@ -211,6 +216,7 @@ FAULTS: dict[str, Callable[..., None]] = {
         infinite_loss,
         infinite_state,
         asked_to_stop,
+        killed,
         validation_without_a_number,
         earlier_fingerprint,
         reads_no_file_whole,

@@ -62,7 +62,7 @@ def test_by_cost_it_would_begin_elsewhere() -> None:
 def test_the_plan_shows_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     monkeypatch.setattr(show, "Console", lambda **_: Console(file=out, width=300))
-    show.show_plan(plan_of(ranks=2, parallel={"pp": 2, **BETWEEN}))
+    show.show_plan(plan_of(ranks=2, parallel={"pp": 2, **BETWEEN}), "20")
     assert "stage 0: embedding, encoder layers 0 to 1 (" in out.getvalue()
     assert "stage 1: decoder layers 2 to 5, head (" in out.getvalue()
     assert "96 = 16 samples x 6 (and 12 of the source)" in out.getvalue()

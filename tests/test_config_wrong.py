@@ -80,7 +80,7 @@ def test_unknown_keys_say_what_was_probably_meant(text: str, expected: str) -> N
         ("train.num_steps", "command line: train.num_steps: not an override; write section.key=value"),
         ("--train.num_steps=3", "command line: --train.num_steps: unknown section; did you mean train.num_steps?"),
         ("trian.foo=3", "did you mean [train]?"),
-        ("train.foo=3", "its keys are num_steps, global_batch_size"),
+        ("train.foo=3", "its keys are num_steps, num_epochs, global_batch_size"),
         ("train.num_steps.x=3", "unknown key in [train]; did you mean train.num_steps?"),
         ("=", "command line: unknown key"),
         ("train.num_steps=", 'command line: train.num_steps: given ""; must be a whole number >= 1'),

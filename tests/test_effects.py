@@ -34,6 +34,7 @@ ALWAYS = {
 EVERY_RUN = {
     *("data.task", "data.folder", "data.seq_len", "data.prefetch"),
     *("train.num_steps", "train.global_batch_size", "train.microbatch_size", "train.precision", "train.device"),
+    *("train.num_epochs", "train.global_batch_tokens"),
     *("train.compile", "train.eval_every", "train.check_every", "train.head_chunk_tokens", "train.deterministic"),
     *("train.num_threads", "train.allocator", "train.matmul"),
     *("optimizer.kind", "optimizer.learning_rate", "optimizer.weight_decay", "optimizer.max_grad_norm"),
@@ -84,6 +85,7 @@ def test_every_key_of_a_shipped_config_has_an_effect(name: str) -> None:
         ("optimizer.min_learning_rate=1e-5", "optimizer.schedule=constant", "optimizer.schedule=linear"),
         ("optimizer.decay_steps=15", "optimizer.schedule=constant", "optimizer.schedule=cosine"),
         ("train.eval_samples=5", "train.eval_every=0", "train.eval_every=5"),
+        ("train.stop_after=3", "train.eval_every=0", "train.eval_every=5"),
         ("checkpoint.keep_best=false", "train.eval_every=0", "train.eval_every=5"),
         ("data.train_questions=3", "data.task=lm", ""),
         ("data.pairs=copy", "data.task=lm", ""),

@@ -136,6 +136,12 @@ class Checkpoints:
         best = _best({step: one.validation_loss for step, one in saved.items()})
         return None if best is None else saved[best]
 
+    def best_loss(self) -> float | None:
+        """The lowest validation loss of the readable checkpoints; None: none has a validation loss."""
+        losses = self._losses(self._found())
+        best = _best(losses)
+        return None if best is None else losses[best]
+
     def at(self, step: int) -> Saved:
         """The complete checkpoint of a step. Raises CheckpointError: it does not exist, or its manifest was changed."""
         while step in (found := self._found()):
@@ -239,14 +245,18 @@ class Checkpoints:
         found = self._found()
         return f"the last checkpoint is {found[max(found)]}" if found else "there is no older checkpoint"
 
-    def _delete_old(self) -> None:
+    def _losses(self, found: Mapping[int, Path]) -> dict[int, float | None]:
+        """The validation loss of each readable checkpoint, by step. Warns of the others, which stay."""
         losses: dict[int, float | None] = {}
-        found = self._found()
         for step, path in found.items():
             try:
                 losses[step] = _manifest_of(step, path).validation_loss
             except CheckpointError as error:
                 warnings.warn(f"not deleted: {error}", RuntimeWarning, stacklevel=2)
+        return losses
+
+    def _delete_old(self) -> None:
+        losses = self._losses(found := self._found())
         keep: set[int | None] = {*sorted(losses)[-self.keep_last :]}
         if self.keep_best:
             keep.add(_best(losses))

@@ -11,6 +11,9 @@ from codescent.base.nearest import nearest_divisors
 if TYPE_CHECKING:
     from codescent.config.sections import Config
 
+INSTEAD = (("train.num_epochs", "train.num_steps"), ("train.global_batch_tokens", "train.global_batch_size"))
+"""Pairs of keys: where the first one is given, it decides the second one."""
+
 Contradiction = tuple[tuple[str, ...], str]
 """Keys whose values contradict each other, and the problem. Messages print it after the first key."""
 
@@ -32,13 +35,23 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
         )
     yield from _device_contradictions(config)
     yield from _lora_contradictions(config)
+    for first, second in INSTEAD:
+        if _is_given(config, first) and _is_given(config, second):
+            yield (first, second), f"given, and {second} too: the first decides the second; give one of the two"
     size, samples = train.microbatch_size, train.global_batch_size
-    if size is not None and samples % size:
+    if size is not None and train.global_batch_tokens is None and samples % size:
         yield (
             ("train.microbatch_size", "train.global_batch_size"),
             f"given {size}, which does not divide train.global_batch_size ({samples}); "
             f"the nearest smaller value that does is {nearest_divisors(samples, size)[0]}",
         )
+
+
+def _is_given(config: Config, key: str) -> bool:
+    """Whether a file or a command line gives the key a value other than "auto"."""
+    section, name = key.split(".")
+    values = getattr(config, section)
+    return name in values.model_fields_set and getattr(values, name) is not None
 
 
 def _lora_contradictions(config: Config) -> Iterator[Contradiction]:

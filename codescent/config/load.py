@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
-from codescent.config.contradictions import contradictions
+from codescent.config import effects
+from codescent.config.contradictions import INSTEAD, contradictions
 from codescent.config.keys import AUTO, Section
 from codescent.config.sections import SECTIONS, Config, Model
 from codescent.config.toml_file import read_toml
@@ -41,6 +42,12 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "batch_size": "train.global_batch_size",
     "max_iters": "train.num_steps",
     "steps": "train.num_steps",
+    "epochs": "train.num_epochs",
+    "max_epochs": "train.num_epochs",
+    "num_train_epochs": "train.num_epochs",
+    "total_batch_size": "train.global_batch_tokens",
+    "patience": "train.stop_after",
+    "early_stopping_patience": "train.stop_after",
     "dtype": "train.precision",
     "eval_interval": "train.eval_every",
     "gradient_accumulation_steps": "train.microbatch_size",
@@ -94,7 +101,8 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read a config file, its base files, and overrides of the form section.key=value.
 
     A later file or the command line replaces single keys. If it gives a preset, this also replaces the kind and the
-    sizes of the model in earlier files. Sizes beside the preset win over it.
+    sizes of the model in earlier files. Sizes beside the preset win over it. If it gives a key of a pair in INSTEAD,
+    this replaces the other key of the pair.
 
     Args:
         path: a file, or the name of a shipped config ("default", with or without ".toml").
@@ -123,8 +131,14 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
 
 
 def to_toml(config: Config) -> str:
-    """The config as TOML, which `load` reads back. Keys with the value None are omitted: None is their default."""
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+    """The config as TOML, which `load` reads back. Keys with the value None are omitted: None is their default. So are
+    keys that another one decides.
+    """
+    sections = config.model_dump(mode="json", exclude_none=True)
+    for (section, first), (_, second) in ((one.split("."), other.split(".")) for one, other in INSTEAD):
+        if first in sections[section]:
+            del sections[section][second]
+    return tomli_w.dumps(sections)
 
 
 def flat(config: Config) -> dict[str, Any]:
@@ -134,12 +148,13 @@ def flat(config: Config) -> dict[str, Any]:
 
 
 def describe(resolved: LoadedConfig) -> list[DescribedKey]:
-    """All keys in order, each with its value and the origin of the value."""
+    """All keys in order, each with its value and the origin of the value: another key, if that one decides it."""
+    decided = {second: first for first, second in INSTEAD if effects.value_of(resolved.config, first) is not None}
     return [
-        DescribedKey(
-            key.section, key.name, toml_value(getattr(getattr(resolved.config, key.section), key.name)), origin
-        )
-        for key, origin in zip(KEYS.values(), resolved.origins.values(), strict=True)
+        DescribedKey(key.section, key.name, f'"{AUTO}"', decided[name])
+        if name in decided
+        else DescribedKey(key.section, key.name, toml_value(effects.value_of(resolved.config, name)), origin)
+        for (name, key), origin in zip(KEYS.items(), resolved.origins.values(), strict=True)
     ]
 
 
@@ -154,9 +169,12 @@ def shipped() -> dict[str, Path]:
 
 
 def _replace(before: Mapping[str, _Given], later: Mapping[str, _Given], replaced: list[str]) -> dict[str, _Given]:
-    """The values of earlier files with those of a later one, and without the sizes that its preset replaces.
-    Adds a sentence about these sizes to `replaced`.
+    """The values of earlier files with those of a later one, and without what it replaces: the sizes of a model by a
+    preset, and a key of a pair in INSTEAD by the other key. Adds a sentence about the sizes to `replaced`.
     """
+    given = {name for name, value in later.items() if value.value != AUTO}
+    others = {name for pair in INSTEAD for name, other in (pair, pair[::-1]) if other in given}
+    before = {name: value for name, value in before.items() if name not in others}
     preset = later.get(PRESET)
     if preset is None or preset.value == AUTO:
         return {**before, **later}

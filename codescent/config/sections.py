@@ -167,7 +167,15 @@ class Train(Section):
     """Number of steps, batch sizes, precision and device."""
 
     num_steps: int = key(1000, "number of weight updates", ge=1)
+    num_epochs: float | None = auto(
+        "passes over the training samples, such as 3 or 0.5, instead of train.num_steps", gt=0, le=1_000_000
+    )
     global_batch_size: int = key(12, "samples per step, over all ranks", ge=1, le=MAX_SAMPLES)
+    global_batch_tokens: int | None = auto(
+        "tokens per step, over all ranks, instead of train.global_batch_size; a multiple of the tokens of a sample",
+        ge=1,
+        le=MAX_SAMPLES,
+    )
     microbatch_size: int | None = auto(
         "samples of one forward pass of a rank; gradients are accumulated; auto: all samples of the rank", ge=1
     )
@@ -181,6 +189,12 @@ class Train(Section):
     eval_every: int = key(250, "steps between validation losses; 0: never", ge=0)
     eval_samples: int | None = auto(
         "samples per validation loss; auto: the whole validation split", ge=1, only=other_than("train.eval_every", 0)
+    )
+    stop_after: int = key(
+        0,
+        "end the run after this many validations in a row without a lower validation loss; 0: never",
+        ge=0,
+        only=other_than("train.eval_every", 0),
     )
     check_every: int = key(
         100, "steps between checks that the replicas are equal; 0: only at the start and before checkpoints", ge=0
@@ -307,10 +321,12 @@ class Parallel(Section):
 class Checkpoint(Section):
     """When checkpoints are written, and which of them stay."""
 
-    every: int = key(250, "steps between checkpoints; 0: only at the end", ge=0)
+    every: int = key(250, "steps between checkpoints; 0: only at the end, and the best ones", ge=0)
     keep_last: int = key(2, "number of newest checkpoints to keep", ge=1)
     keep_best: bool = key(
-        True, "also keep the checkpoint with the lowest validation loss", only=other_than("train.eval_every", 0)
+        True,
+        "save a checkpoint at each validation with the lowest loss so far, and keep the best one",
+        only=other_than("train.eval_every", 0),
     )
 
 

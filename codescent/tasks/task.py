@@ -199,6 +199,12 @@ class Task:
         """The vocabulary size, if it is known without preparing. Raises UserError: keys or data that cannot be used."""
         return VOCAB_SIZES.get(request.data.tokenizer)
 
+    def locate(self, request: TaskRequest) -> Path | None:
+        """The path of the prepared data; None: `prepare` has not made it yet, or the task cannot tell.
+        Raises UserError: it is damaged.
+        """
+        return None
+
     def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
         """Prepare the data if it does not exist yet; return its path. Raises UserError: it cannot be prepared."""
         raise NotImplementedError

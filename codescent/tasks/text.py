@@ -66,14 +66,18 @@ class TextTask(Task):
 
     def vocab_size(self, request: TaskRequest) -> int | None:
         """See `Task`; read from the prepared tokens if they exist."""
+        found = self.locate(request)
+        if found is not None:
+            return vocab_size_of(found, both=request.data.validation is None) + self.marks
+        kind, _, size = request.data.tokenizer.partition(":")
+        known = int(size) if kind == "bpe" else VOCAB_SIZES.get(request.data.tokenizer)
+        return None if known is None else known + self.marks
+
+    def locate(self, request: TaskRequest) -> Path | None:
+        """See `Task`."""
         data = request.data
         cut, key = _cut(data), data.text_key
-        found = locate(data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key)
-        if found is not None:
-            return vocab_size_of(found, both=data.validation is None) + self.marks
-        kind, _, size = data.tokenizer.partition(":")
-        known = int(size) if kind == "bpe" else VOCAB_SIZES.get(data.tokenizer)
-        return None if known is None else known + self.marks
+        return locate(data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key)
 
     def unused(self, request: TaskRequest) -> Iterator[tuple[str, str]]:
         """See `Task`: keys for text, if the corpus is token shards; the key of JSON lines, if there are none."""

@@ -24,6 +24,7 @@ from codescent.train.optimize import learning_rate
 from codescent.train.report import Report
 from codescent.train.stop import StopRequest
 from codescent.train.validate import validation_loss
+from codescent.train.validations import Validations
 from codescent.train.world import World
 
 SKIPS_ALLOWED = 10
@@ -59,7 +60,7 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
     train = config.train
     facts = {key: value for key, value in flat(config).items() if key not in OF_A_MACHINE}
     with closing(World(place, train.device, train.num_threads, config.parallel.timeout_s, facts)) as world:
-        plan, dataset = open_data(config, world, resume=resume)
+        config, plan, dataset = open_data(config, world, resume=resume)
         with (
             StopRequest(alone=place.world_size == 1) as stop,
             closing(open_run(config, plan, dataset, world, resume=resume)) as run,
@@ -81,6 +82,8 @@ class _Steps:
         self.skipped = 0  # consecutive skipped steps, up to the current step
         self.overdue = False  # a checkpoint was due at a step that could not be saved; the next good step is saved
         self.unproven = False  # no finite step has followed the newest checkpoint yet, so older checkpoints stay
+        self.validations = Validations(self.config.train.stop_after)
+        self.last = self.config.train.num_steps  # an early end makes an earlier step the last one
 
     def take(self) -> Outcome:
         """Load the checkpoint, if there is one, and take the remaining steps."""
@@ -88,34 +91,40 @@ class _Steps:
         self.run.load(self.trainer.optimizer)
         self.report.start()
         self._compare(self.run.first_step)
-        last = self.config.train.num_steps
-        for step in range(self.run.first_step + 1, last + 1):
-            stops = self._step(step, last)
-            if stops and step < last:
+        self.validations.recall(self.run)
+        step = self.run.first_step
+        if self.validations.exhausted:  # by the last step of an earlier command
+            self.last = step
+        while step < self.last:
+            step += 1
+            if self._step(step) and step < self.last:
                 received = together(UserError, self.stop.received)
                 self.report.stopped(step, received)
                 return Outcome(self.run.path, step, next(filter(None, received))["exit_code"])
         self._rotate()
-        self.report.ended(max(last, self.run.first_step))
-        return Outcome(self.run.path, max(last, self.run.first_step), 0)
+        self.report.ended(step, self.validations)
+        return Outcome(self.run.path, step, 0)
 
-    def _step(self, step: int, last: int) -> bool:
+    def _step(self, step: int) -> bool:
         """Compute step `step` (from 1); validate, report and save if due. Returns whether the ranks have to stop."""
-        rate = learning_rate(self.config.optimizer, last, self.plan.mesh.dp, step - 1)
+        num_steps = self.config.train.num_steps
+        rate = learning_rate(self.config.optimizer, num_steps, self.plan.mesh.dp, step - 1)
         begin = time.perf_counter()
         result = self.trainer.executor.step(step - 1, rate)
         seconds = time.perf_counter() - begin
         self._count(step, result)
         if result.stop and not self.skipped:  # save before anything else: a scheduler soon kills the process
             self._save(step, None)
-        val_loss = self._validate() if _is_due(step, self.config.train.eval_every, last) else None
+        val_loss = self._validate(step) if _is_due(step, self.config.train.eval_every, num_steps) else None
         self.report.step(step, rate, result, seconds, val_loss)
-        if self.skipped and (result.stop or step == last or self.skipped == SKIPS_ALLOWED):
+        if self.validations.exhausted and not (self.skipped or result.stop):  # after a skipped step: the next good one
+            self.last = step
+        if self.skipped and (result.stop or step == self.last or self.skipped == SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {self.skipped}"
             raise self.report.failed(step, why, ruined_step=step - self.skipped)
         if not result.stop:
-            saved = self._save_if_due(step, last, val_loss)
-            if not saved and _is_due(step, self.config.train.check_every, last):
+            saved = self._save_if_due(step, val_loss)
+            if not saved and _is_due(step, self.config.train.check_every, self.last):
                 self._compare(step)
         return result.stop
 
@@ -129,8 +138,8 @@ class _Steps:
         if self.skipped == 1:  # the cause may be one rank's weights
             self._compare(step)
 
-    def _save_if_due(self, step: int, last: int, val_loss: float | None) -> bool:
-        """Save if a checkpoint is due now, or was due at an earlier step that could not be saved.
+    def _save_if_due(self, step: int, val_loss: float | None) -> bool:
+        """Save if a checkpoint is due now, or was due at an earlier step that could not be saved, or is the best one.
 
         Returns:
             whether a checkpoint was saved.
@@ -138,24 +147,30 @@ class _Steps:
         Raises:
             RunFailed: the last step cannot be saved.
         """
-        due, why = step == last or _is_due(step, self.config.checkpoint.every, last), ""
+        due, why = step == self.last or _is_due(step, self.config.checkpoint.every, self.last), ""
         if self.skipped:
             why = "steps are skipped"
         elif val_loss is not None and not math.isfinite(val_loss):
             why = f"the validation loss is {val_loss}"
-        if why and step == last:
+        if why and step == self.last:
             raise self.report.failed(step, why, ruined_step=step)
         if why and due:
             self.report.not_saved(step, why)
         self.overdue |= due
-        if not self.overdue or why:
+        if why or not (self.overdue or self._is_best(val_loss)):
             return False
         self._save(step, val_loss)
         return True
 
-    def _validate(self) -> float:
+    def _is_best(self, val_loss: float | None) -> bool:
+        """Whether `checkpoint.keep_best` keeps a checkpoint with this loss: it is lower than that of every other."""
+        return self.config.checkpoint.keep_best and val_loss is not None and val_loss < self.validations.saved
+
+    def _validate(self, step: int) -> float:
         source = self.run.source("validation")
-        return validation_loss(self.trainer.executor, source, self.config.train.eval_samples)
+        loss = validation_loss(self.trainer.executor, source, self.config.train.eval_samples)
+        self.validations.add(step, loss)
+        return loss
 
     def _compare(self, step: int) -> None:
         """Compare the ranks' copies of tensors. If copies differ, record it and raise Diverged."""
@@ -171,8 +186,10 @@ class _Steps:
         if not self.run.world.all_agree(self.trainer.optimizer.is_finite()):
             raise self.report.failed(step, "weights or the optimizer's state are not finite", ruined_step=step)
         path = self.run.save(step, self.trainer.optimizer, val_loss)
-        self.report.saved(step, path, time.perf_counter() - begin)
+        self.report.saved(step, path, time.perf_counter() - begin, best=self._is_best(val_loss))
         self.overdue, self.unproven = False, True
+        if val_loss is not None:
+            self.validations.saved = min(self.validations.saved, val_loss)
 
     def _rotate(self) -> None:
         if self.unproven and self.run.world.is_first:

@@ -102,8 +102,11 @@ class OpenRun:
             self.folder.release()
 
 
-def open_data(config: Config, world: World, *, resume: bool) -> tuple[Plan, AnyDataset]:
+def open_data(config: Config, world: World, *, resume: bool) -> tuple[Config, Plan, AnyDataset]:
     """Prepare and verify the dataset on one rank of each machine, open it, build the plan, create its process groups.
+
+    Returns:
+        The config and the plan of `preflight.plan_with`; the dataset.
 
     Raises:
         UserError: on every rank: the data cannot be used, ranks have different data or plans, or this machine lacks
@@ -116,13 +119,13 @@ def open_data(config: Config, world: World, *, resume: bool) -> tuple[Plan, AnyD
     world.in_turn(lambda: tasks.prepare_and_open(request, progress=world.is_first))
     dataset = tasks.prepare_and_open(request, progress=False)
     check_alike(dataset, world)
-    plan = plan_with(config, dataset, world.place.world_size)
+    config, plan = plan_with(config, dataset, world.place.world_size)
     world.refuse_differences(_plan_facts(plan))
     check_weights(plan, dataset, resume=resume)
     world.from_first(lambda: machine.refuse_device(plan, world.device))
     world.divide(plan)
     world.from_first(lambda: machine.refuse_too_large(plan, world.device, world.place.local_world_size))
-    return plan, dataset
+    return config, plan, dataset
 
 
 def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, resume: bool) -> OpenRun:

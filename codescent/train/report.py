@@ -23,6 +23,7 @@ from codescent.train.board import Board
 from codescent.train.display import Display
 from codescent.train.execute import StepResult
 from codescent.train.open import OpenRun
+from codescent.train.validations import Validations
 
 ROWS = 100_000
 """The largest number of metrics rows, about, that a run writes with log.metrics_every = auto."""
@@ -188,10 +189,13 @@ class Report:
         """Record that copies of the same tensors differ between ranks."""
         self._event("diverged", step=step, differences=[asdict(one) for one in error.differences])
 
-    def saved(self, step: int, path: Path, seconds: float) -> None:
-        """Record that a checkpoint is complete, and lost output of every rank. Collective."""
+    def saved(self, step: int, path: Path, seconds: float, *, best: bool) -> None:
+        """Record that a checkpoint is complete, and lost output of every rank. Collective.
+
+        `best`: it has the lowest validation loss of all checkpoints so far.
+        """
         self._lost(together(UserError, output.new_failures))
-        self._event("checkpoint", step=step, path=str(path), seconds=seconds)
+        self._event("checkpoint", step=step, path=str(path), seconds=seconds, best=best)
 
     def stopped(self, step: int, received: list[dict[str, Any] | None]) -> None:
         """Report that the run has stopped on request.
@@ -208,13 +212,25 @@ class Report:
             "--resume"
         )
 
-    def ended(self, step: int) -> None:
-        """Report that all steps are done."""
+    def ended(self, step: int, validations: Validations) -> None:
+        """Report that all steps are done, or that the run has ended early."""
         if self.run.folder is not None:
             self.run.folder.mend()
+        early = validations.exhausted and step < self.run.config.train.num_steps
+        if early:
+            self._ended_early(step, validations)
         self._event("end", step=step)
-        if step == self.run.first_step:
+        if step == self.run.first_step and not early:
             self.display.say(f"{self.run.path} has all its {step} steps already; raise train.num_steps to continue")
+
+    def _ended_early(self, step: int, validations: Validations) -> None:
+        """Report that `train.stop_after` has ended the run, in this command or an earlier one, and how to go on."""
+        count, lowest, at = validations.without_gain, validations.lowest, validations.lowest_step
+        self._event("early_stop", step=step, without_gain=count, lowest_step=at, lowest_val_loss=lowest)
+        self.display.say(
+            f"ended early at step {step} (train.stop_after = {validations.stop_after}): {count} validations without a "
+            f"loss below {lowest:.4f} of step {at}; to go on: --resume train.stop_after=0, or more than {count}"
+        )
 
     def _event(self, kind: str, **fields: Any) -> None:
         if self.run.folder is not None:

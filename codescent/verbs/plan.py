@@ -16,7 +16,7 @@ from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.cost.memory import StateBytes, inside_bytes, state_bytes, wire_bytes
 from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
-from codescent.preflight import absent, notes, plan_of
+from codescent.preflight import absent, notes, plan_of, steps_in_words
 from codescent.verbs.config import resolved_of
 from codescent.verbs.timeline import draw_plan, refusals
 
@@ -42,21 +42,24 @@ def main(arguments: Namespace) -> int:
     if arguments.json:
         print(json.dumps(plan.to_json(), indent=1))
     else:
-        show_plan(plan)
+        show_plan(plan, steps_in_words(loaded.config))
     return 0
 
 
-def show_plan(plan: Plan) -> None:
-    """Print the plan: mesh, batch arithmetic, parameters, bytes per rank, traffic and FLOPs of a step."""
+def show_plan(plan: Plan, steps: str) -> None:
+    """Print the plan: mesh, batch arithmetic, parameters, bytes per rank, traffic and FLOPs of a step.
+
+    `steps`: their number in words.
+    """
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for name, value in _plan_rows(plan):
+    for name, value in _plan_rows(plan, steps):
         table.add_row(name, value)
     Console(highlight=False, markup=False).print(table)
 
 
-def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
+def _plan_rows(plan: Plan, steps: str) -> list[tuple[str, str]]:
     model, work, mesh, state, flops = plan.model, plan.work, plan.mesh, state_bytes(plan), plan.flops()
     fullest = " on the fullest stage" if mesh.pp > 1 else ""
     pairs = "channels x pairs of positions" if work.streams else "layers x channels x sequence x tokens"
@@ -80,6 +83,7 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str]]:
             f"{work.tokens:,} = {work.global_batch_size} samples x {work.positions(-1)}"
             + (f" (and {work.streams[0]} of the source)" if work.streams else ""),
         ),
+        ("steps", steps),
         *([("stages", "\n".join(_stages(plan)))] if mesh.pp > 1 else []),
         ("program", "\n".join(_program(plan))),
         ("precision", _precision(plan)),

@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from codescent.base.errors import UserError
+from codescent.config.decided import with_samples
 from codescent.config.load import load
 from codescent.config.sections import Config, Parallel
 from codescent.launch.launchers import TORCHRUN_SET
@@ -181,7 +182,10 @@ class Prover:
             f"train.precision={precision}",
             f"train.eval_every={max(1, steps // 2) if given.train.eval_every else 0}",
             f"optimizer.decay_steps={given.optimizer.decay_steps or given.train.num_steps}",
+            "train.num_epochs=auto",
+            "train.stop_after=0",
             "checkpoint.every=0",
+            *(["checkpoint.keep_best=false"] if given.train.eval_every else []),
             "log.sample_tokens=0",
             "log.tensorboard=false",
             "parallel.cut=cost",  # one process has no stages; a layout may set another value
@@ -203,7 +207,10 @@ class Prover:
 
     def filled(self, layout: LayoutCase) -> LayoutCase:
         """The layout with micro-batches that fill its pipeline."""
-        return layout.filled(self._config(ALONE))
+        config = self._config(ALONE)
+        if config.train.global_batch_tokens is not None:
+            config = with_samples(config, plan_of(config, 1).work.positions(-1))
+        return layout.filled(config)
 
     def reference(self) -> list[dict[str, float]]:
         """The metrics of one process. Raises UserError if it fails or if a loss is not finite."""

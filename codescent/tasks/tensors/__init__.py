@@ -23,7 +23,7 @@ from codescent.tasks.tensors.dataset import (
     read_description,
 )
 from codescent.tasks.tensors.files import SUFFIXES, format_of
-from codescent.tasks.tensors.prepare import make_recipe, prepare_synthetic
+from codescent.tasks.tensors.prepare import folder_of, make_recipe, prepare_synthetic
 from codescent.tasks.tensors.synthetic import PREFIX, Sizes, Synthetic, parse
 
 if TYPE_CHECKING:
@@ -79,6 +79,14 @@ class Tensors(Task):
 
     def vocab_size(self, request: TaskRequest) -> None:
         """None: samples are vectors."""
+
+    def locate(self, request: TaskRequest) -> Path | None:
+        """See `Task`."""
+        data = request.data
+        if not data.corpus.startswith(PREFIX) or data.format in (None, "memory"):
+            return self.prepare(request, progress=False)  # which writes nothing
+        path = folder_of(_recipe(request), data.format, data.folder)
+        return path if is_prepared(path) else None
 
     def prepare(self, request: TaskRequest, *, progress: bool) -> Path:
         """See `Task`. Synthetic tensors are written now if data.format is a file format and no file exists."""

@@ -1,0 +1,61 @@
+"""In: a config, the tokens of a sample, the number of samples. Out: the config with the samples and the number of steps
+that its keys train.global_batch_tokens and train.num_epochs decide.
+Does not know models and data (build.py and preflight.py do)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from codescent.base.nearest import near_multiples
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Config
+
+
+def with_samples(config: Config, sample_tokens: int) -> Config:
+    """The config with the samples of `train.global_batch_tokens`, rounded down, in `train.global_batch_size`."""
+    tokens = config.train.global_batch_tokens
+    return config if tokens is None else _with_train(config, global_batch_size=max(1, tokens // sample_tokens))
+
+
+def without_tokens(config: Config) -> Config:
+    """The config of a run with `with_samples`: only the samples are recorded."""
+    return _with_train(config, global_batch_tokens=None)
+
+
+def undivided(config: Config, sample_tokens: int, dp: int, unit: int) -> list[str]:
+    """A problem if `train.global_batch_tokens` is not a whole number of micro-batches on each data-parallel rank.
+
+    Args:
+        sample_tokens: tokens that a sample adds to a step's tokens.
+        dp: number of data-parallel ranks.
+        unit: samples of which every number that would do is a multiple.
+    """
+    tokens, microbatch = config.train.global_batch_tokens, config.train.microbatch_size or 1
+    smallest = sample_tokens * microbatch * dp
+    if tokens is None or tokens % smallest == 0:
+        return []
+    return [
+        f"train.global_batch_tokens = {tokens}: not a multiple of {smallest} = {sample_tokens} tokens of a sample x "
+        f"{microbatch} sample(s) of a micro-batch x {dp} data-parallel rank(s); nearest that would do: "
+        f"{near_multiples(tokens, sample_tokens * unit)}"
+    ]
+
+
+def with_steps(config: Config, num_samples: int) -> Config:
+    """The config with the steps of `train.num_epochs` in `train.num_steps`.
+
+    An epoch is a whole number of steps (decision 4). A part of an epoch is rounded to whole steps, at least one.
+
+    Args:
+        config: `with_samples`.
+        num_samples: of the training split.
+    """
+    epochs, size = config.train.num_epochs, config.train.global_batch_size
+    if epochs is None:
+        return config
+    return _with_train(config, num_steps=max(1, round(epochs * (num_samples // size))), num_epochs=None)
+
+
+def _with_train(config: Config, **values: Any) -> Config:
+    return config.model_copy(update={"train": config.train.model_copy(update=values)})
