@@ -250,4 +250,4 @@ def test_synthetic_validation_is_never_what_was_trained_on(
     assert (train.num_samples, validation.num_samples) == (9 if corpus[0] == "s" else 20, 4)
     both = [source.read(np.arange(4)).inputs for source in (train, validation)]
     assert not np.isclose(*both).all((1, 2)).any()
-    assert plan_with(load("run.toml", words).config, found, 1).task.synthetic
+    assert plan_with(load("run.toml", words).config, found, 1)[1].task.synthetic
