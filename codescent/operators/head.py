@@ -295,9 +295,8 @@ def _softmax_gradient_(
     if wants_gradient:
         if not objective.is_plain:
             scale_(logits_NV, factor_of_softmax(log_z_N1, objective), smoothing / vocab)
-        # (In bf16, scatter_ would copy all.)
         at_target_N = gradient_at_targets(entropies_N1, log_z_N1, objective, vocab).squeeze(1)
-        rows_N = torch.arange(len(targets_N), device=targets_N.device)
+        rows_N = torch.arange(len(targets_N), device=targets_N.device)  # in bf16, scatter_ would copy all logits
         logits_NV[rows_N, targets_N] = at_target_N.to(logits_NV.dtype)
     smoothed_N1 = entropies_N1 + smoothing * (at_target_N1 - mean_N1) if smoothing else entropies_N1
     return with_z_loss(smoothed_N1, log_z_N1, objective)
