@@ -78,8 +78,8 @@ def distribute(
         Parameters may have different dtypes.
         Buffers that forward passes change (batch norm's statistics) are averaged over the ranks after each
         `optimizer.step()`. Batch norm normalises by the samples of one rank.
-        Dropout uses torch's generator. For different masks on each rank, seed it with `ranks.rank` after the module is
-        created. Clipping: use `codescent.clip_`, with every strategy.
+        Dropout uses torch's generator. For different masks on each rank, call torch.manual_seed(seed + ranks.rank)
+        after this call. Clipping: use `codescent.clip_`, with every strategy.
 
     Args:
         module: any module with its parameters on `ranks.device`.
