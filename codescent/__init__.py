@@ -7,14 +7,26 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = ["Metrics", "UserError", "accumulate", "clip_", "distribute", "init", "load", "profile", "sampler", "save"]
+__all__ = [
+    "Metrics",
+    "UserError",
+    "accumulate",
+    "clip_",
+    "distribute",
+    "init",
+    "load",
+    "profile",
+    "sampler",
+    "save",
+    "validation_sampler",
+]
 
 _NAMES = {
     "base.errors": ("UserError",),
     "own.distribute": ("accumulate", "clip_", "distribute"),
     "own.metrics": ("Metrics",),
     "own.profile": ("profile",),
-    "own.sampler": ("sampler",),
+    "own.sampler": ("sampler", "validation_sampler"),
     "own.saved": ("load", "save"),
     "own.session": ("init",),
 }
@@ -24,7 +36,7 @@ if TYPE_CHECKING:
     from codescent.own.distribute import accumulate, clip_, distribute
     from codescent.own.metrics import Metrics
     from codescent.own.profile import profile
-    from codescent.own.sampler import sampler
+    from codescent.own.sampler import sampler, validation_sampler
     from codescent.own.saved import load, save
     from codescent.own.session import init
 else:

@@ -19,6 +19,7 @@ from codescent.plan import (
     Layout,
     Mesh,
     ModelFacts,
+    Objective,
     Parameter,
     Placement,
     Plan,
@@ -133,6 +134,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         schedule=schedule,
         seed=config.run.seed,
         update=_update(config, mesh),
+        objective=Objective(config.train.label_smoothing, config.train.z_loss),
     )
     traffic = tuple(record for strategy in serving(plan) for record in traffic_of(strategy, plan))
     return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)))

@@ -32,6 +32,7 @@ model = torch.nn.Transformer(
 model = model.to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
 codescent.distribute(model, optimizer, args.strategy)
+torch.manual_seed(ranks.rank)  # each rank draws its own dropout masks
 criterion = torch.nn.MSELoss()
 model.train()
 

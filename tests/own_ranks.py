@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from own_models import Fails, Recomputed, Sliced, Two, data, make, make_optimizer
 from rank_server import Place
 from torch import nn
@@ -291,6 +294,22 @@ def refused(folder: str, what: str) -> list[str]:
             case "complex":
                 module.register_buffer("turns", torch.ones(2, dtype=torch.complex64))
                 codescent.save(Path(folder) / "kept", module, rule)
+            case "validation":
+                codescent.validation_sampler([0] * 10, 5)
+            case "fewer":
+                codescent.validation_sampler([0], 4)
+            case "one each":
+                codescent.validation_sampler([0] * 5, 2)
+            case "counts":
+                ranks.mean(1.0, count=0)
+            case "negative":
+                ranks.mean(1.0, count=1 - 2 * ranks.rank)
+            case "widths":
+                ranks.gather(torch.zeros(2, 3 + ranks.rank))
+            case "kinds":
+                ranks.gather(torch.zeros(2, dtype=torch.float64 if ranks.rank else torch.float32))
+            case "no tensor":
+                ranks.gather([1, 2])
             case "nothing":
                 codescent.load(Path(folder) / "nothing", module, rule)
             case "other":
@@ -323,6 +342,111 @@ def workers(folder: str) -> dict[str, Any]:
         sampler.set_epoch(1, first_step=2)
         found[str(count)] = {"seen": [*seen, [batch.tolist() for batch in loader]], "epoch": sampler.epoch}
     return found
+
+
+def validated(folder: str, samples: int, batch_size: int, strategy: str) -> dict[str, Any]:
+    """What one rank reads of a validation, twice; all ranks' rows and numbers; the mean loss."""
+    ranks = codescent.init(device="cpu")
+    module = nn.Sequential(nn.Linear(1, 1, dtype=torch.float64))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(0.5)
+    codescent.distribute(module, torch.optim.SGD(module.parameters()), strategy)
+    x = torch.arange(samples, dtype=torch.float64)[:, None]
+    sampler = codescent.validation_sampler(x, batch_size)
+    loader: Any = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_sampler=sampler)
+    losses, outputs = [], []
+    module.eval()
+    with torch.no_grad():
+        for (inputs,) in loader:
+            outputs.append(module(inputs))
+            losses.append(ranks.mean(outputs[-1].mean(), count=len(inputs)))  # a collective in the loop
+    mine = torch.cat(outputs)
+    return {
+        "batches": [list(batch) for batch in sampler],
+        "length": len(sampler),
+        "again": list(sampler) == list(sampler),
+        "rows": ranks.gather(mine).tolist(),
+        "steps": len(losses),
+        "mean": ranks.mean(mine.mean(), count=len(mine)),
+    }
+
+
+def gathers(folder: str) -> dict[str, Any]:
+    """Rows of several dtypes and shapes, more on each rank, none on rank 0; a number; a mean that leaves rank 0 out."""
+    ranks = codescent.init(device="cpu")
+    number = ranks.rank
+    rows = torch.full((number, 2), number, requires_grad=True, dtype=torch.bfloat16)
+    return {
+        "rows": ranks.gather(rows).tolist(),
+        "flags": ranks.gather(torch.full((number,), number == 1)).tolist(),
+        "numbers": ranks.gather(torch.tensor(number)).tolist(),
+        "complex": torch.view_as_real(ranks.gather(torch.full((1,), 1j * number))).tolist(),
+        "strided": ranks.gather(torch.arange(6.0).view(2, 3).t() + 10 * number).tolist(),
+        "empty": list(ranks.gather(torch.zeros(0, 3)).shape),
+        "mean": ranks.mean(math.nan if number == 0 else number, count=number),
+        "of ranks": ranks.mean(number),
+        "grad": ranks.gather(rows).requires_grad,
+    }
+
+
+def steps(folder: str, strategy: str) -> list[str]:
+    """Names of saves: after three steps of two accumulated passes; with no step between; of the run that goes on; of
+    one that does not."""
+    codescent.init(device="cpu")
+    found = []
+
+    def built() -> tuple[nn.Module, torch.optim.Optimizer]:
+        module = nn.Linear(2, 2)
+        rule = torch.optim.SGD(module.parameters(), lr=0.1)
+        codescent.distribute(module, rule, strategy)
+        return module, rule
+
+    def walk(module: nn.Module, rule: torch.optim.Optimizer, count: int) -> None:
+        for _ in range(count):
+            for last in (False, True):
+                with contextlib.nullcontext() if last else codescent.accumulate(module):
+                    module(torch.ones(1, 2)).sum().backward()
+            rule.step()
+
+    path = Path(folder) / "saves"
+    module, rule = built()
+    walk(module, rule, 3)
+    for note in ("a", "b"):
+        found.append(codescent.save(path, module, rule, note=note).name)
+    module, rule = built()
+    assert codescent.load(path, module, rule)["note"] == "b"
+    walk(module, rule, 2)
+    found.append(codescent.save(path, module, rule).name)
+    module, rule = built()  # begins again, in the same folder
+    walk(module, rule, 1)
+    found.append(codescent.save(path, module, rule, note="c").name)
+    assert codescent.load(path, module, rule)["note"] == "c"
+    return [*found, *(one.name for one in path.iterdir())]
+
+
+def ends(folder: str, what: str) -> int | None:
+    """The exit code of a rank that an exception ends; its words are in said.txt."""
+    try:
+        try:
+            if what == "init":
+                codescent.init(device="gpu")
+            ranks = codescent.init(device="cpu")
+            module = nn.Linear(2, 2)
+            if what == "everywhere":
+                codescent.distribute(module, torch.optim.SGD(module.parameters()), "zero4")
+            elif what == "each":  # without communication
+                codescent.sampler(range(10), 3)
+            elif what == "different":
+                codescent.sampler(range(10), 2 * ranks.rank + 3)
+            elif what == "one rank" and ranks.rank == 1:
+                codescent.sampler(range(10), 3)
+            dist.all_reduce(torch.zeros(1))
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)  # as the interpreter does
+    except SystemExit as end:
+        return int(str(end.code))
+    return None
 
 
 def recomputed(folder: str, head: bool) -> list[dict[str, list[float]]]:

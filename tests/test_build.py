@@ -135,6 +135,8 @@ def test_plan_survives_json() -> None:
         ("data", "seq_len", 8, True),
         ("train", "global_batch_size", 4, True),
         ("train", "precision", "bf16", True),
+        ("train", "label_smoothing", 0.1, True),
+        ("train", "z_loss", 1e-4, True),
         ("train", "microbatch_size", 2, False),
         ("data", "prefetch", 9, False),
         ("optimizer", "beta2", 0.9, True),

@@ -36,7 +36,7 @@ EVERY_RUN = {
     *("train.num_steps", "train.global_batch_size", "train.microbatch_size", "train.precision", "train.device"),
     *("train.num_epochs", "train.global_batch_tokens"),
     *("train.compile", "train.eval_every", "train.check_every", "train.head_chunk_tokens", "train.deterministic"),
-    *("train.num_threads", "train.allocator", "train.matmul"),
+    *("train.num_threads", "train.allocator", "train.matmul", "train.label_smoothing", "train.z_loss"),
     *("optimizer.kind", "optimizer.learning_rate", "optimizer.weight_decay", "optimizer.max_grad_norm"),
     *("optimizer.schedule", "optimizer.warmup_steps", "optimizer.scale_learning_rate"),
     *("parallel.ranks", "parallel.dp_replicate", "parallel.pp", "parallel.dp_shard", "parallel.cp", "parallel.tp"),
@@ -162,6 +162,15 @@ def test_keys_of_lines_that_the_corpus_does_not_have(config: Path) -> None:
     assert set(said(config, *keys, f"data.corpus={pair}")) == {"data.messages_key"}
     assert set(said(config, *keys, chat, f"data.corpus={pair}")) == {"data.messages_key"}
     assert set(said(config, *keys, chat, f"data.corpus={talk}")) == {"data.prompt_key", "data.response_key"}
+
+
+def test_only_a_task_without_classes_ignores_label_smoothing_and_z_loss(config: Path) -> None:
+    smoothed = {"train.label_smoothing": "0.1", "train.z_loss": "1e-4"}
+    words = [f"{key}={value}" for key, value in smoothed.items()]
+    tensors = ("model.kind=transformer", "model.embedding=none", "data.corpus=synthetic:64")
+    assert set(said(config, *tensors, *words)) >= set(smoothed)
+    for other in ((), ("model.kind=bert", "data.task=qa"), ("model.kind=bert", "data.task=mlm")):
+        assert not set(said(config, *other, *words)) & set(smoothed)
 
 
 def test_plan_and_train_say_it_once(config: Path) -> None:

@@ -11,6 +11,7 @@ from codescent import models
 from codescent.models.gpt2.declare import parameters
 from codescent.models.gpt2.module import GPT2
 from codescent.models.initialize import initialize_
+from codescent.plan.objective import Objective
 
 SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "vocab_size": 4099, "seq_len": 160}
 
@@ -18,6 +19,8 @@ SIZES = {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "vocab_size": 4099, 
 def build(dropout: float) -> GPT2:
     shape = models.shape_of("gpt2", SIZES, dropout=dropout)
     module = GPT2(shape, 100, "cpu")
+    if dropout:  # both at once, so that nothing more is compiled
+        module.objective = Objective(label_smoothing=0.1, z_loss=1e-2)
     initialize_(module, 3, parameters(shape))
     return module
 

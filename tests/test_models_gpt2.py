@@ -18,6 +18,7 @@ from codescent.models.gpt2.declare import PRESETS, GPT2Shape, parameters
 from codescent.models.gpt2.module import GPT2
 from codescent.models.initialize import initialize_
 from codescent.operators import head
+from codescent.plan.objective import Objective
 
 COUNTS = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
 # ours -> transformers'; its Conv1D holds [input, output], so matrices of blocks are transposed
@@ -188,9 +189,9 @@ def test_gradients_that_come_in_multiply_those_that_the_head_made() -> None:
 def test_without_gradients_the_head_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     shape, wanted, softmax_gradient_ = small(), [], head._softmax_gradient_
 
-    def watched(logits: Tensor, targets: Tensor, work: torch.dtype, wants: bool) -> Tensor:
+    def watched(logits: Tensor, targets: Tensor, work: torch.dtype, wants: bool, objective: Objective) -> Tensor:
         wanted.append(wants)
-        return softmax_gradient_(logits, targets, work, wants)
+        return softmax_gradient_(logits, targets, work, wants, objective)
 
     monkeypatch.setattr(head, "_softmax_gradient_", watched)
     module = build(shape, torch.float64)

@@ -4,17 +4,25 @@ Does not run the example (test_own_example does); the ranks are own_ranks', real
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from forker import Forker
+from hypothesis import given
+from hypothesis import strategies as st
 
+from codescent.base.errors import UserError
+from codescent.own import sampler
 from codescent.own.profile import Profile, measure
 
 TESTS = Path(__file__).resolve().parent
@@ -88,7 +96,7 @@ for call in (lambda: codescent.sampler([0], 1), lambda: codescent.init("cuda"), 
     [
         *(("odd", strategy) for strategy in ALL),
         *(("convolutions", strategy) for strategy in ("ddp", "zero3")),
-        ("sequences", "zero3"),
+        ("sequences", "fsdp"),
         *(("channels last", strategy) for strategy in ("ddp", "zero3")),
         *(pytest.param("sequences", strategy, marks=pytest.mark.slow) for strategy in ("ddp", "zero1", "zero2")),
     ],
@@ -205,8 +213,16 @@ def test_a_checkpoint_goes_on_elsewhere(run: Run, before: Any, after: Any, optim
 
 def test_a_save_replaces_the_one_before(run: Run, tmp_path: Path) -> None:
     run(2, "keep", kind="odd", strategy="zero3", optimizer="sgd")
-    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step_00000002"]
-    assert {path.suffix for path in (tmp_path / "kept" / "step_00000002").iterdir()} == {".json", ".safetensors"}
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step_00000008"]
+    assert {path.suffix for path in (tmp_path / "kept" / "step_00000008").iterdir()} == {".json", ".safetensors"}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_saves_count_optimizer_steps(run: Run, tmp_path: Path, strategy: str) -> None:
+    names = [f"step_{number:08d}" for number in (3, 3, 5, 1, 1)]
+    assert run(2, "steps", strategy=strategy) == [names, names]
+    said = (tmp_path / "said.txt").read_text()
+    assert said.count(f"saves: replaced {names[2]}, the save of a run that was not loaded") == 1
 
 
 @pytest.mark.parametrize(
@@ -233,7 +249,7 @@ def test_ranks_that_have_diverged_save_nothing(
 
 def test_buffers_may_be_of_each_rank(run: Run, tmp_path: Path) -> None:
     assert run(2, "diverge", strategy="ddp", what="buffer") == [[], []]
-    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step_00000002"]
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step_00000001"]
 
 
 def test_forward_passes_without_backward_see_the_weights_of_now(run: Run) -> None:
@@ -262,6 +278,55 @@ def test_a_data_loader_with_workers_has_the_same_batches(run: Run) -> None:
         assert found["1"] == found["0"]
         assert [len(epoch) for epoch in found["1"]["seen"]] == [3, 3, 1]
         assert found["1"]["epoch"] == 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "samples", "batch_size", "strategy"),
+    [(1, 7, 3, "ddp"), (2, 13, 4, "fsdp"), (2, 5, 4, "ddp"), (3, 20, 6, "zero1"), (3, 3, 9, "zero3")],
+)
+def test_a_validation_has_every_sample_once_in_order(
+    run: Run, ranks: int, samples: int, batch_size: int, strategy: str
+) -> None:
+    found = run(ranks, "validated", samples=samples, batch_size=batch_size, strategy=strategy)
+    order = [sample for rank in found for batch in rank["batches"] for sample in batch]
+    assert order == list(range(samples))
+    assert len({(rank["length"], rank["steps"], len(rank["batches"])) for rank in found}) == 1
+    for rank in found:
+        assert all(0 < len(batch) <= batch_size // ranks for batch in rank["batches"])
+        assert rank["again"]
+        assert rank["rows"] == [[0.5 * sample + 0.5] for sample in range(samples)]
+        assert rank["mean"] == pytest.approx(0.25 * (samples - 1) + 0.5, rel=1e-14)
+
+
+@given(ranks=st.integers(1, 9), samples=st.integers(1, 60), per_rank=st.integers(1, 9))
+def test_a_validation_of_any_size_has_every_sample_once_in_order(ranks: int, samples: int, per_rank: int) -> None:
+    found = []
+    for rank in range(ranks):
+        here = SimpleNamespace(rank=rank, world_size=ranks)
+        with patch.object(sampler, "joined", lambda _, here=here: here):
+            try:
+                found.append(sampler.validation_sampler(range(samples), ranks * per_rank))
+            except UserError:
+                assert samples < ranks or (per_rank == 1 and samples % ranks)
+                return
+    assert samples >= ranks
+    assert [sample for one in found for batch in one for sample in batch] == list(range(samples))
+    assert {len(list(one)) for one in found} == {len(found[0])}
+    assert all(0 < len(batch) <= per_rank for one in found for batch in one)
+    assert len(found[0]) == math.ceil(math.ceil(samples / ranks) / per_rank)  # no more than the longest part needs
+
+
+def test_gather_and_mean_of_unequal_parts(run: Run) -> None:
+    for found in run(3, "gathers"):
+        assert found["rows"] == [[1.0, 1.0], [2.0, 2.0], [2.0, 2.0]]
+        assert found["flags"] == [True, False, False]
+        assert found["numbers"] == [0, 1, 2]
+        assert found["complex"] == [[0.0, 0.0], [0.0, 1.0], [0.0, 2.0]]
+        assert found["strided"] == [[10 * n + a, 10 * n + a + 3] for n in range(3) for a in range(3)]
+        assert found["empty"] == [0, 3]
+        assert found["mean"] == pytest.approx(5 / 3)
+        assert found["of ranks"] == 1.0
+        assert not found["grad"]
 
 
 @pytest.mark.parametrize("head", [True, False])
@@ -317,7 +382,10 @@ def test_ranks_agree_on_which_buffers_have_changed(run: Run) -> None:
 
 
 REFUSALS = {
-    "strategy": ['strategy "zero4": must be one of ddp, zero1', "replicas = 3: must divide the 2 rank(s)"],
+    "strategy": [
+        'strategy "zero4": must be one of ddp, zero1, zero2, zero3, fsdp (did you mean',
+        "replicas = 3: must divide the 2 rank(s)",
+    ],
     "hsdp": ['hybrid sharding (HSDP) is "zero3" with replicas='],
     "optimizer": ["4 parameter(s) that are not this module's", "create it with module.parameters()"],
     "twice": ["is distributed already, by ddp"],
@@ -338,6 +406,14 @@ REFUSALS = {
     "no json": ["what: JSON cannot represent"],
     "milestones": ["scheduler.milestones: a dict whose keys are not strings, such as 2"],
     "complex": ["turns: is of torch.complex64, which checkpoints cannot store"],
+    "validation": ["codescent.validation_sampler: batch_size = 5: must divide among 2 rank(s): 4 or 6"],
+    "fewer": ["the dataset has 1 sample(s), fewer than the 2 rank(s)"],
+    "one each": ["batch_size = 2: one sample for each of 2 ranks, but 5 samples do not divide among them: 4 or more"],
+    "counts": ["count must be at least 0 on every rank, and above 0 on one"],
+    "negative": ["count must be at least 0 on every rank, and above 0 on one"],
+    "widths": ["rank 0 has [2, 3] of torch.float32 on cpu, rank 1 has [2, 4]", "only the first dim may differ"],
+    "kinds": ["rank 1 has [2] of torch.float64 on cpu"],
+    "no tensor": ["ranks.gather: a list: give a tensor"],
     "nothing": ["/nothing: has no checkpoint"],
     "other": ["is of Adam, this optimizer is SGD"],
     "device": ['device "cuda": an earlier call has chosen cpu'],
@@ -349,6 +425,34 @@ def test_refusals(run: Run, what: str) -> None:
     for problems in run(2, "refused", what=what):
         text = "\n".join(problems)
         assert all(part in text for part in REFUSALS[what]), text
+
+
+@pytest.mark.parametrize(
+    ("what", "problem"),
+    [
+        ("everywhere", 'codescent.distribute: strategy "zero4": must be one of'),
+        ("each", "codescent.sampler: batch_size = 3: must divide among 2 rank(s)"),
+        ("init", 'codescent.init: device "gpu"; must be one of'),
+    ],
+)
+def test_a_wrong_argument_on_every_rank_is_told_once(run: Run, tmp_path: Path, what: str, problem: str) -> None:
+    assert run(2, "ends", what=what) == [2, 2]
+    (line,) = (tmp_path / "said.txt").read_text().splitlines()
+    assert re.match(rf"error: \S+/own_ranks\.py:\d+: {re.escape(problem)}", line), line
+
+
+def test_different_wrong_arguments_are_told_by_each_rank(run: Run, tmp_path: Path) -> None:
+    assert run(2, "ends", what="different") == [2, 2]
+    said = (tmp_path / "said.txt").read_text()
+    assert all(f"codescent.sampler: batch_size = {size}: must divide" in said for size in (3, 5))
+    assert re.search(r"codescent: rank (\d) ends because rank (?!\1)\d failed: UserError: codescent.sampler", said)
+
+
+def test_a_wrong_argument_on_one_rank_is_told_by_it(run: Run, tmp_path: Path) -> None:
+    assert run(2, "ends", what="one rank") == [None, 2]
+    said = (tmp_path / "said.txt").read_text()
+    assert len(re.findall(r"^error: \S+: codescent.sampler: batch_size = 3", said, re.MULTILINE)) == 1
+    assert "rank 0 ends because rank 1 failed: UserError: codescent.sampler" in said
 
 
 def test_metrics_and_profile(run: Run, tmp_path: Path) -> None:

@@ -53,15 +53,22 @@ def added(before: str, after: str) -> list[str]:
     return [line[2:] for line in difflib.ndiff(*lines) if line.startswith("+ ")]
 
 
-def test_the_page_adds_five_lines_at_most_where_torch_needs_more() -> None:
+def test_the_page_adds_six_lines_at_most_where_torch_needs_more() -> None:
     one, ddp, ours = scripts()
-    assert len(added(one, ours)) <= 5
+    assert len(added(one, ours)) <= 6
     assert len(added(one, ddp)) >= 15
 
 
 def test_the_page_and_the_example_have_the_same_loop() -> None:
     loop = scripts()[2].partition("    for source")[2]
     assert loop in EXAMPLE.read_text(encoding="utf-8")
+
+
+def test_the_page_and_the_example_have_other_dropout_masks_on_each_rank() -> None:
+    """Both drop: seeded after `distribute`, as the page says."""
+    for script in (scripts()[2], EXAMPLE.read_text(encoding="utf-8")):
+        _, _, after = script.partition("codescent.distribute(")
+        assert "torch.manual_seed(ranks.rank)" in after.partition("for epoch")[0]
 
 
 def test_the_example_on_one_rank_and_on_two(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from torch.autograd import backward
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from codescent.operators.head import head_loss, tied_embedding
+from codescent.plan.objective import Objective
 from codescent.strategies.sequence import enter, gather_alike, gather_sequence, leave, scatter_sum
 from codescent.strategies.vocabulary import SplitVocabulary
 
@@ -296,6 +297,39 @@ def some_rows(group: Group) -> None:
         assert sent_both == (expected_both if group.size() > 1 else [[], []])
 
 
+def smoothed(group: Group) -> list[str]:
+    """Label smoothing and z-loss: what torch has on one device, in chunks or not, with targets that have no loss; a
+    group sends nothing more."""
+    answers, e, coefficient = [], 0.1, 0.01
+    for vocab_size, chunk, sequence_parallel in ((97, 7, True), (5, 0, False), (5003, 5, False), (2, 0, True)):
+        for objective in (Objective(e, coefficient), Objective(e), Objective(z_loss=coefficient)):
+            ends = Ends(group, vocab_size, torch.float64, sequence_parallel)
+            ends.targets_BT[0, 2:5] = -1
+            whole = [leaf(ends.weight_VD), leaf(ends.noise_BTD)]
+            logits_NV = F.linear(3.0 * whole[1].flatten(0, 1), whole[0])
+            kept_N = ends.targets_BT.flatten() >= 0
+            logits_MV, targets_M = logits_NV[kept_N], ends.targets_BT.flatten()[kept_N]
+            smoothing = objective.label_smoothing
+            truth = F.cross_entropy(logits_MV, targets_M, reduction="sum", label_smoothing=smoothing)
+            truth = truth + objective.z_loss * torch.logsumexp(logits_MV, -1).square().sum()
+            backward(0.25 * truth)
+            mine = [leaf(rows(ends.weight_VD, group)), leaf(ends.local(ends.noise_BTD))]
+            given = (mine[0], ends.targets_BT, chunk, 0.25, None)
+            with watched() as sent:
+                loss = ends.split.loss(3.0 * mine[1], *given, skip_negative=True, objective=objective)
+            backward(loss)
+            with watched() as plain, torch.no_grad():
+                ends.split.loss(3.0 * mine[1], *given, skip_negative=True)
+            assert whole[0].grad is not None
+            assert whole[1].grad is not None
+            expected = truth.detach(), rows(whole[0].grad, group), ends.local(whole[1].grad)
+            answers.append(((loss.detach(), mine[0].grad, mine[1].grad), expected, sent, plain))
+    for found, expected, sent, plain in answers:
+        check(1e-12, *zip(found, expected, strict=True))
+        assert sent == plain
+    return [float(found[0]).hex() for found, _, _, _ in answers]
+
+
 def declared_of_rows(dtype: torch.dtype, sequence_parallel: bool, chunk: int, wanted: int) -> list[Issued]:
     """Of so many of 16 tokens: the loss; its backward."""
     chunks = [min(chunk or wanted, wanted - start) for start in range(0, wanted, chunk or wanted or 1)]
@@ -419,7 +453,19 @@ def outside(group: Group) -> None:
 
 CASES: dict[str, Callable[[Group], list[str] | None]] = {
     case.__name__: case
-    for case in (conjugates, strides, feed_forward, compiled, some_rows, bf16, confident, validation, traffic, outside)
+    for case in (
+        conjugates,
+        strides,
+        feed_forward,
+        compiled,
+        some_rows,
+        smoothed,
+        bf16,
+        confident,
+        validation,
+        traffic,
+        outside,
+    )
 }
 for _vocab_size in (97, 5, 5003):  # 97 is odd; 5 on 4 ranks is 2, 2, 1, 0; 5003 is large (other kernels)
     CASES[f"vocabulary_{_vocab_size}"] = functools.partial(vocabulary_is_that_of_one_device, vocab_size=_vocab_size)

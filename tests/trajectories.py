@@ -138,6 +138,7 @@ FACTORS = {
     "dropout": ["0", "0.1"],
     "microbatches": ["1", "2", "4"],
 }
+SMOOTHED = ("train.label_smoothing=0.1", "train.z_loss=1e-3")
 CP = {layout for layout in LAYOUTS if "cp" in layout}
 CUT = {layout for layout in LAYOUTS if "encoder-decoder" in layout}
 SEQUENCE_PARALLEL = {layout for layout in LAYOUTS if "tp" in layout and "sequence_parallel=false" not in layout}
@@ -182,9 +183,14 @@ def towns(first: int, count: int) -> dict[str, object]:
 
 
 def model_words(row: Row) -> tuple[str, ...]:
-    """What a run on one process and one on the layout have in common."""
+    """What a run on one process and one on the layout have in common.
+
+    Rows with dropout also have label smoothing and z-loss, so both have their pairs without more runs. A llama has no
+    dropout: its rows always have them. Tensors have no classes.
+    """
     dropout = () if row["dropout"] == "0" else (f"model.dropout={row['dropout']}",)
-    return (*COMMON, *TASKS[row["task"]], *dropout, f"train.precision={row['precision']}")
+    smoothed = SMOOTHED if (dropout or row["task"] == "llama") and row["task"] != "tensors" else ()
+    return (*COMMON, *TASKS[row["task"]], *dropout, *smoothed, f"train.precision={row['precision']}")
 
 
 def layout_words(row: Row) -> tuple[str, ...]:

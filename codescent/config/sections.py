@@ -182,6 +182,18 @@ class Train(Section):
     precision: Literal["fp64", "fp32", "bf16"] = key(
         "fp32", "number format of weights and activations; bf16 has an fp32 master copy of the weights"
     )
+    label_smoothing: float = key(
+        0.0,
+        "share of each target that is spread evenly over all classes in training (label smoothing); 0: none",
+        ge=0,
+        lt=1,
+    )
+    z_loss: float = key(
+        0.0,
+        "coefficient of the z-loss, the square of log Z, in training; Z is the sum of the exponentials of a target's "
+        "logits; 0: none; PaLM: 1e-4",
+        ge=0,
+    )
     device: Literal["auto", "cpu", "cuda"] = key("auto", "auto: cuda where there is one, else cpu")
     compile: Literal["none", "blocks", "model"] = key(
         "none", "what torch.compile compiles: nothing, each block by itself, or the whole model"

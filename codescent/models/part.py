@@ -11,6 +11,7 @@ from codescent.models.shape import Shape
 from codescent.operators.dropout import sample_keys, site_keys
 from codescent.operators.head import Vocabulary
 from codescent.operators.linear import Deferred
+from codescent.plan.objective import CROSS_ENTROPY, Objective
 
 # Shapes: B samples, T positions, D hidden_dim, V vocab_size; S dropout sites, places of a model that drop activations:
 # one before the first block, then those of each block.
@@ -37,6 +38,7 @@ class Part(nn.Module):
         blocks: its blocks, by their number in the whole model. Each can be compiled or sharded by itself.
         tok: the vocabulary matrix of the embedding. A tied head reads it, too.
         norm: the norm before the head.
+        objective: what training minimises. In evaluation mode the losses are plain cross-entropies.
         vocabulary: computes the embedding and the loss from the vocabulary matrix.
         tokens_T: the positions of each sample whose tokens this rank reads; None: all.
         rows_T: the positions of each sample whose rows are in the residual stream of this rank; None: all.
@@ -57,6 +59,7 @@ class Part(nn.Module):
         self.shape, self.head_chunk_tokens = shape, head_chunk_tokens
         self.embeds, self.ends = 0 in depths, shape.num_layers + 1 in depths
         self.layers = [depth - 1 for depth in depths if 1 <= depth <= shape.num_layers]
+        self.objective = CROSS_ENTROPY
         self.vocabulary = Vocabulary()
         self.tokens_T: Tensor | None = None
         self.rows_T: Tensor | None = None
@@ -120,6 +123,11 @@ class Part(nn.Module):
         x_BTD, tied_gradient_VD = self.vocabulary.embed(weight_VD, tokens_BT, tied_dtype)
         return with_gradient(x_BTD), tied_gradient_VD
 
+    @property
+    def current_objective(self) -> Objective:
+        """The objective in training mode; the plain cross-entropy in evaluation mode."""
+        return self.objective if self.training else CROSS_ENTROPY
+
     def predict(
         self,
         x_BTD: Tensor,
@@ -134,9 +142,15 @@ class Part(nn.Module):
         if targets_BT is None:
             logits: Tensor = x_BTD @ weight_VD.t()
             return logits
-        chunk = self.head_chunk_tokens
         return self.vocabulary.loss(
-            x_BTD, weight_VD, targets_BT, chunk, loss_scale, tied_gradient_VD, skip_negative=skip_negative
+            x_BTD,
+            weight_VD,
+            targets_BT,
+            self.head_chunk_tokens,
+            loss_scale,
+            tied_gradient_VD,
+            skip_negative=skip_negative,
+            objective=self.current_objective,
         )
 
 

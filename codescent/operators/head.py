@@ -11,14 +11,25 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from codescent.operators.softmax import (
+    factor_of_softmax,
+    gradient_at_targets,
+    scale_,
+    softmax_in_pieces_,
+    sum_of_logits,
+    with_z_loss,
+)
+from codescent.plan.objective import CROSS_ENTROPY, Objective
+
 # Shapes: B samples, T positions, N = B * T tokens, D hidden_dim, V vocab_size, R rows of a piece.
-_PIECE_BYTES = 4 << 20  # fp32 softmax values computed at a time on a CPU: they fit in the caches
 _ALIGNED_COLUMNS = 64  # rows of logits start on a cache line: oneDNN then computes dW of 50257 columns 1.27x faster
 _SMALL_VOCAB = 2048  # below it, the time depends on the number of operations, not on their memory
 _ONE_HOT_VOCAB = 1024  # up to this size, a product with one-hot rows is more exact and faster than index_add_
 
-SoftmaxGradient = Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]
+Losses = Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]
 """Logits [N, V], targets [N], wide dtype, whether to overwrite the logits by their gradient -> the losses [N, 1]."""
+SoftmaxGradient = Callable[[Tensor, Tensor, torch.dtype, bool, Objective], Tensor]
+"""`Losses` of the objective that is its last argument."""
 
 
 class Vocabulary:
@@ -42,10 +53,19 @@ class Vocabulary:
         tied_gradient_VD: Tensor | None,
         *,
         skip_negative: bool = False,
+        objective: Objective = CROSS_ENTROPY,
     ) -> Tensor:
         """See `head_loss`."""
-        x_ND, targets_N, skips = x_BTD.flatten(0, 1), targets_BT.flatten(), skip_negative
-        return head_loss(x_ND, weight_VD, targets_N, chunk_tokens, loss_scale, tied_gradient_VD, skip_negative=skips)
+        return head_loss(
+            x_BTD.flatten(0, 1),
+            weight_VD,
+            targets_BT.flatten(),
+            chunk_tokens,
+            loss_scale,
+            tied_gradient_VD,
+            skip_negative=skip_negative,
+            objective=objective,
+        )
 
     def every_row(self, x_BTD: Tensor) -> Tensor:
         """The rows of all positions: here x itself; all-gathered if ranks hold parts. `loss_of_rows` reads some."""
@@ -65,9 +85,13 @@ class Vocabulary:
         chunk_tokens: int,
         loss_scale: float,
         tied_gradient_VD: Tensor | None,
+        objective: Objective = CROSS_ENTROPY,
     ) -> Tensor:
         """See `head_loss`. The number of rows depends on the data, so this is never compiled."""
-        return head_loss(x_MD, weight_VD, targets_M, chunk_tokens, loss_scale, tied_gradient_VD, bias_V=bias_V)
+        tied_VD = tied_gradient_VD
+        return head_loss(
+            x_MD, weight_VD, targets_M, chunk_tokens, loss_scale, tied_VD, bias_V=bias_V, objective=objective
+        )
 
 
 def tied_embedding(weight_VD: Tensor, tokens_BT: Tensor, tied_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -121,9 +145,10 @@ def head_loss(
     bias_V: Tensor | None = None,
     *,
     skip_negative: bool = False,
+    objective: Objective = CROSS_ENTROPY,
 ) -> Tensor:
-    """The sum over tokens of the cross-entropy of softmax(x @ weight.T + bias) against the targets: a scalar in fp32
-    (in fp64 for x in fp64). Without tokens, the loss and the gradients are 0.
+    """The sum over tokens of the objective for the logits x @ weight.T + bias and the targets: a scalar in fp32 (in
+    fp64 for x in fp64). By default it is the cross-entropy. Without tokens, the loss and the gradients are 0.
 
     The gradients are those of loss_scale * loss. The forward pass computes and scales them at no extra cost; a division
     of the loss would take another pass over them. Backward multiplies them by the incoming gradient. On a CPU it skips
@@ -139,20 +164,22 @@ def head_loss(
         softmax_gradient_: the softmax over all ranks, if `weight_VD` has only this rank's rows; None: it has all rows.
         bias_V: added to the logits; None: no bias. Not for compiled code.
         skip_negative: whether targets may be negative; such a token has no loss. Not for compiled code.
+        objective: label smoothing and z-loss.
     """
-    if skip_negative:
-        softmax_gradient_ = _skipping(softmax_gradient_ or _softmax_gradient_)
     chunk = chunk_tokens or max(len(x_ND), 1)
     receiver_VD = weight_VD if tied_gradient_VD is None else tied_gradient_VD
-    if torch.compiler.is_compiling() and softmax_gradient_ is None and bias_V is None:
-        wants = torch.is_grad_enabled()
-        loss: Tensor = _head_loss_op(x_ND, weight_VD, targets_N, chunk, loss_scale, wants)[0]
+    if torch.compiler.is_compiling() and softmax_gradient_ is None and bias_V is None and not skip_negative:
+        wants, terms = torch.is_grad_enabled(), (objective.label_smoothing, objective.z_loss)
+        loss: Tensor = _head_loss_op(x_ND, weight_VD, targets_N, chunk, loss_scale, wants, *terms)[0]
         return loss
+    losses_ = _with_objective(softmax_gradient_ or _softmax_gradient_, objective)
+    if skip_negative:
+        losses_ = _skipping(losses_)
     if not torch.is_grad_enabled():  # `_HeadLoss.forward` itself cannot see that gradients are disabled
         x_ND, receiver_VD = x_ND.detach(), receiver_VD.detach()
         bias_V = None if bias_V is None else bias_V.detach()
     weight_VD = weight_VD.detach()
-    loss = _HeadLoss.apply(x_ND, weight_VD, receiver_VD, targets_N, chunk, loss_scale, softmax_gradient_, bias_V)  # type: ignore[no-untyped-call]
+    loss = _HeadLoss.apply(x_ND, weight_VD, receiver_VD, targets_N, chunk, loss_scale, losses_, bias_V)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -168,14 +195,13 @@ class _HeadLoss(torch.autograd.Function):
         targets_N: Tensor,
         chunk: int,
         scale: float,
-        softmax_gradient_: SoftmaxGradient | None,
+        losses_: Losses,
         bias_V: Tensor | None,
     ) -> Tensor:
         wants_x, _, wants_weight, *_, wants_bias = ctx.needs_input_grad
         d_weight_dtype = receiver_VD.dtype if wants_weight else None
-        softmax_gradient_ = softmax_gradient_ or _softmax_gradient_
         loss, *gradients = _loss_and_gradients(
-            x_ND, weight_VD, targets_N, chunk, scale, wants_x, d_weight_dtype, softmax_gradient_, bias_V, wants_bias
+            x_ND, weight_VD, targets_N, chunk, scale, wants_x, d_weight_dtype, losses_, bias_V, wants_bias
         )
         ctx.save_for_backward(*gradients)
         return loss
@@ -199,7 +225,7 @@ def _loss_and_gradients(
     scale: float,
     wants_x: bool,
     d_weight_dtype: torch.dtype | None,
-    softmax_gradient_: SoftmaxGradient,
+    losses_: Losses,
     bias_V: Tensor | None = None,
     wants_bias: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
@@ -226,7 +252,7 @@ def _loss_and_gradients(
             torch.mm(x_chunk_ND, weight_VD.t(), out=logits_NV)
         else:
             torch.addmm(bias_V, x_chunk_ND, weight_VD.t(), out=logits_NV)
-        loss += softmax_gradient_(logits_NV, targets_N[start : start + chunk], work, wants).sum()
+        loss += losses_(logits_NV, targets_N[start : start + chunk], work, wants).sum()
         if d_x_ND is not None:
             torch.mm(logits_NV, weight_VD, out=d_x_ND[start : start + chunk])
         if d_weight_dtype is not None:
@@ -248,62 +274,50 @@ def _loss_and_gradients(
     return loss, d_x_ND, d_weight_VD, d_bias_V
 
 
-def _softmax_gradient_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool) -> Tensor:
-    """The losses (see `SoftmaxGradient`). If `wants_gradient`, the logits become softmax - onehot, their gradient."""
-    targets_N1 = targets_N[:, None]
-    if logits_NV.device.type != "cpu" or logits_NV.shape[1] < _SMALL_VOCAB:
+def _softmax_gradient_(
+    logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool, objective: Objective
+) -> Tensor:
+    """The losses (see `SoftmaxGradient`). The gradient of the plain cross-entropy is softmax - onehot."""
+    smoothing, vocab = objective.label_smoothing, logits_NV.shape[1]
+    at_target_N1 = logits_NV.gather(1, targets_N[:, None])
+    mean_N1 = sum_of_logits(logits_NV, work) / vocab if smoothing else at_target_N1
+    if logits_NV.device.type != "cpu" or vocab < _SMALL_VOCAB:
         log_p_NV = torch.log_softmax(logits_NV, -1, dtype=work)
-        losses_N1 = -log_p_NV.gather(1, targets_N1)
+        entropies_N1 = -log_p_NV.gather(1, targets_N[:, None])
+        log_z_N1 = entropies_N1 + at_target_N1
         if wants_gradient:
             torch.exp(log_p_NV, out=logits_NV)
     else:
-        at_target_N1 = logits_NV.gather(1, targets_N1)
         largest_2N1 = softmax_in_pieces_(logits_NV, work, wants_gradient)
         # log(sum(exp)) is the largest logit minus the log of its probability, so exp is not computed again.
-        losses_N1 = largest_2N1[0] - largest_2N1[1].log() - at_target_N1
+        log_z_N1 = largest_2N1[0] - largest_2N1[1].log()
+        entropies_N1 = log_z_N1 - at_target_N1
     if wants_gradient:
-        # p - 1 at the target, computed from the loss: exact even if p is nearly 1. (In bf16, scatter_ would copy all.)
-        rows_N = torch.arange(len(targets_N), device=targets_N.device)
-        logits_NV[rows_N, targets_N] = torch.expm1(-losses_N1).squeeze(1).to(logits_NV.dtype)
-    return losses_N1
+        if not objective.is_plain:
+            scale_(logits_NV, factor_of_softmax(log_z_N1, objective), smoothing / vocab)
+        at_target_N = gradient_at_targets(entropies_N1, log_z_N1, objective, vocab).squeeze(1)
+        rows_N = torch.arange(len(targets_N), device=targets_N.device)  # in bf16, scatter_ would copy all logits
+        logits_NV[rows_N, targets_N] = at_target_N.to(logits_NV.dtype)
+    smoothed_N1 = entropies_N1 + smoothing * (at_target_N1 - mean_N1) if smoothing else entropies_N1
+    return with_z_loss(smoothed_N1, log_z_N1, objective)
 
 
-def _skipping(softmax_gradient_: SoftmaxGradient) -> SoftmaxGradient:
+def _with_objective(softmax_gradient_: SoftmaxGradient, objective: Objective) -> Losses:
+    return lambda logits_NV, targets_N, work, wants: softmax_gradient_(logits_NV, targets_N, work, wants, objective)
+
+
+def _skipping(losses_: Losses) -> Losses:
     """Wrap a softmax: tokens with a negative target have no loss and no gradient. Their logits are still computed, so
     the size of the collectives per chunk does not depend on the targets."""
 
     def with_skipped_(logits_NV: Tensor, targets_N: Tensor, work: torch.dtype, wants_gradient: bool) -> Tensor:
         skipped_N1 = (targets_N < 0)[:, None]
-        losses_N1 = softmax_gradient_(logits_NV, targets_N.clamp(min=0), work, wants_gradient)
+        losses_N1 = losses_(logits_NV, targets_N.clamp(min=0), work, wants_gradient)
         if wants_gradient:
             logits_NV.masked_fill_(skipped_N1, 0.0)
         return losses_N1.masked_fill(skipped_N1, 0.0)
 
     return with_skipped_
-
-
-def softmax_in_pieces_(logits_NV: Tensor, work: torch.dtype, keep: bool) -> Tensor:
-    """[2, N, 1]: the largest logit of each row, and its probability. If `keep`, the softmax overwrites the logits.
-
-    Computed in the dtype `work`, on a CPU a few rows at a time.
-    """
-    num_rows, vocab = logits_NV.shape
-    on_cpu = logits_NV.device.type == "cpu"
-    num_piece_rows = min(num_rows, max(1, _PIECE_BYTES // (4 * vocab))) if on_cpu else num_rows
-    narrow = logits_NV.dtype != work
-    wide_RV = logits_NV.new_empty(num_piece_rows if narrow else 0, vocab, dtype=work)
-    p_RV = logits_NV.new_empty(num_piece_rows, vocab, dtype=work)
-    largest_2N1 = logits_NV.new_empty(2, num_rows, 1, dtype=work)
-    for start in range(0, num_rows, num_piece_rows):
-        rows = slice(start, start + num_piece_rows)
-        piece_RV = logits_NV[rows]
-        exact_RV = wide_RV[: len(piece_RV)].copy_(piece_RV) if narrow else piece_RV
-        piece_p_RV = torch.softmax(exact_RV, -1, out=p_RV[: len(piece_RV)])
-        torch.amax(exact_RV, -1, keepdim=True, out=largest_2N1[0, rows])
-        torch.amax(piece_p_RV, -1, keepdim=True, out=largest_2N1[1, rows])
-        if keep:
-            piece_RV.copy_(piece_p_RV)
-    return largest_2N1
 
 
 def scaled_gradient(x: Tensor, factor: float) -> Tensor:
@@ -327,11 +341,19 @@ class _ScaledGradient(torch.autograd.Function):
 # head_loss, opaque to torch.compile. Otherwise it would unroll the pieces and choose itself what stays in memory.
 @torch.library.custom_op("codescent::head_loss", mutates_args=())
 def _head_loss_op(
-    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, scale: float, wants_gradient: bool
+    x_ND: Tensor,
+    weight_VD: Tensor,
+    targets_N: Tensor,
+    chunk: int,
+    scale: float,
+    wants_gradient: bool,
+    label_smoothing: float,
+    z_loss: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     d_weight_dtype = weight_VD.dtype if wants_gradient else None
+    losses_ = _with_objective(_softmax_gradient_, Objective(label_smoothing, z_loss))
     loss, d_x_ND, d_weight_VD, _ = _loss_and_gradients(
-        x_ND, weight_VD, targets_N, chunk, scale, wants_gradient, d_weight_dtype, _softmax_gradient_
+        x_ND, weight_VD, targets_N, chunk, scale, wants_gradient, d_weight_dtype, losses_
     )
     empty = x_ND.new_empty(0)
     return loss, empty if d_x_ND is None else d_x_ND, empty.clone() if d_weight_VD is None else d_weight_VD
@@ -339,7 +361,14 @@ def _head_loss_op(
 
 @_head_loss_op.register_fake
 def _head_loss_shapes(
-    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, chunk: int, scale: float, wants_gradient: bool
+    x_ND: Tensor,
+    weight_VD: Tensor,
+    targets_N: Tensor,
+    chunk: int,
+    scale: float,
+    wants_gradient: bool,
+    label_smoothing: float,
+    z_loss: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     loss = x_ND.new_empty((), dtype=torch.promote_types(x_ND.dtype, torch.float32))
     if not wants_gradient:
@@ -354,7 +383,7 @@ def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
 def _head_loss_op_backward(ctx: Any, d_loss: Tensor, _d_d_x: Any, _d_d_weight: Any) -> tuple[Tensor | None, ...]:
     d_x_ND, d_weight_VD = ctx.saved_tensors
     scale = d_loss.to(d_x_ND.dtype)
-    return d_x_ND * scale, d_weight_VD * scale, None, None, None, None
+    return d_x_ND * scale, d_weight_VD * scale, *(None,) * 6
 
 
 _head_loss_op.register_autograd(_head_loss_op_backward, setup_context=_save_gradients)

@@ -1,4 +1,4 @@
-"""In: a module, its optimizer, a strategy (ddp, zero1-3). Out: both changed so that the user's loop uses all ranks.
+"""In: a module, its optimizer, a strategy (ddp, zero1-3 or fsdp). Out: both, changed in place; the loop uses all ranks.
 Does not run the loop, and does not depend on what the module computes."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from codescent.own.session import Ranks, everywhere, joined
 from codescent.strategies.fully_shard import free_gathered, set_last_backward
 from codescent.train.optimize import gradient_norm
 
-STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
-"""Strategy name to ZeRO stage; 0 is plain data parallelism."""
+STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
+"""Strategy name to ZeRO stage; 0 is plain data parallelism. "fsdp" is torch's name of stage 3."""
 
 NOT_ELEMENTWISE = ("Adafactor", "LBFGS", "Muon", "Rprop", "SparseAdam")
 """torch's optimizers that do not update each element independently: on sharded parameters they raise or are wrong."""
@@ -61,6 +61,7 @@ def distribute(
         gathers the weights of one block at a time. "zero1" and "zero2" gather all weights in forward, and free them
         after backward; they differ only inside `codescent.accumulate`. Call the module as `module(...)`; its
         parameters and their gradients are DTensors.
+        "fsdp": another name of "zero3".
 
     What to know for your loop:
         Gradient accumulation: the gradients of several backward passes add up, as in torch. It is faster inside
@@ -77,8 +78,8 @@ def distribute(
         Parameters may have different dtypes.
         Buffers that forward passes change (batch norm's statistics) are averaged over the ranks after each
         `optimizer.step()`. Batch norm normalises by the samples of one rank.
-        Dropout uses torch's generator. For different masks on each rank, seed it with `ranks.rank` after the module is
-        created. Clipping: use `codescent.clip_`, with every strategy.
+        Dropout uses torch's generator. For different masks on each rank, call torch.manual_seed(seed + ranks.rank)
+        after this call. Clipping: use `codescent.clip_`, with every strategy.
 
     Args:
         module: any module with its parameters on `ranks.device`.
@@ -201,7 +202,7 @@ def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, 
     """Raise UserError with all problems that this rank can find without communication."""
     problems = []
     if strategy not in STAGES:
-        near = get_close_matches(strategy, STAGES, 1)
+        near = get_close_matches(strategy.lower(), STAGES, 1)
         meant = f' (did you mean "{near[0]}"?)' if near else ""
         hybrid = '; hybrid sharding (HSDP) is "zero3" with replicas=' if "h" in strategy.lower() else ""
         problems.append(f'strategy "{strategy}": must be one of {", ".join(STAGES)}{meant}{hybrid}')

@@ -1,4 +1,5 @@
-"""In: a dataset's length, a global batch size, a seed. Out: this rank's sample indices of each step, for a DataLoader.
+"""In: a dataset's length, a global batch size, a seed. Out: this rank's sample indices of each step, for a DataLoader:
+of training, shuffled, or of a validation, in order.
 Does not read samples, and does not store permutations: data/loader.py computes them."""
 
 from __future__ import annotations
@@ -72,14 +73,78 @@ def sampler(dataset: Sized, batch_size: int, seed: int = 0) -> BatchSampler:
     """
     ranks = joined("sampler")
     count, world_size = len(dataset), ranks.world_size
-    problems = []
-    if batch_size < 1 or batch_size % world_size:
-        lower = batch_size // world_size * world_size
-        near = [str(size) for size in (lower, lower + world_size) if size > 0]
-        problems.append(f"batch_size = {batch_size}: must divide among {world_size} rank(s): {' or '.join(near)}")
+    problems = list(_undivided(batch_size, world_size))
     if count < max(1, batch_size):
         problems.append(f"the dataset has {count} sample(s), fewer than one step of batch_size = {batch_size}")
     if problems:
         raise UserError(*(f"codescent.sampler: {problem}" for problem in problems))
     share = batch_size // world_size
     return BatchSampler(Order(seed, count, batch_size), ranks.rank * share, (ranks.rank + 1) * share)
+
+
+class OrderedBatchSampler(torch.utils.data.Sampler[list[int]]):
+    """The batch sampler that `codescent.validation_sampler` returns. Each iteration yields the same batches.
+
+    Attributes:
+        samples: the samples of this rank.
+    """
+
+    def __init__(self, samples: range, steps: int) -> None:
+        self.samples, self._steps = samples, steps
+
+    def __len__(self) -> int:
+        """The number of batches, equal on every rank."""
+        return self._steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the batches in order. Their sizes differ by 1 at most."""
+        for step in range(self._steps):
+            yield list(_part(self.samples, step, self._steps))
+
+
+def validation_sampler(dataset: Sized, batch_size: int) -> OrderedBatchSampler:
+    """Create a batch sampler that gives every sample once, in order: for validation and prediction.
+
+        loader = DataLoader(dataset, batch_sampler=codescent.validation_sampler(dataset, batch_size=32))
+
+    Each rank has consecutive samples: rank 0 the first ones, the last rank the last ones. So tensors that the ranks
+    compute from their samples are in the order of the dataset after `ranks.gather`, called once after the loop. No
+    sample is repeated or left out: a rank may have one sample more than another. Use `ranks.mean(..., count=)`.
+
+    All ranks have equally many batches, so collectives in the loop are safe ("zero1" to "zero3" gather weights in
+    every forward pass).
+
+    Args:
+        dataset: any object with a length.
+        batch_size: largest number of samples in a step, over all ranks.
+
+    Raises:
+        UserError: the batch size is not a multiple of the number of ranks, or a rank would have an empty batch.
+    """
+    ranks = joined("validation_sampler")
+    count, world_size = len(dataset), ranks.world_size
+    problems = list(_undivided(batch_size, world_size))
+    if count < world_size:
+        problems.append(f"the dataset has {count} sample(s), fewer than the {world_size} rank(s)")
+    elif batch_size == world_size and count % world_size:
+        problems.append(
+            f"batch_size = {batch_size}: one sample for each of {world_size} ranks, but {count} samples do not divide "
+            f"among them: {2 * world_size} or more"
+        )
+    if problems:
+        raise UserError(*(f"codescent.validation_sampler: {problem}" for problem in problems))
+    longest = -(-count // world_size)
+    return OrderedBatchSampler(_part(range(count), ranks.rank, world_size), -(-longest * world_size // batch_size))
+
+
+def _part(samples: range, index: int, parts: int) -> range:
+    """One of several consecutive parts, whose lengths differ by 1 at most."""
+    return samples[index * len(samples) // parts : (index + 1) * len(samples) // parts]
+
+
+def _undivided(batch_size: int, world_size: int) -> Iterator[str]:
+    """A problem if the batch does not divide among the ranks."""
+    if batch_size < 1 or batch_size % world_size:
+        lower = batch_size // world_size * world_size
+        near = [str(size) for size in (lower, lower + world_size) if size > 0]
+        yield f"batch_size = {batch_size}: must divide among {world_size} rank(s): {' or '.join(near)}"

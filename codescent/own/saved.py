@@ -16,12 +16,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import distribute_tensor as distribute
 
-from codescent.base.agreement import rank, together
+from codescent.base import output
+from codescent.base.agreement import from_first, rank, together
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, read_tensors
 from codescent.checkpoint.manifest import DEEPEST, StoredTensor, is_too_deep, read_manifest
 from codescent.own.divide import state_like
+from codescent.own.steps import set_steps, steps_of
 from codescent.strategies.fully_shard import free_gathered
 from codescent.train.alike import Copies, compare
 
@@ -34,9 +36,10 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
 
         codescent.save("run/last", model, optimizer, epoch=epoch, scheduler=scheduler.state_dict())
 
-    Each save is a folder in `path` (`step_00000007` is the seventh). It appears when all its files are on the disk;
-    then the previous save is deleted. So there is always a complete save. Tensors are in safetensors files with
-    SHA-256 hashes.
+    Each save is a folder in `path`, named by the number of optimizer steps since `codescent.init` or, after
+    `codescent.load`, since the first run began: `step_00000007` is after the seventh `optimizer.step()`. It appears
+    when all its files are on the disk; then the previous save is deleted. So there is always a complete save. Tensors
+    are in safetensors files with SHA-256 hashes.
 
     Args:
         path: a folder, on a file system that all ranks share. It is created if it does not exist.
@@ -56,7 +59,7 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
     values: dict[str, Any] = {}
     tensors: dict[str, torch.Tensor] = {}
 
-    def look() -> int:
+    def look() -> tuple[int, bool]:
         _refuse_file(Path(path))
         _refuse([f"the values are nested deeper than {DEEPEST} levels"] if is_too_deep([extra]) else [])
         _refuse(problem for name, value in extra.items() for problem in _json_problems(name, value))
@@ -69,16 +72,25 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
             for name, tensor in tensors.items()
             if tensor.dtype not in DTYPE_CODES
         )
-        last = checkpoints.latest()
-        return last.step + 1 if last else 1
+        return steps_of(optimizer), (checkpoints.newest_step() or 0) > steps_of(optimizer)
 
-    number = together(UserError, look)[0]
+    number, is_behind = together(UserError, look)[0]
     compare(_replicated_tensors(module, tensors), f"codescent.save: {path}")
     if rank() == 0:
         checkpoints.clean()
     # JSON converts tuples and subclasses of dict and list: store the values that `load` will return.
     state = {"extra": json.loads(json.dumps(extra)), "optimizer": {"kind": type(optimizer).__name__, **values}}
-    return checkpoints.save(number, tensors, state)
+    folder = checkpoints.save(number, tensors, state, rotates=not is_behind)
+    if is_behind:
+        from_first(UserError, lambda: _replace_later(checkpoints, number))
+    return folder
+
+
+def _replace_later(checkpoints: Checkpoints, number: int) -> None:
+    """Delete the saves of a longer run that was not loaded, so that the new save is the newest."""
+    names = ", ".join(path.name for path in checkpoints.delete_after(number))
+    checkpoints.rotate()
+    output.warn(f"codescent.save: {checkpoints.folder}: replaced {names}, the save of a run that was not loaded")
 
 
 def load(
@@ -124,6 +136,7 @@ def load(
             optimizer.state[parameter] = state
     for group, settings in zip(optimizer.param_groups, stored["groups"], strict=True):
         _set(group, {key: value for key, value in settings.items() if key != "params"})
+    set_steps(optimizer, saved.step)
     return dict(saved.state["extra"])
 
 

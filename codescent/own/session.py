@@ -8,7 +8,6 @@ import atexit
 import math
 import os
 import sys
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
@@ -19,14 +18,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.launch import environment
+from codescent.own import steps as _steps  # noqa: F401 - from now on the steps of optimizers are counted
+from codescent.own.failure import ErrorHook
+from codescent.own.gather import gathered
 from codescent.train.world import World
 
 if TYPE_CHECKING:
     from codescent.own.average import AveragedGradients
 
 DEVICES = ("auto", "cpu", "cuda")
-FAILED = "codescent_failed"
-"""Key of the store under which the first rank that fails writes its error."""
 
 
 class Ranks:
@@ -51,15 +51,48 @@ class Ranks:
         self.is_first = self.world.is_first
         self.closing: WeakSet[AveragedGradients] = WeakSet()
         self._meshes: dict[int, DeviceMesh] = {}
-        self._hook = sys.excepthook
-        sys.excepthook = self._failed
+        self._hook = ErrorHook(place, self.world.store)
         atexit.register(self.close)
 
-    def mean(self, value: float | torch.Tensor) -> float:
-        """The mean of one number over all ranks. Collective."""
-        number = torch.tensor(float(value.detach() if isinstance(value, torch.Tensor) else value), dtype=torch.float64)
-        dist.all_reduce(number)
-        return float(number) / self.world_size
+    def mean(self, value: float | torch.Tensor, count: float | torch.Tensor = 1) -> float:
+        """The mean of one number over all ranks. Collective.
+
+            ranks.mean(loss, count=len(targets))
+
+        Args:
+            value: of this rank. If it is a mean itself, such as a loss, give `count`.
+            count: of how many samples (or tokens) it is the mean, on this rank. A rank with count 0 is left out,
+                whatever its value. With unequal counts the result is the mean over all samples.
+
+        Raises:
+            UserError: on every rank: a count is negative or not finite, or all counts are 0.
+        """
+        weight = float(count) if 0 <= float(count) < math.inf else math.nan
+        number = float(value.detach() if isinstance(value, torch.Tensor) else value)
+        sums = torch.tensor([number * weight if weight else 0.0, weight], dtype=torch.float64)
+        dist.all_reduce(sums)
+        if not sums[1] > 0:
+            raise UserError("codescent: ranks.mean: count must be at least 0 on every rank, and above 0 on one")
+        return float(sums[0] / sums[1])
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Concatenate the tensors of all ranks along their first dim, in rank order, on every rank. Collective.
+
+            predictions = ranks.gather(torch.cat(predictions_of_this_rank))
+
+        The first dim may differ between ranks, and be 0. A number (a tensor without dims) counts as one row. With
+        `codescent.validation_sampler`, one call after the loop gives the rows in the order of the dataset.
+
+        Args:
+            tensor: of any dtype, on the CPU or on this rank's device.
+
+        Returns:
+            A new tensor on the same device, without gradient.
+
+        Raises:
+            UserError: on every rank: dtypes or the other dims differ.
+        """
+        return gathered(tensor)
 
     def print(self, *words: object) -> None:
         """Print on rank 0 only."""
@@ -83,8 +116,7 @@ class Ranks:
             return
         _ranks = None
         atexit.unregister(self.close)
-        if sys.excepthook == self._failed:
-            sys.excepthook = self._hook
+        self._hook.retire()
         for user in self.closing:
             user.close()
         self.closing.clear()
@@ -96,24 +128,8 @@ class Ranks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:  # after an error, `_failed` first sends the error to the other ranks
+        if kind is None:  # after an error, the hook first sends the error to the other ranks
             self.close()
-
-    def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Print the error with the previous excepthook, then print which rank failed first.
-
-        The other ranks end when this rank's sockets close, but their errors from gloo or NCCL name only an address.
-        """
-        self._hook(kind, error, trace)
-        if self.world_size == 1 or issubclass(kind, KeyboardInterrupt):
-            return
-        mine = f"rank {self.rank} failed: {kind.__name__}: {error}"
-        try:
-            first = self.world.store.compare_set(FAILED, "", mine).decode()
-            words = mine if first == mine else f"rank {self.rank} ends because {first}"
-        except RuntimeError:  # the store has ended, and so has rank 0, which serves it
-            words = f"{mine}; rank 0 had ended before: see its error message, too"
-        print(f"codescent: {words}", file=sys.stderr, flush=True)
 
 
 _ranks: Ranks | None = None
@@ -135,10 +151,6 @@ def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
             or there is a process group already.
     """
     global _ranks
-    if device not in DEVICES:
-        raise UserError(f'codescent.init: device "{device}"; must be one of {", ".join(DEVICES)}')
-    if not (math.isfinite(timeout_s) and timeout_s > 0):
-        raise UserError(f"codescent.init: timeout_s = {timeout_s}; must be a number of seconds above 0")
     if _ranks is not None:
         if device not in ("auto", _ranks.device.type):
             raise UserError(f'codescent.init: device "{device}": an earlier call has chosen {_ranks.device.type}')
@@ -148,12 +160,19 @@ def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
             "codescent.init: there is a process group already: call it instead of "
             "torch.distributed.init_process_group, not after it"
         )
+    hook = sys.excepthook if isinstance(sys.excepthook, ErrorHook) else ErrorHook()
+    place = hook.place = environment.read(os.environ) or Rank()
+    if device not in DEVICES:
+        raise UserError(f'codescent.init: device "{device}"; must be one of {", ".join(DEVICES)}')
+    if not (math.isfinite(timeout_s) and timeout_s > 0):
+        raise UserError(f"codescent.init: timeout_s = {timeout_s}; must be a number of seconds above 0")
     try:
-        _ranks = Ranks(environment.read(os.environ) or Rank(), device, timeout_s)
+        _ranks = Ranks(place, device, timeout_s)
     except UserError as error:  # a user of `init` has no config: name its argument, not the config's key
         raise UserError(
             *(problem.replace("train.device", "codescent.init: device") for problem in error.problems)
         ) from error
+    hook.retire()
     return _ranks
 
 

@@ -16,6 +16,7 @@ from codescent.plan.flops import StepFlops, step_flops
 from codescent.plan.layout import Layout
 from codescent.plan.mesh import Mesh
 from codescent.plan.model import ModelFacts
+from codescent.plan.objective import CROSS_ENTROPY, Objective
 from codescent.plan.schedule import Schedule
 from codescent.plan.shard import TensorPlan
 from codescent.plan.traffic import Traffic
@@ -31,6 +32,7 @@ class Plan:
     """Everything that is fixed before a run starts.
 
     Attributes:
+        objective: what training minimises; validation losses are plain cross-entropies.
         seed: seed of initial weights, sample order and dropout.
         update: the keys of [optimizer] that determine the weight update, with their values.
     """
@@ -45,6 +47,7 @@ class Plan:
     traffic: tuple[Traffic, ...] = ()
     seed: int = 0
     update: Mapping[str, Scalar] = field(default_factory=dict)
+    objective: Objective = CROSS_ENTROPY
 
     @property
     def num_parameters(self) -> int:
@@ -117,6 +120,8 @@ class Plan:
             "data.seq_len": self.work.seq_len,
             "train.global_batch_size": self.work.global_batch_size,
             "train.precision": self.work.precision,
+            "train.label_smoothing": self.objective.label_smoothing,
+            "train.z_loss": self.objective.z_loss,
             **{f"optimizer.{name}": value for name, value in update.items()},
             "optimizer.decay_steps (or train.num_steps)": steps,
             "data-parallel ranks, by which optimizer.scale_learning_rate multiplies": workers,

@@ -11,14 +11,21 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from codescent.operators.head import SoftmaxGradient, head_loss, softmax_in_pieces_, tied_embedding
+from codescent.operators.head import SoftmaxGradient, head_loss, tied_embedding
+from codescent.operators.softmax import (
+    factor_of_softmax,
+    gradient_at_targets,
+    scale_,
+    softmax_in_pieces_,
+    sum_of_logits,
+    with_z_loss,
+)
+from codescent.plan.objective import CROSS_ENTROPY, Objective
 from codescent.strategies.collectives import assert_async
 from codescent.strategies.sequence import enter, gather_alike, gather_sequence, leave, scatter_sum
 
 # Shapes: B samples, T positions, t = T / degree positions of this rank, N tokens of a chunk, M selected rows,
-# D hidden_dim, C outputs of a small head, V vocab_size, v rows of the vocabulary matrix on this rank, R tokens of a
-# piece.
-_PIECE_ELEMENTS = 1 << 19  # elements computed at a time in the wide dtype: they fit in a CPU's caches
+# D hidden_dim, C outputs of a small head, V vocab_size, v rows of the vocabulary matrix on this rank.
 
 
 class SplitVocabulary:
@@ -94,8 +101,9 @@ class SplitVocabulary:
         tied_gradient_vD: Tensor | None,
         *,
         skip_negative: bool = False,
+        objective: Objective = CROSS_ENTROPY,
     ) -> Tensor:
-        """The sum of the cross-entropies of all B * T tokens, the same on every rank: see `head_loss`.
+        """The sum of the losses of all B * T tokens, the same on every rank: see `head_loss`.
 
         `x` is [B, t, D] or [B, T, D], after the last norm; `targets_BT` is the same on every rank. `tied_gradient_vD`
         receives the gradient of `weight_vD`; None: `weight_vD` does. `skip_negative`: a negative target has no loss.
@@ -111,6 +119,7 @@ class SplitVocabulary:
             tied_gradient_vD,
             self._softmax,
             skip_negative=skip_negative,
+            objective=objective,
         )
 
     def every_row(self, x: Tensor) -> Tensor:
@@ -131,10 +140,14 @@ class SplitVocabulary:
         chunk_tokens: int,
         loss_scale: float,
         tied_gradient_vD: Tensor | None,
+        objective: Objective = CROSS_ENTROPY,
     ) -> Tensor:
         """`loss` of selected rows of `every_row`; `bias_v` are this rank's rows of the bias."""
         x_MD = x_MD if self.sequence_parallel else enter(x_MD, self.group)
-        return head_loss(x_MD, weight_vD, targets_M, chunk_tokens, loss_scale, tied_gradient_vD, self._softmax, bias_v)
+        tied_vD, softmax = tied_gradient_vD, self._softmax
+        return head_loss(
+            x_MD, weight_vD, targets_M, chunk_tokens, loss_scale, tied_vD, softmax, bias_v, objective=objective
+        )
 
     @property
     def _softmax(self) -> SoftmaxGradient | None:
@@ -150,7 +163,9 @@ class SplitVocabulary:
         rows = (tokens - self.first).clamp(0, max(0, self.last - self.first - 1))
         return rows, (tokens < self.first) | (tokens >= self.last)
 
-    def _softmax_gradient_(self, logits_Nv: Tensor, targets_N: Tensor, work: torch.dtype, wants: bool) -> Tensor:
+    def _softmax_gradient_(
+        self, logits_Nv: Tensor, targets_N: Tensor, work: torch.dtype, wants: bool, objective: Objective
+    ) -> Tensor:
         """A `SoftmaxGradient` (see operators/head.py) over the columns of all ranks.
 
         Let m be the largest logit on all ranks, m' the largest logit on this rank, and p' the probability of m' in the
@@ -159,9 +174,11 @@ class SplitVocabulary:
         """
         num_tokens, columns = logits_Nv.shape
         at_N, elsewhere_N = self._local(targets_N)
+        share = objective.label_smoothing / self.vocab_size  # of each class in a smoothed target
         mine_2N1 = torch.ones(2, num_tokens, 1, dtype=work, device=logits_Nv.device)
         if columns:
             logit_at_N1 = logits_Nv.gather(1, at_N[:, None])
+            total_N1 = sum_of_logits(logits_Nv, work) if share else None
             mine_2N1 = softmax_in_pieces_(logits_Nv, work, keep=wants)
         else:
             mine_2N1[0] = -math.inf
@@ -169,21 +186,23 @@ class SplitVocabulary:
         dist.all_reduce(largest_N1, dist.ReduceOp.MAX, group=self.group)
 
         part_N1 = (mine_2N1[0] - largest_N1).exp_() / mine_2N1[1]
-        sums_2N1 = torch.zeros_like(mine_2N1)  # of exp(z - m); z - m at the target
+        sums_2N1 = torch.zeros_like(mine_2N1)  # of exp(z - m); of z - m, weighted by the (smoothed) target
         sums_2N1[0] = part_N1
         if columns:
-            sums_2N1[1] = (logit_at_N1 - largest_N1).masked_fill_(elsewhere_N[:, None], 0.0)
+            at_target_N1 = logit_at_N1 - largest_N1
+            sums_2N1[1] = at_target_N1.masked_fill(elsewhere_N[:, None], 0.0)
+            if total_N1 is not None:
+                sums_2N1[1] *= 1.0 - objective.label_smoothing
+                sums_2N1[1] += share * (total_N1 - columns * largest_N1)
         dist.all_reduce(sums_2N1, group=self.group)
-        losses_N1 = sums_2N1[0].log() - sums_2N1[1]
+        log_sum_N1 = sums_2N1[0].log()
+        log_z_N1 = log_sum_N1 + largest_N1
 
         if wants and columns:
-            # A few rows at a time, because the product of bf16 with a wide factor is wide. (It is then rounded again.)
-            factor_N1 = part_N1 / sums_2N1[0]
-            num_piece_rows = max(1, _PIECE_ELEMENTS // columns)
-            for p_Rv, factor_R1 in zip(torch.split(logits_Nv, num_piece_rows), torch.split(factor_N1, num_piece_rows)):
-                p_Rv *= factor_R1
-            # p - 1 at the target, computed from the loss: exact even if p is nearly 1.
+            scale_(logits_Nv, part_N1 / sums_2N1[0] * factor_of_softmax(log_z_N1, objective), share)
             every_N = torch.arange(num_tokens, device=logits_Nv.device)
-            at_target_N = torch.expm1(-losses_N1).squeeze(1).to(logits_Nv.dtype)
+            entropies_N1 = log_sum_N1 - at_target_N1
+            at_target_N = gradient_at_targets(entropies_N1, log_z_N1, objective, self.vocab_size).squeeze(1)
+            at_target_N = at_target_N.to(logits_Nv.dtype)
             logits_Nv[every_N, at_N] = torch.where(elsewhere_N, logits_Nv[every_N, at_N], at_target_N)
-        return losses_N1
+        return with_z_loss(log_sum_N1 - sums_2N1[1], log_z_N1, objective)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from codescent import models
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
+from codescent.models.part import Part
 from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import ORDER, Gradients, ThisRank, serving
 from codescent.strategies.partial_gradients import PartialGradients
@@ -55,6 +56,7 @@ def assemble(
     parts = []
     for depths in plan.schedule.parts(world.stage):
         part = models.construct(plan.model, "meta", depths)
+        cast(Part, part).objective = plan.objective
         _widen(part, plan.work.precision)
         for strategy in serving(plan):
             strategy.divide(part, this_rank)

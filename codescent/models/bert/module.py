@@ -18,6 +18,7 @@ from codescent.operators.attention import Attention
 from codescent.operators.dropout import drop
 from codescent.operators.head import scaled_gradient
 from codescent.operators.linear import Linear
+from codescent.plan.objective import CROSS_ENTROPY, Objective
 
 # Shapes: B samples, T positions, N = B * T, M positions with a target, D hidden_dim, V vocab_size.
 
@@ -108,7 +109,9 @@ class Bert(Part):
         if self.masked:
             return self._masked_tokens(x_BTD, targets, loss_scale, tied_gradient_VD)
         logits_BT2 = self.vocabulary.every_logit(self.head(x_BTD))
-        return logits_BT2 if targets is None else span_loss(logits_BT2, targets, lengths_B, loss_scale)
+        if targets is None:
+            return logits_BT2
+        return span_loss(logits_BT2, targets, lengths_B, loss_scale, self.current_objective)
 
     def _segments(self, segments_BT: Tensor | None, rows: int) -> Tensor:
         """The segment embeddings of the rows that this rank holds.
@@ -136,19 +139,42 @@ class Bert(Part):
         with_target_M = (targets_N >= 0).nonzero().squeeze(1)
         x_MD = head(x_BTD.flatten(0, 1).index_select(0, with_target_M))
         loss: Tensor = self.vocabulary.loss_of_rows(
-            x_MD, weight_VD, bias_V, targets_N[with_target_M], self.head_chunk_tokens, loss_scale, tied_gradient_VD
+            x_MD,
+            weight_VD,
+            bias_V,
+            targets_N[with_target_M],
+            self.head_chunk_tokens,
+            loss_scale,
+            tied_gradient_VD,
+            self.current_objective,
         )
         return loss
 
 
-def span_loss(logits_BT2: Tensor, targets_B2: Tensor, lengths_B: Tensor | None, loss_scale: float) -> Tensor:
-    """The sum over samples of the mean of two cross-entropies: of the answer's first and last position.
+def span_loss(
+    logits_BT2: Tensor,
+    targets_B2: Tensor,
+    lengths_B: Tensor | None,
+    loss_scale: float,
+    objective: Objective = CROSS_ENTROPY,
+) -> Tensor:
+    """The sum over samples of the mean of two losses: of the answer's first and last position.
 
-    `loss_scale` multiplies the gradients, not the value.
+    The classes are the positions of the sample, without the padding. `loss_scale` multiplies the gradients, not the
+    value.
     """
     logits_B2T = logits_BT2.to(torch.promote_types(logits_BT2.dtype, torch.float32)).transpose(1, 2)
     padding_BT = padding(lengths_B, logits_B2T.shape[2])
     if padding_BT is not None:
         logits_B2T = logits_B2T.masked_fill(padding_BT[:, None], -math.inf)
-    loss = F.cross_entropy(logits_B2T.flatten(0, 1), targets_B2.flatten(), reduction="sum") / 2
-    return scaled_gradient(loss, loss_scale)
+    loss = F.cross_entropy(logits_B2T.flatten(0, 1), targets_B2.flatten(), reduction="sum")
+    if smoothing := objective.label_smoothing:
+        # torch's own label smoothing would also count the padding, whose log(p) is -inf.
+        log_p_B2T = torch.log_softmax(logits_B2T, -1)
+        if padding_BT is not None:
+            log_p_B2T = log_p_B2T.masked_fill(padding_BT[:, None], 0.0)
+        positions_B1 = logits_B2T.shape[2] if lengths_B is None else lengths_B[:, None]
+        loss = (1.0 - smoothing) * loss - smoothing * (log_p_B2T.sum(-1) / positions_B1).sum()
+    if objective.z_loss:
+        loss = loss + objective.z_loss * torch.logsumexp(logits_B2T, -1).square().sum()
+    return scaled_gradient(loss / 2, loss_scale)

@@ -44,7 +44,7 @@ class Tensors(Task):
     form = "tensors"
     kinds = ("transformer",)
     reads = ("format",)
-    ignores = ("data.tokenizer", "data.text_key", "train.head_chunk_tokens")
+    ignores = ("data.tokenizer", "data.text_key", "train.head_chunk_tokens", "train.label_smoothing", "train.z_loss")
     unit = "vectors"
 
     def made_for(self, data: Data) -> bool:

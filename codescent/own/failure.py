@@ -1,0 +1,134 @@
+"""In: an exception that ends this rank. Out: lines on standard error: whose error it is; a wrong argument, told once.
+Does not end the other ranks: they end when the connections of this rank close, or with the same error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from traceback import walk_tb
+from types import TracebackType
+from typing import Any
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from codescent.base import output
+from codescent.base.errors import UserError
+from codescent.base.rank import Rank
+from codescent.train.rendezvous import meet
+
+FIRST = "codescent_failed"
+"""Key of the store under which the first rank that fails writes its rank and its error."""
+SAID = "codescent_failed_said"
+"""Key that this rank sets after it has printed its error."""
+PATIENCE = timedelta(seconds=5)
+"""How long a rank waits for the others, to learn whether one of them prints the same error."""
+NOT_THE_USERS = ("codescent", "contextlib", "torch")
+"""Packages whose lines are not the place of a wrong argument."""
+
+
+class ErrorHook:
+    """Replaces sys.excepthook until `retire`. `codescent.init` installs one before the ranks are connected, and another
+    one after: torch's init_process_group installs a hook, too, which would capture what the first one prints.
+
+    A UserError is printed without a traceback, by one of the ranks that raise it; the process ends with its exit code.
+    Any other error is printed with its traceback by every rank, followed by a line that names the first rank.
+
+    Attributes:
+        place: this process among the ranks; None: unknown.
+        store: of the ranks; None: they are not connected.
+    """
+
+    def __init__(self, place: Rank | None = None, store: Store | None = None) -> None:
+        self.place, self.store, self._retired = place, store, False
+        self._before = sys.excepthook
+        sys.excepthook = self
+
+    def retire(self) -> None:
+        """Restore the hook of before. A hook that was installed later may still call this one, which passes it on."""
+        self._retired = True
+        if sys.excepthook is self:
+            sys.excepthook = self._before
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """See the class. Raises SystemExit for a UserError: the interpreter then takes its exit code."""
+        if isinstance(error, UserError) and not self._retired:
+            self._refuse(error, trace)
+            raise SystemExit(error.exit_code)
+        self._before(kind, error, trace)
+        if self._retired or self._alone or self.store is None or issubclass(kind, KeyboardInterrupt):
+            return
+        mine = {"rank": self._rank, "error": f"{kind.__name__}: {error}"}
+        try:
+            self._name_first(mine, self._claim(mine))
+        except RuntimeError:  # the store has ended, and so has rank 0, which serves it
+            output.warn(f"codescent: {_words(mine)}; rank 0 had ended before: see its error message, too")
+
+    @property
+    def _alone(self) -> bool:
+        return self.place is None or self.place.world_size == 1
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self.place is None else self.place.rank
+
+    def _claim(self, mine: dict[str, Any]) -> dict[str, Any]:
+        """The first failure of all ranks. It is `mine` if no rank has failed before."""
+        assert self.store is not None
+        first: dict[str, Any] = json.loads(self.store.compare_set(FIRST, "", json.dumps(mine)))
+        return first
+
+    def _name_first(self, mine: dict[str, Any], first: dict[str, Any]) -> None:
+        ends = "" if first == mine else f"rank {self._rank} ends because "
+        output.warn(f"codescent: {ends}{_words(first)}")
+
+    def _refuse(self, error: UserError, trace: TracebackType | None) -> None:
+        """Print the problems, unless another rank has printed the same."""
+        place = _place(trace)
+        lines = [f"error: {place}{problem}" for problem in error.problems]
+        if self._alone:
+            return _print(lines)
+        mine = {"rank": self._rank, "error": f"{type(error).__name__}: {error}"}
+        try:
+            self.store = self.store or self._connected()
+            first = self._claim(mine)
+        except (OSError, RuntimeError, UserError):  # rank 0 has ended, or cannot be reached
+            return _print([f"rank {self._rank}: {line}" for line in lines])
+        if first == mine:
+            _print(lines)
+        elif first["error"] != mine["error"]:
+            _print([f"rank {self._rank}: {line}" for line in lines])
+            self._name_first(mine, first)
+        self._part(first)
+
+    def _connected(self) -> Store:
+        """A connection to ranks that raise the same error before they are connected."""
+        assert self.place is not None
+        return meet(self.place, PATIENCE).store
+
+    def _part(self, first: dict[str, Any]) -> None:
+        """Stay until the first rank has printed, because a launcher ends all ranks when one ends. Rank 0 serves the
+        store: it stays until every rank knows whether to print."""
+        assert self.store is not None
+        assert self.place is not None
+        others = range(self.place.world_size) if self._rank == 0 else [first["rank"]]
+        with suppress(RuntimeError):  # a rank waits in a collective, or has ended
+            self.store.set(f"{SAID} {self._rank}", "")
+            self.store.wait([f"{SAID} {rank}" for rank in others], PATIENCE)
+
+
+def _words(failure: dict[str, Any]) -> str:
+    return f"rank {failure['rank']} failed: {failure['error']}"
+
+
+def _print(lines: list[str]) -> None:
+    for line in lines:
+        output.warn(line)
+
+
+def _place(trace: TracebackType | None) -> str:
+    """File and line of the last call in the user's own code, as a prefix."""
+    frames = [(str(frame.f_globals.get("__name__")), frame, line) for frame, line in walk_tb(trace)]
+    users = [(frame, line) for name, frame, line in frames if name.partition(".")[0] not in NOT_THE_USERS]
+    return f"{users[-1][0].f_code.co_filename}:{users[-1][1]}: " if users else ""

@@ -1,0 +1,32 @@
+"""In: nothing. Out: the dataclass Objective: label smoothing and z-loss of a run.
+Does not compute a loss (operators/objective.py and the heads do)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What training minimises for a target y, given logits z of V classes:
+
+        sum over j of q_j (log Z - z_j)  +  z_loss * (log Z)^2
+        Z = sum over j of exp(z_j)
+        q_j = (1 - label_smoothing) [j = y] + label_smoothing / V
+
+    The first summand is torch.nn.functional.cross_entropy with `label_smoothing` (Szegedy et al. 2016, "Rethinking the
+    Inception Architecture", section 7). The second is the z-loss (Chowdhery et al. 2022, "PaLM", section 5). With the
+    defaults it is the plain cross-entropy.
+    """
+
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the plain cross-entropy."""
+        return self == CROSS_ENTROPY
+
+
+CROSS_ENTROPY = Objective()
+"""The plain cross-entropy, of which validation losses are means."""
