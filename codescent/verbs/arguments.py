@@ -137,6 +137,13 @@ def _evaluate(verb: argparse.ArgumentParser) -> None:
     add("--device", choices=DEVICES, default="auto", help="auto: CUDA if the machine has it (default auto)")
 
 
+def _plot(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    add("runs", type=_path, nargs="+", metavar="RUN", help="run folder, of a run that has ended or still trains")
+    add("--out", type=_path, required=True, metavar="FILE", help="picture to write: .png or .svg")
+    add("--x", choices=("steps", "tokens", "time"), help="the only horizontal axis (default: the loss over each)")
+
+
 def _export(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("run", type=_path, metavar="RUN", help="run folder")
@@ -169,6 +176,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("data", "prepare a corpus as token shards, or generate synthetic tensors", _data),
     ("sample", "generate text with a trained model", _sample),
     ("evaluate", "score a trained model, or a file of answers to questions", _evaluate),
+    ("plot", "draw loss, learning rate, gradient norm and speed of runs", _plot),
     ("export", "write a trained model as a Hugging Face folder", _export),
     ("import", "create a run from a Hugging Face folder", _import),
 )
