@@ -18,6 +18,7 @@ from codescent.config.sections import Config
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.execute import StepResult
+from codescent.train.loggers import Logger, load
 from codescent.train.open import OpenRun, open_data, open_run
 from codescent.train.optimize import learning_rate
 from codescent.train.report import Report
@@ -57,12 +58,14 @@ def train(config: Config, place: Rank, *, resume: bool) -> Outcome:
     train = config.train
     facts = {key: value for key, value in flat(config).items() if key not in OF_A_MACHINE}
     with closing(World(place, train.device, train.num_threads, config.parallel.timeout_s, facts)) as world:
+        loggers: list[Logger] = []
+        world.from_first(lambda: loggers.extend(load(config.log.to)))
         plan, dataset = open_data(config, world, resume=resume)
         with (
             StopRequest(alone=place.world_size == 1) as stop,
             closing(open_run(config, plan, dataset, world, resume=resume)) as run,
             closing(assemble(config, plan, world, dataset, run.first_step, stop)) as trainer,
-            Report(run) as report,
+            Report(run, loggers) as report,
         ):
             outcome = _Steps(run, trainer, report, stop).take()
             world.at(ENDED)

@@ -19,6 +19,7 @@ from codescent.launch.local import run_ranks
 from codescent.models import GENERATING
 from codescent.preflight import check, run_folder, saved_plan, without_effect
 from codescent.record import RunFolder
+from codescent.train import loggers
 from codescent.verbs.config import resolved_of
 
 RANK_BYTES = 64 << 20
@@ -32,6 +33,11 @@ def main(arguments: Namespace) -> int:
     if rank is None or not (rank.rank or rank.child):
         for sentence in without_effect(loaded):
             warn(sentence)
+    if config.log.to is not None:
+        origin = loaded.origins["log.to"].rpartition(":")[0]
+        loggers.add_folders([Path(arguments.config), *([Path(origin)] if origin else [])])
+        if rank is None or not rank.rank:
+            loggers.find(config.log.to)  # other ranks need no logger, and machines without rank 0 may lack the module
     # A single task of a launcher, such as the shell of `srun --pty bash`, may start ranks.
     alone = rank is None or rank.world_size == 1
     if rank is not None and not alone and arguments.ranks not in (None, rank.world_size):
