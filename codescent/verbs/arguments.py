@@ -70,6 +70,8 @@ def _train(verb: argparse.ArgumentParser) -> None:
     ranks_help = "number of ranks to start on this machine (parallel.ranks)"
     verb.add_argument("--ranks", type=_positive, metavar="N", help=ranks_help)
     verb.add_argument("--resume", action="store_true", help="continue the run from its last checkpoint")
+    find_help = "try rising learning rates for 100 steps and suggest one; no run is written"
+    verb.add_argument("--find-learning-rate", action="store_true", help=find_help)
 
 
 def _plan(verb: argparse.ArgumentParser) -> None:

@@ -46,12 +46,16 @@ def main(arguments: Namespace) -> int:
             f"{rank.launcher}, and starts no other ranks: leave out --ranks, or let the launcher start "
             f"{arguments.ranks} ranks"
         )
+    if arguments.find_learning_rate and arguments.resume:
+        raise UserError("--find-learning-rate: begins with the initial weights of a new run; leave out --resume")
     tunes = config.train.allocator == "auto"
     if alone and config.parallel.ranks > 1:
         return _start_ranks(arguments, config, tuned_environment(os.environ) if tunes else dict(os.environ))
     if arguments.may_restart and tunes and needs_restart(os.environ):
         # glibc reads its tunables when a process starts: replace this process once by itself.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], tuned_environment(os.environ))
+    if arguments.find_learning_rate:
+        return _find_learning_rate(config, rank or Rank())
     return _train(config, rank or Rank(), resume=arguments.resume)
 
 
@@ -64,10 +68,13 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> i
             f"parallel.ranks = {ranks}: each rank is a process on this machine, whose memory has room for {most} "
             f"ranks; give at most {most}"
         )
-    check(config, ranks, resume=arguments.resume)
+    finds = arguments.find_learning_rate
+    check(config, ranks, resume=arguments.resume, creates_folder=not finds)
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
-    code = run_ranks([*command, *(["--resume"] if arguments.resume else []), "--ranks", str(ranks)], ranks, env)
-    _record_lost(run_folder(config), None)
+    flags = [*(["--resume"] if arguments.resume else []), *(["--find-learning-rate"] if finds else [])]
+    code = run_ranks([*command, *flags, "--ranks", str(ranks)], ranks, env)
+    if not finds:
+        _record_lost(run_folder(config), None)
     return code
 
 
@@ -88,6 +95,19 @@ def _train(config: Config, rank: Rank, *, resume: bool) -> int:
     if not rank.rank:
         _record_lost(folder, 0)
     return outcome.exit_code
+
+
+def _find_learning_rate(config: Config, rank: Rank) -> int:
+    """Do a learning-rate range test as one rank. At the end, rank 0 prints what it suggests."""
+    from codescent.train.range_test import range_test
+    from codescent.verbs.learning_rate import report
+
+    found = range_test(config, rank)
+    if not rank.rank and found.exit_code:
+        warn(f"stopped: {len(found.losses)} learning rates are too few to suggest one; nothing is written")
+    elif not rank.rank:
+        report(found, config.optimizer, run_folder(config))
+    return found.exit_code
 
 
 def _record_lost(folder: Path, rank: int | None) -> None:
