@@ -58,7 +58,8 @@ def labels(svg: Path) -> list[str]:
 @pytest.fixture(autouse=True)
 def _no_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        for kind in (UserWarning, RuntimeWarning):  # of matplotlib and numpy
+            warnings.simplefilter("error", kind)
         yield
 
 

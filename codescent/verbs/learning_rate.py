@@ -101,9 +101,9 @@ def _write(path: Path, content: str | bytes) -> None:
 
 def _table(found: Suggestion, optimizer: Optimizer) -> list[str]:
     rows = [
-        (found.steepest, "suggested: here the loss falls most"),
-        (found.tenth, "careful: a tenth of the rate with the lowest loss"),
-        (10 * found.tenth, "too high: here the loss is lowest, and then rises"),
+        (found.steepest, "suggested: the loss falls most at this rate"),
+        (found.tenth, "a tenth of the rate with the lowest loss"),
+        (10 * found.tenth, "the loss is lowest at this rate; too high for a whole run"),
         (optimizer.learning_rate, "optimizer.learning_rate of the config"),
     ]
     return [f"  {rounded(rate):>8}  {meaning}" for rate, meaning in rows]
