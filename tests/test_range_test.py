@@ -7,13 +7,14 @@ import csv
 import math
 import random
 import re
+import signal
 from pathlib import Path
 
 import pytest
 from forker import Forker
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import called, codescent, make_project
+from runs import called, codescent, make_project, start
 
 from codescent.config.load import load
 from codescent.config.sections import Config
@@ -163,3 +164,19 @@ def test_our_launcher_starts_it(tmp_path: Path) -> None:
         "one-learning-rate.csv",
         "one-learning-rate.png",
     ]
+
+
+@pytest.mark.slow
+def test_a_stopped_test_writes_nothing_and_says_so(tmp_path: Path) -> None:
+    make_project(tmp_path)
+    process = start(tmp_path, "train", "run.toml", "--find-learning-rate", "model.hidden_dim=256", "run.name=one")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.split()[:1] == ["6"]:
+            process.send_signal(signal.SIGTERM)
+            break
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, out + err
+    assert err.startswith("codescent: SIGTERM: stops after this step\n")
+    assert "learning rates are too few to suggest one; nothing is written" in err
+    assert not (tmp_path / "runs").exists()

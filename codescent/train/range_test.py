@@ -69,7 +69,7 @@ def range_test(config: Config, place: Rank) -> RangeTest:
         plan, dataset = open_data(config, world, resume=False)
         prepare_machine(config, plan, dataset, world, {})
         with (
-            StopRequest(alone=place.world_size == 1) as stop,
+            StopRequest(alone=place.world_size == 1, saves=False) as stop,
             closing(assemble(config, plan, world, dataset, 0, stop)) as trainer,
         ):
             found = _walk(trainer.executor, config, plan.mesh.dp, shown=world.is_first)
