@@ -39,7 +39,6 @@ class Logger:
         name: as in log.to.
         function: to call.
         file: of its module.
-        calls: number of calls.
         failures: number of exceptions.
         in_a_row: number of exceptions since the last call without one.
     """
@@ -47,7 +46,6 @@ class Logger:
     name: str
     function: Function
     file: str
-    calls: int = 0
     failures: int = 0
     in_a_row: int = 0
 
@@ -87,7 +85,6 @@ class Loggers:
                 self._call(logger, kind, dict(data))
 
     def _call(self, logger: Logger, kind: str, data: dict[str, Any]) -> None:
-        logger.calls += 1
         try:
             logger.function(kind=kind, data=data)
             logger.in_a_row = 0

@@ -70,15 +70,7 @@ def draw(runs: Sequence[Curves], x: str | None = None) -> Figure:
         },
     )  # fmt: skip
     panels = list(axes.values())
-    looks = [
-        Look(
-            PALETTE[i % len(PALETTE)],
-            DASHES[i // len(PALETTE) % len(DASHES)],
-            LINE + BROAD * sum(i == earlier for earlier, *_ in pairs),
-            len(runs) <= MOST_PALE and all(i != later for _, later, *_ in pairs),
-        )
-        for i in range(len(runs))
-    ]
+    looks = _looks(runs, pairs)
     apart = [replace(look, width=LINE) for look in looks]  # times differ, also of runs with the same losses
     for panel, over in zip(panels, X_AXES if x is None else [x]):
         _loss(panel, runs, apart if over == "time" else looks, over)
@@ -93,6 +85,20 @@ def draw(runs: Sequence[Curves], x: str | None = None) -> Figure:
     )  # fmt: skip
     figure.text(LEFT_IN / width, 0.1 / height, "\n".join(caption), fontsize=8, color=GREY, va="bottom")
     return figure
+
+
+def _looks(runs: Sequence[Curves], pairs: Sequence[tuple[int, int, float, int]]) -> list[Look]:
+    """The look of each run. Of `coinciding` runs the earlier is broad, and the later has no single rows behind it."""
+    hidden = {later for _, later, _, rows in pairs if rows == len(runs[later].columns["step"])}
+    return [
+        Look(
+            PALETTE[i % len(PALETTE)],
+            DASHES[i // len(PALETTE) % len(DASHES)],
+            LINE + BROAD * sum(i == earlier for earlier, *_ in pairs),
+            len(runs) <= MOST_PALE and i not in hidden,
+        )
+        for i in range(len(runs))
+    ]
 
 
 def coinciding(runs: Sequence[Curves]) -> list[tuple[int, int, float, int]]:
