@@ -27,6 +27,9 @@ X_AXES = {"steps": "step", "tokens": "tokens", "time": SECONDS}
 MARK = "codescent plot"
 """Stands in every picture of this command, which replaces only such files."""
 
+LARGEST = 1e100
+"""Larger numbers are not drawn: their sums and squares may have no float."""
+
 
 @dataclass(frozen=True)
 class Curves:
@@ -116,20 +119,22 @@ def read(folder: RunFolder, name: str) -> Curves:
     skipped: list[float] = []
     seconds = before = 0.0
     for row in folder.iter_metrics():
-        step = row["step"]
+        step = _finite(row["step"], before)
         # A row stands for the steps since the last row, whose durations are unknown: log.metrics_every may be 100.
         seconds += (step - before) * (_finite(row["step_s"], 0.0))
         before = step
         for column in COLUMNS:
             columns[column].append(_finite(row[column], math.nan))
         columns[SECONDS].append(seconds)
-        if row["train_loss"] is not None and not math.isfinite(row["train_loss"]):
+        if row["train_loss"] is not None and math.isnan(columns["train_loss"][-1]):
             skipped.append(step)
     events = folder.read_events()
-    resumed = [event["step"] for event in events if event.get("kind") == "resume" and event.get("step")]
+    steps = [event.get("step") for event in events if event.get("kind") == "resume"]
+    resumed = [float(step) for step in steps if isinstance(step, int) and 0 < step <= before]
     ended = any(event.get("kind") == "end" for event in events[-1:])
     return Curves(name, "" if ended else f" (not ended: step {before:,.0f})", columns, skipped, resumed)
 
 
 def _finite(value: float | None, otherwise: float) -> float:
-    return float(value) if value is not None and math.isfinite(value) else otherwise
+    """The value as a float; `otherwise` if there is none, or if it is not finite or too large to draw."""
+    return float(value) if value is not None and abs(value) < LARGEST else otherwise
