@@ -170,15 +170,18 @@ def prepared(config: Config) -> AnyDataset | None:
     return None if path is None else task.open(request, path)
 
 
-def check(config: Config, world_size: int, *, resume: bool) -> None:
+def check(config: Config, world_size: int, *, resume: bool, creates_folder: bool = True) -> None:
     """Prepare the data and check the run before any rank is started.
+
+    Args:
+        creates_folder: whether a new run creates its run folder, so that no other may be there.
 
     Raises:
         UserError: the run cannot begin, or cannot be resumed, with this config and data.
     """
     path = run_folder(config)
     folder = RunFolder.open(path) if resume else None
-    if folder is None:
+    if folder is None and creates_folder:
         RunFolder.refuse_taken(path)
     request = task_request(config)
     dataset = tasks.prepare_and_open(dataclasses.replace(request, pinned=pin(request, folder)), progress=True)

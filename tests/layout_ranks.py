@@ -21,7 +21,7 @@ from codescent.data import verified
 from codescent.data.text import dataset
 from codescent.operators.linear import Linear
 from codescent.strategies import shards
-from codescent.train import loop, machine, world
+from codescent.train import loop, machine, range_test, world
 from codescent.train.execute import Executor
 from codescent.train.loop import train
 
@@ -42,6 +42,18 @@ def run(place: Place, words: list[str], resume: bool, fault: str = "", any_devic
     config = load("run.toml", [*words, *MORE_WORDS, f"parallel.ranks={place.ranks}"]).config
     rank = Rank(place.rank, place.rank, place.ranks, place.ranks, "127.0.0.1", port, store_fd=store_fd)
     raise SystemExit(train(config, rank, resume=resume).exit_code)
+
+
+def losses_at_rates(place: Place, words: list[str], steps: int) -> list[list[float]]:
+    """The learning rates and the losses of a range test of so many steps, as one rank."""
+    range_test.STEPS = steps
+    store_fd = os.dup(place.listener.fileno()) if place.rank == 0 else None
+    port = place.listener.getsockname()[1]
+    place.listener.close()
+    config = load("run.toml", [*words, f"parallel.ranks={place.ranks}"]).config
+    rank = Rank(place.rank, place.rank, place.ranks, place.ranks, "127.0.0.1", port, store_fd=store_fd)
+    found = range_test.range_test(config, rank)
+    return [found.rates, found.losses]
 
 
 MORE_WORDS: list[str] = []

@@ -32,6 +32,7 @@ def project(tmp_path: Path) -> Path:
         (["sample", "runs/absent"], 2),
         (["evaluate", "runs/absent"], 2),
         (["export", "runs/absent", "out"], 2),
+        (["plot", "runs/absent", "--out", "a.png"], 2),
     ],
 )
 def test_what_needs_no_torch_does_not_load_it(project: Path, words: list[str], code: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 from runs import codescent as run_codescent
 
 import codescent
-from codescent.record import RunFolder
+from codescent.verbs.plot import MARK
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")])
@@ -128,40 +128,24 @@ def test_pictures_are_small_opaque_and_linked() -> None:
         ground = next(element for element in root.iter() if element.tag.endswith("}path"))
         assert "fill: #ffffff" in ground.attrib["style"]
         assert max(float(number) for number in re.findall(r"[\d.]+", ground.attrib["d"])) == max(width, height)
-        assert picture.stat().st_size < 60_000
+        assert picture.stat().st_size < 120_000
         assert f"](docs/{picture.name})" in readme()
 
 
-def test_the_picture_of_losses_says_how_far_two_runs_are_apart() -> None:
-    pictures = module_of(ROOT / "docs" / "pictures.py")
-    first = [7.0 - step / 10 for step in range(40)]
-    second = [loss + 1e-5 * (step == 30) for step, loss in enumerate(first)]
-    curves = [("1 rank", first, {20: 5.0, 40: 4.0}), ("2 ranks", second, {})]
-    drawn = pictures.picture(curves)
-    assert drawn == pictures.picture(curves)
-    assert b"in 40 steps the two losses are never more than 1.0e-05 nats apart" in drawn
-    assert b"<dc:date>" not in drawn
+def test_the_run_of_the_first_page_is_drawn_by_plot_and_two_ranks_have_the_losses_of_one() -> None:
+    picture = ROOT / "docs" / "loss.svg"
+    assert MARK in picture.read_text(encoding="utf-8")
+    assert re.search(r"^    codescent plot .* --out docs/loss.svg$", features(), re.MULTILINE)
+    (said,) = [label for label in labels(picture) if "has the losses of" in label]
+    found = re.fullmatch(
+        r"two_ranks has the losses of default \(broad line\): in [\d,]+ rows at most (\S+) apart", said
+    )
+    assert found is not None
+    assert float(found[1]) < 1e-3
 
 
-def test_the_program_of_the_picture_names_every_wrong_run_and_draws_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pictures, drawn = module_of(ROOT / "docs" / "pictures.py"), tmp_path / "loss.svg"
-    runs = {steps: RunFolder.create(tmp_path / str(steps), "", {}) for steps in (3, 12, 14)}
-    for steps, run in runs.items():
-        for step in range(1, steps + 1):
-            run.metrics({"step": step, "train_loss": 1.0, "val_loss": 2.0})
-    absent, short, long, longer = tmp_path / "absent", *(run.path for run in runs.values())
-    for one, two, said in (
-        (absent, short, [f"{absent}: no such run folder", f"{short}: has 3 steps; a point of"]),
-        (long, longer, [f"the runs have different numbers of steps: {long} 12 and {longer} 14"]),
-    ):
-        assert pictures.main([str(one), str(two)], drawn) == 2
-        lines = capsys.readouterr().err.splitlines()
-        assert [line.startswith(f"error: {each}") for line, each in zip(lines, said, strict=True)] == [True] * len(said)
-    assert not drawn.exists()
-    assert pictures.main([str(long), str(long)], drawn) == 0
-    assert ElementTree.parse(drawn).getroot().tag.endswith("svg")
+def features() -> str:
+    return (ROOT / "docs" / "features.md").read_text(encoding="utf-8")
 
 
 def readme() -> str:

@@ -45,6 +45,7 @@ def run_of_format(path: Path, number: object, writer: str | None) -> RunFolder:
         ["sample", "one", "--prompt", "x"],
         ["evaluate", "one"],
         ["export", "one", "folder"],
+        ["plot", "one", "--out", "a.png"],
     ],
     ids=lambda words: words[0],
 )

@@ -55,6 +55,8 @@ WORDS = {
     "a folder that is printed": ["data", "corpus.txt", "--folder", ESCAPES],
     "weights": ["import", "weights", "runs/new"],
     "a run": ["sample", ESCAPES],
+    "a run to draw": ["plot", ESCAPES, "--out", "a.png"],
+    "a picture": ["plot", "runs/x", "--out", f"{ESCAPES}.pdf"],
     "layouts": ["prove", "run.toml", "--layouts", ESCAPES],
 }
 
@@ -102,6 +104,7 @@ HOMES = {
     "RUN": ["sample", NOBODY],
     "DIR": ["export", "runs/x", NOBODY],
     "--timeline": ["plan", "run.toml", "--timeline", f"{NOBODY}.png"],
+    "--out": ["plot", "runs/x", "--out", f"{NOBODY}.png"],
 }
 
 

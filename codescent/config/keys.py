@@ -65,9 +65,21 @@ def _check_tokenizer(value: str) -> str:
     return value
 
 
+def _check_functions(value: str) -> str:
+    names = [name.strip() for name in _check_text(value).split(",")]
+    for name in names:
+        module, colon, function = name.partition(":")
+        if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+            raise ValueError('must be "module:function", or several of them with commas between')
+        if module.endswith(".py"):
+            raise ValueError(f'must be "module:function": write "{module[:-3]}:{function}", without .py')
+    return ", ".join(names)
+
+
 Text = Annotated[str, AfterValidator(_check_text)]
 TextOrPath = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_path)]
 FolderName = Annotated[str, AfterValidator(_check_folder_name)]
+Functions = Annotated[str, AfterValidator(_check_functions)]
 Tokenizer = Annotated[str, BeforeValidator(_expand_home), AfterValidator(_check_path), AfterValidator(_check_tokenizer)]
 Folder = Annotated[Path, BeforeValidator(_to_path), AfterValidator(lambda path: Path(_check_path(str(path))))]
 PathFromAnywhere = Annotated[Folder, AfterValidator(Path.absolute)]

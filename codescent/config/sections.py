@@ -14,6 +14,7 @@ from codescent.config.keys import (
     MAX_SEED,
     Folder,
     FolderName,
+    Functions,
     PathFromAnywhere,
     Section,
     Text,
@@ -351,6 +352,10 @@ class Log(Section):
     )
     sample_tokens: int = key(0, "tokens that the model generates at the end of the run; 0: none", ge=0)
     tensorboard: bool = key(True, "write TensorBoard files, where tensorboard is installed")
+    to: Functions | None = auto(
+        'Python functions that also get metrics and events, as "module:function", several with commas between '
+        "(docs/loggers.md); auto: none"
+    )
 
 
 class Config(BaseModel):

@@ -7,5 +7,6 @@ from codescent.record.rows import Table as Table
 from codescent.record.run_folder import CHECKPOINTS as CHECKPOINTS
 from codescent.record.run_folder import CONFIG as CONFIG
 from codescent.record.run_folder import METRICS as METRICS
+from codescent.record.run_folder import PLAN as PLAN
 from codescent.record.run_folder import TOKENIZER as TOKENIZER
 from codescent.record.run_folder import RunFolder as RunFolder

@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,10 +68,12 @@ class RunFolder:
         path: the current path of the folder.
         config_text: the resolved config at the start of the run, as TOML.
         plan: the plan at the start of the run, as JSON data, without the format number.
+        listeners: functions that are called with "metrics" and each row, or "event" and each event, once it is written.
     """
 
     def __init__(self, path: Path, config_text: str, plan: dict[str, Any]) -> None:
         self.path, self.config_text, self.plan = path, config_text, plan
+        self.listeners: list[Callable[[str, Mapping[str, Any]], object]] = []
         self._rows = Rows(path, METRICS, INTEGERS)
         self._held: list[int] = []  # open descriptors of the folder and the lock file, while this process writes
         self._columns_known = False
@@ -192,6 +194,8 @@ class RunFolder:
             raise UserError(f"{self._rows.csv}: {what}")
         self._columns_known = True
         self._rows.append(row)
+        for listen in self.listeners:
+            listen("metrics", row)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All rows of metrics as a list; see `iter_metrics`."""
@@ -227,8 +231,10 @@ class RunFolder:
             raise ValueError(f"reserved fields of an event: {', '.join(sorted(taken))}")
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.follow()
-        line = json_line({"kind": kind, "wall_time": now, "monotonic_s": round(time.monotonic(), 6), **fields})
-        append(self.path / EVENTS, line)
+        event = {"kind": kind, "wall_time": now, "monotonic_s": round(time.monotonic(), 6), **fields}
+        append(self.path / EVENTS, json_line(event))
+        for listen in self.listeners:
+            listen("event", event)
 
     def read_events(self) -> list[dict[str, Any]]:
         """All events in order, without an incomplete last line. Raises UserError with the number of a wrong line."""

@@ -12,12 +12,13 @@ from typing import Any
 class Board:
     """Writes the metrics of a step under "train/" and the validation loss under "validation/".
 
-    Does nothing if not `wanted`, or if tensorboard is not installed.
+    Does nothing if not `wanted`, or if tensorboard is not installed. Then `missing` is True.
     """
 
     def __init__(self, folder: Path, first_step: int, *, wanted: bool) -> None:
         self.writer: Any = None
-        if wanted and importlib.util.find_spec("tensorboard") is not None:
+        self.missing = wanted and importlib.util.find_spec("tensorboard") is None
+        if wanted and not self.missing:
             # An optional dependency, slow to import.
             from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
 

@@ -14,24 +14,20 @@ from codescent.base.agreement import together
 from codescent.base.beats import ENDED
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
-from codescent.config.load import flat
 from codescent.config.sections import Config
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
 from codescent.train.execute import StepResult
-from codescent.train.open import OpenRun, open_data, open_run
+from codescent.train.loggers import Logger, load
+from codescent.train.open import OpenRun, connect, open_data, open_run
 from codescent.train.optimize import learning_rate
 from codescent.train.report import Report
 from codescent.train.stop import StopRequest
 from codescent.train.validate import validation_loss
 from codescent.train.validations import Validations
-from codescent.train.world import World
 
 SKIPS_ALLOWED = 10
 """The run ends after this many consecutive steps whose loss or gradients are not finite. All ranks skip such steps."""
-
-OF_A_MACHINE = ("data.corpus", "data.validation", "data.folder")
-"""Keys whose values may differ between machines. The samples are compared instead."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +53,15 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
         RunFailed: on every rank: loss, gradients or weights are no longer finite, or copies of the same tensors
             differ; that step is not saved.
     """
-    train = config.train
-    facts = {key: value for key, value in flat(config).items() if key not in OF_A_MACHINE}
-    with closing(World(place, train.device, train.num_threads, config.parallel.timeout_s, facts)) as world:
+    with closing(connect(config, place)) as world:
+        loggers: list[Logger] = []
+        world.from_first(lambda: loggers.extend(load(config.log.to)))
         config, plan, dataset = open_data(config, world, resume=resume)
         with (
             StopRequest(alone=place.world_size == 1) as stop,
             closing(open_run(config, plan, dataset, world, resume=resume)) as run,
             closing(assemble(config, plan, world, dataset, run.first_step, stop)) as trainer,
-            Report(run, notes) as report,
+            Report(run, loggers, notes) as report,
         ):
             outcome = _Steps(run, trainer, report, stop).take()
             world.at(ENDED)

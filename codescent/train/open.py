@@ -13,9 +13,10 @@ from typing import Any
 from codescent import tasks
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
+from codescent.base.rank import Rank
 from codescent.build import task_request
 from codescent.checkpoint.checkpoints import Checkpoints, Saved
-from codescent.config.load import to_toml
+from codescent.config.load import flat, to_toml
 from codescent.config.sections import Config
 from codescent.data.samples import AnyDataset, Source
 from codescent.huggingface.folder import open_folder
@@ -33,6 +34,9 @@ from codescent.record import CHECKPOINTS, RunFolder
 from codescent.train import machine
 from codescent.train.optimize import Optimizer
 from codescent.train.world import World
+
+OF_A_MACHINE = ("data.corpus", "data.validation", "data.folder")
+"""Keys whose values may differ between machines. The samples are compared instead."""
 
 
 @dataclass
@@ -102,6 +106,13 @@ class OpenRun:
             self.folder.release()
 
 
+def connect(config: Config, place: Rank) -> World:
+    """Connect this process with the other ranks. Raises UserError: see `World`."""
+    train = config.train
+    facts = {key: value for key, value in flat(config).items() if key not in OF_A_MACHINE}
+    return World(place, train.device, train.num_threads, config.parallel.timeout_s, facts)
+
+
 def open_data(config: Config, world: World, *, resume: bool) -> tuple[Config, Plan, AnyDataset]:
     """Prepare and verify the dataset on one rank of each machine, open it, build the plan, create its process groups.
 
@@ -150,7 +161,7 @@ def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, r
 
     environment, changes, before = world.from_first(open_folder_)
     checkpoints = Checkpoints(path / CHECKPOINTS, config.checkpoint.keep_last, config.checkpoint.keep_best)
-    chosen = _machine(config, plan, dataset, world, environment)
+    chosen = prepare_machine(config, plan, dataset, world, environment)
     saved = _latest(checkpoints, world, before) if resume else None
     base = _base(plan, saved, world)
     folder = opened[0] if opened else None
@@ -191,8 +202,14 @@ def _opened(config: Config, plan: Plan, dataset: AnyDataset) -> tuple[RunFolder,
     return folder, changes
 
 
-def _machine(config: Config, plan: Plan, dataset: AnyDataset, world: World, before: dict[str, Any]) -> dict[str, Any]:
-    """The content of environment.json. A resumed run uses the matrix kernels that it began with."""
+def prepare_machine(
+    config: Config, plan: Plan, dataset: AnyDataset, world: World, before: dict[str, Any]
+) -> dict[str, Any]:
+    """Choose the settings of this machine. Returns the content of environment.json. Collective.
+
+    Args:
+        before: the content of environment.json of a run to resume: it uses the matrix kernels that it began with.
+    """
     device, precision, wanted = world.device, plan.work.precision, config.train.matmul
     here = machine.describe(device, world.num_threads, world.place.world_size)
     recorded = world.from_first(lambda: machine.recorded_matmul(before, here) if wanted == "auto" else None)

@@ -17,11 +17,13 @@ from codescent.base.errors import RunFailed, UserError
 from codescent.config.load import to_toml
 from codescent.huggingface.folder import open_folder
 from codescent.models.lora.declare import is_adapter
+from codescent.record.rows import strict
 from codescent.train import machine
 from codescent.train.alike import Diverged
 from codescent.train.board import Board
 from codescent.train.display import Display
 from codescent.train.execute import StepResult
+from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.open import OpenRun
 from codescent.train.validations import Validations
 
@@ -34,16 +36,20 @@ class Report:
 
     Args:
         run: open on this rank.
+        loggers: the functions of log.to, on rank 0.
         notes: sentences that the user has been shown, to record.
     """
 
-    def __init__(self, run: OpenRun, notes: Sequence[str] = ()) -> None:
+    def __init__(self, run: OpenRun, loggers: Sequence[Logger], notes: Sequence[str] = ()) -> None:
         self.notes = notes
         self.run, self.flops = run, run.plan.flops().total_flops
         log, steps = run.config.log, run.config.train.num_steps
         self.row_every = log.metrics_every or steps_between_rows(steps)
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
         self.board = Board(run.path, run.first_step, wanted=log.tensorboard and run.world.is_first)
+        self.loggers = Loggers(loggers, self._logger_failed)
+        if run.folder is not None:
+            run.folder.listeners.append(self.loggers.send)
 
     def __enter__(self) -> Report:
         self.display.__enter__()
@@ -53,12 +59,15 @@ class Report:
         if error is not None and not isinstance(error, RunFailed):  # RunFailed has its own event already
             with suppress(UserError):  # the disk may be full, or the folder removed
                 self._event("error", problems=getattr(error, "problems", (repr(error),)))
+        with suppress(UserError):
+            self.loggers.send(END, {"problem": None if error is None else str(error) or repr(error)})
         self.board.close()
         self.display.__exit__(kind, error, trace)
 
     def begin(self) -> None:
         """Write environment.json and the task's files, print warnings, delete unfinished checkpoints."""
         run = self.run
+        self._begin_boards()
         if run.folder is not None:
             run.folder.write_environment(run.machine)
             run.folder.write_task_files(tasks.task_named(run.plan.task.name).carry(run.dataset))
@@ -75,6 +84,35 @@ class Report:
                 self.display.say(f"removed {left}, an unfinished checkpoint")
                 self._event("incomplete_checkpoint", path=str(left))
             run.checkpoints.clean()
+
+    def _begin_boards(self) -> None:
+        """Say that TensorBoard is missing; send the description of the run to the functions of log.to."""
+        run = self.run
+        if self.board.missing:
+            what = "to write them: pip install tensorboard; without this line: log.tensorboard = false"
+            self.display.say(f"no TensorBoard files, because tensorboard is not installed; {what}")
+        for logger in self.loggers.loggers:
+            self.display.say(f"metrics and events also go to {logger.name} ({logger.file})")
+        self.loggers.send(
+            START,
+            {
+                "name": run.config.run.name,
+                "folder": str(run.path.absolute()),
+                "first_step": run.first_step,
+                "num_steps": run.config.train.num_steps,
+                "num_parameters": run.plan.num_parameters,
+                "config": run.config.model_dump(mode="json"),
+                "environment": strict(run.machine),
+            },
+        )
+
+    def _logger_failed(self, failure: Failure) -> None:
+        """Report an exception of a function of log.to."""
+        then = "it is not called any more" if failure.given_up else "it is called again, and this is not repeated"
+        self.display.say(
+            f"warning: log.to = {failure.logger} failed at {failure.call}: {failure.problem}; the run goes on, {then}"
+        )
+        self._event("logger_failed", **asdict(failure))
 
     def start(self) -> None:
         """Print and record the first step; on resume, remove from the run folder what later steps wrote."""

@@ -21,11 +21,12 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class StopRequest:
     """Records the first of these signals as a request to stop. A second Ctrl-C raises KeyboardInterrupt.
 
+    `saves` says whether a checkpoint is saved at the stop, for the message.
     Schedulers repeat SIGTERM, so only SIGINT interrupts, and only a single rank (`alone`): the launcher stops several.
     """
 
-    def __init__(self, *, alone: bool) -> None:
-        self.alone = alone
+    def __init__(self, *, alone: bool, saves: bool = True) -> None:
+        self.alone, self.does = alone, "saves and stops" if saves else "stops"
         self.signal: int | None = None
         self._first = 0.0
         self._before: dict[int, Any] = {}
@@ -46,7 +47,7 @@ class StopRequest:
             self.signal, self._first = number, time.monotonic()
             if self.alone:  # for several ranks the launcher prints it; os.write, as `print` is not reentrant
                 with suppress(OSError):
-                    os.write(2, f"codescent: {signal.Signals(number).name}: saves and stops after this step\n".encode())
+                    os.write(2, f"codescent: {signal.Signals(number).name}: {self.does} after this step\n".encode())
         elif self.alone and number == signal.SIGINT and time.monotonic() - self._first > AGAIN_S:
             raise KeyboardInterrupt
 

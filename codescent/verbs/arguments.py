@@ -70,6 +70,8 @@ def _train(verb: argparse.ArgumentParser) -> None:
     ranks_help = "number of ranks to start on this machine (parallel.ranks)"
     verb.add_argument("--ranks", type=_positive, metavar="N", help=ranks_help)
     verb.add_argument("--resume", action="store_true", help="continue the run from its last checkpoint")
+    find_help = "try rising learning rates for 100 steps and suggest one; no run is written"
+    verb.add_argument("--find-learning-rate", action="store_true", help=find_help)
 
 
 def _plan(verb: argparse.ArgumentParser) -> None:
@@ -137,6 +139,13 @@ def _evaluate(verb: argparse.ArgumentParser) -> None:
     add("--device", choices=DEVICES, default="auto", help="auto: CUDA if the machine has it (default auto)")
 
 
+def _plot(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    add("runs", type=_path, nargs="+", metavar="RUN", help="run folder, of a run that has ended or still trains")
+    add("--out", type=_path, required=True, metavar="FILE", help="picture to write: .png or .svg")
+    add("--x", choices=("steps", "tokens", "time"), help="the only horizontal axis (default: the loss over each)")
+
+
 def _export(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("run", type=_path, metavar="RUN", help="run folder")
@@ -169,6 +178,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("data", "prepare a corpus as token shards, or generate synthetic tensors", _data),
     ("sample", "generate text with a trained model", _sample),
     ("evaluate", "score a trained model, or a file of answers to questions", _evaluate),
+    ("plot", "draw loss, learning rate, gradient norm and speed of runs", _plot),
     ("export", "write a trained model as a Hugging Face folder", _export),
     ("import", "create a run from a Hugging Face folder", _import),
 )

@@ -24,6 +24,7 @@ VERBS: Mapping[str, str] = {
     "data": "data.main",
     "sample": "sample.main",
     "evaluate": "evaluate.main",
+    "plot": "plot.main",
     "export": "exchange.export_main",
     "import": "exchange.import_main",
 }

@@ -188,6 +188,7 @@ class Prover:
             *(["checkpoint.keep_best=false"] if given.train.eval_every else []),
             "log.sample_tokens=0",
             "log.tensorboard=false",
+            "log.to=auto",
             "parallel.cut=cost",  # one process has no stages; a layout may set another value
             "parallel.reduce_dtype=auto",  # reducing in bf16 would change the gradients
             *(f"parallel.{axis}={'auto' if axis == 'dp_replicate' else 1}" for axis in AXES),

@@ -4,8 +4,6 @@ Does not measure: it draws the simulation of cost/simulate.py. Pictures are PNG 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.cost.simulate import Costs, Seconds, Simulation, Span, simulate
 from codescent.plan import Plan, Schedule, Verb
+from codescent.verbs.picture import PICTURES, no_file, no_matplotlib, picture_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,11 +36,6 @@ COLOURS: dict[Verb, str] = {
 
 USUAL = Costs()
 WAITING = "#EEEEEE"
-PICTURES: dict[str, dict[str, str | None]] = {".png": {}, ".svg": {"Creator": None, "Date": None}}
-"""The suffix of each picture format, with metadata for matplotlib. None leaves out the date and the version."""
-SVG: dict[Any, str] = {"svg.hashsalt": "codescent", "svg.fonttype": "none"}
-"""Settings of matplotlib for SVG: equal pictures are equal files, and text is stored as text."""
-MAX_NAME_BYTES = 200  # file systems allow 255; a temporary file's name is longer
 
 ROW_IN, MARGIN_IN, NARROWEST_IN, WIDEST_IN, UNNUMBERED_IN = 0.4, 0.8, 8.0, 46.0, 24.0
 DIGIT_IN = 0.075  # width of a digit; if the boxes are narrower than two thirds of their numbers, numbers are left out
@@ -51,21 +45,14 @@ TRACE_US = 1000.0  # length of a relative unit in the trace: a millisecond
 def refusals(path: Path) -> Iterator[str]:
     """Yield why a timeline cannot be written to `path`."""
     suffix = path.suffix.lower()
-    if len(path.name.encode()) > MAX_NAME_BYTES:
-        yield f"--timeline: the file's name has {len(path.name.encode())} bytes; give at most {MAX_NAME_BYTES}"
-    elif path.is_dir():
-        yield f"--timeline {path}: is a folder; give the name of a file"
+    if problem := no_file("--timeline", path):
+        yield problem
     elif suffix not in (*PICTURES, ".json"):
         yield f"--timeline {path}: the name must end in .png or .svg (a picture) or .json (a trace for ui.perfetto.dev)"
-    elif not path.parent.is_dir():
-        yield f"--timeline {path}: there is no folder {path.parent}"
-    elif path.exists() and not path.is_file():
-        yield f"--timeline {path}: is a device or a pipe, not a file; give another name"
     elif suffix == ".json" and not _may_replace(path):
         yield f"--timeline {path}: this file is not a timeline, and would be lost; give another name"
-    elif suffix in PICTURES and importlib.util.find_spec("matplotlib") is None:
-        how = "pip install 'codescent[figures]', or write a .json trace"
-        yield f"--timeline {path}: a picture needs matplotlib: {how}"
+    elif suffix in PICTURES and (problem := no_matplotlib(", or write a .json trace")):
+        yield f"--timeline {path}: {problem}"
 
 
 def _may_replace(path: Path) -> bool:
@@ -133,7 +120,6 @@ def picture(simulation: Simulation, title: str, costs: Costs, suffix: str) -> by
 
     `suffix` is one of `PICTURES`.
     """
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     spans = [span for span in simulation.timeline if span.end_s > span.start_s]
@@ -156,10 +142,7 @@ def picture(simulation: Simulation, title: str, costs: Costs, suffix: str) -> by
     figure.text(left, 1 - 0.3 / height, title, fontsize=12, fontweight="bold", va="center")
     figure.text(left, 1 - 0.6 / height, _measured(simulation), fontsize=9, va="center")
     figure.text(left, 0.2 / height, _stated(spans, costs, numbered=numbered), fontsize=8, va="center", color="#444444")
-    content = io.BytesIO()
-    with rc_context(SVG):
-        figure.savefig(content, format=suffix[1:], metadata=PICTURES[suffix])
-    return content.getvalue()
+    return picture_bytes(figure, suffix)
 
 
 def _frame(axes: Axes, simulation: Simulation) -> None:

@@ -20,6 +20,7 @@ from codescent.launch.local import run_ranks
 from codescent.models import GENERATING
 from codescent.preflight import check, notes, run_folder, saved_plan
 from codescent.record import RunFolder
+from codescent.train import loggers
 from codescent.verbs.config import resolved_of
 
 RANK_BYTES = 64 << 20
@@ -34,6 +35,11 @@ def main(arguments: Namespace) -> int:
     if rank is None or not rank.child:
         for sentence in found:
             warn(sentence)
+    if config.log.to is not None:
+        origin = loaded.origins["log.to"].rpartition(":")[0]
+        loggers.add_folders([Path(arguments.config), *([Path(origin)] if origin else [])])
+        if rank is None or not rank.rank:
+            loggers.find(config.log.to)  # other ranks need no logger, and machines without rank 0 may lack the module
     # A single task of a launcher, such as the shell of `srun --pty bash`, may start ranks.
     alone = rank is None or rank.world_size == 1
     if rank is not None and not alone and arguments.ranks not in (None, rank.world_size):
@@ -42,12 +48,16 @@ def main(arguments: Namespace) -> int:
             f"{rank.launcher}, and starts no other ranks: leave out --ranks, or let the launcher start "
             f"{arguments.ranks} ranks"
         )
+    if arguments.find_learning_rate and arguments.resume:
+        raise UserError("--find-learning-rate: begins with the initial weights of a new run; leave out --resume")
     tunes = config.train.allocator == "auto"
     if alone and config.parallel.ranks > 1:
         return _start_ranks(arguments, config, tuned_environment(os.environ) if tunes else dict(os.environ))
     if arguments.may_restart and tunes and needs_restart(os.environ):
         # glibc reads its tunables when a process starts: replace this process once by itself.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], tuned_environment(os.environ))
+    if arguments.find_learning_rate:
+        return _find_learning_rate(config, rank or Rank())
     return _train(config, rank or Rank(), found, resume=arguments.resume)
 
 
@@ -60,10 +70,13 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> i
             f"parallel.ranks = {ranks}: each rank is a process on this machine, whose memory has room for {most} "
             f"ranks; give at most {most}"
         )
-    check(config, ranks, resume=arguments.resume)
+    finds = arguments.find_learning_rate
+    check(config, ranks, resume=arguments.resume, creates_folder=not finds)
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
-    code = run_ranks([*command, *(["--resume"] if arguments.resume else []), "--ranks", str(ranks)], ranks, env)
-    _record_lost(run_folder(config), None)
+    flags = [*(["--resume"] if arguments.resume else []), *(["--find-learning-rate"] if finds else [])]
+    code = run_ranks([*command, *flags, "--ranks", str(ranks)], ranks, env)
+    if not finds:
+        _record_lost(run_folder(config), None)
     return code
 
 
@@ -84,6 +97,19 @@ def _train(config: Config, rank: Rank, found: Sequence[str], *, resume: bool) ->
     if not rank.rank:
         _record_lost(folder, 0)
     return outcome.exit_code
+
+
+def _find_learning_rate(config: Config, rank: Rank) -> int:
+    """Do a learning-rate range test as one rank. At the end, rank 0 prints what it suggests."""
+    from codescent.train.range_test import range_test
+    from codescent.verbs.learning_rate import report
+
+    found = range_test(config, rank)
+    if not rank.rank and found.exit_code:
+        warn(f"stopped: {len(found.losses)} learning rates are too few to suggest one; nothing is written")
+    elif not rank.rank:
+        report(found, config.optimizer, run_folder(config))
+    return found.exit_code
 
 
 def _record_lost(folder: Path, rank: int | None) -> None:

@@ -1,0 +1,263 @@
+"""In: the metrics of runs. Out: a figure of matplotlib: loss, learning rate, gradient norm and speed of each run.
+Does not read run folders and does not write files (plot.py does)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
+
+from codescent.base.visible import visible
+from codescent.verbs.picture import PALETTE
+from codescent.verbs.plot import X_AXES, Curves
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+    Values = NDArray[np.float64]
+
+SMOOTHED = 50  # a point of a smoothed curve is the mean of about this part of the rows: 1 / 50
+POINTS, BINS = 200, 100  # points of a curve, and of the band of single rows: a million steps make no larger picture
+MOST_PALE = 4  # runs; the single rows of more would hide each other
+LOG_RATIO = 10.0  # values whose largest is so many times the smallest have a logarithmic axis
+COINCIDING = 0.01  # runs whose losses differ by at most this part of their range are drawn on top of each other
+DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1, 1, 1)))
+"""Line styles of the first runs, and of those that get the same colours again."""
+LINE, BROAD = 1.5, 2.8  # width of a line; added for each later run that coincides with it
+GREY = "#555555"
+PANELS_IN, LEFT_IN, LINE_IN = 6.2, 0.75, 0.22  # height of all panels; margin at the left; height of a line of text
+LEGEND_CHARACTERS = 120  # in a line of the legend
+UNITS = (("s", 1.0), ("minutes", 60.0), ("hours", 3600.0), ("days", 86400.0))
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the curves of a run are drawn. `pale`: whether its single rows are shown behind their mean."""
+
+    colour: str
+    dashes: Any
+    width: float
+    pale: bool
+
+
+def draw(runs: Sequence[Curves], x: str | None = None) -> Figure:
+    """Draw the runs into one figure.
+
+    Args:
+        runs: at least one, each with at least one row.
+        x: the horizontal axis, one of X_AXES; None: the loss over each of them, the other metrics over steps.
+    """
+    pairs = coinciding(runs)
+    names, caption = [_literal(run.name + run.state) for run in runs], _caption(runs, pairs)
+    columns = max(1, min(len(names), LEGEND_CHARACTERS // (8 + max(map(len, names)))))
+    top, bottom = 0.35 + LINE_IN * math.ceil(len(names) / columns), 0.6 + LINE_IN * len(caption)
+    width, height = 13.0 if x is None else 10.0, PANELS_IN + top + bottom
+    figure = Figure(figsize=(width, height), dpi=110)
+    axes = figure.subplot_mosaic(
+        [[*X_AXES], ["rate", "norm", "speed"]] if x is None else [[x] * 3, [0, 1, 2]],
+        height_ratios=[1, 1] if x is None else [3, 2],
+        gridspec_kw={
+            "left": LEFT_IN / width, "right": 1 - 0.25 / width, "bottom": bottom / height, "top": 1 - top / height,
+            "wspace": 0.22, "hspace": 0.38,
+        },
+    )  # fmt: skip
+    panels = list(axes.values())
+    looks = _looks(runs, pairs)
+    apart = [replace(look, width=LINE) for look in looks]  # times differ, also of runs with the same losses
+    for panel, over in zip(panels, X_AXES if x is None else [x]):
+        _loss(panel, runs, apart if over == "time" else looks, over)
+    over, same = x or "steps", apart if x == "time" else looks
+    _metric(panels[-3], runs, same, over, "learning_rate", "learning rate")
+    _metric(panels[-2], runs, same, over, "grad_norm", "gradient norm, before clipping")
+    _metric(panels[-1], runs, apart, over, "tokens_per_s", "tokens/s")
+    lines = [Line2D([], [], color=look.colour, ls=look.dashes, lw=look.width) for look in looks]
+    figure.legend(
+        lines, names, loc="upper left", bbox_to_anchor=(LEFT_IN / width, 1), ncols=columns, frameon=False,
+        fontsize=10, borderaxespad=0.3, borderpad=0.0,
+    )  # fmt: skip
+    figure.text(LEFT_IN / width, 0.1 / height, "\n".join(caption), fontsize=8, color=GREY, va="bottom")
+    return figure
+
+
+def _looks(runs: Sequence[Curves], pairs: Sequence[tuple[int, int, float, int]]) -> list[Look]:
+    """The look of each run. Of `coinciding` runs the earlier is broad, and the later has no single rows behind it."""
+    hidden = {later for _, later, _, rows in pairs if rows == len(runs[later].columns["step"])}
+    return [
+        Look(
+            PALETTE[i % len(PALETTE)],
+            DASHES[i // len(PALETTE) % len(DASHES)],
+            LINE + BROAD * sum(i == earlier for earlier, *_ in pairs),
+            len(runs) <= MOST_PALE and i not in hidden,
+        )
+        for i in range(len(runs))
+    ]
+
+
+def coinciding(runs: Sequence[Curves]) -> list[tuple[int, int, float, int]]:
+    """Pairs of runs with almost the same training losses: (index, later index, largest difference, common steps)."""
+    found = []
+    losses = [dict(zip(run.columns["step"], run.columns["train_loss"])) for run in runs]
+    for (i, one), (j, two) in combinations(enumerate(losses), 2):
+        steps = one.keys() & two.keys()
+        values = np.array([(one[step], two[step]) for step in steps])
+        values = values[np.isfinite(values).all(axis=1)] if len(values) else values
+        if len(values) < 2:
+            continue
+        most = float(np.abs(values[:, 0] - values[:, 1]).max())
+        if most <= COINCIDING * float(np.ptp(values)):
+            found.append((i, j, most, len(values)))
+    return found
+
+
+def smooth(values: Values) -> tuple[Values, int]:
+    """The centred moving average of values, without those that are NaN, and the number of rows in a mean.
+
+    The window is narrower near the first row, where the loss falls steeply, and one-sided at the last row.
+    """
+    half = len(values) // (2 * SMOOTHED)
+    index = np.arange(len(values))
+    begin, end = np.maximum(index - half, 0), np.minimum(index + np.minimum(half, index) + 1, len(values))
+    finite = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    number = counts[end] - counts[begin]
+    means = np.where(number > 0, (sums[end] - sums[begin]) / np.maximum(number, 1), np.nan)
+    return means, 2 * half + 1
+
+
+def _loss(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: str) -> None:
+    """Draw training and validation loss, and mark the steps that were skipped or after which a run was resumed."""
+    scale = _axis(axes, runs, over, "loss")
+    shown: list[Values] = []
+    for run, look in zip(runs, looks):
+        x, train, validation = _x(run, over) / scale, _column(run, "train_loss"), _column(run, "val_loss")
+        smoothed = _curve(axes, x, train, look)
+        scored = np.isfinite(validation)
+        axes.plot(
+            x[scored], validation[scored], marker="o" if scored.sum() <= 60 else "", color=look.colour,
+            ls=(0, (2, 1.5)), lw=1.0, ms=5, mec="white", mew=0.8, zorder=4,
+        )  # fmt: skip
+        steps = _column(run, "step")
+        for marker, at in (("x", run.skipped), ("^", run.resumed)):
+            where = np.interp(at, steps, x)
+            axes.plot(
+                where, np.full(len(at), 0.02), marker, color=look.colour, ms=5, zorder=5, clip_on=False,
+                transform=axes.get_xaxis_transform(),
+            )  # fmt: skip
+        shown += [smoothed, validation]
+    _limits(axes, shown)
+
+
+def _metric(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: str, column: str, title: str) -> None:
+    scale = _axis(axes, runs, over, title)
+    speed, shown = column == "tokens_per_s", []
+    for run, look in zip(runs, looks):
+        x, values = _x(run, over) / scale, _column(run, column)
+        if column == "learning_rate":
+            at = _spread(len(x))
+            axes.plot(x[at], values[at], color=look.colour, ls=look.dashes, lw=look.width, marker=_dot(values))
+            peak = values[np.isfinite(values)].max(keepdims=True, initial=0.0)
+            shown.append(np.concatenate([peak / 3, peak]))  # runs with other rates have a logarithmic axis, a decay not
+        else:
+            shown.append(_curve(axes, x, values, look))
+    _limits(axes, shown, from_zero=True, may_be_log=not speed)
+    if speed:
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _curve(axes: Axes, x: Values, values: Values, look: Look) -> Values:
+    """Draw the smoothed values as a line, and each value faintly behind it. Returns the smoothed values."""
+    smoothed, rows = smooth(values)
+    if look.pale and rows > 1 and len(values) > 2 * BINS:
+        bins = np.array_split(np.arange(len(values)), BINS)
+        some = [b for b in bins if np.isfinite(values[b]).any()]
+        low, high = ([function(values[b]) for b in some] for function in (np.nanmin, np.nanmax))
+        axes.fill_between([x[b].mean() for b in some], low, high, color=look.colour, alpha=0.16, lw=0)
+    elif look.pale and rows > 1:
+        axes.plot(x, values, color=look.colour, alpha=0.25, lw=0.8)
+    at = _spread(len(x))
+    axes.plot(x[at], smoothed[at], color=look.colour, ls=look.dashes, lw=look.width, marker=_dot(values), ms=4)
+    return smoothed
+
+
+def _axis(axes: Axes, runs: Sequence[Curves], over: str, title: str) -> float:
+    """Label the axes. Returns the unit of the horizontal axis: a number of seconds if it is time, else 1."""
+    longest = max(np.nanmax(np.append(_x(run, over), 0.0)) for run in runs) or 1.0
+    unit, scale = next((one for one in reversed(UNITS) if longest >= 2 * one[1]), UNITS[0])
+    axes.set_xlim(0, 1.01 * longest / (scale if over == "time" else 1.0))
+    axes.set_title(title, fontsize=10, fontweight="bold", loc="left")
+    axes.tick_params(which="both", labelsize=8)
+    axes.grid(color="#DDDDDD", lw=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if over == "time":
+        axes.set_xlabel(f"training time ({unit})", fontsize=9)
+        return scale
+    axes.set_xlabel({"steps": "step", "tokens": "tokens"}[over], fontsize=9)
+    if longest >= 10_000:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    return 1.0
+
+
+def _limits(axes: Axes, shown: Sequence[Values], *, from_zero: bool = False, may_be_log: bool = True) -> None:
+    """Show the smoothed values whole: a single row far away is cut off. The axis is logarithmic if they differ much."""
+    values = np.concatenate(shown)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", fontsize=9, color=GREY)
+        return
+    low, high = float(values.min()), float(values.max())
+    if may_be_log and low > 0 and high > LOG_RATIO * low:
+        axes.set_yscale("log")
+        axes.set_ylim(low / 1.1, high * 1.1)
+    else:
+        low = 0.0 if from_zero and low >= 0 else low
+        margin = 0.05 * (high - low or abs(high) or 1.0)
+        axes.set_ylim(low - (0 if from_zero else margin), high + margin)
+
+
+def _caption(runs: Sequence[Curves], pairs: Sequence[tuple[int, int, float, int]]) -> list[str]:
+    rows = [smooth(_column(run, "step"))[1] for run in runs]
+    mean = f"{min(rows)}" if min(rows) == max(rows) else f"{min(rows)} to {max(rows)}"
+    parts = [f"lines: mean of {mean} rows of metrics" if max(rows) > 1 else "lines: each row"]
+    parts += ["pale: single rows"] if max(rows) > 1 and len(runs) <= MOST_PALE else []
+    parts += ["dots: validation loss"] if any(np.isfinite(_column(run, "val_loss")).any() for run in runs) else []
+    parts += ["x: loss not finite, step skipped"] if any(run.skipped for run in runs) else []
+    parts += ["triangles: resumed from a checkpoint"] if any(run.resumed for run in runs) else []
+    alike = [
+        f"{_literal(runs[j].name)} has the losses of {_literal(runs[i].name)} (broad line): "
+        f"in {steps:,} rows at most {most:.1e} apart"
+        for i, j, most, steps in pairs[:3]
+    ]
+    return ["; ".join(parts), *alike]
+
+
+def _x(run: Curves, over: str) -> Values:
+    return _column(run, X_AXES[over])
+
+
+def _column(run: Curves, column: str) -> Values:
+    return np.frombuffer(run.columns[column])
+
+
+def _spread(number: int) -> Values | slice:
+    """Indices of at most `POINTS` rows, the first and the last among them."""
+    return slice(None) if number <= POINTS else np.linspace(0, number - 1, POINTS).round().astype(int)
+
+
+def _dot(values: Values) -> str:
+    """The marker of a curve of few rows, which a line alone would not show."""
+    return "o" if np.isfinite(values).sum() < 3 else ""
+
+
+def _literal(name: str) -> str:
+    """A name in a figure: $ begins no formula, and control characters are shown as text."""
+    return visible(name).replace("$", r"\$")
