@@ -17,7 +17,7 @@ from forker import Forker
 from questions import files as questions
 from questions import vocabulary
 from runs import called, codescent, environment, make_project
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -316,6 +316,18 @@ def test_a_resumed_run_does_not_need_the_folder(project: Path, tmp_path: Path, f
     forker.train(project, "goes-on", 1, *words, "train.num_steps=2", "optimizer.decay_steps=4")
     folder.rename(tmp_path / "away")
     forker.train(project, "goes-on", 1, *words, "train.num_steps=3", "optimizer.decay_steps=4", resume=True)
+
+
+def test_weights_that_are_not_finite_are_refused_on_every_rank(project: Path, tmp_path: Path, forker: Forker) -> None:
+    folder = a_folder(tmp_path / "hf", gpt2())
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    (name,) = (name for name in tensors if name.endswith("h.1.mlp.c_fc.weight"))
+    tensors[name][:, -1] = float("nan")  # of the second rank's columns
+    save_file(tensors, file, {"format": "pt"})
+    done = forker.run(project, 2, ["run.name=nan", f"model.weights={folder}", "parallel.tp=2"])
+    assert done.codes == [2, 2]
+    assert f"{folder}: holds numbers that are not finite (NaN or infinity), in blocks.1.mlp.up.weight" in done.said
 
 
 def test_nothing_half_made_is_left(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from codescent import models
+from codescent.base.agreement import together
+from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Loader, Sampler
 from codescent.data.samples import AnyDataset
@@ -50,7 +52,8 @@ def assemble(
     """Build the chunks of the model on this rank, divide and initialise them; build optimizer, loader and executor.
 
     Raises:
-        UserError: the corpus is too short for a batch, or a setting needs hardware that this machine lacks.
+        UserError: initial weights that are not finite, a corpus too short for a batch, or a setting that needs hardware
+            which this machine lacks.
     """
     this_rank = ThisRank(plan, world.place.rank, world.groups)
     parts = []
@@ -107,7 +110,10 @@ def _initialise(parts: list[nn.Module], this_rank: ThisRank, *, replaced: bool) 
     masters = {name: weight.master for name, weight in weights.items()}
     read = parameters | masters
     held = [(t.parameter, read[t.parameter.name], _slices(t, this_rank)) for t in this_rank.tensors]
-    write_initial_values_(this_rank.plan.seed, this_rank.plan.model.weights, held, replaced=replaced)
+    folder = this_rank.plan.model.weights
+    wrong = write_initial_values_(this_rank.plan.seed, folder, held, replaced=replaced)
+    if folder is not None:
+        together(UserError, lambda: _refuse(folder, wrong))
     for weight in weights.values():
         if weight.updated_on_host:
             weight.tensor.copy_(weight.master)
@@ -123,6 +129,11 @@ def _initialise(parts: list[nn.Module], this_rank: ThisRank, *, replaced: bool) 
                 else:
                     weights[name] = replace(weights[name], tensor=tensor)
     return list(weights.values())
+
+
+def _refuse(folder: str, wrong: list[str]) -> None:
+    if wrong:
+        raise UserError(f"{folder}: holds numbers that are not finite (NaN or infinity), in {', '.join(wrong)}")
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -41,23 +41,38 @@ class InitialValues:
             return initial_values(self.seed, parameter, slices)
         return box(self.folder, parameter.name, slices)
 
-    def write_(self, boxes: Sequence[BoxToFill]) -> None:
-        """Write the values into the memory of `boxes`."""
+    def write_(self, boxes: Sequence[BoxToFill]) -> list[str]:
+        """Write the values into the memory of `boxes`. Returns the parameters whose values in the folder are wrong.
+
+        A wrong value is NaN or infinite.
+        """
         absent = [one for one in boxes if self.folder is None or not self.folder.has(one[0])]
         fill_(self.seed, absent)
         read = [one for one in boxes if self.folder is not None and self.folder.has(one[0])]
         with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(self._read, read))
+            finite = list(pool.map(self._read, read))
+        return [parameter.name for (parameter, _, _), good in zip(read, finite, strict=True) if not good]
 
-    def _read(self, one: BoxToFill) -> None:
+    def _read(self, one: BoxToFill) -> bool:
+        """Whether all values are finite."""
         parameter, tensor, slices = one
-        if tensor.numel():
-            with torch.no_grad():
-                tensor.copy_(self.box(parameter, slices))
+        if not tensor.numel():
+            return True
+        with torch.no_grad():
+            values = self.box(parameter, slices)
+            tensor.copy_(values)
+        return is_finite(values)
 
 
-def write_initial_values_(seed: int, weights: Path | str | None, boxes: Sequence[BoxToFill], *, replaced: bool) -> None:
-    """Write the values with which a run begins into the memory of `boxes`.
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether no value is NaN or infinite."""
+    return bool(values.isfinite().all())
+
+
+def write_initial_values_(
+    seed: int, weights: Path | str | None, boxes: Sequence[BoxToFill], *, replaced: bool
+) -> list[str]:
+    """Write the values with which a run begins into the memory of `boxes`. Returns what `InitialValues.write_` does.
 
     Args:
         seed: see InitialValues.
@@ -69,5 +84,4 @@ def write_initial_values_(seed: int, weights: Path | str | None, boxes: Sequence
         UserError: the folder cannot be used.
     """
     wanted = [one for one in boxes if not (replaced and one[0].trained)]
-    if wanted:
-        InitialValues(seed, weights).write_(wanted)
+    return InitialValues(seed, weights).write_(wanted) if wanted else []
