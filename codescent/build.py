@@ -31,13 +31,15 @@ from codescent.plan import (
 from codescent.plan.schedule import accumulate
 from codescent.strategies import ORDER, Candidate, serving, traffic_of
 from codescent.strategies.common_sums import common_sums
+from codescent.strategies.muon import decided
 from codescent.strategies.refusals import length_factor, near_degrees
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config, Parallel
 
-OPTIMIZER_TENSORS: dict[str, int] = {"adamw": 2, "adam": 2, "sgd": 1, "adagrad": 1, "adadelta": 2, "rmsprop": 2}
-"""Number of state tensors per parameter in torch's optimizers (sgd and rmsprop: one fewer without momentum)."""
+ONE_STATE_TENSOR = ("sgd", "adagrad")
+"""Kinds of torch's optimizers with one state tensor per parameter. The others have two; sgd and rmsprop have one fewer
+without momentum. Of muon this is the AdamW part: the strategy Muon sets the others."""
 
 MAX_MICROBATCHES = 100_000
 """Largest number of micro-batches of a step, times virtual stages: a plan has an instruction for each."""
@@ -113,7 +115,8 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         streams=resolved.shape.streams,
         prefetch=config.data.prefetch,
     )
-    candidate = Candidate(mesh, model, task, work, layout, world_size, config.train.microbatch_size)
+    update = _update(config, mesh)
+    candidate = Candidate(mesh, model, task, work, layout, world_size, config.train.microbatch_size, update)
     problems += [*_too_long(resolved.shape, candidate), *_unsupported(config, resolved, candidate)]
     problems += [problem for strategy in ORDER for problem in strategy.refuse(candidate)]
     if problems:
@@ -133,7 +136,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         tensors=tensors,
         schedule=schedule,
         seed=config.run.seed,
-        update=_update(config, mesh),
+        update=update,
         objective=Objective(config.train.label_smoothing, config.train.z_loss),
     )
     traffic = tuple(record for strategy in serving(plan) for record in traffic_of(strategy, plan))
@@ -169,7 +172,7 @@ def _update(config: Config, mesh: Mesh) -> dict[str, Scalar]:
     optimizer, train = config.optimizer, config.train
     num_steps = train.num_steps if train.num_epochs is None else None  # None: unknown before the data is prepared
     return {
-        **optimizer.model_dump(exclude={"fused"}),
+        **decided(optimizer.model_dump(exclude={"fused"}), train.precision),
         "decay_steps": None if optimizer.schedule == "constant" else optimizer.decay_steps or num_steps,
         "num_workers": 1 if optimizer.scale_learning_rate == "none" else mesh.dp,
     }
@@ -376,7 +379,7 @@ def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> Tens
         gradient_dtype=WIDE[precision] if num_microbatches > 1 else precision,
         optimizer_dtype=WIDE[precision],
         master_dtype=WIDE[precision] if WIDE[precision] != precision and parameter.trained else "",
-        optimizer_tensors=OPTIMIZER_TENSORS[optimizer.kind] - (not momentum),
+        optimizer_tensors=(1 if optimizer.kind in ONE_STATE_TENSOR else 2) - (not momentum),
         weights=Placement(),
         gradients=Placement(),
         optimizer=Placement(),

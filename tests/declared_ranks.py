@@ -32,6 +32,7 @@ KINDS: dict[str, str] = {
     "_allgather_base_": Collective.ALL_GATHER,
     "_reduce_scatter_base_": Collective.REDUCE_SCATTER,
     "send": Collective.SEND,
+    "alltoall_base_": Collective.ALL_TO_ALL,
 }
 Answer = dict[str, Any]
 
@@ -49,17 +50,20 @@ class Watch(TorchDispatchMode):
         self.issued: list[list[Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("c10d::")
+        done = args
+        if self.fake and name == "alltoall_base_":  # the fake group refuses that a rank receives and sends nothing
+            done = (torch.empty(0), torch.empty(0), args[2], [], [], *args[5:])
+        result = func(*done, **(kwargs or {}))
         if func.namespace == "c10d":
-            name = func._schema.name.removeprefix("c10d::")
             # (tensors, ...) or (output, input, ...); of an all-gather its size is that of the output.
             first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
             if self.verb is not None and name != "recv_":
-                payload = args[1] if name == "_reduce_scatter_base_" else first
+                payload = args[1] if name in ("_reduce_scatter_base_", "alltoall_base_") else first
                 size = payload.numel() * payload.element_size()
                 kind, dtype = KINDS.get(name, name), str(payload.dtype).removeprefix("torch.")
                 self.issued.append([kind, _ranks(args), size, dtype, str(self.verb)])
-            if self.fake and name in ("recv_", "_allgather_base_", "_reduce_scatter_base_"):
+            if self.fake and name in ("recv_", "_allgather_base_", "_reduce_scatter_base_", "alltoall_base_"):
                 first.zero_()
         return result
 
@@ -178,7 +182,8 @@ class Held:
     def answer(self) -> dict[str, int]:
         """After the step. `masters` are the tensors that are updated, even where they are what forward reads."""
         optimizer = self.trainer.optimizer
-        moments = [tensor for state in optimizer.torch.state.values() for tensor in state.values() if tensor.ndim]
+        state = (tensor for _, name, tensor in optimizer.named_state() if name.startswith("optimizer."))
+        moments = [tensor for tensor in state if tensor.ndim]
         return {
             "read": sum(self.read.values()),
             "parameters": nbytes(parameter for part in self.trainer.parts for parameter in part.parameters()),

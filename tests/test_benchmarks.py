@@ -25,7 +25,7 @@ import measure  # noqa: E402
 import systems  # noqa: E402
 import work  # noqa: E402
 
-SCRIPTS = ("peers", "small_job", "ranks", "bf16_parity", "startup", "pipeline", "data_formats", "lora", "alike")
+SCRIPTS = ("peers", "small_job", "ranks", "bf16_parity", "startup", "pipeline", "data_formats", "lora", "alike", "muon")
 
 PEER = """
 import sys
@@ -99,6 +99,7 @@ def test_help_says_what_it_measures(name: str) -> None:
         (["pipeline", "--real", "--device-ms", "5"], "not allowed with"),
         (["alike", "--ranks", "1"], "--ranks 1: one rank has no copies to compare; give at least 2"),
         (["alike", "--rounds", "x"], "argument --rounds: 'x' is not a whole number of at least 1"),
+        (["muon", "--ranks", "1"], "--ranks 1: one rank is always measured; give at least 2"),
         (["startup", "--rounds", "0"], "argument --rounds: '0' is not a whole number of at least 1"),
         (["startup", "--json", "absent/a.json"], "argument --json: absent/a.json: there is no folder absent"),
         (["startup", "--json", "/"], "argument --json: / is a folder; give the name of a file"),

@@ -193,6 +193,7 @@ def test_to_toml_leaves_out_what_is_not_set_and_nothing_else() -> None:
         "train.device",
         "train.matmul",
         "train.allocator",
+        "optimizer.muon_precision",
         "parallel.reduce_dtype",
     }
 

@@ -30,6 +30,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "two": (2, ()),
     "pp": (2, ("parallel.pp=2", "train.global_batch_size=32", "train.microbatch_size=16")),
     "dp_shard": (2, ("parallel.dp_shard=2", "train.global_batch_size=16")),
+    "muon": (2, ("optimizer.kind=muon", "parallel.dp_shard=2", "train.global_batch_size=16")),
 }
 
 
@@ -48,7 +49,7 @@ def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize(
-    "layout", ["one", "two", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("pp", "dp_shard"))]
+    "layout", ["one", "two", *(pytest.param(layout, marks=pytest.mark.slow) for layout in ("pp", "dp_shard", "muon"))]
 )
 def test_kill_and_resume_is_bitwise(project: Path, forker: Forker, layout: str) -> None:
     ranks, keys = LAYOUTS[layout]

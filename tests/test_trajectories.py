@@ -17,6 +17,7 @@ from trajectories import (
     LAYOUTS,
     SAMPLES,
     STEPS,
+    TASKS,
     computed,
     is_large,
     is_never,
@@ -97,6 +98,25 @@ def test_rare_layouts_and_models_walk_it(
 ) -> None:
     row = dict(zip(FACTORS, (task, layout, "fp64", recompute, dropout, "2"), strict=True))
     walk(runs, row, ranks, *model)
+
+
+MUON_QUICK = [("llama", "dp_shard=2 tp=2", "fp64"), ("gpt2", "dp_replicate=2", "bf16")]
+MUON_SLOW = [
+    *(("gpt2", layout, "fp32") for layout in LAYOUTS if "encoder-decoder" not in layout),
+    *(("llama", layout, "fp64") for layout in ("", "tp=4", "dp_shard=3", "pp=2 dp_shard=2", "cp=2 tp=2")),
+    *((task, "dp_replicate=2 dp_shard=2", "fp64") for task in TASKS if task not in ("gpt2", "llama")),
+    *(("encoder-decoder", layout, "bf16") for layout in ("dp_shard=2 tp=2", "pp=4 cut=encoder-decoder")),
+    ("encoder-decoder", "dp_replicate=2 pp=2 tp=2", "fp64"),
+    ("masked", "pp=2 tp=2", "fp64"),
+    ("tensors", "tp=2 sequence_parallel=false", "fp64"),
+]
+MUON = [*MUON_QUICK, *(pytest.param(*one, marks=pytest.mark.slow) for one in MUON_SLOW)]
+
+
+@pytest.mark.parametrize(("task", "layout", "precision"), MUON)
+def test_muon_walks_it(runs: Runs, task: str, layout: str, precision: str) -> None:
+    row = dict(zip(FACTORS, (task, layout, precision, "none", "0", "2"), strict=True))
+    walk(runs, row, LAYOUTS[layout], "optimizer.kind=muon", "optimizer.weight_decay=0.2")
 
 
 @pytest.mark.parametrize("slow", [False, True])

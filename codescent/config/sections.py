@@ -27,6 +27,7 @@ from codescent.config.keys import (
     one_of,
     other_than,
 )
+from codescent.config.optimizer import Optimizer as Optimizer
 
 
 class Run(Section):
@@ -226,45 +227,6 @@ class Train(Section):
     )
     num_threads: int | None = auto("threads per rank; auto: cores / ranks on this machine", ge=1, le=1024)
     deterministic: bool = key(False, "stop with an error at operations whose result varies between identical runs")
-
-
-class Optimizer(Section):
-    """The update rule and its learning rate."""
-
-    kind: Literal["adamw", "adam", "sgd", "adagrad", "adadelta", "rmsprop"] = key("adamw", "update rule")
-    learning_rate: float = key(6e-4, "highest learning rate, reached after the warm-up", gt=0)
-    min_learning_rate: float = key(
-        0.0, "learning rate at the end of the decay", ge=0, only=other_than("optimizer.schedule", "constant")
-    )
-    weight_decay: float = key(0.1, "weight decay of matrices and embeddings; biases and norms have none", ge=0)
-    beta1: float = key(
-        0.9, "decay of the mean of gradients", ge=0, lt=1, only=one_of("optimizer.kind", "adamw", "adam")
-    )
-    beta2: float = key(
-        0.95,
-        "decay of the mean of squared gradients",
-        ge=0,
-        lt=1,
-        only=one_of("optimizer.kind", "adamw", "adam", "rmsprop", "adadelta"),
-    )
-    eps: float = key(1e-8, "added to denominators", gt=0, only=other_than("optimizer.kind", "sgd"))
-    momentum: float = key(0.9, "momentum", ge=0, lt=1, only=one_of("optimizer.kind", "sgd", "rmsprop"))
-    fused: bool = key(
-        True,
-        "one kernel for the whole update, if torch has one for this update rule",
-        only=one_of("optimizer.kind", "adamw", "adam", "sgd"),
-    )
-    max_grad_norm: float = key(1.0, "global gradient norm is clipped to this; 0: no clipping", ge=0)
-    schedule: Literal["cosine", "linear", "constant"] = key("cosine", "decay of the learning rate after the warm-up")
-    warmup_steps: int = key(0, "steps over which the learning rate rises from 0", ge=0)
-    decay_steps: int | None = auto(
-        "step at which min_learning_rate is reached, counted from 0; auto: train.num_steps",
-        ge=1,
-        only=other_than("optimizer.schedule", "constant"),
-    )
-    scale_learning_rate: Literal["none", "linear", "sqrt"] = key(
-        "none", "multiply both learning rates by the number of data-parallel ranks, or by its square root"
-    )
 
 
 class Parallel(Section):

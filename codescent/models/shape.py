@@ -188,13 +188,22 @@ def wide_ffn(full: Mapping[str, Any]) -> dict[str, int | None]:
 
 
 def linear(
-    name: str, inputs: int, outputs: int, role: Role, std: float, bias: bool, depth: int, stream: int | None = None
+    name: str,
+    inputs: int,
+    outputs: int,
+    role: Role,
+    std: float,
+    bias: bool,
+    depth: int,
+    stream: int | None = None,
+    alternating: tuple[int, ...] = (),
 ) -> Iterator[Parameter]:
     """The parameters of a linear layer; the matrix is [outputs, inputs], as in torch.nn.Linear."""
-    yield Parameter(f"{name}.weight", (outputs, inputs), role, std, depths=(depth,), stream=stream)
+    where: dict[str, Any] = {"depths": (depth,), "stream": stream}
+    yield Parameter(f"{name}.weight", (outputs, inputs), role, std, alternating=alternating, **where)
     if bias:
         bias_role = Role.BIAS_COLUMN if role is Role.COLUMN else Role.BIAS_ROW
-        yield Parameter(f"{name}.bias", (outputs,), bias_role, depths=(depth,), stream=stream)
+        yield Parameter(f"{name}.bias", (outputs,), bias_role, **where)
 
 
 def norm(name: str, width: int, bias: bool, depth: int) -> Iterator[Parameter]:
@@ -209,7 +218,8 @@ def attention(
 ) -> Iterator[Parameter]:
     """The parameters of self-attention (see `operators.attention`)."""
     width, queries, keys = shape.hidden_dim, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    yield from linear(f"{name}.qkv", width, queries + 2 * keys, Role.COLUMN, std, shape.bias, depth, stream)
+    group = (queries // shape.num_kv_heads, shape.head_dim, shape.head_dim)  # rows of its queries, its key, its value
+    yield from linear(f"{name}.qkv", width, queries + 2 * keys, Role.COLUMN, std, shape.bias, depth, stream, group)
     yield from linear(f"{name}.out", queries, width, Role.ROW, out_std, shape.bias, depth, stream)
 
 

@@ -45,6 +45,8 @@ class Parameter:
         depths: where the forward pass reads it: 0 the embedding, 1 to L the blocks, L + 1 the head.
         stream: which sequence of a sample this parameter reads, as an index into `Work.streams`; None: all sequences.
         trained: False: it has no gradient, no optimizer state and no master copy.
+        alternating: the parameter holds several matrices: so many rows of the first, so many of the second, and so on;
+            then again from the first, to the last row. All dims but the last count rows. Empty: it is one matrix.
     """
 
     name: str
@@ -55,6 +57,14 @@ class Parameter:
     depths: tuple[int, ...] = (0,)
     stream: int | None = None
     trained: bool = True
+    alternating: tuple[int, ...] = ()
+
+    @property
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """(rows, columns) of each matrix that the parameter holds."""
+        rows, columns = math.prod(self.shape[:-1]), self.shape[-1]
+        period = sum(self.alternating)
+        return tuple((rows // period * part, columns) for part in self.alternating) or ((rows, columns),)
 
     @property
     def decay(self) -> bool:
@@ -110,6 +120,7 @@ class TensorPlan:
     Attributes:
         master_dtype: dtype of the master copy; "": no master copy, the weights themselves are updated.
         optimizer_tensors: number of state tensors of the optimizer, each as large as the parameter (Adam: 2).
+        orthogonalized: Muon updates the tensor.
         bucket_dtype: dtype of a copy of the gradient for the collective; "": the gradient itself is sent.
         partial: axes whose ranks replicate the tensor and hold partial sums of its gradient. REDUCE adds them.
         weights_in, gradients_in, optimizer_in: the memory where each is stored while unused. The master copy is
@@ -130,6 +141,7 @@ class TensorPlan:
     weights_in: Memory = Memory.DEVICE
     gradients_in: Memory = Memory.DEVICE
     optimizer_in: Memory = Memory.DEVICE
+    orthogonalized: bool = False
 
     @property
     def updated_on_host(self) -> bool:

@@ -20,6 +20,7 @@ class Collective(StrEnum):
     REDUCE = "reduce"
     SCATTER = "scatter"
     GATHER = "gather"
+    ALL_TO_ALL = "all_to_all"  # parts of different sizes: alltoallv in MPI
     COPY = "copy"  # between a device and its host
 
 
@@ -52,7 +53,7 @@ class Traffic:
     def wire_bytes(self, degree: int) -> float:
         """Bytes that one rank sends each time, in a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69).
 
-        For n ranks and payload S: all-reduce 2(n-1)/n S; reduce-scatter and all-gather (n-1)/n S;
+        For n ranks and payload S: all-reduce 2(n-1)/n S; reduce-scatter, all-gather and all-to-all (n-1)/n S;
         broadcast (from the root) and send S.
         """
         share = (degree - 1) / degree

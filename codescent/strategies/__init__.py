@@ -8,6 +8,7 @@ from dataclasses import replace
 from codescent.plan import Plan, Traffic
 from codescent.strategies.context_parallel import ContextParallel
 from codescent.strategies.ddp import DDP
+from codescent.strategies.muon import Muon
 from codescent.strategies.offload import Offload
 from codescent.strategies.pipeline import Pipeline
 from codescent.strategies.recompute import Recompute
@@ -16,7 +17,17 @@ from codescent.strategies.tensor import TensorParallel
 from codescent.strategies.torch_data_parallel import DataParallel
 from codescent.strategies.zero import Zero
 
-ORDER = (ContextParallel(), TensorParallel(), Recompute(), Zero(), DDP(), Pipeline(), DataParallel(), Offload())
+ORDER = (
+    ContextParallel(),
+    TensorParallel(),
+    Recompute(),
+    Zero(),
+    DDP(),
+    Pipeline(),
+    DataParallel(),
+    Offload(),
+    Muon(),
+)
 """From inner to outer: a strategy receives the module, and its tensors' placements, from the strategy before it."""
 
 

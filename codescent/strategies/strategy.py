@@ -5,10 +5,10 @@ Does not contain a strategy: tensor.py, zero.py and others do. Does not import t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from codescent.plan import Layout, Mesh, ModelFacts, Plan, Schedule, TaskFacts, TensorPlan, Traffic, Work
+from codescent.plan import Layout, Mesh, ModelFacts, Plan, Scalar, Schedule, TaskFacts, TensorPlan, Traffic, Work
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +20,7 @@ class Candidate:
     """The facts from which a plan is built. Strategies refuse a candidate, or search for the nearest possible one.
 
     `world_size`: number of ranks of the run. `microbatch_size`: the user's setting; None: all samples of a rank.
+    `update`: see `Plan.update`.
     """
 
     mesh: Mesh
@@ -29,6 +30,7 @@ class Candidate:
     layout: Layout
     world_size: int
     microbatch_size: int | None
+    update: Mapping[str, Scalar] = field(default_factory=dict)
 
     def on(self, mesh: Mesh) -> Candidate | None:
         """This candidate with another mesh; None if the ranks cannot have equal parts of the batch.

@@ -23,6 +23,7 @@ from codescent.strategies import ORDER, Gradients, ThisRank, serving
 from codescent.strategies.partial_gradients import PartialGradients
 from codescent.train.execute import Executor
 from codescent.train.initial import write_initial_values_
+from codescent.train.muon import matrix_rounds
 from codescent.train.optimize import Optimizer, Weight
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
@@ -44,6 +45,7 @@ class Trainer:
         """Stop reading ahead and drop the references to process groups."""
         self.loader.close()
         self.executor.close()
+        self.optimizer.close()
 
 
 def assemble(
@@ -70,7 +72,12 @@ def assemble(
         _compile(part, config.train.compile)
     dividing = plan.mesh.joint(*DIVIDING)
     divided = plan.mesh.degree(dividing) > 1
-    optimizer = Optimizer(weights, config.optimizer, partial(world.sum_over, axis=dividing) if divided else None)
+    optimizer = Optimizer(
+        weights,
+        config.optimizer,
+        partial(world.sum_over, axis=dividing) if divided else None,
+        matrix_rounds(this_rank, world.device),
+    )
     loader = _loader(config, plan, world, dataset, first_step)
     executor = Executor(plan, world, parts, gradients, optimizer, loader, stop.is_requested)
     return Trainer(executor, parts, optimizer, loader)

@@ -12,6 +12,7 @@ import torch
 
 from codescent.checkpoint.box import Box
 from codescent.train.host_copy import HostCopy
+from codescent.train.muon import MatrixRound, Muon
 
 if TYPE_CHECKING:
     from codescent.config.sections import Optimizer as OptimizerConfig
@@ -84,12 +85,19 @@ class Unit:
     Args:
         indices: of the parameters.
         wide: memory for their gradients in the master copies' dtype, concatenated. None if gradients have that dtype
-            already, or if one large matrix is the unit: memory for its gradient is then freed after the update.
+            already, or if the unit is large: memory for its gradients is then freed after the update.
         shapes: of the parameters.
+        matrices: the round in which Muon updates them; None: the other optimizer updates them.
     """
 
-    def __init__(self, indices: list[int], wide: torch.Tensor | None, shapes: Sequence[torch.Size] = ()) -> None:
-        self.indices, self.wide = indices, wide
+    def __init__(
+        self,
+        indices: Sequence[int],
+        wide: torch.Tensor | None,
+        shapes: Sequence[torch.Size],
+        matrices: MatrixRound | None,
+    ) -> None:
+        self.indices, self.wide, self.matrices = indices, wide, matrices
         pieces = () if wide is None else torch.split(wide, [shape.numel() for shape in shapes])
         self.places = [piece.view(shape) for piece, shape in zip(pieces, shapes)]
 
@@ -102,7 +110,7 @@ class Unit:
 
 
 class Optimizer:
-    """One of torch's optimizers over fp32 (fp64) master weights, with global-norm clipping.
+    """One of torch's optimizers over fp32 (fp64) master weights, with global-norm clipping; or Muon and AdamW.
 
     With bf16 weights, each unit of gradients is cast to fp32 just before its update: fp32 gradients of all parameters
     never exist together. With master weights in host memory, each unit's gradients are copied to the host and its
@@ -113,6 +121,7 @@ class Optimizer:
         config: the section [optimizer].
         sum_parts: adds a CPU tensor, in place, over the ranks that hold other parts of the model; None: this rank
             holds the whole model.
+        matrices: rounds of the weights that Muon updates; empty unless optimizer.kind is "muon".
     """
 
     def __init__(
@@ -120,6 +129,7 @@ class Optimizer:
         weights: Sequence[Weight],
         config: OptimizerConfig,
         sum_parts: Callable[[torch.Tensor], object] | None = None,
+        matrices: Sequence[MatrixRound] = (),
     ) -> None:
         self.weights = list(weights)
         self.config = config
@@ -127,37 +137,52 @@ class Optimizer:
         self.masters = [weight.master for weight in self.weights]
         self.narrow = any(weight.master is not weight.tensor for weight in self.weights)
         self.on_host = any(weight.updated_on_host for weight in self.weights)
-        self.units = self._make_units()
+        self.muon = Muon(self.masters, matrices, config) if matrices else None
+        self.units = self._make_units(matrices)
         self.host_copy = HostCopy(self.weights, [unit.indices for unit in self.units]) if self.on_host else None
-        decayed = [weight.master for weight in self.weights if weight.decay]
-        plain = [weight.master for weight in self.weights if not weight.decay]
+        others = [self.weights[index] for unit in self.units if unit.matrices is None for index in unit.indices]
+        decayed = [weight.master for weight in others if weight.decay]
+        plain = [weight.master for weight in others if not weight.decay]
         groups: list[dict[str, object]] = [
             {"params": params, "weight_decay": decay}
             for params, decay in ((decayed, config.weight_decay), (plain, 0.0))
-            if params or not self.masters  # torch needs at least one group, even if this stage has nothing to train
+            if params or not others  # torch needs at least one group, even if it has nothing to update
         ]
         self.torch = _torch_optimizer(groups, config)
         self._allocate_state()
 
-    def _make_units(self) -> list[Unit]:
+    def _make_units(self, matrices: Sequence[MatrixRound]) -> list[Unit]:
+        """A unit for each round of Muon; the other weights in their order."""
+        of_muon = {index for one in matrices for index in one.indices}
+        others = [index for index in range(len(self.masters)) if index not in of_muon]
         sizes = [master.numel() for master in self.masters]
-        if not self.narrow:
-            return [Unit(list(range(len(sizes))), None)]
-        groups = list(_units(sizes, UNIT_NUMEL))
-        if self.on_host:
-            return [Unit(indices, None) for indices in groups]
-        numels = [sum(sizes[index] for index in indices) for indices in groups]
-        wide = self.masters[0].new_empty(max((numel for numel in numels if numel <= UNIT_NUMEL), default=0))
+        groups: list[tuple[Sequence[int], MatrixRound | None]] = [(one.indices, one) for one in matrices]
+        if self.narrow:
+            groups = [*((unit, None) for unit in _units(others, sizes, UNIT_NUMEL)), *groups]
+        elif others or not matrices:
+            groups = [(others, None), *groups]
+        numels = [sum(sizes[index] for index in indices) for indices, _ in groups]
+        casts = self.narrow and not self.on_host
+        most = max((numel for numel in numels if numel <= UNIT_NUMEL), default=0) if casts else 0
+        wide = self.masters[0].new_empty(most) if casts else None
         shapes = [master.shape for master in self.masters]
         return [
-            Unit(indices, wide[:numel] if numel <= UNIT_NUMEL else None, [shapes[index] for index in indices])
-            for indices, numel in zip(groups, numels, strict=True)
+            Unit(
+                indices,
+                wide[:numel] if wide is not None and numel <= UNIT_NUMEL else None,
+                [shapes[index] for index in indices],
+                one,
+            )
+            for (indices, one), numel in zip(groups, numels, strict=True)
         ]
 
     def _allocate_state(self) -> None:
-        """Make torch create its state by a step with zero gradients and zero learning rate; then set it to zeros."""
+        """Make torch create its state by a step with zero gradients and zero learning rate; then set it to zeros.
+
+        Muon has made its own state.
+        """
         self._set_learning_rate(0.0)
-        for unit in self.units:
+        for unit in (unit for unit in self.units if unit.matrices is None):
             for index in unit.indices:
                 self.masters[index].grad = torch.zeros_like(self.masters[index])
             self.torch.step()
@@ -171,6 +196,8 @@ class Optimizer:
     def _set_learning_rate(self, rate: float) -> None:
         for group in self.torch.param_groups:
             group["lr"] = rate
+        if self.muon is not None:
+            self.muon.param_groups[0]["lr"] = rate * self.config.peak_of_muon / self.config.learning_rate
 
     @torch.no_grad()
     def step(self, gradients: Sequence[torch.Tensor], rate: float, *, updates: bool = True) -> float:
@@ -228,15 +255,19 @@ class Optimizer:
             unit.wide.mul_(most / (norm + 1e-6))  # the same factor as in clip_grads_with_norm_
         elif 0 < most < norm:
             torch.nn.utils.clip_grads_with_norm_(masters, most, torch.tensor(norm, dtype=torch.float64))
-        self.torch.step()
+        if unit.matrices is None or self.muon is None:
+            self.torch.step()
+        else:
+            self.muon.update(unit.matrices)
         for master in masters:
             master.grad = None
 
     def named_state(self) -> Iterator[tuple[Weight, str, torch.Tensor]]:
         """Yield (weight, name, tensor): master weights as "model.NAME", state as "optimizer.STATE.NAME"."""
-        for weight, master in zip(self.weights, self.masters, strict=True):
+        of_muon = {} if self.muon is None else self.muon.state_of_masters()
+        for index, (weight, master) in enumerate(zip(self.weights, self.masters, strict=True)):
             yield weight, f"model.{weight.name}", master.detach()
-            for state, value in self.torch.state[master].items():
+            for state, value in of_muon.get(index, self.torch.state.get(master, {})).items():
                 if isinstance(value, torch.Tensor):
                     yield weight, f"optimizer.{state}.{weight.name}", value
 
@@ -250,6 +281,12 @@ class Optimizer:
         # A finite sum has finite summands only. On a CPU a sum is 18 times faster than a test of each element.
         return all(bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all()) for tensor in local)
 
+    def close(self) -> None:
+        """Drop the references to process groups."""
+        for unit in self.units:
+            if unit.matrices is not None:
+                unit.matrices.exchange.close()
+
     @torch.no_grad()
     def loaded(self) -> None:
         """Copy master weights to weights. Call it after a checkpoint was loaded into `tensors`."""
@@ -258,11 +295,11 @@ class Optimizer:
                 weight.tensor.copy_(master)
 
 
-def _units(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+def _units(indices: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[list[int]]:
     """Split indices into consecutive lists whose sizes sum to at most `most`; a larger size makes a list alone."""
     unit: list[int] = []
-    for index, size in enumerate(sizes):
-        if unit and sum(sizes[other] for other in unit) + size > most:
+    for index in indices:
+        if unit and sum(sizes[other] for other in unit) + sizes[index] > most:
             yield unit
             unit = []
         unit.append(index)
@@ -273,7 +310,7 @@ def _units(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
 def _torch_optimizer(groups: list[dict[str, object]], config: OptimizerConfig) -> torch.optim.Optimizer:
     rate, betas, fused = config.learning_rate, (config.beta1, config.beta2), config.fused
     match config.kind:
-        case "adamw":
+        case "adamw" | "muon":
             return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=config.eps, fused=fused)
         case "adam":
             return torch.optim.Adam(groups, lr=rate, betas=betas, eps=config.eps, fused=fused)

@@ -210,9 +210,11 @@ def _precision(plan: Plan) -> str:
     tensor = plan.trained[0]
     arithmetic = "" if tensor.weight_dtype == plan.work.precision else f"{plan.work.precision} arithmetic, "
     master = f", {tensor.master_dtype} master weights" if tensor.master_dtype else ""
+    numbers = {one.optimizer_tensors: one.orthogonalized for one in plan.trained}
+    tensors = " and ".join(f"{number}{' (Muon)' if muon else ''}" for number, muon in sorted(numbers.items()))
     return (
         f"{arithmetic}{tensor.weight_dtype} weights, {tensor.gradient_dtype} gradients{master}, "
-        f"{tensor.optimizer_tensors} optimizer tensors in {tensor.optimizer_dtype}"
+        f"{tensors} optimizer tensors in {tensor.optimizer_dtype}"
     )
 
 

@@ -108,7 +108,8 @@ def parameters(shape: LlamaShape) -> Iterator[Parameter]:
         yield from norm(f"{block}.norm_1", width, shape.bias, depth)
         yield from attention(f"{block}.attn", shape, WEIGHT_STD, residual_std, depth)
         yield from norm(f"{block}.norm_2", width, shape.bias, depth)
-        yield Parameter(f"{block}.mlp.gate_up.weight", (ffn, 2, width), Role.COLUMN, WEIGHT_STD, depths=(depth,))
+        name, both = f"{block}.mlp.gate_up.weight", (ffn, 2, width)
+        yield Parameter(name, both, Role.COLUMN, WEIGHT_STD, depths=(depth,), alternating=(1, 1))
         yield from linear(f"{block}.mlp.down", ffn, width, Role.ROW, residual_std, shape.bias, depth)
     yield from norm("norm", width, shape.bias, end)
     if not shape.tie_head:

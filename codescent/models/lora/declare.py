@@ -85,7 +85,7 @@ def _adapter(matrix: Parameter, rank: int) -> tuple[Parameter, Parameter]:
     name_a, name_b = names(matrix.name)
     a_std = 1.0 / math.sqrt(3 * inputs)
     return (
-        dataclasses.replace(matrix, name=name_a, shape=(rank, inputs), role=role_a, std=a_std),
+        dataclasses.replace(matrix, name=name_a, shape=(rank, inputs), role=role_a, std=a_std, alternating=()),
         dataclasses.replace(matrix, name=name_b, shape=(*outputs, rank), role=role_b, std=0.0),
     )
 

@@ -148,7 +148,8 @@ def _block(shape: TransformerShape, layer: int) -> Iterator[Parameter]:
 def _cross_attention(name: str, shape: TransformerShape, std: float, out_std: float, depth: int) -> Iterator[Parameter]:
     width, bias = shape.hidden_dim, shape.bias
     yield from linear(f"{name}.q", width, width, Role.COLUMN, std, bias, depth, _TARGET)
-    yield from linear(f"{name}.kv", width, 2 * width, Role.COLUMN, std, bias, depth, _SOURCE)
+    head = (shape.head_dim, shape.head_dim)  # rows of its key and its value
+    yield from linear(f"{name}.kv", width, 2 * width, Role.COLUMN, std, bias, depth, _SOURCE, head)
     yield from linear(f"{name}.out", width, width, Role.ROW, out_std, bias, depth, _TARGET)
 
 
