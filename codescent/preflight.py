@@ -23,9 +23,6 @@ from codescent.huggingface.folder import fitting
 from codescent.plan import Mesh, OlderPlan, Plan, Scalar
 from codescent.record import RunFolder
 
-SUFFIXES = (".json", ".jsonl", ".ndjson", ".txt", ".h5", ".hdf5", ".pt", ".safetensors", ".bin")
-"""Endings of a corpus that is a file, not a name."""
-
 
 def run_folder(config: Config) -> Path:
     """The path of the run folder: run.folder, or runs/NAME."""
@@ -59,15 +56,10 @@ def absent(config: Config) -> list[str]:
 
     A plan does not need the files if the config gives the size of the vocabulary.
     """
-    data = config.data
-    files = {"corpus": data.corpus} if data.corpus.endswith(SUFFIXES) else {}
-    _, named, vocabulary = data.tokenizer.partition(":")
-    if not data.tokenizer.startswith("bpe:") and (named or "." in data.tokenizer or "/" in data.tokenizer):
-        files["tokenizer"] = vocabulary or data.tokenizer
-    if data.chat_template is not None:
-        files["chat_template"] = str(data.chat_template)
-    missing = {} if needs_vocab_size(config) else {key: file for key, file in files.items() if not Path(file).exists()}
-    return [f"data.{key}: {file} is not there yet; the plan does not need it" for key, file in missing.items()]
+    if needs_vocab_size(config):
+        return []
+    missing = tasks.absent(task_request(config))
+    return [f"{key}: {file} is not there yet; the plan does not need it" for key, file in missing.items()]
 
 
 def without_effect(loaded: LoadedConfig) -> list[str]:

@@ -28,6 +28,9 @@ __all__ = ["TASKS", "ScoreRequest", "ShownDataset", "Task", "TaskRequest", "more
 TASKS: tuple[Task, ...] = (LanguageModel(), MaskedTokens(), Tensors(), Answers(), Conversations(), Pairs())
 """Every task. The default of a kind of model is the first task in this tuple that supports the kind."""
 
+FILES = (".json", ".jsonl", ".ndjson", ".txt", ".h5", ".hdf5", ".pt", ".safetensors", ".bin")
+"""Endings of a corpus that is a file, not a name."""
+
 
 def task_named(name: str) -> Task:
     """The task of this name. Raises UserError: there is none; the message has the nearest name."""
@@ -117,6 +120,18 @@ def without_effect(request: TaskRequest) -> Iterator[tuple[str, str]]:
         if key in task.ignores or task.name not in readers[key]:
             only = f"needs data.task = {' or '.join(readers[key])}" if key in readers else "is for tasks with tokens"
             yield key, f"{only}, and the task of this run is {task.name}"
+
+
+def absent(request: TaskRequest) -> dict[str, str]:
+    """The files that [data] names and that are not there, by key. Names of corpora and tokenizers are no files."""
+    data = request.data
+    files = {"data.corpus": data.corpus} if data.corpus.endswith(FILES) else {}
+    kind, _, vocabulary = data.tokenizer.partition(":")
+    if kind != "bpe" and (vocabulary or "." in data.tokenizer or "/" in data.tokenizer):
+        files["data.tokenizer"] = vocabulary or data.tokenizer
+    if data.chat_template is not None:
+        files["data.chat_template"] = str(data.chat_template)
+    return {key: file for key, file in files.items() if not Path(file).exists()}
 
 
 def prepare(request: TaskRequest, *, progress: bool) -> Path:
