@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -83,13 +84,17 @@ def try_bf16(device: torch.device, precision: str) -> dict[str, Any] | None:
     generator = torch.Generator().manual_seed(0)
     x, weight, d_y = (torch.randn(BF16_TRIAL, BF16_TRIAL, generator=generator).bfloat16() for _ in range(3))
     pairs = ((x, weight.t()), (d_y, weight), (d_y.t(), x))
-    seconds = {"bf16": float("inf"), "fp32": float("inf")}
-    for _ in range(3):  # in turns, so that other load on the machine slows both
-        for kind in seconds:
+    best = {"bf16": [float("inf")] * 3, "fp32": [float("inf")] * 3}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so that no thread waits for another that has no core
+    for _ in range(5):  # in turns, so that other load on the machine slows both
+        for kind, shortest in best.items():
             products.widen_bf16(kind == "fp32")
-            spent = _best_seconds(lambda: [products.mm(*pair) for pair in pairs], device, 1)
-            seconds[kind] = min(seconds[kind], spent)
+            for number, pair in enumerate(pairs):
+                shortest[number] = min(shortest[number], _best_seconds(partial(products.mm, *pair), device, 1))
+    torch.set_num_threads(threads)
     products.widen_bf16(False)
+    seconds = {kind: sum(shortest) for kind, shortest in best.items()}
     return {"choice": faster_products(seconds), "trial": seconds}
 
 
@@ -98,13 +103,12 @@ def faster_products(seconds: Mapping[str, float]) -> Products:
     return "fp32" if seconds["bf16"] > BF16_SLOW * seconds["fp32"] else "bf16"
 
 
-def recorded(before: dict[str, Any], here: dict[str, Any], name: str) -> Any:
-    """The value `name` that a resumed run started with; None if torch, processor or device have changed.
+def is_same(before: dict[str, Any], here: dict[str, Any]) -> bool:
+    """Whether torch, processor and device are those of `before`, the environment.json of the run to resume.
 
-    `before` is the run's environment.json, `here` the description of this machine.
+    `here` is the description of this machine.
     """
-    same = all(before.get(fact) == here[fact] for fact in ("torch", "processor", "device"))
-    return (before.get(name) or {}).get("choice") if same else None
+    return all(before.get(fact) == here[fact] for fact in ("torch", "processor", "device"))
 
 
 def use_matmul(choice: Matmul) -> None:
