@@ -1,5 +1,5 @@
 """In: environment variables. Out: a copy in which a waiting OpenMP thread sleeps after a fraction of a millisecond.
-Does not set the number of threads, and does not restart the process: OpenMP reads the variables when torch is loaded."""
+Does not set the number of threads or restart the process: OpenMP reads the variables when torch is loaded."""
 
 from __future__ import annotations
 

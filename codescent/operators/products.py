@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 # Shapes: N rows, K inner dimension, M columns; I inputs, O outputs; B samples, H heads, T queries, S keys, C channels.
 _WIDE_ELEMENTS = 16 << 20
@@ -40,7 +41,7 @@ def linear(x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Te
     """x W^T + b, rounded once: [B, T, O]. Differentiable."""
     if not widens(x_BTI):
         return F.linear(x_BTI, weight_OI, bias_O)
-    y_NO: Tensor = _wide_product(x_BTI.flatten(0, -2), weight_OI.t(), bias_O)
+    y_NO = _differentiable(x_BTI.flatten(0, -2), weight_OI.t(), bias_O)
     return y_NO.view(*x_BTI.shape[:-1], len(weight_OI))
 
 
@@ -49,9 +50,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     if not widens(a):
         return a @ b
     if b.ndim > 2:
-        wide: Tensor = _wide_product(a, b, None)
-        return wide
-    y_NM: Tensor = _wide_product(a.flatten(0, -2), b, None)
+        return _differentiable(a, b, None)
+    y_NM = _differentiable(a.flatten(0, -2), b, None)
     return y_NM.view(*a.shape[:-1], b.shape[1])
 
 
@@ -72,8 +72,8 @@ def addmm_(sum_NM: Tensor, a_NK: Tensor, b_KM: Tensor, alpha: float = 1.0) -> Te
 
 
 def bmm(a_PNK: Tensor, b_PKM: Tensor) -> Tensor:
-    """The products of pairs of matrices: [P, N, M]. Not differentiable."""
-    return torch.bmm(widened(a_PNK), widened(b_PKM)).to(a_PNK.dtype)
+    """The products of pairs of matrices: [P, N, M], or with more dimensions before N. Not differentiable."""
+    return torch.matmul(widened(a_PNK), widened(b_PKM)).to(a_PNK.dtype)
 
 
 def attention(q_BHTC: Tensor, k_BHSC: Tensor, v_BHSC: Tensor, seen: Tensor | None) -> Tensor:
@@ -89,15 +89,23 @@ def attention(q_BHTC: Tensor, k_BHSC: Tensor, v_BHSC: Tensor, seen: Tensor | Non
 
 
 def _mm(a_NK: Tensor, b_KM: Tensor, bias_M: Tensor | None, out_NM: Tensor | None) -> Tensor:
-    """See `mm`. A large product is cut along its longest dimension, so that little fp32 is in memory at a time."""
+    """See `mm`."""
+    (rows, inner), columns = a_NK.shape, b_KM.shape[1]
+    elements = rows * inner + inner * columns + rows * columns
+    bias_M = None if bias_M is None else bias_M.float()
+    if elements > _WIDE_ELEMENTS:
+        out_NM = a_NK.new_empty(rows, columns) if out_NM is None else out_NM
+        return _mm_in_parts(a_NK, b_KM, bias_M, out_NM, math.ceil(elements / _WIDE_ELEMENTS))
+    wide_NM = _wide(a_NK.float(), b_KM.float(), bias_M)
+    return wide_NM.to(a_NK.dtype) if out_NM is None else out_NM.copy_(wide_NM)
+
+
+def _mm_in_parts(a_NK: Tensor, b_KM: Tensor, bias_M: Tensor | None, out_NM: Tensor, num_parts: int) -> Tensor:
+    """Cut the product along its longest dimension, so that little fp32 is in memory at a time. `bias_M` is in fp32."""
     (rows, inner), columns = a_NK.shape, b_KM.shape[1]
     longest = max(rows, inner, columns)
-    elements = rows * inner + inner * columns + rows * columns
-    share = math.ceil(longest / max(1, math.ceil(elements / _WIDE_ELEMENTS)))
-    size = max(1, -(-share // _PART_MULTIPLE) * _PART_MULTIPLE)
+    size = -(-longest // (num_parts * _PART_MULTIPLE)) * _PART_MULTIPLE
     parts = [slice(start, start + size) for start in range(0, longest, size)]
-    bias_M = None if bias_M is None else bias_M.float()
-    out_NM = a_NK.new_empty(rows, columns) if out_NM is None else out_NM
     if longest == columns:
         a_NK = a_NK.float()
         for part in parts:
@@ -118,15 +126,39 @@ def _wide(a_NK: Tensor, b_KM: Tensor, bias_M: Tensor | None) -> Tensor:
     return torch.mm(a_NK, b_KM) if bias_M is None else torch.addmm(bias_M, a_NK, b_KM)
 
 
-# Operators that torch.compile does not see into: it would keep the fp32 operands for backward.
+def _differentiable(a: Tensor, b: Tensor, bias_M: Tensor | None) -> Tensor:
+    if torch.compiler.is_compiling():
+        compiled: Tensor = _wide_product_op(a, b, bias_M)
+        return compiled
+    y: Tensor = _WideProduct.apply(a, b, bias_M)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _product(a: Tensor, b: Tensor, bias_M: Tensor | None = None) -> Tensor:
+    return _mm(a, b, bias_M, None) if a.ndim == 2 else bmm(a, b)
+
+
+class _WideProduct(torch.autograd.Function):
+    """a b + bias. Saves the operands in bf16, and backward widens them again: no fp32 copy of a weight stays alive."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, bias_M: Tensor | None) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return _product(a, b, bias_M)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        return _product_backward(ctx, d_y)
+
+
+# The same, opaque to torch.compile, which would keep the fp32 operands for backward.
 @torch.library.custom_op("codescent::wide_product", mutates_args=())
-def _wide_product(a: Tensor, b: Tensor, bias_M: Tensor | None) -> Tensor:
-    if a.ndim == 2:
-        return _mm(a, b, bias_M, None)
-    return (a.float() @ b.float()).to(a.dtype)
+def _wide_product_op(a: Tensor, b: Tensor, bias_M: Tensor | None) -> Tensor:
+    return _product(a, b, bias_M)
 
 
-@_wide_product.register_fake
+@_wide_product_op.register_fake
 def _product_shape(a: Tensor, b: Tensor, bias_M: Tensor | None) -> Tensor:
     return a.new_empty(*a.shape[:-1], b.shape[-1])
 
@@ -138,13 +170,13 @@ def _save_operands(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _product_backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     a, b = ctx.saved_tensors
     wants_a, wants_b, wants_bias = ctx.needs_input_grad
-    d_a = _wide_product(d_y, b.mT, None) if wants_a else None
+    d_a = _product(d_y, b.mT) if wants_a else None
     # b is W^T: computed as its transpose, the gradient of W has the memory layout of W.
-    d_b = _wide_product(d_y.mT, a, None).mT if wants_b else None
+    d_b = _product(d_y.mT, a).mT if wants_b else None
     return d_a, d_b, d_y.sum(0) if wants_bias else None
 
 
-_wide_product.register_autograd(_product_backward, setup_context=_save_operands)
+_wide_product_op.register_autograd(_product_backward, setup_context=_save_operands)
 
 
 @torch.library.custom_op("codescent::wide_attention", mutates_args=())
