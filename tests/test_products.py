@@ -1,4 +1,4 @@
-"""In: bf16 matrices. Out: products in fp32, rounded once, where the processor has no bf16; no other bf16 product is left.
+"""In: bf16 matrices. Out: products in fp32, rounded once, where the processor has no bf16, and no bf16 product is left.
 Does not measure speed (benchmarks/peers.py --isa does)."""
 
 from __future__ import annotations
