@@ -253,7 +253,8 @@ def main() -> int:
         "benchmark": "peers",
         "hardware": {**record, "load_average_after": hardware()["load_average"]},
         "peers": {"nanogpt": _revision(arguments.nanogpt), "llmc": _revision(arguments.llmc)},
-        "work": vars(work), "isa": arguments.isa, "threads": arguments.threads, "clip": arguments.clip, "rounds": arguments.rounds,
+        "work": vars(work), "isa": arguments.isa, "threads": arguments.threads, "clip": arguments.clip,
+        "rounds": arguments.rounds,
         "steps_per_turn": steps, "notes": notes.splitlines(), "systems": entries, "musts": claims,
         "failures": measured.failures,
     }  # fmt: skip
