@@ -19,8 +19,9 @@ from codescent.base.rank import Rank
 from codescent.build import build
 from codescent.config.sections import Config
 from codescent.data.text.dataset import open_dataset
+from codescent.operators.products import widen_bf16
 from codescent.train.assemble import assemble
-from codescent.train.machine import try_matmul
+from codescent.train.machine import try_bf16, try_matmul
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
 
@@ -74,6 +75,8 @@ def main() -> None:
     plan = build(config, dataset.vocab_size, 1)
     world.divide(plan)
     try_matmul("auto", world.device)
+    widens = try_bf16(world.device, arguments.precision)
+    widen_bf16(widens is not None and widens["choice"] == "fp32")
     with StopRequest(alone=True) as stop:
         trainer = assemble(config, plan, world, dataset, 0, stop)
         taken = 0

@@ -44,6 +44,12 @@ NAMES = (
 )  # fmt: skip
 """The systems that the requirements compare come first, so that they share a sitting if memory is short."""
 
+ISA = {
+    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
+}
+"""Environment variables of oneDNN, torch and MKL: a processor without bf16 instructions, emulated for every system."""
+
 NOTES = """A step of every system: next batch, forward, backward, {clip}AdamW, gradients freed.
 {tokens} tokens, {threads} threads. GFLOP/s: 6 N tokens/s, N = {parameters:,}.
 nanoGPT: nanoGPT's model and optimizer (torch's AdamW, not fused on a CPU), vocabulary {padded}; bf16: torch's autocast.
@@ -66,6 +72,7 @@ def arguments_of() -> argparse.Namespace:
     parsed.add_argument("--rounds", type=positive, default=5, help="turns of every system")
     parsed.add_argument("--steps", type=positive, help="steps per turn; if not given, 1 on gpt2-124m and 50 on small")
     parsed.add_argument("--threads", type=positive, default=2, help="threads of every system")
+    parsed.add_argument("--isa", choices=tuple(ISA), help="let the libraries use no newer instructions than these")
     parsed.add_argument("--clip", type=float, default=0.0, help="gradient norm to clip to, except llm.c; 0: none")
     parsed.add_argument("--warmup", type=positive, default=2, help="steps before the first that counts")
     arguments = parsed.parse_args()
@@ -90,7 +97,7 @@ def piped(name: str, arguments: argparse.Namespace, work: Work, folder: Path, to
         argv += ["--checkout", str(arguments.nanogpt)]
     if compiled == ["compile"]:
         argv.append("--compile")
-    env = {**environment(), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    env = {**environment(), **ISA.get(arguments.isa, {}), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
     return PipedProgram(name, argv, env, folder)
 
 
@@ -118,7 +125,9 @@ def watched(name: str, arguments: argparse.Namespace, work: Work, folder: Path, 
         f"train.num_threads={arguments.threads}",
         f"optimizer.max_grad_norm={arguments.clip}",
     )  # fmt: skip
-    return Watched(name, argv, environment(), folder, run / "metrics.csv", arguments.warmup + 1)
+    return Watched(
+        name, argv, {**environment(), **ISA.get(arguments.isa, {})}, folder, run / "metrics.csv", arguments.warmup + 1
+    )
 
 
 def prepare(arguments: argparse.Namespace, work: Work, folder: Path) -> tuple[list[System], dict[str, str]]:
@@ -137,6 +146,17 @@ def prepare(arguments: argparse.Namespace, work: Work, folder: Path) -> tuple[li
         else:
             systems.append(piped(name, arguments, work, folder, tokens))
     return systems, failures
+
+
+def without_bf16(measured: Measured) -> list[dict[str, Any]]:
+    """The requirement on bf16 where the processor has no bf16 instructions (--isa), and what bf16 costs a peer."""
+    ours, theirs = (measured.ratio(f"{name}-fp32", f"{name}-bf16") for name in ("codescent", "transformers"))
+    ours_memory = memory_ratio(measured.find("codescent-bf16"), measured.find("codescent-fp32"))
+    return [
+        must("bf16 step over fp32 step, codescent", ours, 1.3, at_least=False),
+        must("bf16 step over fp32 step, transformers", theirs, 20),
+        must("peak memory, bf16 over fp32, codescent", ours_memory, 1, at_least=False),
+    ]
 
 
 def musts(measured: Measured) -> list[dict[str, Any]]:
@@ -224,7 +244,8 @@ def main() -> int:
     )  # fmt: skip
     entries = rows(measured, work, systems[0].name)
     print(machine_line(record), notes, "", show(entries, systems[0].name), "", sep="\n")
-    claims = musts(measured) if arguments.work == "gpt2-124m" else []
+    claims = musts(measured) if arguments.work == "gpt2-124m" and arguments.isa is None else []
+    claims += without_bf16(measured) if arguments.isa is not None else []
     print("\n".join(must_lines(claims)))
     for name, reason in measured.failures.items():
         say(f"{name} was not measured: {reason}")
@@ -232,7 +253,8 @@ def main() -> int:
         "benchmark": "peers",
         "hardware": {**record, "load_average_after": hardware()["load_average"]},
         "peers": {"nanogpt": _revision(arguments.nanogpt), "llmc": _revision(arguments.llmc)},
-        "work": vars(work), "threads": arguments.threads, "clip": arguments.clip, "rounds": arguments.rounds,
+        "work": vars(work), "isa": arguments.isa, "threads": arguments.threads, "clip": arguments.clip,
+        "rounds": arguments.rounds,
         "steps_per_turn": steps, "notes": notes.splitlines(), "systems": entries, "musts": claims,
         "failures": measured.failures,
     }  # fmt: skip

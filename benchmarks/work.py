@@ -83,7 +83,15 @@ def codescent(*arguments: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """The user's environment, with this checkout first on PYTHONPATH, and without variables that tune speed."""
-    tuning = ("GLIBC_TUNABLES", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "LD_PRELOAD", "CODESCENT_ALLOCATOR")
+    tuning = (
+        "GOMP_SPINCOUNT",
+        "OMP_WAIT_POLICY",
+        "GLIBC_TUNABLES",
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "LD_PRELOAD",
+        "CODESCENT_ALLOCATOR",
+    )
     env = {key: value for key, value in os.environ.items() if key not in tuning}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
     return env

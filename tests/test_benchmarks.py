@@ -25,7 +25,19 @@ import measure  # noqa: E402
 import systems  # noqa: E402
 import work  # noqa: E402
 
-SCRIPTS = ("peers", "small_job", "ranks", "bf16_parity", "startup", "pipeline", "data_formats", "lora", "alike", "muon")
+SCRIPTS = (
+    "peers",
+    "small_job",
+    "ranks",
+    "bf16_parity",
+    "startup",
+    "pipeline",
+    "data_formats",
+    "lora",
+    "alike",
+    "muon",
+    "threads",
+)
 
 PEER = """
 import sys

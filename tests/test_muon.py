@@ -17,6 +17,7 @@ from codescent.checkpoint.checkpoints import read_tensors
 from codescent.config.sections import Config
 from codescent.config.sections import Optimizer as OptimizerConfig
 from codescent.cost.memory import inside_bytes, state_bytes, wire_bytes
+from codescent.operators import products
 from codescent.operators.attention import _by_kind
 from codescent.plan import Collective, Parameter, Plan
 from codescent.record import RunFolder
@@ -368,3 +369,11 @@ def test_prove_tries_it(project: Path) -> None:
     done = codescent(project, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" same") >= 2
+
+
+def test_without_bf16_instructions_the_products_are_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = torch.randn(24, 40, generator=torch.Generator().manual_seed(1)).bfloat16()
+    coefficients = (3.4445, -4.775, 2.0315)
+    monkeypatch.setattr(products, "_widens_bf16", True)
+    found = orthogonal(matrix, coefficients, 5, 1e-7)
+    assert torch.equal(found, orthogonal(matrix.float(), coefficients, 5, 1e-7).bfloat16())

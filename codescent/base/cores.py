@@ -9,6 +9,9 @@ from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 
+OUR_THREADS = "CODESCENT_THREADS"
+"""Set by our launcher if it has set OMP_NUM_THREADS, so that a rank knows that the user has not."""
+
 
 def available_cores(cgroup: Path = CGROUP) -> int:
     """Number of cores that this process may use, at least 1: its affinity mask, limited by the container's quota."""

@@ -225,7 +225,11 @@ class Train(Section):
     head_chunk_tokens: int = key(
         1024, "tokens whose logits are in memory at the same time; 0: all tokens of the micro-batch", ge=0
     )
-    num_threads: int | None = auto("threads per rank; auto: cores / ranks on this machine", ge=1, le=1024)
+    num_threads: int | None = auto(
+        "threads per rank; auto: cores / ranks on this machine, fewer if a trial shows that they are faster",
+        ge=1,
+        le=1024,
+    )
     deterministic: bool = key(False, "stop with an error at operations whose result varies between identical runs")
 
 

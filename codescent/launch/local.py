@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from codescent.base.beats import BEATS_FD, Beats, shared_memory
-from codescent.base.cores import available_cores, threads_per_rank
+from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.base.rank import LOOPBACK
@@ -83,12 +83,13 @@ def rank_environment(rank: int, ranks: int, port: int, env: Mapping[str, str]) -
     """Environment of a rank: torchrun's variables and settings for one machine, added to `env`."""
     loopback_interface = "lo" if sys.platform == "linux" else "lo0"
     own = {
+        **({} if "OMP_NUM_THREADS" in env else {OUR_THREADS: "auto"}),
         "OMP_NUM_THREADS": str(threads_per_rank(available_cores(), ranks)),
         "GLOO_SOCKET_IFNAME": loopback_interface,  # listens without a password, so on loopback only
         "NCCL_SOCKET_IFNAME": loopback_interface,
         "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves the Python stack in the rank's log
     }
-    ours = (STORE_FD, BEATS_FD, TOKEN)
+    ours = (STORE_FD, BEATS_FD, TOKEN, OUR_THREADS)
     inherited = {name: text for name, text in env.items() if not name.startswith("TORCHELASTIC_") and name not in ours}
     values = map(str, (rank, rank, ranks, ranks, LOOPBACK, port))
     return own | inherited | dict(zip(TORCHRUN_SET, values, strict=True))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from codescent.models.shape import Shape
+from codescent.operators import products
 from codescent.operators.dropout import sample_keys, site_keys
 from codescent.operators.head import Vocabulary
 from codescent.operators.linear import Deferred
@@ -140,8 +141,7 @@ class Part(nn.Module):
     ) -> Tensor:
         """The summed loss (see `operators.head.head_loss`); without targets, the logits."""
         if targets_BT is None:
-            logits: Tensor = x_BTD @ weight_VD.t()
-            return logits
+            return products.linear(x_BTD, weight_VD)
         return self.vocabulary.loss(
             x_BTD,
             weight_VD,

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from codescent.operators import products
 from codescent.operators.linear import NO_ADAPTER, Adapter, Deferred, Linear, is_kept, product, weight_gradient
 
 # Shapes: B batch, T positions, N = B * T tokens, O outputs, D hidden_dim, F ffn_dim, R the adapter's rank; 2: the gate
@@ -103,11 +104,11 @@ class _ActivatedLinear(torch.autograd.Function):
         ctx.activation, ctx.deferred, ctx.parameter, ctx.scale = activation, deferred, weight_OF, scale
         ctx.keeps = any(ctx.needs_input_grad) and not recompute and activation.keeps(h)
         value_BTF = activation.value(h, h if ctx.keeps else None)
-        y_BTO = F.linear(value_BTF, weight_OF, bias_O)
+        y_BTO = products.linear(value_BTF, weight_OF, bias_O)
         u_NR = None
         if a_RF is not None:
-            u_NR = F.linear(value_BTF.flatten(0, -2), a_RF)
-            y_BTO.flatten(0, -2).addmm_(u_NR, b_OR.t(), alpha=scale)
+            u_NR = products.linear(value_BTF.flatten(0, -2), a_RF)
+            products.addmm_(y_BTO.flatten(0, -2), u_NR, b_OR.t(), scale)
         needs_value = ctx.keeps and (ctx.needs_input_grad[2] or u_NR is not None)
         # Saved as an alias: autograd assumes that an input is unchanged, but h now holds the slope.
         h_or_slope = h.detach() if ctx.keeps else h
@@ -125,14 +126,15 @@ class _ActivatedLinear(torch.autograd.Function):
         d_y_NO = d_y_BTO.flatten(0, -2)
         value_NF = _flat(value_BTF)
         d_weight_OF = weight_gradient(
-            ctx, lambda: d_y_NO.t() @ with_padded_rows(value_NF), wanted=ctx.needs_input_grad[2]
+            ctx, lambda: products.mm(d_y_NO.t(), with_padded_rows(value_NF)), wanted=ctx.needs_input_grad[2]
         )
-        d_value_NF = d_y_NO @ with_padded_rows(weight_OF)
+        d_value_NF = products.mm(d_y_NO, with_padded_rows(weight_OF))
         d_a_RF, d_b_OR = None, None
         if u_NR is not None:
-            d_u_NR = (d_y_NO @ b_OR).mul_(ctx.scale)
-            d_value_NF.addmm_(d_u_NR, a_RF)
-            d_a_RF, d_b_OR = d_u_NR.t() @ value_NF, (d_y_NO.t() @ u_NR).mul_(ctx.scale)
+            d_u_NR = products.mm(d_y_NO, b_OR).mul_(ctx.scale)
+            products.addmm_(d_value_NF, d_u_NR, a_RF)
+            d_a_RF = products.mm(d_u_NR.t(), value_NF)
+            d_b_OR = products.mm(d_y_NO.t(), u_NR).mul_(ctx.scale)
         d_h = activation.gradient(slope, d_value_NF)
         d_bias_O = d_y_NO.sum(0) if ctx.needs_input_grad[3] else None
         return None, d_h, d_weight_OF, d_bias_O, None, None, d_a_RF, d_b_OR, None
@@ -262,12 +264,12 @@ class _GateUpProduct(torch.autograd.Function):
         x_ND = x_BTD.flatten(0, -2)
         h_2NF = x_BTD.new_empty(2, len(x_ND), len(weight_F2D))
         for h_NF, weight_FD in zip(h_2NF, weight_F2D.unbind(1)):
-            torch.mm(x_ND, weight_FD.t(), out=h_NF)
+            products.mm(x_ND, weight_FD.t(), out=h_NF)
         u_NR = None
         if a_RD is not None and b_F2R is not None:
-            u_NR = x_ND @ a_RD.t()
+            u_NR = products.mm(x_ND, a_RD.t())
             for h_NF, b_FR in zip(h_2NF, b_F2R.unbind(1)):
-                h_NF.addmm_(u_NR, b_FR.t(), alpha=scale)
+                products.addmm_(h_NF, u_NR, b_FR.t(), scale)
         needs_x = ctx.needs_input_grad[1] or u_NR is not None
         ctx.save_for_backward(x_BTD if needs_x else None, weight_F2D, u_NR, a_RD, b_F2R)
         return h_2NF.view(2, *x_BTD.shape[:-1], len(weight_F2D))
@@ -277,15 +279,21 @@ class _GateUpProduct(torch.autograd.Function):
     def backward(ctx: Any, d_h_2BTF: Tensor) -> tuple[Tensor | None, ...]:
         x_BTD, weight_F2D, u_NR, a_RD, b_F2R = ctx.saved_tensors
         d_h_2NF, x_ND = d_h_2BTF.flatten(1, -2), _flat(x_BTD)
-        d_x_ND = torch.mm(d_h_2NF[0], weight_F2D[:, 0]).addmm_(d_h_2NF[1], weight_F2D[:, 1])
+        d_x_ND = _by_halves(d_h_2NF, weight_F2D)
         d_a_RD, d_b_F2R = None, None
         if u_NR is not None:
             d_b_F2R = _by_rows(d_h_2NF, u_NR).mul_(ctx.scale)
-            d_u_NR = torch.mm(d_h_2NF[0], b_F2R[:, 0]).addmm_(d_h_2NF[1], b_F2R[:, 1]).mul_(ctx.scale)
-            d_a_RD = d_u_NR.t() @ x_ND
-            d_x_ND.addmm_(d_u_NR, a_RD)
+            d_u_NR = _by_halves(d_h_2NF, b_F2R).mul_(ctx.scale)
+            d_a_RD = products.mm(d_u_NR.t(), x_ND)
+            products.addmm_(d_x_ND, d_u_NR, a_RD)
         d_weight_F2D = weight_gradient(ctx, lambda: _by_rows(d_h_2NF, x_ND), wanted=ctx.needs_input_grad[1])
         return d_x_ND.view(*d_h_2BTF.shape[1:-1], -1), d_weight_F2D, None, d_a_RD, d_b_F2R, None
+
+
+def _by_halves(d_h_2NF: Tensor, matrix_F2X: Tensor) -> Tensor:
+    """d_h[0] times the first half of the matrix, plus d_h[1] times the second: [N, X]."""
+    first_NX = products.mm(d_h_2NF[0], matrix_F2X[:, 0])
+    return products.addmm_(first_NX, d_h_2NF[1], matrix_F2X[:, 1])
 
 
 @torch.no_grad()  # a deferred call runs outside the backward pass
@@ -293,7 +301,7 @@ def _by_rows(d_h_2NF: Tensor, x_ND: Tensor) -> Tensor:
     """d_h[0]^T x and d_h[1]^T x, with the two rows of a channel adjacent: [F, 2, D]."""
     out_F2D = x_ND.new_empty(d_h_2NF.shape[2], 2, x_ND.shape[1])
     for d_h_NF, out_FD in zip(d_h_2NF, out_F2D.unbind(1)):
-        torch.mm(d_h_NF.t(), x_ND, out=out_FD)
+        products.mm(d_h_NF.t(), x_ND, out=out_FD)
     return out_F2D
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from codescent.operators import products
 from codescent.operators.dropout import drop
 from codescent.operators.linear import Linear, is_kept
 from codescent.operators.rotary import turn
@@ -170,14 +171,14 @@ def attend(
     query that sees no key is undefined.
     """
     if keys_B is None:
-        return F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, None if hidden is None else ~hidden)
-    scores_BHTS = (q_BHTK * (1.0 / math.sqrt(q_BHTK.shape[-1]))) @ k_BHSK.transpose(2, 3)
+        return products.attention(q_BHTK, k_BHSK, v_BHSK, None if hidden is None else ~hidden)
+    scores_BHTS = products.matmul(q_BHTK * (1.0 / math.sqrt(q_BHTK.shape[-1])), k_BHSK.transpose(2, 3))
     if hidden is not None:
         scores_BHTS = scores_BHTS.masked_fill(hidden, -math.inf)
     _, heads, length, _ = scores_BHTS.shape
     rows_R = torch.arange(heads * length, device=q_BHTK.device) + first_head * length
     kept = drop(scores_BHTS.softmax(-1).flatten(1, 2), keys_B, dropout, rows_R)
-    return kept.view_as(scores_BHTS) @ v_BHSK
+    return products.matmul(kept.view_as(scores_BHTS), v_BHSK)
 
 
 def _by_kind(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -219,16 +220,17 @@ class _BlockAttention(torch.autograd.Function):
     def forward(ctx: Any, qkv_BTGEK: Tensor, recompute: bool) -> Tensor:
         _, length, _, _, head_dim = qkv_BTGEK.shape
         short = length <= _KEEP_HEAD_DIMS * head_dim
-        keep = ctx.needs_input_grad[0] and short and not recompute and is_kept(qkv_BTGEK)
-        y_BTD, qkv_EPTK, kept = _attend(qkv_BTGEK, keep)
-        ctx.save_for_backward(qkv_EPTK, *kept)
-        return y_BTD
+        wide_BTGEK = products.widened(qkv_BTGEK)
+        keep = ctx.needs_input_grad[0] and short and not recompute and is_kept(wide_BTGEK)
+        y_BTD, qkv_EPTK, kept = _attend(wide_BTGEK, keep)
+        ctx.save_for_backward(qkv_EPTK.to(qkv_BTGEK.dtype), *kept)
+        return y_BTD.to(qkv_BTGEK.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y_BTD: Tensor) -> tuple[Tensor, None]:
         qkv_EPTK, *kept = ctx.saved_tensors
-        return _attend_backward(d_y_BTD, qkv_EPTK, kept), None
+        return _attend_backward(products.widened(d_y_BTD), products.widened(qkv_EPTK), kept).to(d_y_BTD.dtype), None
 
 
 def _attend(qkv_BTGEK: Tensor, keep: bool) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -308,7 +310,8 @@ def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor]) -> T
 # The same attention, opaque to torch.compile: its kernels for these products are no faster, and its SDPA is slower.
 @torch.library.custom_op("codescent::block_attention", mutates_args=())
 def _block_attention_op(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor]:
-    y_BTD, qkv_EPTK, _ = _attend(qkv_BTGEK, keep=False)
+    y_BTD, qkv_EPTK, _ = _attend(products.widened(qkv_BTGEK), keep=False)
+    y_BTD, qkv_EPTK = y_BTD.to(qkv_BTGEK.dtype), qkv_EPTK.to(qkv_BTGEK.dtype)
     # With one sample and one group qkv_EPTK is a view of the input. A custom op must return new memory.
     own = qkv_EPTK.untyped_storage().data_ptr() != qkv_BTGEK.untyped_storage().data_ptr()
     return y_BTD, qkv_EPTK if own else qkv_EPTK.clone()
@@ -316,7 +319,7 @@ def _block_attention_op(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("codescent::block_attention_backward", mutates_args=())
 def _block_attention_backward_op(d_y_BTD: Tensor, qkv_EPTK: Tensor) -> Tensor:
-    return _attend_backward(d_y_BTD, qkv_EPTK, [])
+    return _attend_backward(products.widened(d_y_BTD), products.widened(qkv_EPTK), []).to(d_y_BTD.dtype)
 
 
 @_block_attention_op.register_fake

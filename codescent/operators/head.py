@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from codescent.operators import products
 from codescent.operators.softmax import (
     factor_of_softmax,
     gradient_at_targets,
@@ -128,7 +129,7 @@ class _TiedEmbedding(torch.autograd.Function):
         tokens_N, rows_ND = ctx.saved_tensors[0].flatten(), d_x_BTD.flatten(0, -2)
         if shape[0] <= _ONE_HOT_VOCAB:
             hot_NV = rows_ND.new_zeros(len(tokens_N), shape[0]).scatter_(1, tokens_N[:, None], 1.0)
-            total_VD.addmm_(hot_NV.t().to(total_VD.dtype), rows_ND.to(total_VD.dtype))
+            products.addmm_(total_VD, hot_NV.t().to(total_VD.dtype), rows_ND.to(total_VD.dtype))
         else:
             total_VD.index_add_(0, tokens_N, rows_ND.to(total_VD.dtype))
         return total_VD.to(dtype), None, None
@@ -248,16 +249,13 @@ def _loss_and_gradients(
         x_chunk_ND = x_ND[start : start + chunk]
         padded_NC = buffer_NC[: len(x_chunk_ND)]
         logits_NV = padded_NC[:, :vocab]
-        if bias_V is None:
-            torch.mm(x_chunk_ND, weight_VD.t(), out=logits_NV)
-        else:
-            torch.addmm(bias_V, x_chunk_ND, weight_VD.t(), out=logits_NV)
+        products.mm(x_chunk_ND, weight_VD.t(), out=logits_NV, bias_M=bias_V)
         loss += losses_(logits_NV, targets_N[start : start + chunk], work, wants).sum()
         if d_x_ND is not None:
-            torch.mm(logits_NV, weight_VD, out=d_x_ND[start : start + chunk])
+            products.mm(logits_NV, weight_VD, out=d_x_ND[start : start + chunk])
         if d_weight_dtype is not None:
             # The product includes the padding columns. The slice removes their rows.
-            d_chunk_VD = (padded_NC.t() @ (x_chunk_ND * scale))[:vocab]
+            d_chunk_VD = products.mm(padded_NC.t(), x_chunk_ND * scale)[:vocab]
             if d_weight_VD is not None:
                 d_weight_VD += d_chunk_VD
             else:

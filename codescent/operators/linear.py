@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from codescent.operators import products
 
 # Shapes: B batch, T positions, N = B * T, I inputs, O outputs, R the adapter's rank.
 _SMALL_BYTES = 4 << 20
@@ -88,11 +89,15 @@ class Linear(nn.Module):
 def product(x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, adapter: Adapter | None) -> Tensor:
     """x W^T + b + scale (x A^T) B^T: [B, T, O], with gradients by autograd."""
     if adapter is None:
-        return F.linear(x_BTI, weight_OI, bias_O)
+        return products.linear(x_BTI, weight_OI, bias_O)
     x_NI = x_BTI.flatten(0, -2)
-    y_NO = F.linear(x_NI, weight_OI, bias_O)
+    y_NO = products.linear(x_NI, weight_OI, bias_O)
+    u_NR = products.linear(x_NI, adapter.a_RI)
     # In place, because y has no other reader: this saves two passes over y.
-    y_NO = y_NO.addmm_(F.linear(x_NI, adapter.a_RI), adapter.b_OR.t(), alpha=adapter.scale)
+    if products.widens(x_NI):
+        y_NO = y_NO.add_(products.linear(u_NR, adapter.b_OR), alpha=adapter.scale)
+    else:
+        y_NO = y_NO.addmm_(u_NR, adapter.b_OR.t(), alpha=adapter.scale)
     return y_NO.view(*x_BTI.shape[:-1], -1)
 
 
@@ -111,15 +116,15 @@ class _DeferredLinear(torch.autograd.Function):
     def forward(ctx: Any, x_BTI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, deferred: Deferred) -> Tensor:
         ctx.save_for_backward(x_BTI, weight_OI)
         ctx.deferred, ctx.parameter = deferred, weight_OI
-        return F.linear(x_BTI, weight_OI, bias_O)
+        return products.linear(x_BTI, weight_OI, bias_O)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_y_BTO: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
         x_BTI, weight_OI = ctx.saved_tensors
         d_y_NO = d_y_BTO.flatten(0, -2)
-        weight_gradient(ctx, lambda: d_y_NO.t() @ x_BTI.flatten(0, -2), wanted=True)
-        return d_y_BTO @ weight_OI, None, d_y_NO.sum(0) if ctx.needs_input_grad[2] else None, None
+        weight_gradient(ctx, lambda: products.mm(d_y_NO.t(), x_BTI.flatten(0, -2)), wanted=True)
+        return products.matmul(d_y_BTO, weight_OI), None, d_y_NO.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
 def is_kept(activation: Tensor) -> bool:

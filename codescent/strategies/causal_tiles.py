@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from codescent.operators import products
 from codescent.operators.dropout import dropped_at
 
 # Shapes: B samples, G key-value heads, P = B * G pairs of sample and key-value head, R query heads that read the same
@@ -107,7 +108,7 @@ class CausalTiles:
             sum_PN1 = p_PNS.sum(-1, keepdim=True)
             if self.keys_B is not None:
                 p_PNS.masked_fill_(self._dropped(self.keys_B, source, tile, p_PNS), 0.0)
-            new_PNK = torch.bmm(p_PNS.to(v_PSK.dtype), v_PSK).to(y_PRTK.dtype) / sum_PN1
+            new_PNK = products.bmm(p_PNS.to(v_PSK.dtype), v_PSK).to(y_PRTK.dtype) / sum_PN1
             y_PRQK, lse_PRQ = y_PRTK[:, :, tile.queries], lse_PRT[:, :, tile.queries]
             new_lse_PRQ = top_PN1.add_(sum_PN1.log_()).view_as(lse_PRQ)
             y_PRQK.lerp_(new_PNK.view_as(y_PRQK), torch.sigmoid(new_lse_PRQ - lse_PRQ).unsqueeze(-1))
@@ -136,17 +137,17 @@ class CausalTiles:
             k_PSK, v_PSK = k_PTK[:, tile.keys], v_PTK[:, tile.keys]
             q_PNK, d_y_PNK = _rows(q_PRTK, tile), _rows(d_y_PRTK, tile)
             p_PNS = _scores(q_PRTK, k_PTK, tile).to(d_q_PRTK.dtype).sub_(_rows(lse_PRT, tile).unsqueeze(-1)).exp_()
-            d_p_PNS = torch.bmm(d_y_PNK, v_PSK.transpose(1, 2)).to(d_q_PRTK.dtype)
+            d_p_PNS = products.bmm(d_y_PNK, v_PSK.transpose(1, 2)).to(d_q_PRTK.dtype)
             kept_PNS = p_PNS
             if self.keys_B is not None:
                 dropped_PNS = self._dropped(self.keys_B, source, tile, p_PNS)
                 kept_PNS = p_PNS.masked_fill(dropped_PNS, 0.0)
                 d_p_PNS.masked_fill_(dropped_PNS, 0.0)
-            d_v_PTK[:, tile.keys] += torch.bmm(kept_PNS.to(v_PSK.dtype).transpose(1, 2), d_y_PNK)
+            d_v_PTK[:, tile.keys] += products.bmm(kept_PNS.to(v_PSK.dtype).transpose(1, 2), d_y_PNK)
             d_s_PNS = d_p_PNS.sub_(_rows(delta_PRT, tile).unsqueeze(-1)).mul_(p_PNS).to(k_PSK.dtype)
             d_q_PRQK = d_q_PRTK[:, :, tile.queries]
-            d_q_PRQK += torch.bmm(d_s_PNS, k_PSK).view_as(d_q_PRQK)
-            d_k_PTK[:, tile.keys] += torch.bmm(d_s_PNS.transpose(1, 2), q_PNK)
+            d_q_PRQK += products.bmm(d_s_PNS, k_PSK).view_as(d_q_PRQK)
+            d_k_PTK[:, tile.keys] += products.bmm(d_s_PNS.transpose(1, 2), q_PNK)
 
     def _dropped(self, keys_B: Tensor, source: int, tile: Tile, p_PNS: Tensor) -> Tensor:
         """The same dropout mask as on one device: row = head * seq_len + query position, column = key position."""
@@ -166,7 +167,7 @@ def _rows(of_PRT: Tensor, tile: Tile) -> Tensor:
 
 def _scores(q_PRTK: Tensor, k_PTK: Tensor, tile: Tile) -> Tensor:
     """q k^T, -inf where the key is later than the query."""
-    scores_PNS = torch.bmm(_rows(q_PRTK, tile), k_PTK[:, tile.keys].transpose(1, 2))
+    scores_PNS = products.bmm(_rows(q_PRTK, tile), k_PTK[:, tile.keys].transpose(1, 2))
     if tile.causal:
         queries = tile.queries.stop - tile.queries.start
         later_QQ = torch.ones(queries, queries, dtype=torch.bool, device=q_PRTK.device).triu_(1)

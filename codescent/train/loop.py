@@ -23,6 +23,7 @@ from codescent.train.open import OpenRun, connect, open_data, open_run
 from codescent.train.optimize import learning_rate
 from codescent.train.report import Report
 from codescent.train.stop import StopRequest
+from codescent.train.threads import Watch
 from codescent.train.validate import validation_loss
 from codescent.train.validations import Validations
 
@@ -75,6 +76,7 @@ class _Steps:
         self.run, self.trainer, self.report, self.stop = run, trainer, report, stop
         self.config, self.plan = run.config, run.plan
         self.copies = replicated_tensors(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
+        self.threads = Watch(run.plan, run.world, run.machine["threads"])
         self.skipped = 0  # consecutive skipped steps, up to the current step
         self.overdue = False  # a checkpoint was due at a step that could not be saved; the next good step is saved
         self.unproven = False  # no finite step has followed the newest checkpoint yet, so older checkpoints stay
@@ -108,6 +110,8 @@ class _Steps:
         begin = time.perf_counter()
         result = self.trainer.executor.step(step - 1, rate)
         seconds = time.perf_counter() - begin
+        if not result.stop:
+            self.report.slow(step, self.threads.look(seconds))
         self._count(step, result)
         if result.stop and not self.skipped:  # save before anything else: a scheduler soon kills the process
             self._save(step, None)

@@ -9,6 +9,8 @@ import platform
 import resource
 import sys
 import time
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +19,7 @@ import torch
 import codescent
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.operators import products
 from codescent.plan import Plan
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from codescent.config.sections import Train as TrainConfig
 
 Matmul = Literal["exact", "fast"]
+Products = Literal["bf16", "fp32"]
 TORCH_SETTING: dict[Matmul, str] = {"exact": "highest", "fast": "medium"}
 
 TRIAL = 768
@@ -34,6 +38,13 @@ WORTH_IT = 1.15
 
 ERROR_ALLOWED = 4.0
 """Largest error of fast kernels, as a multiple of the exact kernels' error. It allows fp32 sums in another order."""
+
+BF16_TRIAL = 256
+"""Rows and columns of the matrices of `try_bf16`: small, as a slow processor takes 50 ms for such a bf16 product."""
+
+BF16_SLOW = 2.0
+"""bf16 products are computed in fp32 if the processor's own take this many times as long. With bf16 instructions they
+take less than fp32's time, without them at least 5 times as long, so noise does not change the choice."""
 
 PEAK_SIDE: dict[str, int] = {"cpu": 1024, "cuda": 8192}
 
@@ -59,14 +70,45 @@ def try_matmul(wanted: str, device: torch.device) -> dict[str, Any]:
     return {"choice": choice, "trial": found}
 
 
-def recorded_matmul(before: dict[str, Any], here: dict[str, Any]) -> Matmul | None:
-    """The kernels that a resumed run started with; None if torch, processor or device have changed.
+def try_bf16(device: torch.device, precision: str) -> dict[str, Any] | None:
+    """Choose how bf16 products are computed on a CPU, by the time of the three products of a linear layer.
 
-    `before` is the run's environment.json, `here` the description of this machine.
+    On a processor without bf16 instructions they take 5 to 85 times as long as fp32 products (torch 2.13). There
+    operands are widened to fp32 and results are rounded (`operators/products.py`).
+
+    Returns:
+        "choice": "bf16" (the processor's own products) or "fp32"; "trial": seconds of both. None: no bf16 on a CPU.
     """
-    same = all(before.get(name) == here[name] for name in ("torch", "processor", "device"))
-    choice: Matmul | None = before.get("matmul", {}).get("choice") if same else None
-    return choice
+    if precision != "bf16" or device.type != "cpu":
+        return None
+    generator = torch.Generator().manual_seed(0)
+    x, weight, d_y = (torch.randn(BF16_TRIAL, BF16_TRIAL, generator=generator).bfloat16() for _ in range(3))
+    pairs = ((x, weight.t()), (d_y, weight), (d_y.t(), x))
+    best = {"bf16": [float("inf")] * 3, "fp32": [float("inf")] * 3}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so that no thread waits for another that has no core
+    for _ in range(5):  # in turns, so that other load on the machine slows both
+        for kind, shortest in best.items():
+            products.widen_bf16(kind == "fp32")
+            for number, pair in enumerate(pairs):
+                shortest[number] = min(shortest[number], _best_seconds(partial(products.mm, *pair), device, 1))
+    torch.set_num_threads(threads)
+    products.widen_bf16(False)
+    seconds = {kind: sum(shortest) for kind, shortest in best.items()}
+    return {"choice": faster_products(seconds), "trial": seconds}
+
+
+def faster_products(seconds: Mapping[str, float]) -> Products:
+    """The products to choose, by the seconds of both. The processor's own, unless they are much slower."""
+    return "fp32" if seconds["bf16"] > BF16_SLOW * seconds["fp32"] else "bf16"
+
+
+def is_same(before: dict[str, Any], here: dict[str, Any]) -> bool:
+    """Whether torch, processor and device are those of `before`, the environment.json of the run to resume.
+
+    `here` is the description of this machine.
+    """
+    return all(before.get(fact) == here[fact] for fact in ("torch", "processor", "device"))
 
 
 def use_matmul(choice: Matmul) -> None:
@@ -112,19 +154,6 @@ def peak_flops_per_s(device: torch.device, precision: str) -> float:
     a, b = (torch.randn(side, side, device=device).to(TORCH_DTYPE[precision]) for _ in range(2))
     torch.mm(a, b)
     return 2.0 * side**3 / _best_seconds(lambda: torch.mm(a, b), device, 5)
-
-
-def slow_bf16(device: torch.device, precision: str, peak: float) -> str | None:
-    """A warning if precision is bf16 and bf16 products are slower than fp32 products on this CPU, else None."""
-    if precision != "bf16" or device.type != "cpu":
-        return None
-    fp32 = peak_flops_per_s(device, "fp32")
-    if peak >= fp32:
-        return None
-    return (
-        f'train.precision = "bf16": bf16 matrix products run at {peak / fp32:.2g} of fp32\'s speed on this processor; '
-        '"fp32" would be faster'
-    )
 
 
 def refuse_device(plan: Plan, device: torch.device) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.operators.products import widened
 from codescent.plan import Parameter, TensorPlan
 from codescent.strategies import ThisRank
 from codescent.strategies.muon import rounds, wire_dtype
@@ -146,15 +147,17 @@ def orthogonal(
     """Nearly U V^T of a matrix U S V^T, by the Newton-Schulz iteration of torch.optim.Muon (Jordan et al. 2024).
 
     A step maps each singular value s to a s + b s^3 + c s^5. With the coefficients of torch.optim.Muon all but tiny
-    ones end between 0.7 and 1.2. The products are computed in the dtype of `matrix`.
+    ones end between 0.7 and 1.2. The products are computed in the dtype of `matrix`, or in fp32 on a processor without
+    bf16 instructions.
     """
     a, b, c = coefficients
-    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    wide = widened(matrix)
+    x = wide.T if matrix.shape[0] > matrix.shape[1] else wide
     x = x / x.norm().clamp(min=eps)
     for _ in range(num_steps):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.T if matrix.shape[0] > matrix.shape[1] else x
+    return (x.T if matrix.shape[0] > matrix.shape[1] else x).to(matrix.dtype)
 
 
 def scale(rows: int, columns: int, rule: str) -> float:

@@ -32,6 +32,7 @@ from codescent.preflight import (
 )
 from codescent.record import CHECKPOINTS, RunFolder
 from codescent.train import machine
+from codescent.train.choices import choose
 from codescent.train.optimize import Optimizer
 from codescent.train.world import World
 
@@ -161,7 +162,7 @@ def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, r
 
     environment, changes, before = world.from_first(open_folder_)
     checkpoints = Checkpoints(path / CHECKPOINTS, config.checkpoint.keep_last, config.checkpoint.keep_best)
-    chosen = prepare_machine(config, plan, dataset, world, environment)
+    chosen = choose(config, plan, world, environment) | {"dataset": dataset.description}
     saved = _latest(checkpoints, world, before) if resume else None
     base = _base(plan, saved, world)
     folder = opened[0] if opened else None
@@ -200,34 +201,6 @@ def _opened(config: Config, plan: Plan, dataset: AnyDataset) -> tuple[RunFolder,
     changes = check_same_trajectory(folder, plan)
     check_same_files(task_request(config), folder, dataset)
     return folder, changes
-
-
-def prepare_machine(
-    config: Config, plan: Plan, dataset: AnyDataset, world: World, before: dict[str, Any]
-) -> dict[str, Any]:
-    """Choose the settings of this machine. Returns the content of environment.json. Collective.
-
-    Args:
-        before: the content of environment.json of a run to resume: it uses the matrix kernels that it began with.
-    """
-    device, precision, wanted = world.device, plan.work.precision, config.train.matmul
-    here = machine.describe(device, world.num_threads, world.place.world_size)
-    recorded = world.from_first(lambda: machine.recorded_matmul(before, here) if wanted == "auto" else None)
-    chosen: dict[str, Any] = (
-        {"choice": recorded, "trial": "as at the beginning"} if recorded else machine.try_matmul(wanted, device)
-    )
-    if not world.all_agree(chosen["choice"] == "fast"):
-        chosen["choice"] = "exact"
-    machine.use_matmul(chosen["choice"])
-    machine.set_deterministic(config.train.deterministic)
-    peak = machine.peak_flops_per_s(device, precision)
-    return here | {
-        "matmul": chosen,
-        "levers": machine.levers(config.train, config.optimizer),
-        "peak_flops_per_s": peak,
-        "warning": machine.slow_bf16(device, precision, peak),
-        "dataset": dataset.description,
-    }
 
 
 def _latest(checkpoints: Checkpoints, world: World, before: int | None) -> Saved | None:

@@ -18,8 +18,9 @@ from codescent.base.output import say
 from codescent.base.rank import Rank
 from codescent.config.sections import Config
 from codescent.train.assemble import assemble
+from codescent.train.choices import choose
 from codescent.train.execute import Executor
-from codescent.train.open import connect, open_data, prepare_machine
+from codescent.train.open import connect, open_data
 from codescent.train.optimize import learning_rate
 from codescent.train.stop import StopRequest
 
@@ -67,7 +68,7 @@ def range_test(config: Config, place: Rank) -> RangeTest:
     """
     with closing(connect(config, place)) as world:
         config, plan, dataset = open_data(config, world, resume=False)
-        prepare_machine(config, plan, dataset, world, {})
+        choose(config, plan, world, {})
         with (
             StopRequest(alone=place.world_size == 1, saves=False) as stop,
             closing(assemble(config, plan, world, dataset, 0, stop)) as trainer,

@@ -77,8 +77,8 @@ class Report:
         if run.plan.task.synthetic:
             self._event("synthetic_data", **run.dataset.description)
             self.display.say("synthetic data: random numbers, for speed measurements; the loss has no meaning")
-        if run.machine["warning"]:
-            self.display.say(f"warning: {run.machine['warning']}")
+        for note in run.machine["notes"]:
+            self.display.say(note)
         if run.world.is_first:
             for left in run.checkpoints.incomplete():
                 self.display.say(f"removed {left}, an unfinished checkpoint")
@@ -207,6 +207,12 @@ class Report:
             f"step {step}: not finite (loss {result.train_loss}, norm of gradients {result.grad_norm}); the weights "
             "are not changed"
         )
+
+    def slow(self, step: int, advice: str | None) -> None:
+        """Report what a new trial of the threads has found; None: nothing."""
+        if advice is not None:
+            self._event("slow_steps", step=step, advice=advice)
+            self.display.say(f"step {step}: {advice}")
 
     def not_saved(self, step: int, why: str) -> None:
         """Report that a checkpoint was due but is not written."""

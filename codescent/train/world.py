@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from codescent.base.agreement import from_first, together
 from codescent.base.beats import Beats
-from codescent.base.cores import available_cores, threads_per_rank
+from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
 from codescent.base.errors import UserError
 from codescent.base.parent import end_with_parent
 from codescent.base.rank import Rank
@@ -74,7 +74,9 @@ class World:
             self.meeting.close()
             raise
         self.leaders = topology.leaders
-        self.num_threads = num_threads or _threads(topology.sharing)
+        given = num_threads or _given_threads(os.environ)
+        self.tries_threads = given is None
+        self.num_threads = given or threads_per_rank(available_cores(), topology.sharing)
         torch.set_num_threads(self.num_threads)
         name_interface(place, self.meeting.address)
         dist.init_process_group(
@@ -194,11 +196,7 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _threads(sharing: int) -> int:
-    """Number of threads of this rank: OMP_NUM_THREADS if it is set, else this rank's share of the cores.
-
-    `sharing` is the number of ranks on the same cores.
-    """
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    given = int(wanted) if wanted.isdigit() else 0
-    return given or threads_per_rank(available_cores(), sharing)
+def _given_threads(env: Mapping[str, str]) -> int | None:
+    """OMP_NUM_THREADS, if the user or another launcher has set it; None: our launcher has, or nobody."""
+    wanted = env.get("OMP_NUM_THREADS", "")
+    return int(wanted) or None if wanted.isdigit() and OUR_THREADS not in env else None

@@ -13,6 +13,7 @@ from codescent.base.errors import UserError
 from codescent.base.output import open_closed_streams, tolerate_write_errors
 from codescent.base.published import in_words, is_full
 from codescent.base.visible import visible
+from codescent.launch.spin import with_short_spin
 from codescent.record import RunFolder
 from codescent.verbs.arguments import parse
 
@@ -53,6 +54,7 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
     try:
         if verb in READERS and arguments.run is not None:
             RunFolder.open(arguments.run)  # says at once what is wrong with it: importing torch takes seconds
+        os.environ.update(with_short_spin(os.environ))  # before torch is imported, and for the ranks
         code: int = getattr(import_module(f"codescent.verbs.{module}"), function)(arguments)
         print(end="", flush=True)
     except UserError as error:

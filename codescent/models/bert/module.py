@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from codescent.models.bert.declare import NORM_EPS, SEGMENTS, BertShape
 from codescent.models.decoder import Block
 from codescent.models.part import Part, padding
+from codescent.operators import products
 from codescent.operators.activations import EXACT_GELU, feed_forward
 from codescent.operators.attention import Attention
 from codescent.operators.dropout import drop
@@ -122,7 +123,7 @@ class Bert(Part):
         if segments_BT is None:
             return weight_2D[0]
         own_BT = self.select_rows(segments_BT.t(), rows).t()
-        return F.one_hot(own_BT, SEGMENTS).to(weight_2D.dtype) @ weight_2D
+        return products.matmul(F.one_hot(own_BT, SEGMENTS).to(weight_2D.dtype), weight_2D)
 
     def _masked_tokens(
         self, x_BTD: Tensor, targets_BT: Tensor | None, loss_scale: float, tied_gradient_VD: Tensor | None
@@ -133,7 +134,7 @@ class Bert(Part):
         weight_VD, bias_V = self.tok.weight, head.bias
         x_BTD = self.vocabulary.every_row(x_BTD)
         if targets_BT is None:
-            logits_BTV: Tensor = head(x_BTD) @ weight_VD.t() + bias_V
+            logits_BTV: Tensor = products.linear(head(x_BTD), weight_VD) + bias_V
             return logits_BTV
         targets_N = targets_BT.flatten()
         with_target_M = (targets_N >= 0).nonzero().squeeze(1)

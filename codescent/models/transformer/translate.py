@@ -10,6 +10,7 @@ from torch import Tensor
 
 from codescent.models.part import padding
 from codescent.models.transformer.module import Transformer, sinusoids
+from codescent.operators import products
 
 # Shapes: B samples, S positions of the source, T of the target, D hidden_dim, V vocab_size.
 
@@ -35,7 +36,7 @@ def greedy(module: Transformer, source_BS: Tensor, lengths_B: Tensor, begin: int
         x_BTD = _embedded(target_BT, target_weight_VD)
         for block in decoder:
             x_BTD = block(x_BTD, source_BSD=source_BSD, padding_BS=padding_BS)
-        next_B = (module.norm(x_BTD[:, -1]) @ head_VD.t()).argmax(-1).masked_fill(ended_B, end)
+        next_B = products.linear(module.norm(x_BTD[:, -1]), head_VD).argmax(-1).masked_fill(ended_B, end)
         ended_B |= next_B == end
         target_BT = torch.cat((target_BT, next_B[:, None]), dim=1)
         if bool(ended_B.all()):

@@ -1,0 +1,117 @@
+"""In: a config, a plan, this rank's process groups, environment.json of the run to resume. Out: the kernels, the way of
+bf16 products and the number of threads, chosen and in use; the content of the new environment.json.
+Does not measure: machine.py and threads.py do. A resumed run keeps its choices while it is on the same machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from codescent.config.sections import Config
+from codescent.operators import products
+from codescent.plan import Plan
+from codescent.train import machine, threads
+from codescent.train.world import World
+
+KEPT = "as at the beginning"
+"""In place of a trial: the choice that the run began with."""
+
+CHOICES = {
+    "matmul": "kernels of fp32 products",
+    "bf16_products": "number format in which bf16 products are computed",
+    "threads": "threads per rank",
+}
+"""Settings that a run chooses by a trial, and that change the rounding of its sums."""
+
+
+def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> dict[str, Any]:
+    """Choose by trials, unless the config or the run to resume has chosen. Collective.
+
+    Args:
+        config: `train` has the keys that choose.
+        plan: of the run.
+        world: this rank's device and number of threads.
+        before: environment.json of the run to resume; empty: the run is new.
+
+    Returns:
+        the content of environment.json; under "notes" lines for people.
+    """
+    device, precision = world.device, plan.work.precision
+    here = machine.describe(device, world.num_threads, world.place.world_size)
+    kept: dict[str, Any] = world.from_first(lambda: _kept(before, here))
+    machine.set_deterministic(config.train.deterministic)
+    chosen: dict[str, Any] = {
+        "matmul": _matmul(config.train.matmul, world, kept),
+        "bf16_products": _bf16_products(precision, world, kept),
+    }
+    chosen["threads"] = _threads(plan, world, kept)
+    widens = (chosen["bf16_products"] or {}).get("choice") == "fp32"
+    return (
+        here
+        | chosen
+        | {
+            "num_threads": torch.get_num_threads(),
+            "levers": machine.levers(config.train, config.optimizer),
+            "peak_flops_per_s": machine.peak_flops_per_s(device, "fp32" if widens else precision),
+            "notes": [*changed(before, chosen), *threads.said(chosen["threads"])],
+        }
+    )
+
+
+def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """A line for each choice of a resumed run that is not the one it had before."""
+    lines = []
+    for name, what in CHOICES.items():
+        old, new = ((of.get(name) or {}).get("choice") for of in (before, now))
+        if None not in (old, new) and old != new:
+            lines.append(f"{what}: {new}, before {old}; from here on the losses differ by rounding")
+    return lines
+
+
+def _kept(before: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
+    """By name: the choices of `before`, if it describes this machine. Threads only with as many cores and ranks."""
+    if not machine.is_same(before, here):
+        return {}
+    kept = {name: before[name]["choice"] for name in CHOICES if before.get(name)}
+    if any(before.get(name) != here[name] for name in ("cores", "world_size")):
+        kept.pop("threads", None)
+    return kept
+
+
+def _matmul(wanted: str, world: World, kept: dict[str, Any]) -> dict[str, Any]:
+    """The kernels of fp32 products. If a rank needs the exact ones, all ranks use them."""
+    if wanted == "auto" and "matmul" in kept:
+        chosen = {"choice": kept["matmul"], "trial": KEPT}
+    else:
+        chosen = machine.try_matmul(wanted, world.device)
+    if not world.all_agree(chosen["choice"] == "fast"):
+        chosen["choice"] = "exact"
+    machine.use_matmul(chosen["choice"])
+    return chosen
+
+
+def _bf16_products(precision: str, world: World, kept: dict[str, Any]) -> dict[str, Any] | None:
+    """How bf16 products are computed, the same on every rank; None: there are none on a CPU."""
+    if "bf16_products" in kept:
+        chosen: dict[str, Any] | None = {"choice": kept["bf16_products"], "trial": KEPT}
+    else:
+        chosen = machine.try_bf16(world.device, precision)
+    if chosen is not None and not world.all_agree(chosen["choice"] == "bf16"):
+        chosen["choice"] = "fp32"
+    products.widen_bf16(chosen is not None and chosen["choice"] == "fp32")
+    return chosen
+
+
+def _threads(plan: Plan, world: World, kept: dict[str, Any]) -> dict[str, Any]:
+    """The number of threads of this rank."""
+    most = world.num_threads
+    chosen: dict[str, Any] = {"choice": most, "most": most, "trial": {}}
+    tries = world.tries_threads and world.device.type == "cpu" and most > 1
+    if tries and "threads" in kept:
+        chosen |= {"choice": min(kept["threads"], most), "trial": KEPT}
+    trial = threads.of_slowest_rank(threads.try_threads(plan, most) if tries and "threads" not in kept else {})
+    if trial:
+        chosen |= {"choice": threads.fastest(trial), "trial": {str(number): s for number, s in trial.items()}}
+    torch.set_num_threads(chosen["choice"])
+    return chosen

@@ -1,0 +1,208 @@
+"""In: sizes of a micro-batch, the largest number of threads; seconds of steps. Out: seconds of the same work with
+several numbers of threads, the number to use, and lines for people when steps have become slow.
+Does not change the number during a run: another number adds in another order, so the losses would change."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from codescent.base.agreement import together
+from codescent.base.errors import UserError
+from codescent.base.torch_dtypes import TORCH_DTYPE
+from codescent.operators import products
+from codescent.plan import Plan
+from codescent.train.world import World
+
+ROWS, WIDTH = 256, 1024
+"""Largest number of tokens and channels of the trial: more would not change which number of threads is best."""
+
+TURN_S = 0.02
+"""Seconds of one turn: some time slices of the system's scheduler (3 ms)."""
+
+TURNS, FEWEST_TURNS, TRIAL_S = 7, 3, 0.7
+"""Turns of each number; the fewest, and the seconds after which no further round begins."""
+
+CLEARLY = 1.2
+"""A smaller number of threads is chosen if it is this many times as fast as a larger one. Less may be noise."""
+
+SLOW = 2.0
+"""Steps are slow if they take this many times as long as the fastest."""
+
+WINDOW = 10
+"""Steps whose median is compared."""
+
+
+def candidates(most: int) -> list[int]:
+    """The numbers of threads to try, from 1 to `most`: at most five."""
+    return sorted({1, max(1, most // 2), max(1, most * 3 // 4), max(1, most - 1), most})
+
+
+def try_threads(plan: Plan, most: int) -> dict[int, float]:
+    """Seconds of a part of a micro-batch with each number of `candidates`; the median of turns of 0.02 s.
+
+    The numbers take turns, so that other programs slow all of them. At the end torch uses as many threads as before.
+    """
+    work, before = _micro_batch(plan), torch.get_num_threads()
+    turns: dict[int, list[float]] = {number: [] for number in candidates(most)}
+    begin = time.perf_counter()
+    for turn in range(TURNS):
+        if turn >= FEWEST_TURNS and time.perf_counter() - begin > TRIAL_S:
+            break
+        for number in turns if turn % 2 == 0 else reversed(turns):
+            torch.set_num_threads(number)
+            turns[number].append(_turn(work))
+    torch.set_num_threads(before)
+    return {number: statistics.median(seconds) for number, seconds in turns.items()}
+
+
+def _micro_batch(plan: Plan) -> Callable[[], object]:
+    """A function that computes what a feed-forward layer does to a micro-batch: products and element-wise operators."""
+    dtype = TORCH_DTYPE[plan.work.precision]
+    rows, width = min(plan.work.microbatch_size * plan.work.seq_len, ROWS), min(plan.model.hidden_dim, WIDTH)
+    sizes = ((rows, width), (4 * width, width), (width, 4 * width))
+    x_ND, up_FD, down_DF = (torch.ones(*size, dtype=dtype) for size in sizes)
+
+    def compute() -> None:
+        h_NF = F.gelu(products.mm(F.layer_norm(x_ND, (width,)), up_FD.t()), approximate="tanh")
+        y_ND = products.mm(h_NF, down_DF.t())
+        products.mm(y_ND.t(), h_NF)
+
+    return compute
+
+
+def _turn(work: Callable[[], object]) -> float:
+    """Mean seconds of the work, repeated for TURN_S."""
+    work()  # starts the threads
+    begin, count = time.perf_counter(), 0
+    while True:
+        work()
+        count += 1
+        spent = time.perf_counter() - begin
+        if spent >= TURN_S:
+            return spent / count
+
+
+def of_slowest_rank(mine: Mapping[int, float]) -> dict[int, float]:
+    """By number of threads: the most seconds of any rank that tried the same numbers as this one. Collective.
+
+    Ranks wait for the slowest. Ranks that tried the same numbers choose the same one.
+    """
+    trials = together(UserError, lambda: {str(number): seconds for number, seconds in mine.items()})
+    alike = [trial for trial in trials if list(map(int, trial)) == list(mine)]
+    return {number: max(trial[str(number)] for trial in alike) for number in mine}
+
+
+def fastest(seconds: Mapping[int, float]) -> int:
+    """The number of threads to use: the largest that is not clearly slower than another."""
+    best = min(seconds.values())
+    return max(number for number, spent in seconds.items() if spent <= CLEARLY * best)
+
+
+def said(chosen: Mapping[str, Any]) -> list[str]:
+    """A line for people if the trial at the start of a run chose fewer threads than the cores allow.
+
+    `chosen`: "choice", "most" and "trial" of environment.json.
+    """
+    now, most, trial = chosen["choice"], chosen["most"], chosen["trial"]
+    if now == most or not isinstance(trial, Mapping):
+        return []
+    times = trial[str(most)] / trial[str(now)]
+    return [
+        f"{_threads(now)} per rank: the same work takes {times:.1f} times as long with {most}, as other programs use "
+        "these cores; train.num_threads sets another number"
+    ]
+
+
+def advice(now: int, seconds: Mapping[int, float], slowdown: float) -> str | None:
+    """What a new trial says about `now` threads; None: nothing that would help, and steps are not slow.
+
+    Args:
+        now: threads in use.
+        seconds: of the trial, by number of threads.
+        slowdown: median time of the last steps, divided by that of the fastest steps.
+    """
+    begin = f"the last steps took {slowdown:.1f} times as long as the fastest; " if slowdown >= SLOW else ""
+    better = fastest(seconds)
+    if better != now and seconds[now] > CLEARLY * seconds[better]:
+        return (
+            f"{begin}{_threads(better)} per rank would be {seconds[now] / seconds[better]:.1f} times as fast as {now}, "
+            f"because other programs {'use' if better < now else 'no longer use'} these cores: stop the run (Ctrl-C) "
+            f"and continue it with --resume train.num_threads={better}"
+        )
+    tried = ", ".join(str(number) for number in seconds)
+    return f"{begin}another number of threads would not help (tried: {tried})" if begin else None
+
+
+def _threads(number: int) -> str:
+    return "1 thread" if number == 1 else f"{number} threads"
+
+
+class StepTimes:
+    """Decides after which steps to try the threads again.
+
+    Args:
+        restricted: the run uses fewer threads than its cores allow, so it looks whether that is still right.
+    """
+
+    def __init__(self, *, restricted: bool) -> None:
+        self.restricted = restricted
+        self.window: list[float] = []
+        self.best = math.inf  # the shortest median of a window
+        self.slowdown = 1.0  # of the last full window
+        self.windows, self.wait = 0, 1  # windows since the last look, and how many must pass before the next
+
+    def add(self, seconds: float) -> bool:
+        """Count a step. Returns whether it fills a window, which is so at the same step on every rank."""
+        self.window.append(seconds)
+        if len(self.window) < WINDOW:
+            return False
+        median, self.window = statistics.median(self.window), []
+        self.best = min(self.best, median)
+        self.slowdown = median / self.best
+        self.windows += 1
+        return True
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last full window is a reason to look, and the last look is long enough ago."""
+        return (self.restricted or self.slowdown >= SLOW) and self.windows >= self.wait
+
+    def looked(self) -> None:
+        """A look took place. The next one waits twice as long, so a long run spends no time on looking."""
+        self.windows, self.wait = 0, 2 * self.wait
+
+
+class Watch:
+    """Tries the threads of a run again when its steps become slow. All ranks look at the same step.
+
+    Args:
+        plan: of the run.
+        world: process groups of this rank.
+        chosen: "threads" of environment.json. If every rank's number was given by the user, nothing is watched.
+    """
+
+    def __init__(self, plan: Plan, world: World, chosen: Mapping[str, Any]) -> None:
+        self.plan, self.world = plan, world
+        self.now, self.most, self.tries = chosen["choice"], chosen["most"], bool(chosen["trial"])
+        self.watches = not world.all_agree(not self.tries)
+        self.times = StepTimes(restricted=self.tries and self.now < self.most)
+        self.found: tuple[int, bool] | None = None  # by the last look: the best number, whether steps were slow
+
+    def look(self, step_s: float) -> str | None:
+        """Count a step of `step_s` seconds. Returns what to say; None: nothing new. Collective after every window."""
+        if not (self.watches and self.times.add(step_s)) or self.world.all_agree(not self.times.is_due):
+            return None
+        self.times.looked()
+        mine = try_threads(self.plan, self.most) if self.tries else {}
+        trial = of_slowest_rank(mine)
+        if not trial:
+            return None
+        before, self.found = self.found, (fastest(trial), self.times.slowdown >= SLOW)
+        return advice(self.now, trial, self.times.slowdown) if self.found != before else None

@@ -1,0 +1,145 @@
+"""In: measured seconds; a run that chooses its threads. Out: the number of threads, what is said, when it looks again.
+Does not compare times: benchmarks/threads.py does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from runs import called, make_project
+
+from codescent.base.cores import OUR_THREADS
+from codescent.launch.local import rank_environment
+from codescent.launch.spin import with_short_spin
+from codescent.record import RunFolder
+from codescent.train import threads, world
+from codescent.train.threads import StepTimes, advice, candidates, fastest, of_slowest_rank, said
+
+
+@pytest.mark.parametrize(
+    ("most", "tried"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 3, 4]), (16, [1, 8, 12, 15, 16])]
+)
+def test_numbers_that_are_tried(most: int, tried: list[int]) -> None:
+    assert candidates(most) == tried
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({1: 10.0, 2: 5.5}, 2),  # alone on the machine
+        ({1: 10.0, 2: 11.0}, 2),  # perhaps noise
+        ({1: 10.0, 2: 54.0}, 1),  # beside another program: the issue's figures
+        ({1: 16.0, 8: 2.1, 12: 1.5, 15: 1.2, 16: 4.0}, 15),
+    ],
+)
+def test_the_largest_number_that_is_not_clearly_slower(seconds: dict[int, float], chosen: int) -> None:
+    assert fastest(seconds) == chosen
+
+
+def test_ranks_choose_by_the_slowest_of_those_with_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    everyone = [{"1": 9.0, "2": 5.0}, {"1": 9.5, "2": 40.0}, {"1": 9.0, "4": 1.0}]
+    monkeypatch.setattr(threads, "together", lambda error, mine: everyone)
+    assert of_slowest_rank({1: 9.0, 2: 5.0}) == {1: 9.5, 2: 40.0}
+    assert of_slowest_rank({1: 9.0, 4: 1.0}) == {1: 9.0, 4: 1.0}
+    assert of_slowest_rank({}) == {}
+
+
+def test_what_is_said_at_the_start() -> None:
+    trial = {"1": 0.01, "2": 0.054}
+    (line,) = said({"choice": 1, "most": 2, "trial": trial})
+    assert line.startswith("1 thread per rank: the same work takes 5.4 times as long with 2")
+    assert "train.num_threads" in line
+    assert said({"choice": 2, "most": 2, "trial": {"1": 0.01, "2": 0.005}}) == []
+    assert said({"choice": 1, "most": 2, "trial": "as at the beginning"}) == []
+    assert said({"choice": 2, "most": 2, "trial": {}}) == []
+
+
+def test_what_is_said_of_slow_steps() -> None:
+    line = advice(2, {1: 0.01, 2: 0.05}, slowdown=6.0)
+    assert line is not None
+    assert line.startswith("the last steps took 6.0 times as long as the fastest; 1 thread per rank would be 5.0 times")
+    assert line.endswith("--resume train.num_threads=1")
+    line = advice(1, {1: 0.01, 2: 0.006}, slowdown=1.0)
+    assert line is not None
+    assert line.startswith("2 threads per rank would be 1.7 times as fast as 1, because other programs no longer use")
+    assert advice(2, {1: 0.01, 2: 0.006}, slowdown=1.0) is None
+    line = advice(2, {1: 0.01, 2: 0.006}, slowdown=3.0)
+    assert line is not None
+    assert line.endswith("another number of threads would not help (tried: 1, 2)")
+
+
+def windows(times: StepTimes, seconds: float, count: int) -> int:
+    """Add windows of steps of `seconds`; returns how often the run looked."""
+    looks = 0
+    for _ in range(count * threads.WINDOW):
+        if times.add(seconds) and times.is_due:
+            times.looked()
+            looks += 1
+    return looks
+
+
+def test_a_run_looks_when_steps_become_slow_and_ever_more_rarely() -> None:
+    times = StepTimes(restricted=False)
+    assert windows(times, 0.1, 50) == 0
+    assert windows(times, 0.19, 50) == 0
+    assert windows(times, 0.5, 1) == 1  # at once
+    assert times.slowdown == 5.0
+    assert windows(times, 0.5, 1) == 0
+    assert windows(times, 0.5, 1000) <= 10
+    assert windows(StepTimes(restricted=True), 0.1, 1000) == 9
+
+
+def test_one_slow_step_is_no_reason_to_look() -> None:
+    times = StepTimes(restricted=False)
+    windows(times, 0.1, 1)
+    for seconds in [60.0] + [0.1] * (threads.WINDOW - 1):
+        times.add(seconds)
+    assert not times.is_due
+
+
+def test_numbers_that_the_user_gave_are_kept() -> None:
+    assert world._given_threads({"OMP_NUM_THREADS": "3"}) == 3
+    assert world._given_threads({"OMP_NUM_THREADS": "3", OUR_THREADS: "auto"}) is None
+    assert world._given_threads({}) is None
+    assert rank_environment(0, 1, 1, {})[OUR_THREADS] == "auto"
+    assert OUR_THREADS not in rank_environment(0, 1, 1, {"OMP_NUM_THREADS": "7"})
+    assert OUR_THREADS not in rank_environment(0, 1, 1, {"OMP_NUM_THREADS": "7", OUR_THREADS: "auto"})
+
+
+def test_waiting_threads_sleep_unless_the_user_says_how_they_wait() -> None:
+    assert with_short_spin({})["GOMP_SPINCOUNT"] == "10000"
+    assert with_short_spin({"GOMP_SPINCOUNT": "5"}) == {"GOMP_SPINCOUNT": "5"}
+    assert with_short_spin({"OMP_WAIT_POLICY": "active"}) == {"OMP_WAIT_POLICY": "active"}
+
+
+def test_a_run_records_what_it_tried_says_what_is_slow_and_keeps_its_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, before = make_project(tmp_path), torch.get_num_threads()
+    path.write_text(path.read_text().replace("num_threads = 1\n", ""))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(world, "available_cores", lambda: 2)
+    monkeypatch.setattr(threads, "SLOW", 0.0)  # so that the second window is slow
+    words = ("run.toml", "run.name=tried", "log.sample_tokens=0", "train.eval_every=0")
+    try:
+        done = called(tmp_path, "train", *words, "train.num_steps=12", "optimizer.decay_steps=14")
+        assert done.returncode == 0, done.stderr
+        run = RunFolder.open(tmp_path / "runs" / "tried")
+        found = run.read_environment()["threads"]
+        assert set(found["trial"]) == {"1", "2"}
+        assert found["most"] == 2
+        assert found["choice"] == run.read_environment()["num_threads"] == torch.get_num_threads()
+        (event,) = [event for event in run.read_events() if event["kind"] == "slow_steps"]
+        assert event["step"] == threads.WINDOW
+        assert event["advice"] in done.stdout.replace("\n", " ")
+        resumed = called(tmp_path, "train", *words, "train.num_steps=14", "optimizer.decay_steps=14", "--resume")
+        assert resumed.returncode == 0, resumed.stderr
+        again = run.read_environment()["threads"]
+        assert again == {"choice": found["choice"], "most": 2, "trial": "as at the beginning"}
+        given = called(tmp_path, "train", "run.toml", "run.name=given", "train.num_threads=2", "train.num_steps=1")
+        assert given.returncode == 0, given.stderr
+        kept = RunFolder.open(tmp_path / "runs" / "given").read_environment()["threads"]
+        assert kept == {"choice": 2, "most": 2, "trial": {}}
+    finally:
+        torch.set_num_threads(before)
