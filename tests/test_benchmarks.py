@@ -22,6 +22,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import llmc  # noqa: E402 - found by the line above: a folder of scripts, no package
 import measure  # noqa: E402
+import python_samples  # noqa: E402
 import systems  # noqa: E402
 import work  # noqa: E402
 
@@ -37,6 +38,7 @@ SCRIPTS = (
     "alike",
     "muon",
     "threads",
+    "python_samples",
 )
 
 PEER = """
@@ -316,3 +318,33 @@ def test_files_for_llmc_have_the_sizes_that_its_headers_say(tmp_path: Path) -> N
     header = np.fromfile(tokens, dtype=np.int32, count=256)
     assert header[:3].tolist() == [20240520, 1, 1000]
     np.testing.assert_array_equal(np.fromfile(tokens, dtype=np.uint16, offset=1024), written)
+
+
+def test_lines_of_python_are_counted_and_prose_is_not() -> None:
+    whole = """# a comment
+import re
+
+class Reader(object):
+    \"\"\"Words that are
+    no Python.\"\"\"
+
+    @property
+    def name(self, *, to=None):
+        if self.buffer is None:
+            return [word for word in self.words
+                    if word]
+        elif to:
+            raise ValueError("x")
+        else:
+            yield from self.parts
+    match x:
+        case {"a": 1}:
+            pass
+cut off here
+"""
+    found = python_samples.counts(whole)
+    assert (found.code, found.valid, found.prose, found.distinct) == (14, 14, 3, 14)
+    broken = "def f(self:\n    return self.\n    x = = 2\n    pass\n    pass\ncut"
+    found = python_samples.counts(broken)
+    assert (found.code, found.valid, found.prose, found.distinct) == (5, 2, 0, 4)
+    assert python_samples.counts("").code == 0

@@ -131,7 +131,9 @@ def test_a_run_names_its_task_and_keeps_it(
     steps = ("train.num_steps=2", "train.eval_every=0", "run.name=kept")
     done = forker.run(project, 1, [*BERT, *QUESTIONS, "data.corpus=gone.json", *steps])
     assert done.codes == [0]
-    assert done.said.splitlines()[0].startswith("qa: find the answer to a question in its context; corpus gone.json")
+    assert done.said.splitlines()[0].startswith(
+        "task    qa: find the answer to a question in its context; corpus gone.json"
+    )
     (project / "gone.json").unlink()
     assert cli(["evaluate", "runs/kept", "--data", "dev.json"]) == 0
     assert "exact match" in capsys.readouterr().out

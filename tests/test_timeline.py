@@ -14,11 +14,15 @@ from disks import small_disk
 from runs import called, make_project
 
 from codescent.base.errors import UserError
-from codescent.cost.simulate import Costs, simulate
-from codescent.plan import Plan
+from codescent.build import build
+from codescent.config.load import load
+from codescent.cost.lengths import Lengths, lengths
+from codescent.cost.simulate import Costs, Simulation, simulate
+from codescent.plan import Plan, Verb
 from codescent.plan.pipeline import SCHEDULES, pipeline
 from codescent.verbs import timeline
-from codescent.verbs.timeline import COLOURS, write_timeline
+from codescent.verbs.step_picture import COLOURS, UNIT_IN
+from codescent.verbs.timeline import draw_plan, write_timeline
 
 
 def sizes(name: str) -> tuple[int, int, int]:
@@ -31,7 +35,7 @@ def test_a_picture_has_a_row_for_each_stage_in_the_colours_of_its_verbs(name: st
     write_timeline(schedule, name, tmp_path / "a.PNG")
     pixels = (matplotlib.image.imread(tmp_path / "a.PNG", format="png")[:, :, :3] * 255).round().astype(int)
     height, width, _ = pixels.shape
-    assert 200 < height < width < 3000
+    assert 200 < height < width < 4000
     seen = {tuple(pixel) for pixel in pixels[::3, ::3].reshape(-1, 3).tolist()}
     spans = [span for span in simulate(schedule).timeline if span.end_s > span.start_s]
     for verb in {span.instruction.verb for span in spans}:
@@ -51,10 +55,11 @@ def test_a_picture_stays_of_a_size_that_can_be_opened(p: int, m: int, tmp_path: 
 def test_a_trace_has_a_track_for_each_stage_and_every_instruction(name: str, tmp_path: Path) -> None:
     schedule = pipeline(name, *sizes(name))
     costs = Costs(latency_s=0.25, reduce_s=1.5)
-    write_timeline(schedule, name, tmp_path / "a.json", costs)
+    write_timeline(schedule, name, tmp_path / "a.json", Lengths(costs))
     events = json.loads((tmp_path / "a.json").read_text())["traceEvents"]
     named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert named == {stage: f"stage {stage}" for stage in range(4)}
+    rows = {stage: f"stage {stage}" for stage in range(4)}
+    assert named == rows | {4 + stage: f"stage {stage} messages" for stage in range(4)}
     for stage, program in enumerate(schedule.programs):
         track = [event for event in events if event["ph"] in "Xi" and event["tid"] == stage]
         assert [event["name"] for event in track] == [str(at) for at in program]
@@ -147,3 +152,103 @@ def test_plan_draws_its_schedule_beside_what_it_prints(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == called(tmp_path, *words).stdout
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert done.stderr.startswith(
+        "a.png: one step of gpt2, one stage, no pipeline, 4 micro-batches: 12 units, bubble 0"
+    )
+    done = called(tmp_path, *words, "--flops-per-byte", "20")
+    assert (done.returncode, done.stderr.split(":")[1]) == (2, " --flops-per-byte")
+
+
+def plan(ranks: int, *words: str) -> Plan:
+    sizes = ("model.num_layers=8", "train.global_batch_size=8", "train.microbatch_size=1")
+    return build(load("default", [*sizes, *words]).config, 2048, ranks)
+
+
+def events(plan: Plan, path: Path, flops_per_byte: float) -> list[dict]:
+    draw_plan(plan, path / "a.json", flops_per_byte)
+    return json.loads((path / "a.json").read_text())["traceEvents"]
+
+
+def step(plan: Plan) -> Simulation:
+    found = lengths(plan, 0.001)
+    return simulate(plan.schedule, found.costs, waits=found.waits)
+
+
+FOUR = {
+    name: ("parallel.pp=4", f"parallel.schedule={name}", f"parallel.virtual_stages={2 if name == 'interleaved' else 1}")
+    for name in SCHEDULES
+}
+
+
+def test_pictures_of_all_schedules_have_one_unit(tmp_path: Path) -> None:
+    steps = {name: step(plan(4, *words)) for name, words in FOUR.items()}
+    whole = sum(stage.busy_s for stage in steps["1f1b"].stages)
+    assert whole == pytest.approx(3 * 4 * 8)  # a forward pass of one unit and a backward pass of two, for each stage
+    for name, words in FOUR.items():
+        assert sum(stage.busy_s for stage in steps[name].stages) == pytest.approx(whole)
+        if name == "naive":  # its picture is too wide for the unit
+            continue
+        draw_plan(plan(4, *words), tmp_path / "a.png", 0.001)
+        width_px = matplotlib.image.imread(tmp_path / "a.png").shape[1]
+        assert width_px == pytest.approx(110 * (1.6 + UNIT_IN * steps[name].makespan_s), abs=3)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_timeline_names_its_schedule_and_says_what_was_written(name: str, tmp_path: Path) -> None:
+    said = draw_plan(plan(8, *FOUR[name], "parallel.tp=2"), tmp_path / "a.svg")
+    chunks = " with 2 chunks per stage" if name == "interleaved" else ""
+    title = f"llama, {name}{chunks}, 4 stages, 8 micro-batches, tp 2"
+    assert said.startswith(f"{tmp_path}/a.svg: one step of {title}: ")
+    assert "units, bubble " in said
+    assert f">{title}<" in (tmp_path / "a.svg").read_text()
+
+
+def test_unequal_stages_are_unequal(tmp_path: Path) -> None:
+    uneven = plan(4, "parallel.pp=4", "model.num_layers=5")  # one stage has two layers
+    forward = {event["tid"]: event["dur"] for event in events(uneven, tmp_path, 0.001) if event["name"] == "forward 3"}
+    flops = uneven.model.forward_flops
+    shares = [sum(flops[depth] for part in uneven.schedule.parts(stage) for depth in part) for stage in range(4)]
+    assert len(set(shares)) > 1
+    for stage, share in enumerate(shares):
+        assert forward[stage] == pytest.approx(1000 * 4 * share / sum(flops), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "lane", "begins_with"),
+    [
+        (("parallel.dp_replicate=4",), "collectives", {"backward"}),
+        (("parallel.dp_shard=4", "parallel.zero_stage=1"), "collectives", {"forward", "backward"}),
+        (("parallel.dp_shard=4", "parallel.zero_stage=3"), "collectives", {"forward", "backward"}),
+        (("parallel.cp=4",), "collectives", {"forward", "backward"}),
+        (("parallel.pp=4",), "messages", {"forward", "backward"}),
+        (("parallel.tp=4",), None, {"forward", "backward"}),
+    ],
+)
+def test_communication_is_drawn_for_every_axis(
+    words: tuple[str, ...], lane: str | None, begins_with: set[str], tmp_path: Path
+) -> None:
+    found = events(plan(4, *words), tmp_path, 20)
+    slices = [event for event in found if event["ph"] == "X"]
+    computing = [event for event in slices if event["name"].split()[0] in ("forward", "backward")]
+    if lane is None:  # every forward and backward pass waits for its sums
+        assert all(event["args"]["waits_us"] > 0 for event in computing)
+        return
+    sent = [event for event in slices if event["name"] == lane]
+    assert {event["dur"] > 0 for event in sent} == {True}
+    tracks = {event["tid"]: event["args"]["name"] for event in found if event["name"] == "thread_name"}
+    assert {tracks[event["tid"]].split()[-1] for event in sent} == {lane}
+    if lane == "collectives":
+        begins = {round(event["ts"], 6) for event in sent}
+        assert {event["name"].split()[0] for event in computing if round(event["ts"], 6) in begins} == begins_with
+
+
+def test_slow_links_make_a_step_longer_and_fast_ones_do_not() -> None:
+    replicas = plan(4, "parallel.dp_replicate=4")
+    makespans = []
+    for flops_per_byte in (0.001, 1.0, 10_000.0, 20_000.0):
+        found = lengths(replicas, flops_per_byte)
+        makespans.append(simulate(replicas.schedule, found.costs, waits=found.waits).makespan_s)
+    assert makespans[0] == pytest.approx(makespans[1], rel=1e-3)  # hidden behind the last backward pass
+    sent = sum(record.wire_bytes(4) for record in replicas.traffic if record.during is Verb.BACKWARD)
+    unit_flops = sum(replicas.model.forward_flops) * replicas.work.seq_len
+    assert makespans[3] - makespans[2] == pytest.approx(sent * 10_000 / unit_flops, rel=1e-3)

@@ -317,6 +317,13 @@ class Log(Section):
         "steps between rows of metrics; auto: 1, or train.num_steps / 100,000, rounded up, in a longer run", ge=1
     )
     sample_tokens: int = key(0, "tokens that the model generates at the end of the run; 0: none", ge=0)
+    sample_prompt: str = key("", "text that the generated text continues", only=other_than("log.sample_tokens", 0))
+    sample_temperature: float = key(
+        0.8, "0: always the most probable token; 1: as the model says", ge=0, only=other_than("log.sample_tokens", 0)
+    )
+    expected_minutes: float | None = auto(
+        "minutes that the run should take; if its first steps take longer, the run says why; auto: none", gt=0
+    )
     tensorboard: bool = key(True, "write TensorBoard files, where tensorboard is installed")
     to: Functions | None = auto(
         'Python functions that also get metrics and events, as "module:function", several with commas between '

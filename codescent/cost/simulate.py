@@ -4,6 +4,7 @@ Does not know schedules by name and runs nothing: train/execute.py runs the same
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -44,10 +45,24 @@ class Costs:
 
 @dataclass(frozen=True)
 class Span:
-    """An instruction of a stage with its begin and end, in seconds from the start of the step."""
+    """An instruction of a stage with its begin and end, in seconds from the start of the step.
+
+    `waits_s`: the part before its end in which the stage waits for collectives.
+    """
 
     stage: int
     instruction: Instruction
+    start_s: float
+    end_s: float
+    waits_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A message between two stages, in seconds from the start of the step: it leaves `stage` and arrives at `peer`."""
+
+    stage: int
+    peer: int
     start_s: float
     end_s: float
 
@@ -59,7 +74,8 @@ class StageTimes:
     Attributes:
         busy_s: the stage computes.
         data_wait_s: it waits because another stage has not yet computed its input.
-        comm_wait_s: it waits for a message under way. With blocking sends: also each send and its wait.
+        comm_wait_s: it waits for a message under way, or for collectives. With blocking sends: also each send and its
+            wait.
         idle_end_s: it has finished its list, and other stages have not.
         peak_live: largest number of (micro-batch, chunk) pairs with activations in memory. They stay there from
             FORWARD until BACKWARD, or until BACKWARD_WEIGHT if the backward is split.
@@ -74,11 +90,12 @@ class StageTimes:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One simulated step: its duration, the times of each stage, all instructions sorted by begin."""
+    """One simulated step: its duration, the times of each stage, all instructions and messages sorted by begin."""
 
     makespan_s: float
     stages: tuple[StageTimes, ...]
     timeline: tuple[Span, ...]
+    messages: tuple[Flight, ...] = ()
 
     @property
     def ideal_s(self) -> float:
@@ -105,14 +122,20 @@ class Deadlock(Exception):
         super().__init__(f"deadlock: {'; '.join(places)}")
 
 
-def simulate(schedule: Schedule, costs: Costs | None = None, sends: Sends = Sends.BUFFERED) -> Simulation:
+Waits = Mapping[tuple[int, Instruction], float]
+"""By stage and instruction: seconds that the stage waits for collectives after it has computed the instruction."""
+
+
+def simulate(
+    schedule: Schedule, costs: Costs | None = None, sends: Sends = Sends.BUFFERED, waits: Waits | None = None
+) -> Simulation:
     """Simulate one step of `schedule`. `sends` says when messages leave.
 
     Raises:
         Deadlock: the lists wait for each other, or a send or receive has no partner.
         KeyError: a list has a backward pass without its forward pass.
     """
-    return _Simulator(schedule, costs or Costs(), sends).run()
+    return _Simulator(schedule, costs or Costs(), sends, waits or {}).run()
 
 
 class _Message(NamedTuple):
@@ -126,7 +149,8 @@ class _Message(NamedTuple):
 class _Simulator:
     """One simulation: a clock per stage, and the messages between stages."""
 
-    def __init__(self, schedule: Schedule, costs: Costs, sends: Sends) -> None:
+    def __init__(self, schedule: Schedule, costs: Costs, sends: Sends, waits: Waits) -> None:
+        self.waits = waits
         self.programs = schedule.programs
         self.num_stages = len(schedule.programs)
         self.last_virtual = max(self._virtual(s, at) for s, program in enumerate(self.programs) for at in program)
@@ -145,6 +169,7 @@ class _Simulator:
         self.live: list[set[tuple[int, int | None]]] = [set() for _ in self.programs]  # (chunk, micro-batch)
         self.peak_live = [0] * self.num_stages
         self.spans: list[Span] = []
+        self.flights: list[Flight] = []
         self.sent: dict[_Message, float] = {}  # when its sender reached the send
         self.expected: dict[_Message, float] = {}  # when its receiver reached the receive
         self.arrival: dict[_Message, float] = {}
@@ -169,7 +194,8 @@ class _Simulator:
         ends = (makespan - clock for clock in self.clock)
         stages = zip(self.busy, self.data_wait, self.comm_wait, ends, self.peak_live)
         timeline = sorted(self.spans, key=lambda span: span.start_s)
-        return Simulation(makespan, tuple(StageTimes(*stage) for stage in stages), tuple(timeline))
+        messages = sorted(self.flights, key=lambda flight: flight.start_s)
+        return Simulation(makespan, tuple(StageTimes(*stage) for stage in stages), tuple(timeline), tuple(messages))
 
     def _act(self, stage: int, instruction: Instruction) -> bool:
         """Try to do an instruction. False: it has to wait, and the caller tries it again."""
@@ -195,7 +221,9 @@ class _Simulator:
         start, spent = self.clock[stage], self._seconds(self.seconds[verb], virtual)
         self.busy[stage] += spent
         self.clock[stage] += spent
-        return self._span(stage, instruction, start)
+        waits_s = self.waits.get((stage, instruction), 0.0)
+        self._wait(stage, self.clock[stage] + waits_s, self.comm_wait)
+        return self._span(stage, instruction, start, waits_s)
 
     def _communicate(self, stage: int, instruction: Instruction, peer: int) -> bool:
         message, sends = self._message(stage, instruction), instruction.verb in SENDS
@@ -219,6 +247,7 @@ class _Simulator:
             transfer_s = self._seconds(self.costs.transfer_s, message.computed_by)
             self.link_free[link] = max(ready, self.link_free.get(link, 0.0)) + transfer_s
             self.arrival[message] = self.link_free[link] + self.costs.latency_s
+            self.flights.append(Flight(*link, self.link_free[link] - transfer_s, self.arrival[message]))
 
     def _await(self, stage: int, message: _Message) -> bool:
         """Advance the stage's clock to the arrival of the message. False: it was not sent, or not received yet."""
@@ -236,6 +265,8 @@ class _Simulator:
         self._wait(stage, start, self.comm_wait if instruction.verb in SENDS else self.data_wait)
         end = start + self.costs.latency_s + self._seconds(self.costs.transfer_s, message.computed_by)
         self._wait(stage, end, self.comm_wait)
+        if instruction.verb in SENDS:
+            self.flights.append(Flight(stage, instruction.peer or 0, start, end))
         self.arrival[message] = end
         return self._span(stage, instruction, start)
 
@@ -243,8 +274,8 @@ class _Simulator:
         account[stage] += max(0.0, until - self.clock[stage])
         self.clock[stage] = max(self.clock[stage], until)
 
-    def _span(self, stage: int, instruction: Instruction, start: float) -> bool:
-        self.spans.append(Span(stage, instruction, start, self.clock[stage]))
+    def _span(self, stage: int, instruction: Instruction, start: float, waits_s: float = 0.0) -> bool:
+        self.spans.append(Span(stage, instruction, start, self.clock[stage], waits_s))
         return True
 
     def _seconds(self, seconds: Seconds, virtual: int) -> float:

@@ -8,9 +8,14 @@ import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 from codescent.base.visible import visible
+
+LINE = 80
+"""Largest width of a line of a step."""
+BAR, SMALLEST_BAR = 24, 8
 
 
 class Display:
@@ -27,17 +32,11 @@ class Display:
 
     def __enter__(self) -> Display:
         if self.shown and self.console.is_terminal:
-            self.live = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[news]}"),
-                TextColumn("ETA"),
-                TimeRemainingColumn(elapsed_when_finished=True),
-                console=self.console,
-                refresh_per_second=4,
-            )
-            self.task = self.live.add_task("step", total=self.num_steps, completed=self.first_step, news="")
+            text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+            bar = min(BAR, self.console.width - LINE - 1)  # a narrower terminal has room for the text only
+            columns = (text, BarColumn(bar_width=bar)) if bar >= SMALLEST_BAR else (text,)
+            self.live = Progress(*columns, console=self.console, refresh_per_second=4)
+            self.task = self.live.add_task("first step", total=self.num_steps, completed=self.first_step)
             self.live.start()
         self.begin = time.monotonic()
         return self
@@ -51,22 +50,53 @@ class Display:
         if self.shown:
             self.console.print(visible(text), markup=False)
 
-    def step(self, step: int, loss: float, tokens_per_s: float, *, due: bool) -> None:
+    def step(
+        self, step: int, loss: float, tokens_per_s: float, mfu: float, peak_memory_bytes: int, *, due: bool
+    ) -> None:
         """Show that a step is done: update the live line, or without a terminal print a line if `due`."""
-        news = f"loss {loss:.4f}  {tokens_per_s:,.0f} tokens/s"
+        if self.live is None and not due:
+            return
+        left_s = (time.monotonic() - self.begin) / max(1, step - self.first_step) * (self.num_steps - step)
+        line = (
+            f"step {step}/{self.num_steps}  loss {_loss(loss)}  {_rate(tokens_per_s)}  MFU {_percent(mfu)}  "
+            f"peak {_memory(peak_memory_bytes)}  ETA {clock(left_s)}"
+        )
         if self.live is not None:
-            self.live.update(self.task, completed=step, news=news)
-        elif due:
-            done = step - self.first_step
-            left_s = (time.monotonic() - self.begin) / max(1, done) * (self.num_steps - step)
-            self.say(f"step {step}/{self.num_steps}  {news}  ETA {_clock(left_s)}")
+            self.live.update(self.task, completed=step, description=line)
+        else:
+            self.say(line)
 
     def validation(self, step: int, loss: float) -> None:
         """Print a validation loss."""
         self.say(f"step {step}/{self.num_steps}  validation loss {loss:.4f}")
 
 
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+def _loss(loss: float) -> str:
+    return f"{loss:.{4 if loss < 10 else 3}f}"
+
+
+def _rate(tokens_per_s: float) -> str:
+    """Three digits, or four: 1,553 tok/s, 15.5k tok/s, 1.55M tok/s."""
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if tokens_per_s >= max(0.9995 * size, 9950):
+            number = tokens_per_s / size
+            return f"{number:.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}{unit} tok/s"
+    return f"{tokens_per_s:,.0f} tok/s"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.{0 if share >= 0.0995 else 1}f}%"
+
+
+def _memory(number: int) -> str:
+    gib = number / 2**30
+    return f"{gib:.{1 if gib < 99.95 else 0}f} GiB" if gib >= 0.9995 else f"{number / 2**20:.0f} MiB"
+
+
+def clock(seconds: float) -> str:
+    """A duration: 1:05 (minutes and seconds), 2h05 or 3d04h."""
+    if seconds < 3600 - 0.5:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes}:{rest:02}"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours}h{minutes:02}" if hours < 24 else f"{hours // 24}d{hours % 24:02}h"

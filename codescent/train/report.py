@@ -22,6 +22,7 @@ from codescent.train import machine
 from codescent.train.alike import Diverged
 from codescent.train.board import Board
 from codescent.train.display import Display
+from codescent.train.estimate import Estimate
 from codescent.train.execute import StepResult
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.open import OpenRun
@@ -46,6 +47,9 @@ class Report:
         log, steps = run.config.log, run.config.train.num_steps
         self.row_every = log.metrics_every or steps_between_rows(steps)
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
+        peak = run.machine["peak_flops_per_s"] * run.plan.devices
+        threads, flops = run.machine["num_threads"], self.flops / run.world.place.world_size
+        self.estimate = Estimate(steps, flops, peak, threads, log.expected_minutes)
         self.board = Board(run.path, run.first_step, wanted=log.tensorboard and run.world.is_first)
         self.loggers = Loggers(loggers, self._logger_failed)
         if run.folder is not None:
@@ -65,13 +69,16 @@ class Report:
         self.display.__exit__(kind, error, trace)
 
     def begin(self) -> None:
-        """Write environment.json and the task's files, print warnings, delete unfinished checkpoints."""
+        """Write environment.json and the task's files, print what is trained and on what, and warnings.
+
+        Deletes unfinished checkpoints.
+        """
         run = self.run
+        self._introduce()
         self._begin_boards()
         if run.folder is not None:
             run.folder.write_environment(run.machine)
             run.folder.write_task_files(tasks.task_named(run.plan.task.name).carry(run.dataset))
-        self.display.say(tasks.task_line(run.plan))
         for note in self.notes:
             self._event("note", text=note)
         if run.plan.task.synthetic:
@@ -113,6 +120,28 @@ class Report:
             f"warning: log.to = {failure.logger} failed at {failure.call}: {failure.problem}; the run goes on, {then}"
         )
         self._event("logger_failed", **asdict(failure))
+
+    def _introduce(self) -> None:
+        """Print the model, the batch and the machine, below the lines of `verbs.train.introduce`."""
+        run, plan, found = self.run, self.run.plan, self.run.machine
+        vocabulary = f", vocabulary {plan.model.vocab_size:,}" if plan.model.vocab_size else ""
+        ranks = f"{found['world_size']} ranks, each " if found["world_size"] > 1 else ""
+        name = found["processor"] if found["device"] == "cpu" else found["device"]
+        for label, text in (
+            ("task", tasks.task_line(plan)),
+            (
+                "model",
+                f"{plan.model.kind}: {plan.model.num_layers} layers, {plan.model.hidden_dim} channels{vocabulary}; "
+                f"{plan.num_parameters:,} parameters",
+            ),
+            ("batch", f"{plan.work.tokens:,} tokens per step, {run.config.train.num_steps:,} steps"),
+            (
+                "device",
+                f"{ranks}{run.world.device.type} ({name}), {found['num_threads']} thread(s), {plan.work.precision}, "
+                f"products {found['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s",
+            ),
+        ):
+            self.display.say(f"{label:<8}{text}")
 
     def start(self) -> None:
         """Print and record the first step; on resume, remove from the run folder what later steps wrote."""
@@ -180,7 +209,9 @@ class Report:
         due = last or step % run.config.log.every == 0
         if due or val_loss is not None:
             self.board.write(row)
-        self.display.step(step, result.train_loss, tokens / seconds, due=due)
+        if (sentence := self.estimate.after(step)) is not None:
+            self.display.say(f"{'time':<8}{sentence}")
+        self.display.step(step, result.train_loss, tokens / seconds, row["mfu"], row["peak_memory_bytes"], due=due)
         if val_loss is not None:
             self.display.validation(step, val_loss)
             if not math.isfinite(val_loss):

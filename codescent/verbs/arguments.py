@@ -80,6 +80,8 @@ def _plan(verb: argparse.ArgumentParser) -> None:
     add("--ranks", type=_positive, metavar="N", help="number of ranks to plan for (parallel.ranks)")
     add("--json", action="store_true", help="print the plan as JSON")
     add("--timeline", type=_path, metavar="FILE", help="draw one step: .png, .svg, or .json for ui.perfetto.dev")
+    balance_help = "FLOPs of a device in the time in which it sends a byte, for --timeline (default 1000)"
+    add("--flops-per-byte", type=_positive, metavar="N", help=balance_help)
 
 
 def _prove(verb: argparse.ArgumentParser) -> None:

@@ -54,6 +54,8 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
     try:
         if verb in READERS and arguments.run is not None:
             RunFolder.open(arguments.run)  # says at once what is wrong with it: importing torch takes seconds
+        if verb == "import" and not arguments.folder.is_dir():
+            import_module("codescent.huggingface.folder").open_folder(arguments.folder)  # says so, without torch
         os.environ.update(with_short_spin(os.environ))  # before torch is imported, and for the ranks
         code: int = getattr(import_module(f"codescent.verbs.{module}"), function)(arguments)
         print(end="", flush=True)

@@ -7,26 +7,26 @@ import json
 from argparse import Namespace
 from collections.abc import Iterator
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from codescent import tasks
 from codescent.base.errors import UserError
 from codescent.base.output import warn
-from codescent.cost.memory import StateBytes, inside_bytes, state_bytes, wire_bytes
+from codescent.cost.lengths import FLOPS_PER_BYTE
+from codescent.cost.memory import inside_bytes, state_bytes, wire_bytes
 from codescent.plan import AXES, SENDS, Collective, Memory, Mesh, ModelFacts, Plan, Traffic
 from codescent.preflight import absent, notes, plan_of, steps_in_words
+from codescent.verbs.columns import columns
 from codescent.verbs.config import resolved_of
 from codescent.verbs.timeline import draw_plan, refusals
 
-SYNTHETIC = "synthetic: random numbers, for speed measurements; the loss has no meaning"
+SYNTHETIC = "synthetic: random numbers; the loss has no meaning"
 
 
 def main(arguments: Namespace) -> int:
     """Print the plan of a config. Draw its timeline if --timeline names a file."""
-    file = arguments.timeline
+    file, flops_per_byte = arguments.timeline, arguments.flops_per_byte
     problems = [] if file is None else list(refusals(file))
+    if file is None and flops_per_byte is not None:
+        problems.append("--flops-per-byte: scales the pictures of --timeline FILE, which is not given")
     try:
         loaded = resolved_of(arguments)
     except UserError as error:
@@ -37,12 +37,13 @@ def main(arguments: Namespace) -> int:
     plan = plan_of(loaded.config, loaded.config.parallel.ranks, without_data=bool(missing))
     for sentence in [*notes(loaded), *missing]:
         warn(sentence)
-    if file is not None:
-        draw_plan(plan, file)
+    drawn = None if file is None else draw_plan(plan, file, flops_per_byte or FLOPS_PER_BYTE)
     if arguments.json:
         print(json.dumps(plan.to_json(), indent=1))
     else:
         show_plan(plan, steps_in_words(loaded.config))
+    if drawn is not None:
+        warn(drawn)  # to standard error: what --json prints stays JSON
     return 0
 
 
@@ -51,55 +52,53 @@ def show_plan(plan: Plan, steps: str) -> None:
 
     `steps`: their number in words.
     """
-    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, value in _plan_rows(plan, steps):
-        table.add_row(name, value)
-    Console(highlight=False, markup=False).print(table)
+    print(columns(_plan_rows(plan, steps)))
 
 
-def _plan_rows(plan: Plan, steps: str) -> list[tuple[str, str]]:
-    model, work, mesh, state, flops = plan.model, plan.work, plan.mesh, state_bytes(plan), plan.flops()
-    fullest = " on the fullest stage" if mesh.pp > 1 else ""
+def _plan_rows(plan: Plan, steps: str) -> list[tuple[str, list[str]]]:
+    """A name and lines for each row. A line of at most 62 characters fits on a terminal of 80."""
+    model, work, mesh, flops = plan.model, plan.work, plan.mesh, plan.flops()
+    vocabulary = f", vocabulary {model.vocab_size:,}" if model.vocab_size else ""
+    source = f" (and {work.streams[0]} of the source)" if work.streams else ""
+    applied = "positions" if work.streams else "tokens"
     pairs = "channels x pairs of positions" if work.streams else "layers x channels x sequence x tokens"
+    frozen = ", 4 x frozen parameters" if len(plan.trained) < len(plan.tensors) else ""
     return [
-        ("task", tasks.task_line(plan)),
+        ("task", [tasks.task_line(plan)]),
         (
             "model",
-            f"{model.kind}: {model.num_layers} layers, {model.num_heads} heads, {model.hidden_dim} channels, "
-            f"vocabulary {model.vocab_size:,}",
+            [
+                f"{model.kind}: {model.num_layers} layers, {model.num_heads} heads, {model.hidden_dim} channels"
+                f"{vocabulary}"
+            ],
         ),
-        *([("data", SYNTHETIC)] if plan.task.synthetic else []),
-        ("parameters", f"{plan.num_parameters:,}{_trained(plan)}"),
-        ("mesh", " x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES) + f" = {mesh.world_size} rank(s)"),
+        *([("data", [SYNTHETIC])] if plan.task.synthetic else []),
+        ("parameters", [f"{plan.num_parameters:,}{_trained(plan)}"]),
+        (
+            "mesh",
+            [" x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES) + f" = {_number(mesh.world_size, 'rank')}"],
+        ),
         (
             "batch",
-            f"{work.global_batch_size} samples = {mesh.dp} data-parallel x {work.microbatch_size} per micro-batch x "
-            f"{work.num_microbatches} micro-batch(es)",
+            [
+                f"{work.global_batch_size} samples = {mesh.dp} data-parallel x "
+                f"{_number(work.num_microbatches, 'micro-batch')} of {work.microbatch_size}"
+            ],
         ),
-        (
-            "target tokens per step" if work.streams else "tokens per step",
-            f"{work.tokens:,} = {work.global_batch_size} samples x {work.positions(-1)}"
-            + (f" (and {work.streams[0]} of the source)" if work.streams else ""),
-        ),
-        ("steps", steps),
-        *([("stages", "\n".join(_stages(plan)))] if mesh.pp > 1 else []),
-        ("program", "\n".join(_program(plan))),
+        ("tokens per step", [f"{work.tokens:,} = {work.global_batch_size} samples x {work.positions(-1)}{source}"]),
+        ("steps", [steps]),
+        *(_stages(plan) if mesh.pp > 1 else []),
+        ("program", list(_program(plan))),
         ("precision", _precision(plan)),
-        ("weights, per rank", _bytes(state.weights_bytes) + _where(plan.tensors[0].weights_in)),
-        ("gradients, per rank", _bytes(state.gradients_bytes) + _where(plan.trained[0].gradients_in)),
-        ("optimizer, per rank", _bytes(state.optimizer_bytes) + _where(plan.trained[0].optimizer_in)),
-        ("together, per rank", _together(state, fullest)),
-        ("traffic per step", "\n".join(_traffic(plan)) or "none: one rank"),
+        *_memory(plan),
+        ("traffic per step", list(_traffic(plan)) or ["none: one rank"]),
         (
-            "FLOPs per step, 6 N",
-            f"{flops.dense_flops:.4g} (6 x parameters in products x {'positions' if work.streams else 'tokens'}"
-            f"{', 4 x frozen parameters' if len(plan.trained) < len(plan.tensors) else ''})",
-        ),
-        (
-            "FLOPs per step, 6 N + attention",
-            f"{flops.total_flops:.4g} (and 12 x {pairs}; metrics and MFU use this one)",
+            "FLOPs per step",
+            [
+                f"{flops.total_flops:.4g} by 6 N + attention, as in metrics and MFU",
+                f"{flops.dense_flops:.4g} by 6 N: 6 x parameters in products x {applied}{frozen}",
+                f"attention: 12 x {pairs}",
+            ],
         ),
     ]
 
@@ -110,15 +109,15 @@ def _trained(plan: Plan) -> str:
     return "" if numel == plan.num_parameters else f", {numel:,} of them trained ({numel / plan.num_parameters:.2%})"
 
 
-def _stages(plan: Plan) -> Iterator[str]:
-    """A line for each pipeline stage: its chunks of the model, parameters and share of the FLOPs."""
+def _stages(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """A row for each pipeline stage: its parameters, share of the FLOPs, and chunks of the model."""
     flops = plan.model.forward_flops
     for stage in range(plan.mesh.pp):
         parts = plan.schedule.parts(stage)
         share = sum(flops[depth] for part in parts for depth in part) / sum(flops)
         parameters = sum(tensor.parameter.numel for tensor in plan.held_by(stage))
         held = "; ".join(_depths(part, plan.model) for part in parts)
-        yield f"stage {stage}: {held} ({parameters:,} parameters, {share:.0%} of the FLOPs)"
+        yield f"stage {stage}", [f"{parameters:,} parameters, {share:.0%} of FLOPs: {held}"]
 
 
 def _depths(part: range, model: ModelFacts) -> str:
@@ -156,30 +155,35 @@ def _traffic(plan: Plan) -> Iterator[str]:
         yield f"each rank copies {_bytes(inside_bytes(plan))} between its own memories"
 
 
+def _memory(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """A heading, then a row each for weights, gradients, optimizer state and their sum."""
+    state, tensor = state_bytes(plan), plan.trained[0]
+    fullest = " of the fullest stage" if plan.mesh.pp > 1 else ""
+    yield "memory per rank", [f"activations not counted{fullest and f'; ranks{fullest}'}"]
+    yield "  weights", [_bytes(state.weights_bytes) + _where(plan.tensors[0].weights_in)]
+    yield "  gradients", [_bytes(state.gradients_bytes) + _where(tensor.gradients_in)]
+    yield "  optimizer", [_bytes(state.optimizer_bytes) + _where(tensor.optimizer_in)]
+    if state.host_bytes:
+        device, host = _bytes(state.device_bytes), _bytes(state.host_bytes)
+        yield "  together", [f"{device} on the device, {host} in the host's memory"]
+    else:
+        yield "  together", [_bytes(state.total_bytes)]
+
+
 def _where(memory: Memory) -> str:
     return ", in the host's memory" if memory is Memory.HOST else ""
 
 
-def _together(state: StateBytes, fullest: str) -> str:
-    if not state.host_bytes:
-        return f"{_bytes(state.total_bytes)}{fullest}, activations not counted"
-    device, host = _bytes(state.device_bytes), _bytes(state.host_bytes)
-    return f"{device} on the device{fullest}, activations not counted; {host} in the host's memory"
-
-
 def _counts(by_stage: list[list[Traffic]]) -> str:
-    """How often a rank issues the collectives; one number for each stage if the numbers differ."""
-    counts = {stage: sum(record.times for record in records) for stage, records in enumerate(by_stage) if records}
-    if len(set(counts.values())) == 1:
-        return str(next(iter(counts.values())))
-    numbers, stages = ", ".join(map(str, counts.values())), ", ".join(map(str, counts))
-    return f"{numbers} (on stages {stages})"
+    """How often a rank issues the collectives; the fewest and the most if stages differ."""
+    counts = [sum(record.times for record in records) for records in by_stage if records]
+    return str(counts[0]) if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
 
 
 def _hidden(records: list[Traffic]) -> str:
     total = sum(record.times for record in records)
     hidden = sum(record.times for record in records if record.during is not None)
-    return f", {'all' if hidden == total else hidden} of them during forward or backward" if hidden else ""
+    return f", {'overlapped' if hidden == total else f'{hidden} overlapped'}" if hidden else ""
 
 
 def _ranks_of(record: Traffic, mesh: Mesh) -> str:
@@ -198,24 +202,31 @@ def _ranks_of(record: Traffic, mesh: Mesh) -> str:
 
 
 def _program(plan: Plan) -> Iterator[str]:
-    """The instructions of the first and of the last stage."""
-    programs = plan.schedule.programs
+    """The schedule of a pipeline, and the instructions of its first and last stage."""
+    programs, layout = plan.schedule.programs, plan.layout
+    if len(programs) > 1:
+        yield layout.schedule + (f", {layout.virtual_stages} chunks per stage" if layout.virtual_stages > 1 else "")
     for stage in sorted({0, len(programs) - 1}):
         words = [str(instruction) for instruction in programs[stage]]
-        shown = words if len(words) <= 11 else [*words[:6], "...", *words[-3:]]
+        shown = words if len(words) <= 7 else [*words[:3], "...", *words[-3:]]
         yield (f"stage {stage}: " if len(programs) > 1 else "") + ", ".join(shown)
 
 
-def _precision(plan: Plan) -> str:
+def _precision(plan: Plan) -> list[str]:
     tensor = plan.trained[0]
     arithmetic = "" if tensor.weight_dtype == plan.work.precision else f"{plan.work.precision} arithmetic, "
-    master = f", {tensor.master_dtype} master weights" if tensor.master_dtype else ""
     numbers = {one.optimizer_tensors: one.orthogonalized for one in plan.trained}
     tensors = " and ".join(f"{number}{' (Muon)' if muon else ''}" for number, muon in sorted(numbers.items()))
+    state = f"{tensors} optimizer tensors in {tensor.optimizer_dtype}"
+    weights = f"{arithmetic}{tensor.weight_dtype} weights, {tensor.gradient_dtype} gradients"
     return (
-        f"{arithmetic}{tensor.weight_dtype} weights, {tensor.gradient_dtype} gradients{master}, "
-        f"{tensors} optimizer tensors in {tensor.optimizer_dtype}"
+        [weights, f"{tensor.master_dtype} master weights, {state}"] if tensor.master_dtype else [f"{weights}, {state}"]
     )
+
+
+def _number(count: int, what: str) -> str:
+    """Such as "1 rank", "4 ranks", "2 micro-batches"."""
+    return f"{count} {what}" + ("" if count == 1 else "es" if what.endswith("ch") else "s")
 
 
 def _bytes(number: float) -> str:

@@ -1,0 +1,116 @@
+"""In: a plan, the FLOPs that a device computes while it sends one byte. Out: the relative length of each instruction.
+Does not measure a device or a link, and does not simulate a step (simulate.py does)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from codescent.cost.simulate import Costs
+from codescent.plan import SENDS, Instruction, Plan, Traffic, Verb
+
+FLOPS_PER_BYTE = 1000
+"""Between a fast link inside a machine (400 TFLOP/s and 400 GB/s) and a network of 25 GB/s: 16,000."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The collectives of one instruction of a stage, in units.
+
+    Attributes:
+        waits_s: the stage waits for them after it has computed the instruction.
+        overlapped_s: they begin with the instruction. What is left of them when it ends is part of `waits_s`.
+    """
+
+    waits_s: float = 0.0
+    overlapped_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The lengths of the instructions of a step, in units: the same unit for every schedule of a model.
+
+    Attributes:
+        costs: of computing an instruction, and of a message between stages.
+        exchanges: by stage and instruction. Instructions without collectives are absent.
+        unit: what one unit is, in words.
+    """
+
+    costs: Costs = field(default_factory=Costs)
+    exchanges: Mapping[tuple[int, Instruction], Exchange] = field(default_factory=dict)
+    unit: str = "a forward pass"
+
+    @property
+    def waits(self) -> dict[tuple[int, Instruction], float]:
+        """`Exchange.waits_s` of each stage and instruction."""
+        return {at: exchange.waits_s for at, exchange in self.exchanges.items()}
+
+
+def lengths(plan: Plan, flops_per_byte: float = FLOPS_PER_BYTE) -> Lengths:
+    """The lengths of the instructions of a plan.
+
+    One unit is the mean forward pass of a stage: of a micro-batch through 1/p of the model, on one rank. A backward
+    pass computes twice as much, less the weight gradients of frozen parameters (`StepFlops.weight_share`).
+
+    Args:
+        plan: of a run.
+        flops_per_byte: FLOPs of a device in the time in which it sends a byte. Copies to the host count as sent.
+    """
+    flops, mesh, weights = plan.model.forward_flops, plan.mesh, plan.flops().weight_share
+    unit_flops = sum(flops) * plan.work.microbatch_size * plan.work.seq_len / (mesh.tp * mesh.cp * plan.devices)
+    unit_flops /= mesh.pp
+    forward = tuple(mesh.pp * sum(flops[first:stop]) / sum(flops) for first, stop in plan.schedule.depths)
+    scale = flops_per_byte / unit_flops
+    sends = [record for record in plan.traffic if record.verb in SENDS]
+    costs = Costs(
+        forward_s=forward,
+        backward_s=tuple((1 + weights) * each for each in forward),
+        backward_input_s=forward,
+        backward_weight_s=tuple(weights * each for each in forward),
+        transfer_s=max((_bytes(record, plan) * scale for record in sends), default=0.0),
+    )
+    part = "the model" if mesh.pp == 1 else f"1/{mesh.pp} of the model"
+    unit = f"the forward pass of a micro-batch through {part}, {unit_flops:.3g} FLOPs of a rank"
+    return Lengths(costs, _exchanges(plan, costs, scale), unit)
+
+
+def _exchanges(plan: Plan, costs: Costs, scale: float) -> dict[tuple[int, Instruction], Exchange]:
+    found: dict[tuple[int, Instruction], Exchange] = {}
+    for stage, program in enumerate(plan.schedule.programs):
+        waits, overlapped = dict.fromkeys(program, 0.0), dict.fromkeys(program, 0.0)
+        for record in plan.traffic:
+            if record.stage in (None, stage) and record.verb not in SENDS:
+                instructions = _instructions(record, plan, program)
+                share_s = record.times * _bytes(record, plan) * scale / len(instructions)
+                for at in instructions:
+                    (waits if record.during is None else overlapped)[at] += share_s
+        for at in program:
+            left_s = max(0.0, overlapped[at] - _computing_s(at, stage, costs, len(plan.schedule.programs)))
+            if waits[at] or overlapped[at]:
+                found[stage, at] = Exchange(waits[at] + left_s, overlapped[at])
+    return found
+
+
+def _instructions(record: Traffic, plan: Plan, program: tuple[Instruction, ...]) -> list[Instruction]:
+    """The instructions of a stage during or after which a collective runs; each runs the same number of them.
+
+    With fewer collectives than micro-batches it is one instruction: the first forward pass (weights are gathered), or
+    the last instruction of its kind (gradients are reduced).
+    """
+    verb = record.verb if record.during is None else record.during
+    if verb is Verb.BACKWARD:  # a split backward pass: gradients of activations begin it
+        verb = plan.schedule.weight_verb if record.verb is Verb.REDUCE else plan.schedule.input_verb
+    alike = [at for at in program if at.verb is verb]
+    if record.verb is verb and record.times >= plan.work.num_microbatches:
+        return alike
+    return alike[:1] if verb is Verb.FORWARD else alike[-1:]
+
+
+def _bytes(record: Traffic, plan: Plan) -> float:
+    return record.wire_bytes(plan.mesh.degree(record.axis)) if record.axis else record.inside_bytes
+
+
+def _computing_s(at: Instruction, stage: int, costs: Costs, stages: int) -> float:
+    seconds = getattr(costs, f"{at.verb}_s", 0.0)
+    computing_s: float = seconds[at.chunk * stages + stage] if isinstance(seconds, tuple) else seconds
+    return computing_s

@@ -1,0 +1,106 @@
+"""In: the seconds of the first steps. Out: how long the run will take; why, if that is more than expected.
+Does not print, and does not measure the speed of the processor (machine.py does)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from codescent.train.display import clock
+
+MEASURED_S, MEASURED_STEPS = 5.0, 3
+"""The estimate is made after so many seconds and steps. The first step does not count: it warms up."""
+WORTH_SAYING_S = 20.0
+"""A shorter rest of the run is not announced."""
+HELD_BACK = 0.1
+"""The least share of waiting for a core that is blamed on other programs."""
+
+TASKS = Path("/proc/self/task")
+
+
+class Estimate:
+    """The time that a run will take, measured once over its first steps.
+
+    Args:
+        num_steps: steps of the whole run.
+        flops: of a step, of this rank.
+        peak_flops_per_s: of this rank's matrix products.
+        num_threads: of this rank.
+        expected_minutes: log.expected_minutes.
+        now: the clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        num_steps: int,
+        flops: float,
+        peak_flops_per_s: float,
+        num_threads: int,
+        expected_minutes: float | None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.num_steps, self.flops, self.peak, self.num_threads = num_steps, flops, peak_flops_per_s, num_threads
+        self.expected_s, self.now = None if expected_minutes is None else 60 * expected_minutes, now
+        self.first: tuple[int, float, float] | None = None  # step, clock, seconds of waiting for a core
+        self.made = False
+
+    def after(self, step: int) -> str | None:
+        """A sentence after the step with which enough is measured; None after all other steps."""
+        if self.made:
+            return None
+        if self.first is None:
+            self.first = (step, self.now(), waited_s())
+            return None
+        begin, start_s, before_s = self.first
+        measured_s, steps = self.now() - start_s, step - begin
+        if measured_s < MEASURED_S or steps < MEASURED_STEPS:
+            return None
+        self.made = True
+        step_s = measured_s / steps
+        if (self.num_steps - step) * step_s < WORTH_SAYING_S:
+            return None
+        text = f"about {clock(self.num_steps * step_s)} for {self.num_steps:,} steps of {_seconds(step_s)}"
+        if self.expected_s is None or self.num_steps * step_s <= self.expected_s:
+            return text
+        held_back = max(0.0, waited_s() - before_s) / (measured_s * self.num_threads)
+        return f"{text}; {self._why(step_s, held_back, self.expected_s)}"
+
+    def _why(self, step_s: float, held_back: float, expected_s: float) -> str:
+        """Why a run takes longer than expected.
+
+        Args:
+            step_s: seconds of a step.
+            held_back: share of the time in which a thread of this process could run and waited for a core.
+            expected_s: log.expected_minutes, in seconds.
+        """
+        needed = self.num_steps * self.flops / expected_s
+        why = f"this processor's matrix products reach {_gflops(self.peak)}, which is too slow"
+        if held_back >= HELD_BACK:
+            why = f"other programs kept its {self.num_threads} thread(s) waiting for a core {held_back:.0%} of the time"
+        return (
+            f"more than the {expected_s / 60:g} minutes of log.expected_minutes: {why} (products {_gflops(self.peak)}, "
+            f"the run {_gflops(self.flops / step_s)}, needed {_gflops(needed)})"
+        )
+
+
+def waited_s() -> float:
+    """Seconds in which threads of this process could run and waited for a core; 0 where the kernel does not count them.
+
+    The second number of /proc/PID/schedstat (https://docs.kernel.org/scheduler/sched-stats.html), in nanoseconds.
+    """
+    waited_ns = 0
+    for task in TASKS.glob("*/schedstat"):
+        try:
+            waited_ns += int(task.read_text().split()[1])
+        except (OSError, IndexError, ValueError):  # the thread has just ended
+            continue
+    return waited_ns / 1e9
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+
+
+def _gflops(flops_per_s: float) -> str:
+    return f"{flops_per_s / 1e9:,.0f} GFLOP/s"

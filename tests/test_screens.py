@@ -1,0 +1,182 @@
+"""In: plans, steps of a run, times of steps. Out: what a user reads fits 80 columns, and says what happens and why.
+Does not test what the numbers are: test_build, test_cost_* and test_train_* do."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from runs import called, environment, make_project
+
+from codescent.base.errors import UserError
+from codescent.config.load import load
+from codescent.preflight import plan_of
+from codescent.train import estimate
+from codescent.train.display import Display, clock
+from codescent.train.estimate import Estimate, waited_s
+from codescent.verbs.columns import columns
+from codescent.verbs.plan import _plan_rows
+
+MESHES = (
+    (),
+    ("parallel.pp=4", "parallel.tp=2", "parallel.dp_shard=2", "parallel.cp=2", "parallel.zero_stage=1"),
+    ("parallel.pp=4", "parallel.schedule=interleaved", "parallel.virtual_stages=2", "parallel.tp=2"),
+    ("parallel.dp_shard=4",),
+    ("parallel.offload=all", "parallel.dp_shard=2"),
+)
+
+
+NAMES = ("default", "gpt2_124m", "gpt2_1558m_openwebtext", "synthetic_transformer")
+
+
+@given(st.sampled_from(NAMES), st.sampled_from(MESHES), st.sampled_from((1, 8, 64, 4096)), st.integers(60, 200))
+def test_a_plan_fits_its_terminal_and_loses_no_word(name: str, words: tuple[str, ...], ranks: int, width: int) -> None:
+    try:
+        rows = _plan_rows(plan_of(load(name, words).config, ranks), "1,000")
+    except UserError:  # no such plan
+        return
+    text, piped = columns(rows, width), columns(rows, 10_000)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.split() == piped.split()
+    assert len(piped.splitlines()) == sum(len(lines) for _, lines in rows)  # one line for each fact
+    assert "rank(s)" not in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_of_one_rank_needs_no_broken_line(name: str) -> None:
+    rows = _plan_rows(plan_of(load(name, []).config, 1), "1,000")
+    found = columns(
+        [row for row in rows if row[0] != "task"], 10_000
+    )  # the task names the corpus, a path of any length
+    assert max(map(len, found.splitlines())) <= 80
+
+
+def shown(width: int | None, step: int, num_steps: int, rate: float, mfu: float, peak: int, loss: float) -> str:
+    """What a step prints; width: of a terminal, None: a pipe."""
+    display, out = Display(shown=True, num_steps=num_steps, first_step=0), io.StringIO()
+    display.console = Console(
+        file=out, force_terminal=width is not None, width=width, highlight=False, soft_wrap=True, legacy_windows=False
+    )
+    with display:
+        display.step(step, loss, rate, mfu, peak, due=True)
+    return out.getvalue()
+
+
+@given(
+    st.sampled_from((None, 80, 120)),
+    st.integers(1, 600_000),
+    st.floats(1, 9.9e8),
+    st.floats(0, 0.99),
+    st.integers(2**20, 999 * 2**30),
+)
+def test_a_step_is_one_line_of_80_columns(width: int | None, step: int, rate: float, mfu: float, peak: int) -> None:
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown(width, step, 600_000, rate, mfu, peak, 12.345678))
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+    line = lines[-1].rstrip("━╸╺ ")
+    assert len(line) <= 80
+    number = r"[\d.,]+"
+    parts = (f"loss {number}", f"{number}[kM]? tok/s", f"MFU {number}%", f"peak {number} [GM]iB", r"ETA [\d:dh]+")
+    assert re.fullmatch(f"step {step}/600000  {'  '.join(parts)}", line)
+    assert max(map(len, lines)) <= (width or 80)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(65, "1:05"), (3599.6, "1h00"), (7265, "2h01"), (3 * 86400 + 4 * 3600, "3d04h")]
+)
+def test_a_clock(seconds: int, text: str) -> None:
+    assert clock(seconds) == text
+
+
+def estimated(step_s: float, *, peak: float, waits: float, expected: float | None) -> list[str]:
+    """What an estimate says in 1000 steps of 1e9 FLOPs with two threads, each of which waits a share of the time."""
+    ticks, waited = count(0, step_s), count(0)
+    told = Estimate(1000, 1e9, peak, 2, expected, now=lambda: next(ticks))
+    steps = 1 + max(estimate.MEASURED_STEPS, -(-estimate.MEASURED_S // step_s))
+    with pytest.MonkeyPatch.context() as patch:  # the scheduler of a machine with other programs
+        patch.setattr(estimate, "waited_s", lambda: next(waited) * waits * 2 * (steps - 1) * step_s)
+        return [said for step in range(1, 1001) if (said := told.after(step)) is not None]
+
+
+def test_the_time_of_a_run_is_said_once_and_why_it_is_longer_than_expected() -> None:
+    assert estimated(0.1, peak=1e11, waits=0.0, expected=None) == ["about 1:40 for 1,000 steps of 100 ms"]
+    assert estimated(0.1, peak=1e11, waits=0.4, expected=2.0) == ["about 1:40 for 1,000 steps of 100 ms"]
+    (busy,) = estimated(0.3, peak=1e11, waits=0.4, expected=2.0)
+    assert busy.startswith("about 5:00 for 1,000 steps of 300 ms; more than the 2 minutes of log.expected_minutes: ")
+    assert "other programs kept its 2 thread(s) waiting for a core 40% of the time" in busy
+    (slow,) = estimated(0.3, peak=5e9, waits=0.01, expected=2.0)
+    assert "this processor's matrix products reach 5 GFLOP/s, which is too slow" in slow
+    assert "(products 5 GFLOP/s, the run 3 GFLOP/s, needed 8 GFLOP/s)" in slow
+    assert estimated(0.001, peak=1e11, waits=0.4, expected=0.001) == []  # it ends in seconds
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not count the wait for a core")
+def test_waiting_for_a_core_is_counted() -> None:
+    cores, rival = os.sched_getaffinity(0), None
+
+    def compute() -> None:
+        for _ in range(200):
+            sum(range(20_000))
+
+    before_s = waited_s()
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        rival = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+        for _ in range(200):  # until the rival has started, and had its turns
+            compute()
+            if waited_s() > before_s + 0.02:
+                break
+        thread = threading.Thread(target=compute)
+        thread.start()
+        thread.join()
+    finally:
+        os.sched_setaffinity(0, cores)
+        if rival is not None:
+            rival.kill()
+            rival.wait()
+    assert waited_s() > before_s + 0.02
+
+
+def test_a_run_says_what_it_does_before_it_does_it(tmp_path: Path) -> None:
+    make_project(tmp_path)
+    words = ("log.sample_tokens=8", "log.sample_prompt=many ", "log.sample_temperature=0", "train.num_steps=2")
+    done = called(tmp_path, "train", "run.toml", *words)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["run", "data"]
+    assert lines[0] == "run     runs/default"
+    labels = {line.split()[0]: line for line in lines[2:6]}
+    assert labels["task"].startswith("task    lm: predict each next token; corpus corpus.txt")
+    assert "2 layers, 16 channels, vocabulary 257; 10,960 parameters" in labels["model"]
+    assert labels["batch"].endswith("128 tokens per step, 2 steps")
+    assert re.search(r"cpu \(.+\), 1 thread\(s\), fp32, products [\d,]+ GFLOP/s", labels["device"])
+    assert lines.index(labels["device"]) < next(n for n, line in enumerate(lines) if line.startswith("step "))
+    text = lines.index("A text generated by the trained model:") + 2
+    assert lines[text].startswith("many ")
+    again = called(tmp_path, "sample", "runs/default", "--tokens", "8", "--prompt", "many ", "--temperature", "0")
+    assert again.stdout.strip() == "\n".join(lines[text:]).split("\n\nThe run is in")[0].strip()
+
+
+def test_the_first_lines_are_there_before_torch_is(tmp_path: Path) -> None:
+    make_project(tmp_path)
+    program = (
+        "import json, sys; from codescent.verbs import cli, train\n"
+        "train._train = lambda *words, **more: print(json.dumps('torch' in sys.modules)) or 0\n"
+        "sys.exit(cli.run(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "train", "run.toml"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
+    *said, torch = done.stdout.splitlines()
+    assert [line.split()[0] for line in said] == ["run", "data"]
+    assert json.loads(torch) is False
