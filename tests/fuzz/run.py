@@ -153,10 +153,10 @@ def fuzz(names: Sequence[str], cases: int, seed: int, only: int | None, keep: Pa
     for name in names:
         begin, found, expected = time.monotonic(), Counter[str](), {}
         with tempfile.TemporaryDirectory() as made:
-            base = Path(made) / "base"
-            make(SUBJECTS[name], base)
+            base, folder = Path(made) / "base", Path(made) / "case"
+            make(SUBJECTS[name], folder)
+            folder.rename(base)  # data are prepared for a corpus at its path: copies are made at the same one
             for number in range(cases) if only is None else [only]:
-                folder = Path(made) / "case"
                 what, story = case(name, base, folder, f"{seed} {name} {number}", expected)
                 found[what] += 1
                 if story:
