@@ -174,6 +174,17 @@ def test_commands_are_short_and_quoted(project: Path, forker: Forker) -> None:
     assert "full: is not empty: choose a new run.name (or run.folder)" in done.stderr
 
 
+def test_no_code_beside_a_run_folder_is_imported(project: Path, forker: Forker) -> None:
+    run = forker.train(project, "sent", 1, "train.num_steps=1")
+    (project / "archive").mkdir()
+    run.path.rename(project / "archive" / "run")
+    (project / "archive" / "brought.py").write_text("def log(kind, data): print('brought along')\n")
+    done = called(project, "train", "--resume", "archive/run", "log.to=brought:log")
+    assert done.returncode == 2
+    assert "log.to" in done.stderr
+    assert "brought along" not in done.stdout
+
+
 @pytest.mark.slow
 def test_layouts_and_launchers(project: Path, forker: Forker) -> None:
     words = ("train.precision=fp64", "train.eval_every=0")

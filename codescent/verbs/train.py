@@ -38,7 +38,8 @@ def main(arguments: Namespace) -> int:
             warn(sentence)
     if config.log.to is not None:
         origin = loaded.origins["log.to"].rpartition(":")[0]
-        loggers.add_folders([Path(arguments.config), *([Path(origin)] if origin else [])])
+        files = [Path(word) for word in (arguments.config, origin) if word]
+        loggers.add_folders(file for file in files if not file.is_dir())  # a run folder brings no code along
         if rank is None or not rank.rank:
             loggers.find(config.log.to)  # other ranks need no logger, and machines without rank 0 may lack the module
     # A single task of a launcher, such as the shell of `srun --pty bash`, may start ranks.
