@@ -91,6 +91,14 @@ def test_what_names_no_run_is_refused(empty: Path, word: str, overrides: Sequenc
     assert len(caught.value.problems) == 1
 
 
+def test_the_config_of_a_renamed_run_names_the_folder(empty: Path) -> None:
+    folder_of(Path("renamed"))
+    with pytest.raises(
+        UserError, match=r"^runs/one: no such run folder; did you mean: codescent train --resume renamed$"
+    ):
+        config_of(resumed("renamed/config.toml"))
+
+
 def test_a_run_folder_without_resume_names_both_commands(empty: Path) -> None:
     folder_of(Path("runs/one"))
     with pytest.raises(UserError, match=r"is a run folder; to continue this run: codescent train --resume runs/one; "):

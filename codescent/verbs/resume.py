@@ -14,6 +14,7 @@ from codescent.base.home import expanded
 from codescent.config.load import COMMAND_LINE, LoadedConfig, shipped
 from codescent.preflight import imported, run_folder
 from codescent.record import CONFIG, RunFolder
+from codescent.record.run_folder import PLAN
 from codescent.verbs.config import resolved_of
 
 
@@ -26,7 +27,10 @@ def config_of(arguments: Namespace) -> LoadedConfig:
     """
     loaded = _named(arguments)
     if arguments.resume:
-        _refuse_untrained(run_folder(loaded.config))
+        path, beside = run_folder(loaded.config), expanded(arguments.config).parent
+        if not path.exists() and (beside / PLAN).is_file():  # a config in a run folder that was renamed or copied
+            raise UserError(f"{path}: no such run folder; did you mean: {resume_command(beside)}")
+        _refuse_untrained(path)
     return loaded
 
 
