@@ -93,9 +93,7 @@ def test_what_names_no_run_is_refused(empty: Path, word: str, overrides: Sequenc
 
 def test_the_config_of_a_renamed_run_names_the_folder(empty: Path) -> None:
     folder_of(Path("renamed"))
-    with pytest.raises(
-        UserError, match=r"^runs/one: no such run folder; did you mean: codescent train --resume renamed$"
-    ):
+    with pytest.raises(UserError, match=r"^runs/one: no such .*did you mean: codescent train --resume renamed$"):
         config_of(resumed("renamed/config.toml"))
 
 

@@ -13,8 +13,7 @@ from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.config.load import COMMAND_LINE, LoadedConfig, shipped
 from codescent.preflight import imported, run_folder
-from codescent.record import CONFIG, RunFolder
-from codescent.record.run_folder import PLAN
+from codescent.record import CONFIG, PLAN, RunFolder
 from codescent.verbs.config import resolved_of
 
 
