@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from codescent import models, tasks
+from codescent.base.command import tune_command
 from codescent.base.errors import UserError
 from codescent.build import build, needs_vocab_size, resolve, task_request
 from codescent.config import decided, effects
@@ -20,7 +21,7 @@ from codescent.config.sections import Config
 from codescent.config.words import KEYS, toml_value
 from codescent.data.samples import AnyDataset
 from codescent.huggingface.folder import fitting
-from codescent.plan import Mesh, OlderPlan, Plan, Scalar
+from codescent.plan import DECAY_STEPS, Mesh, OlderPlan, Plan, Scalar
 from codescent.record import RunFolder
 
 
@@ -180,7 +181,7 @@ def check(config: Config, world_size: int, *, resume: bool, creates_folder: bool
     config, plan = plan_with(config, dataset, world_size)
     check_weights(plan, dataset, resume=resume)
     if folder is not None:
-        check_same_trajectory(folder, plan)
+        check_same_trajectory(folder, plan, config.train.num_steps)
         check_same_files(request, folder, dataset)
 
 
@@ -200,6 +201,14 @@ def pin(request: tasks.TaskRequest, folder: RunFolder | None) -> Mapping[str, An
         UserError: a file of the task (a chat template) cannot be read, or has changed since the run began.
     """
     return tasks.task_of(request).pin(request if folder is None else request_with_kept(request, folder))
+
+
+def imported(run: Path) -> UserError:
+    """The error for a run that cannot be resumed because it was imported."""
+    return UserError(
+        f"{run}: was imported and has no training steps: there is nothing to resume; begin a run with its weights: "
+        f"{tune_command(run)}"
+    )
 
 
 def check_same_files(request: tasks.TaskRequest, folder: RunFolder, dataset: AnyDataset) -> None:
@@ -235,15 +244,17 @@ def check_weights(plan: Plan, dataset: AnyDataset, *, resume: bool) -> None:
         )
 
 
-def check_same_trajectory(folder: RunFolder, plan: Plan) -> dict[str, tuple[Scalar, Scalar]]:
+def check_same_trajectory(folder: RunFolder, plan: Plan, num_steps: int) -> dict[str, tuple[Scalar, Scalar]]:
     """Check that a run can be resumed with a plan: with this plan, the steps so far would have had the same losses.
 
-    The layout, logging and the number of stored checkpoints may change. If the run has failed because numbers were not
-    finite (`ruined_step`), keys of the optimizer may change, too, except its kind.
+    The layout, logging and the number of stored checkpoints may change. Keys of the optimizer may change, too, except
+    its kind, in two cases: the run has failed because numbers were not finite (`ruined_step`); or it has ended at the
+    end of its schedule or later, and the command gives it more steps.
 
     Args:
         folder: the run.
         plan: of the command.
+        num_steps: of the command.
 
     Returns:
         Each key of the optimizer that changes: (old value, new value).
@@ -254,15 +265,39 @@ def check_same_trajectory(folder: RunFolder, plan: Plan) -> dict[str, tuple[Scal
     before, after = saved_plan(folder).trajectory(), plan.trajectory()
     differs = {key: (before[key], after[key]) for key in before if key in after and before[key] != after[key]}
     free = [key for key in differs if "optimizer." in key and key != "optimizer.kind"]  # its state was saved
-    changes = {key: differs[key] for key in free} if free and ruined_step(folder) is not None else {}
+    changes = {}
+    if free and ruined_step(folder) is not None:
+        changes = {key: differs[key] for key in free}
+    elif free and _schedule_is_over(folder, before.get(DECAY_STEPS), num_steps):
+        changes = {key: differs[key] for key in free if key.startswith("optimizer.")}
     problems = [
-        f"{key}: the run in {folder.path} has {old!r}, this config {new!r}"
+        f"{key}: the run in {folder.path} has {old!r}, this config {new!r}{_keep_schedule(key, old, new, num_steps)}"
         for key, (old, new) in differs.items()
         if key not in changes
     ]
     if problems:
         raise UserError(*problems, f"give the same values to continue {folder.path}, or start a new run.name")
     return changes
+
+
+def _schedule_is_over(folder: RunFolder, decay_steps: Scalar, num_steps: int) -> bool:
+    """Whether a run has ended at or after the end of its decay, before step `num_steps`."""
+    kinds = ("start", "resume", "end")
+    last = next((event for event in reversed(folder.read_events()) if event.get("kind") in kinds), {"kind": "start"})
+    step = last.get("step")
+    if last["kind"] != "end" or not isinstance(step, int) or not isinstance(decay_steps, int):
+        return False
+    return decay_steps <= step < num_steps
+
+
+def _keep_schedule(key: str, old: Scalar, new: Scalar, num_steps: int) -> str:
+    """What else to give if only train.num_steps differs, which decides where the schedule ends."""
+    if key != DECAY_STEPS or new != num_steps or old is None:
+        return ""
+    return (
+        f"; add optimizer.decay_steps={old}, which keeps the schedule: from step {old} on the learning rate is "
+        "optimizer.min_learning_rate; after its last step the run may go on with another schedule"
+    )
 
 
 def ruined_step(folder: RunFolder) -> int | None:

@@ -12,6 +12,7 @@ import pytest
 from runs import called, codescent, environment, make_project
 
 from codescent.plan import Plan
+from codescent.verbs.arguments import _parser, parse
 
 
 @pytest.fixture
@@ -34,6 +35,7 @@ def project(tmp_path: Path) -> Path:
         (["export", "runs/absent", "out"], 2),
         (["plot", "runs/absent", "--out", "a.png"], 2),
         (["train", "run.toml", "run.name=absent", "--resume"], 2),
+        (["train", "--resume", "runs/absent"], 2),
         (["import", "absent", "runs/new"], 2),
     ],
 )
@@ -48,7 +50,8 @@ def test_what_needs_no_torch_does_not_load_it(project: Path, words: list[str], c
     done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, check=False)
     *said, last = done.stderr.splitlines()
     assert last == f"False {code}"
-    absent = "absent: no such folder: weights are read from a local Hugging Face folder; nothing is downloaded"
+    absent = "absent: no such folder: weights are read from a local Hugging Face folder"
+    said = [line.partition(";")[0] for line in said]
     assert said == ([f"error: {absent if 'import' in words else 'runs/absent: no such run folder'}"] if code else [])
     assert bool(done.stdout) == (not code)
 
@@ -124,6 +127,7 @@ def test_overrides_may_stand_anywhere(project: Path) -> None:
         (["sample", "run.toml"], "run.toml: is a file, not a run folder"),
         (["train", "run.toml", "run.folder=run.toml/inside"], "run.toml is a file, not a folder"),
         (["plan", "run.toml", "parallel.timeout_s=inf"], "must be finite"),
+        (["plan", "train.num_steps=2", "run.toml", "--json", "other.toml"], "unrecognized arguments: other.toml"),
     ],
 )
 def test_wrong_words_end_with_code_2(project: Path, words: list[str], expected: str) -> None:
@@ -131,6 +135,22 @@ def test_wrong_words_end_with_code_2(project: Path, words: list[str], expected: 
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_option_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    subcommands = next(action for action in _parser()._actions if isinstance(action.choices, dict))
+    tried = 0
+    for verb, parser in dict(subcommands.choices or {}).items():
+        for action in parser._actions:
+            if action.option_strings and action.dest not in ("help", "prompts"):
+                value = [] if action.nargs == 0 else [next(iter(action.choices or ["1"]))]
+                with pytest.raises(SystemExit) as ended:
+                    parse([verb, *[action.option_strings[0], *value] * 2, "a", "b"])
+                assert ended.value.code == 2
+                assert f"error: {action.option_strings[0]}: given twice; give it once" in capsys.readouterr().err
+                tried += 1
+    assert tried > 40
+    assert parse(["sample", "a", "--prompt", "b", "--prompt", "c"]).prompts == ["b", "c"]
 
 
 def test_config_shows_where_values_come_from(project: Path) -> None:
@@ -165,7 +185,7 @@ def test_a_plan_does_not_need_data_that_is_not_there_yet(tmp_path: Path, name: s
     assert [words for words in absent if words not in done.stderr] == []
     assert "= 64 ranks" in " ".join(done.stdout.split())
     done = called(
-        tmp_path, "plan", name, "model.preset=auto", "--ranks", "64"
+        tmp_path, "plan", name, "model.preset=auto", "model.weights=auto", "--ranks", "64"
     )  # here the vocabulary is the tokenizer's
     assert done.returncode == 2
     assert "tokenizer.json" in done.stderr

@@ -160,7 +160,7 @@ def test_only_train_imports_it_and_never_from_a_run_folder(project: Path, monkey
     monkeypatch.chdir(project)
     for words in (["plan", "runs/run/config.toml"], ["config", "runs/run/config.toml"]):
         called(project, *words)
-    done = called(project, "train", "runs/run/config.toml", "--resume")
+    done = called(project, "train", "--resume", "runs/run")
     assert (done.returncode, done.stderr[:50]) == (2, "error: log.to = evil:log: there is no module evil ")
     assert not (project / "ran").exists()
     inner = project / "inner"

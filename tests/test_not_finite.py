@@ -62,9 +62,10 @@ def test_the_last_good_checkpoint_stays_and_the_advice_works(project: Path, fork
     assert f"{REASON}: 10" in done.said
     assert f"continue from step {last - 1}: codescent train" in done.said
     advice = done.said[done.said.index("codescent train") :].splitlines()[0].partition(" (")[0]
-    _, *words = shlex.split(advice.replace("LOWER", "1e-9"))
+    _, *words = shlex.split(advice)
+    assert words == ["train", "--resume", "runs/advised", "optimizer.learning_rate=20"]
     before = losses(run)
-    again = codescent(project, *words, f"train.num_steps={last + 5}")
+    again = codescent(project, *words, "optimizer.learning_rate=1e-9", f"train.num_steps={last + 5}")
     assert again.returncode == 0, again.stderr
     assert f"step {last - 1}" in again.stdout
     assert "optimizer.learning_rate: 200.0 before, 1e-09 from this step on" in again.stdout

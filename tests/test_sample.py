@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import math
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -188,6 +189,23 @@ def test_a_run_writes_the_same_text_again(project: Path) -> None:
     assert called(project, "sample", "runs/chars", "--prompt", "many ", "--tokens", "30", "--seed", "3").stdout == (
         done.stdout
     )
+
+
+def test_the_checkpoint_may_be_chosen(project: Path, forker: Forker) -> None:
+    run = forker.train(project, "steps", 1, "checkpoint.every=10")
+
+    def text(*words: str) -> str:
+        done = called(project, "sample", "runs/steps", "--prompt", "many ", "--tokens", "40", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    newest, earlier = text(), text("--step", "10")
+    assert newest == text("--step", "20") == text("--best") != earlier
+    shutil.rmtree(run.checkpoints / "step_00000020")
+    assert text() == earlier
+    done = called(project, "sample", "runs/steps", "--step", "11")
+    assert done.returncode == 2
+    assert "no checkpoint of step 11; there are: 10" in done.stderr
 
 
 def test_several_prompts_and_several_texts_of_each(project: Path) -> None:

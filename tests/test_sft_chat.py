@@ -25,6 +25,7 @@ from codescent.tasks.conversations.chat_template import ChatTemplate
 from codescent.tasks.conversations.conversations import read_conversations
 from codescent.tasks.conversations.dataset import ResponseDataset, ResponseSource
 from codescent.verbs.cli import run as cli
+from codescent.verbs.sample import sample_run
 
 WORDS = ("red", "green", "blue", "black", "white", "pink")
 CHAT = (
@@ -161,6 +162,13 @@ def test_a_model_that_has_learnt_to_chat_answers_and_ends_its_turn(
     assert cli(["sample", "runs/learned", "--prompt", "blue", "--tokens", "40", "--temperature", "0"]) == 0
     told = capsys.readouterr().out
     assert told == "<|im_start|>user\nblue<|im_end|>\n<|im_start|>assistant\neulb\n"
+    # The text at the end of a run answers a validation example; bare `sample` answers a greeting.
+    (text,) = sample_run(Path("runs/learned"), tokens=40, temperature=0, device="cpu", example=True)
+    (word,) = re.findall(r"^<\|im_start\|>user\n(\w+)<\|im_end\|>\n<\|im_start\|>assistant\n", text)
+    assert word in WORDS
+    assert text.endswith(f"assistant\n{word[::-1]}")
+    assert cli(["sample", "runs/learned", "--tokens", "1"]) == 0
+    assert "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n" in capsys.readouterr().out
     # The run has its template: it may be moved, and what it was read from may be gone.
     expected = ChatTemplate(read_chat_files(project / "model")).render(TALK)
     (project / "runs" / "learned").rename(project / "moved")

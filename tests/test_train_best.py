@@ -160,7 +160,7 @@ def test_a_run_that_ended_early_says_how_to_go_on(project: Path, forker: Forker,
     done = forker.run(project, 1, words, resume=True)
     assert done.codes == [0]
     assert "ended early at step 24" in done.said
-    assert "to go on: --resume train.stop_after=0, or more than 2" in done.said
+    assert "to go on: codescent train --resume runs/ended train.stop_after=0 (or more than 2)" in done.said
     assert "has all its" not in done.said
     run = forker.train(project, "ended", 1, *words, "train.stop_after=3", resume=True)
     assert losses(run) == losses(whole)[:28]
@@ -174,7 +174,7 @@ def test_all_steps_win_over_an_early_end(project: Path, forker: Forker) -> None:
     run = forker.train(project, "both", 1, *words)
     assert [event["kind"] for event in run.read_events()][-1] == "end"
     assert not events(run, "early_stop")
-    assert "has all its 24 steps already" in forker.run(project, 1, words, resume=True).said
+    assert "has all its 24 steps. For 24 more: " in forker.run(project, 1, words, resume=True).said
 
 
 def test_after_a_skipped_step_the_next_good_one_is_the_last(project: Path, forker: Forker) -> None:

@@ -42,7 +42,7 @@ class Model(Section):
     """The model. A size with the value auto comes from the preset."""
 
     kind: Literal["gpt2", "llama", "transformer", "bert"] | None = auto(
-        "kind of model; auto: the kind of the preset, or gpt2 without a preset"
+        "kind of model; auto: the kind of the preset, or of the folder model.weights if it gives the sizes, else gpt2"
     )
     preset: Text | None = auto(
         "published sizes: gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama3-8b, llama3-70b, llama3.1-8b, llama3.1-70b, "
@@ -50,7 +50,8 @@ class Model(Section):
         "auto: no preset, sizes are given here",
     )
     weights: PathFromAnywhere | None = auto(
-        "local Hugging Face folder of initial weights (gpt2, llama, bert); auto: random weights"
+        "local Hugging Face folder of initial weights (gpt2, llama, bert), and of the model's kind and sizes if the "
+        "sizes are not given; auto: random weights"
     )
     num_layers: int | None = auto("blocks (gpt2, llama, bert)", ge=1, le=10_000)
     num_encoder_layers: int | None = auto("layers of the encoder (transformer)", ge=1, le=10_000)

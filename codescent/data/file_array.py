@@ -13,7 +13,7 @@ import numpy.typing as npt
 from codescent.base.errors import UserError
 from codescent.data.verified import hash_of, stamp_of
 
-RESTORE = "restore the file, then continue with --resume"
+RESTORE = "restore the file, then continue the run: codescent train --resume RUN"
 
 
 class Watched:

@@ -135,6 +135,24 @@ def open_folder(path: Path) -> Folder:
     return Folder(path, kind, shape, sizes, found, absent, spare)
 
 
+def keys_of_model(path: Path) -> dict[str, Any]:
+    """The kind and the sizes in a folder's config.json, as keys of [model]. Does not look at other files.
+
+    Raises UserError: no folder, or a model that codescent does not have.
+    """
+    settings = _settings(path)
+    sizes, _, problems = _shape(path, _kind(path, settings), settings)
+    if problems:
+        raise UserError(*problems)
+    return as_keys(sizes)
+
+
+def as_keys(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """`Folder.sizes` with the types that the keys of [model] have, and without sizes that are no keys."""
+    given = {name: value for name, value in sizes.items() if value is not None and name != "head"}
+    return given | {name: float(given[name]) for name in ("rope_theta", "norm_eps", "dropout") if name in given}
+
+
 def fitting(path: Path, kind: str, shape: models.Shape, tokenizer_text: str | None, tokenizer: str) -> Folder:
     """Open a folder, and check that its weights fit the run's model and tokenizer.
 

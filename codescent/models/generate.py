@@ -66,7 +66,9 @@ def choose(logits_BV: Tensor, choice: Choice, indices: Sequence[int], number: in
         UserError: logits that are not finite: the training has diverged.
     """
     if not bool(torch.isfinite(logits_BV).all()):
-        raise UserError("the model's logits are not finite: its training has diverged; sample an earlier checkpoint")
+        raise UserError(
+            "the model's logits are not finite: its training has diverged; sample an earlier checkpoint (--step N)"
+        )
     if choice.temperature == 0.0:
         return cast(list[int], logits_BV.argmax(-1).tolist())
     vocab_size = logits_BV.shape[1]

@@ -22,6 +22,9 @@ from codescent.plan.shard import TensorPlan
 from codescent.plan.traffic import Traffic
 from codescent.plan.work import Scalar, TaskFacts, Work
 
+DECAY_STEPS = "optimizer.decay_steps (or train.num_steps)"
+"""Name in `Plan.trajectory` of the step at which the decay of the learning rate ends; None: it does not decay."""
+
 
 class OlderPlan(ValueError):
     """An earlier version wrote this JSON, without model and task. The caller rebuilds the plan from the config."""
@@ -123,7 +126,7 @@ class Plan:
             "train.label_smoothing": self.objective.label_smoothing,
             "train.z_loss": self.objective.z_loss,
             **{f"optimizer.{name}": value for name, value in update.items()},
-            "optimizer.decay_steps (or train.num_steps)": steps,
+            DECAY_STEPS: steps,
             "data-parallel ranks, by which optimizer.scale_learning_rate multiplies": workers,
         }
 

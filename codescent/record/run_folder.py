@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from codescent.base.command import resume_command
 from codescent.base.durable import replace_file, write_synced
 from codescent.base.errors import UserError
 from codescent.base.formats import unreadable
@@ -54,7 +55,7 @@ FORMAT = 2
 OLDEST_FORMAT = 1
 """The oldest format that this program reads. A folder without a number has format 1."""
 
-_TAKEN = "there is a run already: continue it with --resume, or choose a new run.name (or run.folder)"
+_ANOTHER = "choose a new run.name (or run.folder)"
 
 
 class RunFolder:
@@ -94,7 +95,7 @@ class RunFolder:
         path = Path(path)
         cls.refuse_taken(path)
         texts = {CONFIG: config_toml, PLAN: _plan_text(plan), METRICS_CSV: HEADER}
-        with published(path, taken=_TAKEN) as making:
+        with published(path, taken=f"is there already: {_ANOTHER}") as making:
             (making / CHECKPOINTS).mkdir()
             for name, text in {**texts, METRICS_JSONL: "", EVENTS: ""}.items():
                 write_synced(making / name, text)
@@ -104,7 +105,9 @@ class RunFolder:
     def refuse_taken(path: Path) -> None:
         """Raise UserError if `path` is a file or a folder with files: a run cannot be created there."""
         if path.is_dir() and any(path.iterdir()):
-            raise UserError(f"{path}: {_TAKEN}")
+            is_run = (path / CONFIG).is_file()
+            what = f"there is a run already: continue it ({resume_command(path)})" if is_run else "is not empty"
+            raise UserError(f"{path}: {what}{', or' if is_run else ':'} {_ANOTHER}")
         if not path.is_dir() and os.path.lexists(path):
             raise UserError(f"{path}: is a file, not a folder: choose another run.name or run.folder")
         above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))

@@ -96,10 +96,13 @@ class Prompts:
     Args:
         encode: function from a prompt to (text to print, tokens); None: the prompt itself and the tokenizer's ids.
         stop: the token that ends a text; None: the tokenizer's separator.
+        default: the prompt if the user gives none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, encode: Encode | None = None, stop: int | None = None) -> None:
-        self._tokenizer, self._encode = tokenizer, encode
+    def __init__(
+        self, tokenizer: Tokenizer, encode: Encode | None = None, stop: int | None = None, default: str = ""
+    ) -> None:
+        self._tokenizer, self._encode, self.default = tokenizer, encode, default
         self.stop = tokenizer.separator if stop is None else stop
 
     def encode(self, prompt: str) -> tuple[str, list[int]]:
@@ -266,14 +269,36 @@ class Task:
         """The encoder of prompts. Raises UserError: a file that it needs in the run's folder is damaged or missing."""
         return Prompts(tokenizer)
 
+    def example(self, open_validation: Callable[[], Source]) -> list[int] | None:
+        """The tokens of a prompt of the validation split, which the text at the end of a run continues.
+        None: this text begins a document. `open_validation` opens the split. Raises UserError: it cannot be opened.
+        """
+        return None
+
+    def keys_of_folder(
+        self, folder: Path, tokenizer: Tokenizer, data: Data, *, has_corpus: bool
+    ) -> Mapping[str, str | Path]:
+        """Keys of [data] for an import of a Hugging Face folder that was made for this task; of other folders none.
+
+        `has_corpus`: whether the user has named the corpus. Raises UserError: why the task cannot use the folder.
+        """
+        return {}
+
     def export(
-        self, request: TaskRequest, tokenizer: Tokenizer, texts: dict[str, str], ends: dict[str, int | None]
+        self,
+        request: TaskRequest,
+        tokenizer: Tokenizer,
+        texts: dict[str, str],
+        ends: dict[str, int | None],
+        *,
+        is_trained: bool,
     ) -> tuple[dict[str, str], dict[str, int | None]]:
         """Add the task's part to an export.
 
         Args and return value:
             texts: the tokenizer's files, name -> text.
             ends: control tokens for config.json, key -> id.
+            is_trained: false for the checkpoint of an imported run, which keeps what its folder had.
         """
         return texts, ends
 

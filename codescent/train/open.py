@@ -25,6 +25,7 @@ from codescent.preflight import (
     check_same_files,
     check_same_trajectory,
     check_weights,
+    imported,
     pin,
     plan_with,
     ruined_step,
@@ -198,7 +199,7 @@ def _opened(config: Config, plan: Plan, dataset: AnyDataset) -> tuple[RunFolder,
         UserError: the folder belongs to a run with another trajectory, or with other files.
     """
     folder = RunFolder.open(run_folder(config))
-    changes = check_same_trajectory(folder, plan)
+    changes = check_same_trajectory(folder, plan, config.train.num_steps)
     check_same_files(task_request(config), folder, dataset)
     return folder, changes
 
@@ -238,10 +239,7 @@ def _check_saved(run: OpenRun) -> None:
         return
     state = run.saved.state
     if "imported" in state:
-        raise UserError(
-            f"{run.path}: was imported and has no training steps: there is nothing to resume; begin a run "
-            f"with its weights: codescent train {run.path}/config.toml run.folder=NEW"
-        )
+        raise imported(run.path)
     if "dataset" not in state:
         raise UserError(f"{run.saved.path}: not a checkpoint of `codescent train`: its state names no dataset")
     if state.get("base") != run.base:

@@ -13,6 +13,7 @@ from typing import Any
 from codescent import tasks
 from codescent.base import output
 from codescent.base.agreement import together
+from codescent.base.command import resume_command
 from codescent.base.errors import RunFailed, UserError
 from codescent.config.load import to_toml
 from codescent.huggingface.folder import open_folder
@@ -21,6 +22,7 @@ from codescent.record.rows import strict
 from codescent.train import machine
 from codescent.train.alike import Diverged
 from codescent.train.board import Board
+from codescent.train.continuing import how_to_continue, how_to_extend
 from codescent.train.display import Display
 from codescent.train.estimate import Estimate
 from codescent.train.execute import StepResult
@@ -254,10 +256,11 @@ class Report:
         """Record that the run ends because the weights after `ruined_step` are bad. Returns the error to raise."""
         path, good = self.run.path, self.run.checkpoints.newest_step(before=ruined_step)
         self._event("failed", step=step, reason=why, ruined_step=ruined_step)
+        lower = f"optimizer.learning_rate={self.run.config.optimizer.learning_rate / 10:.3g}"
         return RunFailed(
             f"{path}: ended at step {step}, which is not saved: {why}",
-            f"change keys of [optimizer] and continue from step {good or 0}: codescent train {path}/config.toml "
-            "--resume optimizer.learning_rate=LOWER (or optimizer.max_grad_norm, optimizer.warmup_steps and so on)",
+            f"change keys of [optimizer] and continue from step {good or 0}: {resume_command(path, lower)} (or another "
+            "optimizer.max_grad_norm, optimizer.warmup_steps and so on)",
         )
 
     def diverged(self, step: int, error: Diverged) -> None:
@@ -283,8 +286,8 @@ class Report:
         self._event("stop", step=step, rank=rank, **first)
         whom = "" if all(received) else f" to rank {rank} (process {first['process']} on {first['host']})"
         self.display.say(
-            f"stopped at step {step} by {first['signal']}{whom}; saved in {self.run.checkpoints.folder}; continue with "
-            "--resume"
+            f"stopped at step {step} by {first['signal']}{whom}; saved in {self.run.checkpoints.folder}; "
+            f"{how_to_continue(self.run)}"
         )
 
     def ended(self, step: int, validations: Validations) -> None:
@@ -296,7 +299,8 @@ class Report:
             self._ended_early(step, validations)
         self._event("end", step=step)
         if step == self.run.first_step and not early:
-            self.display.say(f"{self.run.path} has all its {step} steps already; raise train.num_steps to continue")
+            for line in how_to_extend(self.run, step):
+                self.display.say(line)
 
     def _ended_early(self, step: int, validations: Validations) -> None:
         """Report that `train.stop_after` has ended the run, in this command or an earlier one, and how to go on."""
@@ -304,7 +308,8 @@ class Report:
         self._event("early_stop", step=step, without_gain=count, lowest_step=at, lowest_val_loss=lowest)
         self.display.say(
             f"ended early at step {step} (train.stop_after = {validations.stop_after}): {count} validations without a "
-            f"loss below {lowest:.4f} of step {at}; to go on: --resume train.stop_after=0, or more than {count}"
+            f"loss below {lowest:.4f} of step {at}; to go on: "
+            f"{resume_command(self.run.path, 'train.stop_after=0')} (or more than {count})"
         )
 
     def _event(self, kind: str, **fields: Any) -> None:

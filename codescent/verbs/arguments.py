@@ -4,15 +4,17 @@ Does not run a subcommand (cli.py does), does not check arguments against each o
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from codescent import __version__
 from codescent.base.home import expanded, unknown_home
 from codescent.base.visible import visible
 
 CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or gpt2_124m (list: docs/config.md)"
+TRAIN_HELP = f"{CONFIG_HELP}; with --resume also the folder of the run"
 OVERRIDES_HELP = "overrides of values in the file, such as train.num_steps=100"
 CORPUS_HELP = (
     "python-stdlib, shakespeare, openwebtext, or the path of a text file, folder, glob or JSONL file; for a file of "
@@ -20,23 +22,37 @@ CORPUS_HELP = (
 )
 TOKENIZER_HELP = "char (the default), byte, gpt2, bert[-cased][:VOCABULARY], bpe:VOCAB or a tokenizer's JSON file"
 DEVICES = ("auto", "cpu", "cuda")
+OVERRIDE = re.compile(r"\s*\w+\.\w+\s*=")
+"""How an override begins. A path with "=" does not begin like this: it has a "/" before."""
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Parse a command line. The result has the name of the subcommand as `verb`. No words: print the help and exit.
 
-    argparse accepts `section.key=value` words only before a subcommand's options; this function accepts them anywhere.
+    argparse accepts `section.key=value` words only before a subcommand's options, and CONFIG only as the first word;
+    this function accepts them anywhere.
     """
     top = _parser()
     if not words:
         top.print_help()
         top.exit()
     arguments, rest = top.parse_known_args(words)
+    if config := _config_after_overrides(arguments, rest):
+        arguments.overrides, arguments.config = [arguments.config, *arguments.overrides], config
+        (arguments.overrides if config in arguments.overrides else rest).remove(config)
     if rest and ("overrides" not in arguments or any(word.startswith("-") or "=" not in word for word in rest)):
         top.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
     return arguments
+
+
+def _config_after_overrides(arguments: argparse.Namespace, rest: Sequence[str]) -> str | None:
+    """The first word that is not an override, if an override stands in the place of CONFIG."""
+    if "overrides" not in arguments or not OVERRIDE.match(getattr(arguments, "config", None) or ""):
+        return None
+    words = [*arguments.overrides, *rest]
+    return next((word for word in words if not word.startswith("-") and not OVERRIDE.match(word)), None)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,8 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     return top
 
 
-def _config_arguments(verb: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    verb.add_argument("config", metavar="CONFIG", type=_text, help=CONFIG_HELP, nargs="?" if optional else None)
+def _config_arguments(verb: argparse.ArgumentParser, *, optional: bool = False, meaning: str = CONFIG_HELP) -> None:
+    verb.add_argument("config", metavar="CONFIG", type=_text, help=meaning, nargs="?" if optional else None)
     verb.add_argument("overrides", metavar="section.key=value", nargs="*", help=OVERRIDES_HELP)
 
 
@@ -65,11 +81,12 @@ def _checkpoint_arguments(verb: argparse.ArgumentParser) -> None:
 
 
 def _train(verb: argparse.ArgumentParser) -> None:
-    _config_arguments(verb)
+    _config_arguments(verb, meaning=TRAIN_HELP)
     verb.set_defaults(may_restart=False)
     ranks_help = "number of ranks to start on this machine (parallel.ranks)"
     verb.add_argument("--ranks", type=_positive, metavar="N", help=ranks_help)
-    verb.add_argument("--resume", action="store_true", help="continue the run from its last checkpoint")
+    resume_help = "continue the run from its last checkpoint: --resume runs/NAME"
+    verb.add_argument("--resume", action="store_true", help=resume_help)
     find_help = "try rising learning rates for 100 steps and suggest one; no run is written"
     verb.add_argument("--find-learning-rate", action="store_true", help=find_help)
 
@@ -128,6 +145,7 @@ def _sample(verb: argparse.ArgumentParser) -> None:
     add("--top-p", type=float, help="sample only from the most probable tokens whose probabilities sum to this value")
     add("--seed", type=int, default=0, help="the same seed gives the same text (default 0)")
     add("--num", type=_positive, default=1, help="number of texts for each prompt (default 1)")
+    _checkpoint_arguments(verb)
     add("--device", choices=DEVICES, default="auto", help="auto: CUDA if the machine has it (default auto)")
 
 
@@ -168,7 +186,7 @@ def _import(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("folder", type=_path, metavar="DIR", help="Hugging Face folder")
     add("run", type=_path, metavar="RUN", help="run folder to create")
-    add("--config", type=_text, default="default", help=f"config for keys that DIR does not decide: {CONFIG_HELP}")
+    add("--config", type=_text, default="finetune", help=f"config for keys that DIR does not decide: {CONFIG_HELP}")
     add("overrides", metavar="section.key=value", nargs="*", help=OVERRIDES_HELP)
 
 
@@ -210,7 +228,36 @@ def _path(word: str) -> Path:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser that shows control characters in its error messages as text."""
+    """An argument parser that refuses an option that is given twice, unless its action is "append".
+
+    Its error messages show control characters as text.
+    """
+
+    def __init__(self, *words: Any, **named: Any) -> None:
+        super().__init__(*words, **named)
+        for name, action in ((None, _Once), ("store", _Once), ("store_true", _OnceTrue)):
+            self.register("action", name, action)
 
     def error(self, message: str) -> NoReturn:
         super().error(visible(message))
+
+
+class _Once(argparse.Action):
+    """Stores the value of an argument. An option that is given twice is an error: one of its values would be lost."""
+
+    given = False
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, option: str | None = None
+    ) -> None:
+        if self.given and option is not None:
+            parser.error(f"{'/'.join(self.option_strings)}: given twice; give it once")
+        self.given = True
+        setattr(namespace, self.dest, self.const if self.nargs == 0 else value)
+
+
+class _OnceTrue(_Once):
+    """A flag: stores True."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **named: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, const=True, default=False, **named)

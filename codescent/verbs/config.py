@@ -1,11 +1,13 @@
 """In: a config and overrides. Out: the resolved config; a table of every key, its value and where that comes from.
-Does not read files or check values (config/ does)."""
+Does not read TOML files or check values (config/ does)."""
 
 from __future__ import annotations
 
+import dataclasses
 from argparse import Namespace
 from pathlib import Path
 
+from pydantic import ValidationError
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +15,7 @@ from rich.table import Table
 from codescent.base.errors import UserError
 from codescent.base.visible import visible
 from codescent.config.load import LoadedConfig, describe, load
+from codescent.config.sections import Model
 from codescent.config.words import keys_markdown
 
 
@@ -30,7 +33,8 @@ def main(arguments: Namespace) -> int:
 def resolved_of(arguments: Namespace) -> LoadedConfig:
     """Load the config and the overrides of a command line; `--ranks` overrides parallel.ranks.
 
-    Raises UserError: every problem of the config, or an unknown data.task.
+    Sizes that are not given come from the folder model.weights, if there is no preset.
+    Raises UserError: every problem of the config, or an unknown data.task; model.weights has no sizes.
     """
     ranks = getattr(arguments, "ranks", None)
     resolved = load(arguments.config, [*arguments.overrides, *([] if ranks is None else [f"parallel.ranks={ranks}"])])
@@ -41,7 +45,30 @@ def resolved_of(arguments: Namespace) -> LoadedConfig:
             tasks.task_named(resolved.config.data.task)
         except UserError as error:
             raise UserError(*(f"{resolved.origins['data.task']}: {problem}" for problem in error.problems)) from error
-    return resolved
+    return _with_sizes(resolved)
+
+
+def _with_sizes(resolved: LoadedConfig) -> LoadedConfig:
+    """The config with the kind and the sizes of its folder model.weights, where it lacks them."""
+    model, needed = resolved.config.model, ("num_layers", "num_heads", "hidden_dim", "seq_len")
+    if model.weights is None or model.preset is not None or None not in (getattr(model, name) for name in needed):
+        return resolved
+    from codescent.huggingface.folder import CONFIG, keys_of_model
+
+    where = model.weights / CONFIG
+    try:
+        found = keys_of_model(model.weights)
+        if model.kind not in (None, found["kind"]):
+            raise UserError(f'{where} is of a {found["kind"]}, but model.kind = "{model.kind}"')
+        missing = {name: value for name, value in found.items() if getattr(model, name) is None}
+        filled = Model(**{**model.model_dump(), **missing})
+    except UserError as error:
+        raise UserError(*(f"model.weights: {problem}" for problem in error.problems)) from error
+    except ValidationError as error:  # a number that our models do not support
+        wrong = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors(include_url=False)]
+        raise UserError(*(f"model.weights: {where}: {problem}" for problem in wrong)) from error
+    origins = {**resolved.origins, **{f"model.{name}": str(where) for name in missing}}
+    return dataclasses.replace(resolved, config=resolved.config.model_copy(update={"model": filled}), origins=origins)
 
 
 def _show(resolved: LoadedConfig) -> None:

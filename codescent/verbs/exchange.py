@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from codescent import models
+from codescent.base.command import command, tune_command
 from codescent.base.dtypes import DTYPE_BYTES, NUMBER_FORMATS, WIDE
 from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
@@ -27,8 +28,9 @@ from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.config.load import DEFAULT, LoadedConfig, to_toml
 from codescent.config.sections import Config, Data, Model, Run
 from codescent.data.tokenizers.bpe import LibraryTokenizer
+from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.huggingface import KINDS, peft
-from codescent.huggingface.folder import CONFIG, Folder, open_folder, parts_of
+from codescent.huggingface.folder import CONFIG, Folder, as_keys, open_folder, parts_of
 from codescent.huggingface.kind import Kind
 from codescent.huggingface.read import box
 from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
@@ -37,6 +39,9 @@ from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
 from codescent.tasks import TASKS, task_of
 from codescent.verbs.config import resolved_of
 from codescent.verbs.trained import Trained, Values, find
+
+MOST_POSITIONS = 1024
+"""Tokens of a training sample after an import, if the user does not set them: some models read 100,000."""
 
 
 def export_main(arguments: Namespace) -> int:
@@ -141,7 +146,8 @@ def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, int | None]]:
         return {}, {"bos_token_id": None, "eos_token_id": None}
     seq_len = trained.resolved.shape.seq_len
     texts, ends = tokenizer_files(trained.folder.tokenizer.read_text(encoding="utf-8"), seq_len)
-    return trained.task.export(trained.request, trained.tokenizer, texts, ends)
+    is_trained = "imported" not in trained.saved.state
+    return trained.task.export(trained.request, trained.tokenizer, texts, ends, is_trained=is_trained)
 
 
 def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int | None]) -> dict[str, Any]:
@@ -175,9 +181,11 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
     if os.path.lexists(run):
         raise UserError(f"{run}: exists already; give the name of a new run folder")
     folder, text, problems = _open_and_check(path, run, resolved)
-    vocab_size = None if text is None else LibraryTokenizer.from_json(text, str(path)).vocab_size
+    tokenizer = None if text is None else LibraryTokenizer.from_json(text, str(path))
+    vocab_size = None if tokenizer is None else tokenizer.vocab_size
+    data, notes = _data(folder, run, resolved, tokenizer)
     try:
-        config = _config(folder, run, resolved, has_tokenizer=text is not None)
+        config = _config(folder, run, resolved, data)
     except ValidationError as error:  # an invalid run name, or a number that our models do not support
         details = error.errors(include_url=False)
         invalid = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in details]
@@ -208,10 +216,17 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         lines.append(
             f"left out, because codescent's {folder.kind.name} does not use them: {', '.join(sorted(folder.spare))}"
         )
-    if text is None:
-        why = "the folder has none that the tokenizers library can read; data.tokenizer comes from the config"
-        lines.append(f"no tokenizer: {why}")
-    return [*lines, f"to train: codescent train {run}/config.toml run.folder=NEW", str(run)]
+    return [*lines, *notes, *_next(run, config, resolved), str(run)]
+
+
+def _next(run: Path, config: Config, resolved: LoadedConfig) -> list[str]:
+    """The commands that a user of an imported run may want next."""
+    lines = []
+    if models.kind_of(config.model.kind, config.model.preset) in models.GENERATING and (run / TOKENIZER).is_file():
+        lines.append(f"to sample: {command('sample', run, '--prompt', 'Hello')}")
+    if resolved.origins["data.corpus"] == DEFAULT:
+        return [*lines, f"to train, with your file as CORPUS: {tune_command(run, 'data.corpus=CORPUS')}"]
+    return [*lines, f"to train: {tune_command(run)}"]
 
 
 def _open_and_check(path: Path, run: Path, resolved: LoadedConfig) -> tuple[Folder, str | None, list[str]]:
@@ -225,8 +240,8 @@ def _open_and_check(path: Path, run: Path, resolved: LoadedConfig) -> tuple[Fold
     problems += [f"{name}: given on the command line, but the argument {run} decides it" for name in of_run]
     if resolved.config.lora.rank is not None:
         problems.append(
-            "lora.rank: given, but an imported model has no adapters; give it when training: codescent train "
-            f"{run}/config.toml run.folder=NEW lora.rank={resolved.config.lora.rank}"
+            "lora.rank: given, but an imported model has no adapters; give it when training: "
+            f"{tune_command(run, f'lora.rank={resolved.config.lora.rank}')}"
         )
     try:
         folder = open_folder(path)
@@ -246,23 +261,45 @@ def _decided_by_folder(name: str, path: Path, run: Path) -> str:
     return f"{name}: given on the command line, but {path} decides it; change it in {run}/config.toml or when training"
 
 
-def _config(folder: Folder, run: Path, resolved: LoadedConfig, *, has_tokenizer: bool) -> Config:
+def _data(
+    folder: Folder, run: Path, resolved: LoadedConfig, tokenizer: Tokenizer | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The section [data] of the run, and lines about it."""
+    config, origins = resolved.config, resolved.origins
+    data, lines = config.data.model_dump(), []
+    if origins["data.seq_len"] == DEFAULT and folder.shape.seq_len > MOST_POSITIONS:
+        data["seq_len"] = MOST_POSITIONS
+        lines.append(
+            f"data.seq_len = {MOST_POSITIONS}: tokens per sample; the model reads up to {folder.shape.seq_len:,}"
+        )
+    if (head := folder.sizes.get("head")) is not None:  # the head belongs to one task
+        data["task"] = next(task.name for task in TASKS if task.head == head)
+    if tokenizer is None:
+        why = "the folder has none that the tokenizers library can read; data.tokenizer comes from the config"
+        return data, [*lines, f"no tokenizer: {why}"]
+    data["tokenizer"] = str(run.absolute() / TOKENIZER)
+    for task in TASKS:
+        if folder.kind.name in task.kinds and data["task"] in (None, task.name):
+            try:
+                has_corpus = origins["data.corpus"] != DEFAULT
+                keys = task.keys_of_folder(folder.path.absolute(), tokenizer, config.data, has_corpus=has_corpus)
+            except UserError as error:
+                lines.append(f"the folder is not used for data.task = {task.name}: {'; '.join(error.problems)}")
+                continue
+            data |= keys
+            lines += [f"data.{name} = {value}" for name, value in keys.items()]
+    return data, lines
+
+
+def _config(folder: Folder, run: Path, resolved: LoadedConfig, data: dict[str, Any]) -> Config:
     base, path = resolved.config, run.absolute()
     precision = resolved.config.train.precision
     if resolved.origins["train.precision"] == DEFAULT and len(folder.dtypes) == 1:
         precision = "bf16" if "bf16" in folder.dtypes else "fp64" if "fp64" in folder.dtypes else "fp32"
-    given = {name: value for name, value in folder.sizes.items() if value is not None}
-    head = given.pop("head", None)
-    given |= {name: float(given[name]) for name in ("rope_theta", "norm_eps", "dropout") if name in given}
-    data = base.data.model_dump()
-    if has_tokenizer:
-        data["tokenizer"] = str(path / TOKENIZER)
-    if head is not None:  # the head belongs to one task
-        data["task"] = next(task.name for task in TASKS if task.head == head)
     log = base.log if folder.kind.name in models.GENERATING else base.log.model_copy(update={"sample_tokens": 0})
     changed = {
         "run": Run(**{**base.run.model_dump(), "name": path.name, "folder": path}),
-        "model": Model(**given, weights=folder.path.absolute()),
+        "model": Model(**as_keys(folder.sizes), weights=folder.path.absolute()),
         "data": Data(**data),
         "train": base.train.model_copy(update={"precision": precision}),
         "log": log,

@@ -1,4 +1,4 @@
-"""In: a run folder, prompts. Out: printed text, which the run's newest checkpoint generates as continuation of prompts.
+"""In: a run folder, prompts. Out: printed text, which a checkpoint of the run generates as continuation of prompts.
 Does not choose tokens (models/generate.py does) and does not change the run folder."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from codescent.preflight import saved_plan
 from codescent.record import RunFolder
 from codescent.tasks.conversations.conversations import HALF, half_a_character
 from codescent.tasks.task import Prompts
-from codescent.verbs.trained import Trained, device_of, find, module_of
+from codescent.verbs.trained import Trained, dataset_of, device_of, find, module_of
 
 
 def main(arguments: Namespace) -> int:
@@ -70,13 +70,17 @@ def sample_run(
     num: int = 1,
     device: str = "auto",
     out: TextIO | None = None,
+    *,
+    best: bool = False,
+    step: int | None = None,
+    example: bool = False,
 ) -> list[str]:
-    """Continue prompts with the newest checkpoint of a run. The first text is written token by token.
+    """Continue prompts with a checkpoint of a run. The first text is written token by token.
 
     Args:
         run: the run folder.
         prompts: texts to continue, or user messages if the run has a chat template; None: one text that begins a
-            document.
+            document, or the answer to "Hello".
         tokens: largest number of new tokens of a text; a text ends earlier if the model ends the document.
         temperature: see Choice.
         top_k: see Choice.
@@ -85,6 +89,9 @@ def sample_run(
         num: number of texts for each prompt.
         device: "auto", "cpu" or "cuda".
         out: where to write; None: standard output, with control characters made visible (`visible`).
+        best: use the checkpoint with the lowest validation loss.
+        step: use the checkpoint of this step. The default is the newest checkpoint.
+        example: if the task's texts continue prompts, continue one of the run's validation split.
 
     Returns:
         The texts, each with its prompt, in the order of the prompts.
@@ -96,9 +103,9 @@ def sample_run(
     problems = [*Choice(temperature, top_k, top_p, seed).problems(), *([where] if isinstance(where, str) else [])]
     problems += [f"{flag} {n}: must be at least 1" for flag, n in (("--tokens", tokens), ("--num", num)) if n < 1]
     try:
-        trained, tokenizer = _find(Path(run))
+        trained, tokenizer = _find(Path(run), best=best, step=step)
         prompter = trained.task.prompts(trained.request, tokenizer)
-        starts = _encode(prompter, prompts)
+        starts = (_example(trained, tokenizer) if example else None) or _encode(prompter, prompts)
     except UserError as error:
         raise UserError(*problems, *error.problems) from error
     if problems or isinstance(where, str):
@@ -109,7 +116,7 @@ def sample_run(
     return _write(texts, stream, tokenizer, out)
 
 
-def _find(run: Path) -> tuple[Trained, Tokenizer]:
+def _find(run: Path, *, best: bool, step: int | None) -> tuple[Trained, Tokenizer]:
     folder = RunFolder.open(run)
     kind = saved_plan(folder).model.kind
     problems = []
@@ -119,7 +126,7 @@ def _find(run: Path) -> tuple[Trained, Tokenizer]:
     if not folder.tokenizer.is_file():
         problems.append(f"{folder.tokenizer}: the run folder has no tokenizer, so tokens cannot be decoded to text")
     try:
-        trained = find(run)
+        trained = find(run, best=best, step=step)
     except UserError as error:
         raise UserError(*problems, *error.problems) from error
     if problems or trained.tokenizer is None:
@@ -127,10 +134,17 @@ def _find(run: Path) -> tuple[Trained, Tokenizer]:
     return trained, trained.tokenizer
 
 
+def _example(trained: Trained, tokenizer: Tokenizer) -> list[tuple[str, list[int]]] | None:
+    """A prompt of the validation split: its text and its tokens; None: the task's texts begin documents."""
+    work = saved_plan(trained.folder).work
+    ids = trained.task.example(lambda: dataset_of(trained).source("validation", work.seq_len, work.positions(-1)))
+    return None if ids is None else [(tokenizer.decode(ids), ids)]
+
+
 def _encode(prompter: Prompts, prompts: Sequence[str] | None) -> list[tuple[str, list[int]]]:
     """For each prompt the text to print and its tokens. An empty prompt begins a document."""
     starts, problems = [], []
-    for prompt in prompts or [""]:
+    for prompt in prompts or [prompter.default]:
         if half_a_character(prompt):
             problems.append(f"--prompt {prompt!r}: {HALF}, or bytes that are not UTF-8")
             continue

@@ -4,22 +4,26 @@ Does not build samples: dataset.py does."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from codescent.base.command import resume_command
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.data.prepared import AGAIN, DESCRIPTION, user_file_sha256
-from codescent.data.samples import AnyDataset
+from codescent.data.samples import AnyDataset, Source
 from codescent.data.tokenizers.tokenizer import Tokenizer
-from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG, ChatFiles, read_chat_files
+from codescent.tasks.conversations.chat_files import ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens
 from codescent.tasks.conversations.conversations import PAIR, TURNS, first_kind
 from codescent.tasks.conversations.dataset import PLAIN, ResponseDataset, chat_of, parse_template, write_examples
+from codescent.tasks.conversations.kept import CHAT, exported, file_of, has_chat_template, saved_chat
 from codescent.tasks.folder import FolderTask, tokenizer_identity
 from codescent.tasks.task import Prompts, Task, TaskRequest, is_given
 
@@ -29,8 +33,10 @@ if TYPE_CHECKING:
 FIELDS = ("template", "prompt_key", "response_key", "messages_key", "validation_fraction")
 """Keys of [data] that the samples depend on, in addition to the corpus, the tokenizer and the chat template."""
 PAIR_KEYS = ("prompt_key", "response_key")
-CHAT = "chat.json"
-"""File in the run's folder with the chat template: its text, its special tokens, the date that it uses as today."""
+MOST_LINE_BYTES = 1 << 24
+"""A longer first line of a corpus is not read to find out what the corpus is."""
+FIRST_MESSAGE = "Hello"
+"""The message of the user that `sample` sends to a model with a chat template if it gets no prompt."""
 
 
 class Conversations(FolderTask):
@@ -116,7 +122,7 @@ class Conversations(FolderTask):
         """The chat template at data.chat_template with its date, which is the saved one if the run has saved one."""
         if request.data.chat_template is None:
             return {}
-        files, saved = read_chat_files(request.data.chat_template), _saved_chat(request)
+        files, saved = read_chat_files(request.data.chat_template), saved_chat(request)
         if saved is not None and not saved.is_same(files):
             raise UserError(
                 f"data.chat_template: {files.name}: not the template that the run started with, which is in "
@@ -127,17 +133,17 @@ class Conversations(FolderTask):
     def carry(self, dataset: AnyDataset) -> Mapping[str, str]:
         """See `Task`; with the chat template, if there is one."""
         assert isinstance(dataset, ResponseDataset)
-        return {**super().carry(dataset), **_file_of(dataset.chat)}
+        return {**super().carry(dataset), **file_of(dataset.chat)}
 
     def carry_unprepared(self, request: TaskRequest) -> Mapping[str, str]:
         """See `Task`."""
         pinned = self.pin(request)
-        return _file_of(ChatTemplate(ChatFiles(**pinned)).files if pinned else None)
+        return file_of(ChatTemplate(ChatFiles(**pinned)).files if pinned else None)
 
     def refuse_resume(self, request: TaskRequest, dataset: AnyDataset) -> Iterator[str]:
         """See `Task`; the data must be prepared with the chat template in the run's folder."""
         assert isinstance(dataset, ResponseDataset)
-        before, now = _saved_chat(request), dataset.chat
+        before, now = saved_chat(request), dataset.chat
         if before is not None and (now is None or now.as_json() != before.as_json()):
             yield (
                 f"{dataset.path}: not prepared with the chat template that the run in {request.run} started with "
@@ -147,28 +153,55 @@ class Conversations(FolderTask):
     def prompts(self, request: TaskRequest, tokenizer: Tokenizer) -> Prompts:
         """See `Task`; with a chat template, a prompt becomes a message of the user."""
         chat = _chat(request, tokenizer)
-        return Prompts(tokenizer) if chat is None else Prompts(tokenizer, chat.encode_prompt, chat.end())
+        if chat is None:
+            return Prompts(tokenizer)
+        return Prompts(tokenizer, chat.encode_prompt, chat.end(), default=FIRST_MESSAGE)
+
+    def example(self, open_validation: Callable[[], Source]) -> list[int] | None:
+        """See `Task`: the first validation example up to the response, or to the assistant's first words."""
+        if (source := open_validation()).num_samples < 1:
+            return None
+        samples = source.read(np.arange(1))
+        before = int(np.argmax(samples.targets[0] >= 0))  # the position whose target is the first token of the answer
+        prompt: list[int] = samples.inputs[0, : before + 1].tolist()
+        return prompt
+
+    def keys_of_folder(
+        self, folder: Path, tokenizer: Tokenizer, data: Data, *, has_corpus: bool
+    ) -> Mapping[str, str | Path]:
+        """See `Task`; of a folder with a chat template, for a corpus of conversations or without one."""
+        if data.chat_template is not None or data.template != PLAIN or not has_chat_template(folder):
+            return {}
+        if has_corpus and not _is_of_messages(data):
+            return {}
+        ChatTokens(ChatTemplate(read_chat_files(folder)), tokenizer).end()  # refuses a template that cannot be used
+        return {"task": self.name, "chat_template": folder}
 
     def export(
-        self, request: TaskRequest, tokenizer: Tokenizer, texts: dict[str, str], ends: dict[str, int | None]
+        self,
+        request: TaskRequest,
+        tokenizer: Tokenizer,
+        texts: dict[str, str],
+        ends: dict[str, int | None],
+        *,
+        is_trained: bool,
     ) -> tuple[dict[str, str], dict[str, int | None]]:
         """See `Task`; with the chat template, its special tokens, and the token that ends a turn."""
         if (chat := _chat(request, tokenizer)) is None:
             return texts, ends
-        files = chat.template.files
-        settings = json.loads(texts[TOKENIZER_CONFIG]) | files.special
+        eos = None
         if (end := chat.end()) is not None:
             ends = {**ends, "eos_token_id": end}
-            if not chat.template.reads_eos:  # else the template would render another text
-                settings["eos_token"] = chat.text_of(end)
-        return {**texts, JINJA: files.text, TOKENIZER_CONFIG: json.dumps(settings, indent=2) + "\n"}, ends
+            if is_trained and not chat.template.reads_eos:  # else the template would render another text
+                eos = chat.text_of(end)
+        return exported(chat.template.files, texts, eos), ends
 
 
 def _template(request: TaskRequest) -> ChatTemplate | None:
     """The chat template: the pinned one, else the run's saved one, else the one at data.chat_template; None: none.
     Raises UserError: it cannot be read or compiled.
     """
-    files = _saved_chat(request) if request.pinned is None else ChatFiles(**request.pinned) if request.pinned else None
+    files = saved_chat(request) if request.pinned is None else ChatFiles(**request.pinned) if request.pinned else None
     if files is None and request.data.chat_template is not None:
         files = read_chat_files(request.data.chat_template)
     return None if files is None else ChatTemplate(files)
@@ -196,30 +229,27 @@ def _identity(tokenizer: str) -> str:
     return tokenizer_identity(tokenizer, "a tokenizer, or byte, gpt2, bert")
 
 
-def _saved_chat(request: TaskRequest) -> ChatFiles | None:
-    """The chat template in the run's folder; None: there is none. Raises UserError: it is damaged."""
-    if CHAT not in request.kept:
-        return None
-    path = request.run / CHAT
-    try:
-        return ChatFiles.from_json(str(path), json.loads(request.kept[CHAT]))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a JSON object ({error})") from error
-
-
 def _chat(request: TaskRequest, tokenizer: Tokenizer) -> ChatTokens | None:
     """The chat template and tokenizer to prompt a trained model with; None: it was tuned without a template.
     Raises UserError: the template is damaged, or an earlier version did not save it.
     """
-    saved, given = _saved_chat(request), request.data.chat_template
+    saved, given = saved_chat(request), request.data.chat_template
     if saved is None and given is not None:
         raise UserError(
             f"{request.run / CHAT}: missing: an earlier version, which did not save the chat template, made this run; "
-            f"`codescent train {request.run}/config.toml --resume` saves it if {given} has not changed since"
+            f"`{resume_command(request.run)}` saves it if {given} has not changed since"
         )
     return None if saved is None else ChatTokens(ChatTemplate(saved), tokenizer)
 
 
-def _file_of(chat: ChatFiles | None) -> dict[str, str]:
-    """The file in a run's folder that stores a chat template: name -> text."""
-    return {} if chat is None else {CHAT: json.dumps(chat.as_json(), indent=1) + "\n"}
+def _is_of_messages(data: Data) -> bool:
+    """Whether the first line of the corpus is a JSON object with messages or a prompt. A missing file: its suffix."""
+    path = expanded(data.corpus)
+    try:
+        with path.open("rb") as file:
+            first = json.loads(file.readline(MOST_LINE_BYTES))
+    except OSError:
+        return path.suffix == ".jsonl"
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(first, dict) and (data.messages_key in first or data.prompt_key in first)

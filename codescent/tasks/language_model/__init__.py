@@ -3,8 +3,15 @@ Does not build samples: data/text/split.py does."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from codescent import models
-from codescent.tasks.task import ScoreRequest
+from codescent.base.errors import UserError
+from codescent.base.output import warn
+from codescent.data.tokenizers.tokenizer import Tokenizer
+from codescent.tasks.conversations.chat_files import read_chat_files
+from codescent.tasks.conversations.kept import CHAT, exported, file_of, has_chat_template, saved_chat
+from codescent.tasks.task import ScoreRequest, TaskRequest
 from codescent.tasks.text import TextTask
 
 
@@ -16,6 +23,31 @@ class LanguageModel(TextTask):
     kinds = ("gpt2", "llama", "transformer")
     peft_task_type = "CAUSAL_LM"
     scores_files = models.GENERATING
+    files = (CHAT,)
+
+    def carry_unprepared(self, request: TaskRequest) -> Mapping[str, str]:
+        """See `Task`: the chat template of the folder, which this task does not use, for an export."""
+        folder = request.model.weights
+        if folder is None or not has_chat_template(folder):
+            return {}
+        try:
+            return file_of(read_chat_files(folder))
+        except UserError as error:
+            warn(f"the chat template is not kept: {error}")
+            return {}
+
+    def export(
+        self,
+        request: TaskRequest,
+        tokenizer: Tokenizer,
+        texts: dict[str, str],
+        ends: dict[str, int | None],
+        *,
+        is_trained: bool,
+    ) -> tuple[dict[str, str], dict[str, int | None]]:
+        """See `Task`; with the chat template of an imported run, unchanged."""
+        chat = saved_chat(request)
+        return (texts if chat is None else exported(chat, texts)), ends
 
     def score(self, request: ScoreRequest) -> list[str]:
         """See `Task`; for a decoder the loss, perplexity and bits per byte of the whole text."""

@@ -1,0 +1,50 @@
+"""In: a Hugging Face folder, or the files in a run's folder. Out: the chat template that a run keeps, and exports.
+Does not compile or render the template (chat_jinja.py and chat_template.py do)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from codescent.base.errors import UserError
+from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG, ChatFiles
+from codescent.tasks.task import TaskRequest
+
+CHAT = "chat.json"
+"""File in the run's folder with the chat template: its text, its special tokens, the date that it uses as today."""
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether a Hugging Face folder has a chat template, or a tokenizer_config.json that is not JSON."""
+    if (folder / JINJA).is_file():
+        return True
+    try:
+        settings = json.loads((folder / TOKENIZER_CONFIG).read_text(encoding="utf-8"))
+    except OSError:
+        return False
+    except (ValueError, RecursionError):
+        return True  # reading the template says what is wrong
+    return isinstance(settings, dict) and bool(settings.get("chat_template"))
+
+
+def saved_chat(request: TaskRequest) -> ChatFiles | None:
+    """The chat template in the run's folder; None: there is none. Raises UserError: it is damaged."""
+    if CHAT not in request.kept:
+        return None
+    path = request.run / CHAT
+    try:
+        return ChatFiles.from_json(str(path), json.loads(request.kept[CHAT]))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a JSON object ({error})") from error
+
+
+def file_of(chat: ChatFiles | None) -> dict[str, str]:
+    """The file in a run's folder that stores a chat template: name -> text."""
+    return {} if chat is None else {CHAT: json.dumps(chat.as_json(), indent=1) + "\n"}
+
+
+def exported(chat: ChatFiles, texts: Mapping[str, str], eos: str | None = None) -> dict[str, str]:
+    """The files of an export with the chat template and its special tokens; `eos` replaces the end-of-text token."""
+    settings = json.loads(texts[TOKENIZER_CONFIG]) | chat.special | ({} if eos is None else {"eos_token": eos})
+    return {**texts, JINJA: chat.text, TOKENIZER_CONFIG: json.dumps(settings, indent=2) + "\n"}
