@@ -3,13 +3,11 @@ Does not run a plan: test_trajectories does."""
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from codescent.base.errors import UserError
 from codescent.build import build
@@ -59,13 +57,12 @@ def test_by_cost_it_would_begin_elsewhere() -> None:
     assert plan_of(ranks=2, parallel={"pp": 2}).schedule.depths == ((0, 4), (4, 8))
 
 
-def test_the_plan_shows_the_stages(monkeypatch: pytest.MonkeyPatch) -> None:
-    out = io.StringIO()
-    monkeypatch.setattr(show, "Console", lambda **_: Console(file=out, width=300))
+def test_the_plan_shows_the_stages(capsys: pytest.CaptureFixture[str]) -> None:
     show.show_plan(plan_of(ranks=2, parallel={"pp": 2, **BETWEEN}), "20")
-    assert "stage 0: embedding, encoder layers 0 to 1 (" in out.getvalue()
-    assert "stage 1: decoder layers 2 to 5, head (" in out.getvalue()
-    assert "96 = 16 samples x 6 (and 12 of the source)" in out.getvalue()
+    said = capsys.readouterr().out
+    assert "% of FLOPs: embedding, encoder layers 0 to 1\n" in said
+    assert "% of FLOPs: decoder layers 2 to 5, head\n" in said
+    assert "96 = 16 samples x 6 (and 12 of the source)" in said
 
 
 @given(

@@ -26,6 +26,7 @@ WORDS = (
     "train.eval_every=2",
     "optimizer.decay_steps=20",
     "checkpoint.every=4",
+    "checkpoint.keep_best=false",  # the checkpoint of every fourth step is compared
 )
 PAIRS = [  # before -> after, ranks of both, layers
     ("dp_replicate=4 -> dp_shard=2", 4, 2, 2),

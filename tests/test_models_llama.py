@@ -417,8 +417,8 @@ def test_what_is_refused() -> None:
         "model.num_layers: -2",
         "model.bias = true",
         "model.dropout = 0.1",
-        "hidden_dim = 768 or 780",
-        "num_kv_heads = 4 or 6",
+        "12 heads do not divide model.hidden_dim = 770; nearest that would do: model.num_heads = 35",
+        "5 heads of keys and values cannot be shared equally by 12 heads",
     ):
         assert part in message, part
     assert "did you mean 'llama3-8b'" in problems({}, "llama3-8B")

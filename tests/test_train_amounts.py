@@ -54,8 +54,8 @@ def test_epochs_are_the_run_of_as_many_steps(project: Path, forker: Forker) -> N
     assert "num_epochs" not in run.config_text
     forker.train(project, "epochs", 1, *words, "train.num_epochs=0.25", resume=True)
     done = forker.run(project, 1, ["run.name=epochs", *words, "train.num_epochs=0.5"], resume=True)
-    assert done.codes == [2]
-    assert f"(or train.num_steps): the run in runs/epochs has {steps}" in done.said
+    assert done.codes == [0]
+    assert len(losses(run)) == round(0.5 * per_epoch(project))
 
 
 def test_more_epochs_go_on(project: Path, forker: Forker) -> None:

@@ -31,6 +31,8 @@ RANK_BYTES = 64 << 20
 
 def main(arguments: Namespace) -> int:
     """Train as a rank of a launcher, alone, or on ranks of this machine."""
+    if arguments.find_learning_rate and arguments.resume:
+        raise UserError("--find-learning-rate: begins with the initial weights of a new run; leave out --resume")
     loaded = config_of(arguments)
     config, rank = loaded.config, read(os.environ)
     found = notes(loaded) if rank is None or not rank.rank else []
@@ -51,8 +53,6 @@ def main(arguments: Namespace) -> int:
             f"{rank.launcher}, and starts no other ranks: leave out --ranks, or let the launcher start "
             f"{arguments.ranks} ranks"
         )
-    if arguments.find_learning_rate and arguments.resume:
-        raise UserError("--find-learning-rate: begins with the initial weights of a new run; leave out --resume")
     if arguments.resume:
         RunFolder.open(run_folder(config))  # says at once what is wrong with it: importing torch takes seconds
     tunes = config.train.allocator == "auto"
