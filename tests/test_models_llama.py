@@ -417,7 +417,7 @@ def test_what_is_refused() -> None:
         "model.num_layers: -2",
         "model.bias = true",
         "model.dropout = 0.1",
-        "12 heads do not divide model.hidden_dim = 770; nearest that would do: model.num_heads = 35",
+        "12 heads do not divide model.hidden_dim = 770; nearest that would do: model.num_heads = 5 or 35",
         "5 heads of keys and values cannot be shared equally by 12 heads",
     ):
         assert part in message, part
