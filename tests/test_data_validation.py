@@ -79,7 +79,12 @@ def words_of(task: str, validation: str) -> tuple[str, ...]:
     return *TASKS[task], *STEPS, f"data.corpus={name('corpus')}", f"data.validation={name(validation)}"
 
 
-@pytest.mark.parametrize("task", TASKS)
+QUICK = ("lm", "qa")
+
+
+@pytest.mark.parametrize(
+    "task", [task if task in QUICK else pytest.param(task, marks=pytest.mark.slow) for task in TASKS]
+)
 def test_a_run_is_validated_on_the_file(
     task: str, project: Path, forker: Forker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -148,7 +148,7 @@ def test_an_export_has_the_template_of_the_import(
         assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("form", ["prompt", "messages"])
+@pytest.mark.parametrize("form", [pytest.param("prompt", marks=pytest.mark.slow), "messages"])
 def test_the_configs_of_the_page_run_as_printed(tmp_path: Path, form: str) -> None:
     """The sizes come from the folder's config.json. The overrides only make the run short."""
     found = "\n".join(re.sub(r"^    ", "", line) for line in (DOCS / "data_conversations.md").read_text().split("\n"))

@@ -302,6 +302,7 @@ WORDS = ("optimizer.kind=muon", "optimizer.decay_steps=20", "train.num_steps=6",
 WORDS += ("train.eval_every=3",)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_bitwise_and_in_another_layout(project: Path, forker: Forker) -> None:
     shards = (*WORDS, "train.precision=fp64", "parallel.dp_shard=2", "parallel.zero_stage=1")
     whole = forker.train(project, "muon-whole", 2, *shards)

@@ -130,9 +130,9 @@ def test_a_run_is_neither_made_nor_changed(tmp_path: Path) -> None:
     [
         (2, ("optimizer.kind=sgd",)),
         (2, ("optimizer.kind=adam", "parallel.dp_shard=2")),
-        (2, ("optimizer.kind=adagrad", "parallel.pp=2", "train.microbatch_size=4")),
-        (2, ("optimizer.kind=adadelta", "parallel.tp=2")),
-        (2, ("optimizer.kind=rmsprop", "parallel.cp=2")),
+        pytest.param(2, ("optimizer.kind=adagrad", "parallel.pp=2", "train.microbatch_size=4"), marks=pytest.mark.slow),
+        pytest.param(2, ("optimizer.kind=adadelta", "parallel.tp=2"), marks=pytest.mark.slow),
+        pytest.param(2, ("optimizer.kind=rmsprop", "parallel.cp=2"), marks=pytest.mark.slow),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )

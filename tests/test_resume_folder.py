@@ -123,9 +123,21 @@ def test_a_moved_run_goes_on_by_its_folder_alone(project: Path, forker: Forker) 
     [
         ("auto", (), "train.num_steps=40", "It is then 0.00541 at step 21 and 1.71e-05 at step 40."),
         ("ended", ("optimizer.decay_steps=15",), "train.num_steps=40 optimizer.decay_steps=40", "was 0 at step 20"),
-        ("lowest", ("optimizer.decay_steps=15", "optimizer.min_learning_rate=1e-3"), "train.num_steps=40", "0.001 at"),
+        pytest.param(
+            "lowest",
+            ("optimizer.decay_steps=15", "optimizer.min_learning_rate=1e-3"),
+            "train.num_steps=40",
+            "0.001 at",
+            marks=pytest.mark.slow,
+        ),
         ("left", ("optimizer.decay_steps=30",), "train.num_steps=30", "was 0.00335 at step 20"),
-        ("constant", ("optimizer.schedule=constant",), "train.num_steps=40", "0.01 at step 21 and 0.01 at step 40"),
+        pytest.param(
+            "constant",
+            ("optimizer.schedule=constant",),
+            "train.num_steps=40",
+            "0.01 at step 21 and 0.01 at step 40",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_finished_run_names_the_command_that_continues_it(

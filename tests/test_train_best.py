@@ -96,7 +96,7 @@ def test_without_keep_best_no_validation_saves(project: Path, forker: Forker, wh
     assert losses(run) == losses(whole)
 
 
-@pytest.mark.parametrize("fault", ["killed 23", "asked_to_stop 18"])
+@pytest.mark.parametrize("fault", [pytest.param("killed 23", marks=SLOW), "asked_to_stop 18"])
 def test_a_resumed_run_keeps_the_same_best(project: Path, forker: Forker, whole: RunFolder, fault: str) -> None:
     """What is saved after the resume is what the run without an interruption saves, and no step is saved twice."""
     assert falls(whole)[-1] == 16
@@ -142,7 +142,9 @@ def test_a_run_ends_early_on_every_layout(project: Path, forker: Forker, whole: 
     assert done.said.count("ended early at step 24 (train.stop_after = 2): 2 validations without a loss below") == 1
 
 
-@pytest.mark.parametrize("fault", ["killed 23", pytest.param("asked_to_stop 22", marks=SLOW), "asked_to_stop 24"])
+@pytest.mark.parametrize(
+    "fault", ["killed 23", *(pytest.param(f"asked_to_stop {step}", marks=SLOW) for step in (22, 24))]
+)
 def test_a_resumed_run_counts_on(project: Path, forker: Forker, whole: RunFolder, fault: str) -> None:
     """Stopped between the validations that are counted, and at the step with which it would have ended."""
     name = f"early-{fault.replace(' ', '-')}"
