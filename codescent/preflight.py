@@ -140,8 +140,8 @@ def settled(config: Config, dataset: AnyDataset) -> Config:
     return decided.with_steps(config, source.num_samples)
 
 
-def steps_in_words(config: Config) -> str:
-    """The number of steps of a run for `codescent plan`, with the epochs that decide it.
+def steps_in_words(config: Config, *, without_data: bool = False) -> str:
+    """The number of steps of a run for `codescent plan`, with the epochs that decide it. See `plan_of`.
 
     Raises:
         UserError: the data is prepared, and damaged.
@@ -149,7 +149,7 @@ def steps_in_words(config: Config) -> str:
     epochs = config.train.num_epochs
     if epochs is None:
         return f"{config.train.num_steps:,}"
-    dataset = prepared(config)
+    dataset = None if without_data else prepared(config)
     if dataset is None:
         return f"{epochs:g} epochs, unknown until the data is prepared, which `codescent train` does first"
     return f"{settled(config, dataset).train.num_steps:,} in {epochs:g} epochs"

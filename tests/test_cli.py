@@ -189,3 +189,26 @@ def test_a_plan_does_not_need_data_that_is_not_there_yet(tmp_path: Path, name: s
     )  # here the vocabulary is the tokenizer's
     assert done.returncode == 2
     assert "tokenizer.json" in done.stderr
+
+
+def test_a_plan_knows_a_glob_from_a_file_that_is_not_there_yet(project: Path) -> None:
+    words = ("plan", "run.toml", "model.vocab_size=300", "train.num_epochs=2", "data.task=sft")
+    assert "is not there yet" not in called(project, *words[:3], "data.corpus=corp*.txt").stderr
+    done = called(project, *words, "data.corpus=later.jsonl")
+    assert (done.returncode, done.stderr) == (
+        0,
+        "data.corpus: later.jsonl is not there yet; the plan does not need it\n",
+    )
+    assert "2 epochs, unknown until the data is prepared" in done.stdout
+
+
+def test_a_plan_of_epochs_prepares_nothing(project: Path) -> None:
+    (project / "later.txt").write_text("one gradient\n" * 40)
+    made = codescent(project, "data", "corpus.txt", "--tokenizer", "byte", "--validation-fraction", "0")
+    assert made.returncode == 0, made.stderr
+    before = sorted((project / "datasets").iterdir())
+    for validation in ("later.txt", "absent.txt"):
+        done = called(project, "plan", "run.toml", "train.num_epochs=2", f"data.validation={validation}")
+        assert done.returncode == 0, done.stderr
+        assert "2 epochs, unknown until the data is prepared" in done.stdout
+    assert sorted((project / "datasets").iterdir()) == before

@@ -246,6 +246,13 @@ def test_a_template_that_takes_too_long_is_refused(slow: str, monkeypatch: pytes
     assert template(CHATML).render(TALK)
 
 
+def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jinja2.py").write_text("raise SystemExit('the one of the working directory')\n")
+    monkeypatch.chdir(tmp_path)
+    chat_renderer.end_renderer()  # the next one starts here
+    assert ChatTemplate(ChatFiles("a.jinja", CHATML, SPECIAL)).render(TALK)
+
+
 QWEN3 = CHATML.replace("message['content']", "('' if loop.last else 'earlier ') + message['content']")
 HEADLESS = CHATML.partition("{% if add_generation_prompt")[0]
 ALWAYS_ASKING = CHATML.replace("{% if add_generation_prompt %}", "").removesuffix("{% endif %}")

@@ -257,6 +257,8 @@ def test_bad_arguments_are_told_at_once(tmp_path: Path) -> None:
     assert len(refusal("python-stdlib", "gtp2", tmp_path, validation_fraction=0.9)) == 2
     assert "did you mean gpt2?" in refusal("python-stdlib", "gtp2", tmp_path)[0]
     assert "at least 257" in refusal("python-stdlib", "bpe:100", tmp_path)[0]
+    (problem,) = refusal("python-stdlib", "bpe:300", tmp_path, validation_fraction=1.0)  # nothing to train it on
+    assert "is trained on the train split" in problem
     assert "one of the two" in refusal("python-stdlib", "gpt2", tmp_path, train_bpe=500)[0]
     assert "1 or more" in refusal("python-stdlib", "char", tmp_path, num_workers=0)[0]
     assert "did you mean shakespeare" in refusal("shakespere", "char", tmp_path)[0]

@@ -153,6 +153,16 @@ def test_a_run_without_rows_is_left_out_beside_others(tmp_path: Path) -> None:
     assert done.stderr == "empty: has no row of metrics yet, and is left out\n"
 
 
+def test_all_in_the_folder_of_the_runs_can_be_given(tmp_path: Path) -> None:
+    """A learning-rate range test writes its files beside the run folders. Events may follow the end of a run."""
+    make(tmp_path / "run", falling(20)).event("logger_failed", call="end")
+    for end in ("csv", "png"):
+        (tmp_path / f"run-learning-rate.{end}").touch()
+    done = called(tmp_path, "plot", *sorted(path.name for path in tmp_path.iterdir()), "--out", "a.svg")
+    assert (done.returncode, done.stdout) == (0, "a.svg: 1 run\n"), done.stderr
+    assert not [label for label in labels(tmp_path / "a.svg") if "not ended" in label]
+
+
 def test_what_is_read_of_a_run(tmp_path: Path) -> None:
     rows = [row(2, 5.0, val_loss=4.0), row(4, NAN, grad_norm=math.inf), row(7, 3.0)]
     found = read(make(tmp_path / "run", rows, ends=False, resumed=(2, 4)), "run")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from codescent.base.errors import UserError
 from codescent.data.samples import AnyDataset
+from codescent.data.text import corpora
 from codescent.tasks.answers import Answers
 from codescent.tasks.conversations import Conversations
 from codescent.tasks.language_model import LanguageModel
@@ -125,7 +126,8 @@ def without_effect(request: TaskRequest) -> Iterator[tuple[str, str]]:
 def absent(request: TaskRequest) -> dict[str, str]:
     """The files that [data] names and that are not there, by key. Names of corpora and tokenizers are no files."""
     data = request.data
-    files = {"data.corpus": data.corpus} if data.corpus.endswith(FILES) else {}
+    is_file = data.corpus.endswith(FILES) and not corpora.is_present(data.corpus)  # a glob is no file, but has some
+    files = {"data.corpus": data.corpus} if is_file else {}
     kind, _, vocabulary = data.tokenizer.partition(":")
     if kind != "bpe" and (vocabulary or "." in data.tokenizer or "/" in data.tokenizer):
         files["data.tokenizer"] = vocabulary or data.tokenizer

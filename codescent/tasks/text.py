@@ -13,7 +13,7 @@ from codescent.data.text import corpora
 from codescent.data.text.dataset import Dataset, is_tokenizer_of, locate, open_dataset, token_shards, vocab_size_of
 from codescent.data.text.prepare import prepare
 from codescent.data.text.request import ALL_TRAIN
-from codescent.data.text.validation import validated_on, validation_shards
+from codescent.data.text.validation import is_prepared, validated_on, validation_shards
 from codescent.tasks.task import VOCAB_SIZES, Task, TaskRequest, is_given
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class TextTask(Task):
 
     def vocab_size(self, request: TaskRequest) -> int | None:
         """See `Task`; read from the prepared tokens if they exist."""
-        found = self.locate(request)
+        found = _located(request.data)
         if found is not None:
             return vocab_size_of(found, both=request.data.validation is None) + self.marks
         kind, _, size = request.data.tokenizer.partition(":")
@@ -75,9 +75,11 @@ class TextTask(Task):
 
     def locate(self, request: TaskRequest) -> Path | None:
         """See `Task`."""
-        data = request.data
-        cut, key = _cut(data), data.text_key
-        return locate(data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key)
+        data, found = request.data, _located(request.data)
+        if found is None or data.validation is None:
+            return found
+        corpus = open_dataset(found, both=False)
+        return found if is_prepared(corpus, data.validation, data.folder, data.text_key) else None
 
     def unused(self, request: TaskRequest) -> Iterator[tuple[str, str]]:
         """See `Task`: keys for text, if the corpus is token shards; the key of JSON lines, if there are none."""
@@ -122,6 +124,12 @@ class TextTask(Task):
     def open(self, request: TaskRequest, path: Path) -> AnyDataset:
         """See `Task`."""
         return self.text(request, path)
+
+
+def _located(data: Data) -> Path | None:
+    """The prepared tokens of the corpus; None: there are none yet."""
+    cut, key = _cut(data), data.text_key
+    return locate(data.corpus, data.tokenizer, data.folder, validation_fraction=cut, text_key=key)
 
 
 def _cut(data: Data) -> float:

@@ -26,6 +26,10 @@ FIRST = 10  # losses at rates that are too low to change anything: their deviati
 CLEAR = 3.0  # a loss has fallen if it is so many deviations below the first losses
 
 
+FILES = ("-learning-rate.csv", "-learning-rate.png")
+"""Ends of the names of the files, which are beside the run folders."""
+
+
 @dataclass(frozen=True)
 class Suggestion:
     """Learning rates that a range test suggests.
@@ -73,7 +77,7 @@ def report(test: RangeTest, optimizer: Optimizer, run: Path) -> None:
         UserError: a file cannot be written.
         RunFailed: no rate can be suggested, because the loss has not fallen.
     """
-    files = [run.with_name(f"{run.name}-learning-rate{suffix}") for suffix in (".csv", ".png")]
+    files = [run.with_name(run.name + end) for end in FILES]
     found = suggest(test.rates, test.losses)
     lines = [
         f"{rate!r},{loss!r},{mean!r}\n" for rate, loss, mean in zip(test.rates, test.losses, smoothed(test.losses))

@@ -41,7 +41,7 @@ def main(arguments: Namespace) -> int:
     if arguments.json:
         print(json.dumps(plan.to_json(), indent=1))
     else:
-        show_plan(plan, steps_in_words(loaded.config))
+        show_plan(plan, steps_in_words(loaded.config, without_data=bool(missing)))
     if drawn is not None:
         warn(drawn)  # to standard error: what --json prints stays JSON
     return 0

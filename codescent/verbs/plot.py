@@ -16,6 +16,7 @@ from codescent.base.errors import UserError
 from codescent.base.output import say, warn
 from codescent.base.published import in_words
 from codescent.record import RunFolder
+from codescent.verbs.learning_rate import FILES
 from codescent.verbs.picture import PICTURES, no_file, no_matplotlib, picture_bytes
 
 COLUMNS = ("step", "tokens", "train_loss", "val_loss", "learning_rate", "grad_norm", "tokens_per_s")
@@ -54,7 +55,7 @@ def main(arguments: Namespace) -> int:
     """Draw the runs, and say where the picture is."""
     out: Path = arguments.out
     opened, problems = [], list(refusals(out))
-    for path in arguments.runs:
+    for path in (path for path in arguments.runs if not path.name.endswith(FILES)):  # `runs/*` has them, too
         try:
             opened.append(RunFolder.open(path))
         except UserError as error:
@@ -131,7 +132,8 @@ def read(folder: RunFolder, name: str) -> Curves:
     events = folder.read_events()
     steps = [event.get("step") for event in events if event.get("kind") == "resume"]
     resumed = [float(step) for step in steps if isinstance(step, int) and 0 < step <= before]
-    ended = any(event.get("kind") == "end" for event in events[-1:])
+    kinds = [event["kind"] for event in events if event.get("kind") in ("start", "resume", "end")]
+    ended = kinds[-1:] == ["end"]  # other events may follow it, such as logger_failed
     return Curves(name, "" if ended else f" (not ended: step {before:,.0f})", columns, skipped, resumed)
 
 

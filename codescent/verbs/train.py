@@ -35,8 +35,12 @@ def main(arguments: Namespace) -> int:
         raise UserError("--find-learning-rate: begins with the initial weights of a new run; leave out --resume")
     loaded = config_of(arguments)
     config, rank = loaded.config, read(os.environ)
+    # A single task of a launcher, such as the shell of `srun --pty bash`, may start ranks.
+    alone = rank is None or rank.world_size == 1
+    starts, tunes = alone and config.parallel.ranks > 1, config.train.allocator == "auto"
+    restarts = not starts and arguments.may_restart and tunes and needs_restart(os.environ)
     found = notes(loaded) if rank is None or not rank.rank else []
-    if rank is None or not rank.child:
+    if not restarts and (rank is None or not rank.child):  # else the process that replaces this one says it
         for sentence in found:
             warn(sentence)
     if config.log.to is not None:
@@ -45,8 +49,6 @@ def main(arguments: Namespace) -> int:
         loggers.add_folders(file for file in files if not file.is_dir())  # a run folder brings no code along
         if rank is None or not rank.rank:
             loggers.find(config.log.to)  # other ranks need no logger, and machines without rank 0 may lack the module
-    # A single task of a launcher, such as the shell of `srun --pty bash`, may start ranks.
-    alone = rank is None or rank.world_size == 1
     if rank is not None and not alone and arguments.ranks not in (None, rank.world_size):
         raise UserError(
             f"--ranks {arguments.ranks}: this process is rank {rank.rank} of {rank.world_size}, numbered by "
@@ -55,10 +57,9 @@ def main(arguments: Namespace) -> int:
         )
     if arguments.resume:
         RunFolder.open(run_folder(config))  # says at once what is wrong with it: importing torch takes seconds
-    tunes = config.train.allocator == "auto"
-    if alone and config.parallel.ranks > 1:
+    if starts:
         return _start_ranks(arguments, config, tuned_environment(os.environ) if tunes else dict(os.environ))
-    if arguments.may_restart and tunes and needs_restart(os.environ):
+    if restarts:
         # glibc reads its tunables when a process starts: replace this process once by itself.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], tuned_environment(os.environ))
     if arguments.find_learning_rate:

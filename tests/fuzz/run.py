@@ -161,7 +161,7 @@ def fuzz(names: Sequence[str], cases: int, seed: int, only: int | None, keep: Pa
                 found[what] += 1
                 if story:
                     faults += 1
-                    print(f"{name}, --seed {seed} --only {number}: {story}", flush=True)
+                    print(f"--subjects '{name}' --seed {seed} --only {number}: {story}", flush=True)
                 if only is not None:
                     shutil.rmtree(keep, ignore_errors=True)
                     shutil.copytree(folder, keep, symlinks=True)

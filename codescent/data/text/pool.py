@@ -56,7 +56,7 @@ class WorkerPool:
             "TOKENIZERS_PARALLELISM": "false",
             "RAYON_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", __name__, str(tokenizer_path), "separate" if separate else "join"]
+        command = [sys.executable, "-P", "-m", __name__, str(tokenizer_path), "separate" if separate else "join"]
         try:
             for _ in range(num_workers):
                 ours, theirs = Pipe()

@@ -84,6 +84,11 @@ def make_request(
         if not bpe.MIN_BPE_VOCAB_SIZE <= size <= bpe.MAX_BPE_VOCAB_SIZE:
             sizes = f"at least {bpe.MIN_BPE_VOCAB_SIZE} and at most {bpe.MAX_BPE_VOCAB_SIZE:,}"
             problems.append(f"tokenizer {wanted}: a BPE's vocabulary size must be {sizes}")
+        if validation_fraction == ALL_VALIDATION:
+            problems.append(
+                f"tokenizer {wanted}: is trained on the train split, and with data.validation_fraction = 1 there is "
+                "none; give the tokenizer.json of the corpus that the model is trained on"
+            )
     elif wanted not in KINDS:
         kind = "file"
         try:

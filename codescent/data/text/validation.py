@@ -12,7 +12,7 @@ from codescent.base.home import expanded
 from codescent.base.sealed import digest
 from codescent.data.prepared import DESCRIPTION, TOKENIZER
 from codescent.data.text import corpora
-from codescent.data.text.dataset import Dataset, open_dataset, open_foreign
+from codescent.data.text.dataset import Dataset, locate, open_dataset, open_foreign
 from codescent.data.text.foreign import GPT2_VOCAB_SIZE, is_foreign, read_foreign_validation
 from codescent.data.text.prepare import prepare
 from codescent.data.text.request import ALL_VALIDATION
@@ -52,6 +52,14 @@ def validated_on(dataset: Dataset, validation: str, root: Path, text_key: str, *
         fingerprint=digest([dataset.fingerprint, other.fingerprint]),
         earlier=None,
     )
+
+
+def is_prepared(dataset: Dataset, validation: str, root: Path, text_key: str) -> bool:
+    """Whether `validated_on` has no text to prepare. Raises UserError: foreign shards without a tokenizer."""
+    if validation_shards(validation) is not None:
+        return True
+    name = _tokenizer_of(dataset, validation)
+    return locate(validation, name, root, validation_fraction=ALL_VALIDATION, text_key=text_key) is not None
 
 
 def validation_shards(validation: str) -> Path | None:

@@ -42,7 +42,7 @@ class Renderer:
         self.connection, theirs = Pipe()
         with theirs:  # the process inherits a copy
             self.process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],  # -P: not the working directory's modules
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
