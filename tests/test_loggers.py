@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import sqlite3
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -195,12 +198,38 @@ def test_the_example_writes_every_row(project: Path, forker: Forker, ranks: int)
 def test_rows_reach_tensorboard(tmp_path: Path) -> None:
     board = Board(tmp_path, 0, wanted=True)
     for step in (1, 2):
-        board.write({"step": step, "train_loss": 3.0 - step, "val_loss": 4.0 if step == 2 else None})
+        row = {"step": step, "train_loss": 3.0 - step, "val_loss": 4.0 if step == 2 else None}
+        assert board.write(row) == ""
     board.close()
     assert not board.missing
     read = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in read.Scalars("train/train_loss")] == [(1, 2.0), (2, 1.0)]
     assert [(event.step, event.value) for event in read.Scalars("validation/loss")] == [(2, 4.0)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_folder_that_moves_keeps_its_board_and_one_that_goes_ends_it(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    board = Board(old, 0, wanted=True)
+    row: dict[str, Any] = {"train_loss": 1.0, "val_loss": None}
+    assert board.write({"step": 1, **row}) == ""
+    old.rename(new)
+    assert [board.write({"step": step, **row}) for step in (2, 3)] == ["", ""]
+    board.writer.flush()
+    read = EventAccumulator(str(new / "tensorboard")).Reload()
+    assert [event.step for event in read.Scalars("train/train_loss")] == [1, 2, 3]
+    shutil.rmtree(new)
+    said = []
+    for step in range(4, 400):
+        said.append(board.write({"step": step, **row}))
+        if said[-1]:
+            break
+        time.sleep(0.01)
+        with suppress(FileNotFoundError):
+            board.writer.flush()
+    assert said[-1].startswith("no more TensorBoard files: ")
+    assert board.write({"step": 400, **row}) == ""
+    board.close()
 
 
 def test_a_machine_without_tensorboard_says_so_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codescent.operators import activations, linear
+from codescent.operators import activations, linear, products
 from codescent.operators.activations import GELU, activated_linear_
 from codescent.operators.attention import causal_attention
 
@@ -105,9 +105,19 @@ def test_attention(dtype: torch.dtype, small_bytes: int, length: int, monkeypatc
     compare(results(causal_attention(qkv.view(2, length, 3, 3, 16)), [qkv]), results(y, [exact]), dtype)
 
 
-def test_what_the_compiler_sees_of_attention_returns_memory_of_its_own() -> None:
-    """Of one sample with one group the projections laid out by head are where they were: a custom op has to copy."""
-    qkv_BTGEK = torch.randn(1, 4, 1, 3, 8)
+@pytest.mark.parametrize(("batch", "groups"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("widens", [False, True])
+def test_what_the_compiler_sees_of_attention_returns_memory_of_its_own(batch: int, groups: int, widens: bool) -> None:
+    """With one sample or one group the projections laid out by head are where they were: a custom op has to copy.
+
+    Their layout is the one that the compiler was promised.
+    """
+    qkv_BTGEK = torch.randn(batch, 4, groups, 3, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    products.widen_bf16(widens)
     y_BTD, qkv_EPTK = torch.ops.codescent.block_attention(qkv_BTGEK)
+    expected = causal_attention(qkv_BTGEK)
+    products.widen_bf16(False)
     assert qkv_EPTK.data_ptr() != qkv_BTGEK.data_ptr()
-    torch.testing.assert_close(y_BTD, causal_attention(qkv_BTGEK))
+    assert qkv_EPTK.is_contiguous()
+    assert y_BTD.is_contiguous()
+    torch.testing.assert_close(y_BTD, expected)

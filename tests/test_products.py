@@ -158,6 +158,20 @@ def test_a_run_computes_no_bf16_product(
     assert losses(run) == pytest.approx(losses(RunFolder.open(tmp_path / "runs" / "fp32")), rel=2e-2)
 
 
+def test_muon_computes_no_bf16_product_in_a_run_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_project(tmp_path)
+    monkeypatch.setattr(machine, "faster_products", lambda seconds: "fp32")
+    words = ("train.num_steps=2", "train.eval_every=0", "log.sample_tokens=0", "optimizer.kind=muon")
+    try:
+        with NoBf16Product() as mode:
+            done = called(tmp_path, "train", "run.toml", "run.name=muon", *words, "optimizer.muon_precision=bf16")
+    finally:
+        products.widen_bf16(False)
+    assert done.returncode == 0, done.stderr
+    assert len(mode.found) == 5 * 3  # the trial computes them
+    assert RunFolder.open(tmp_path / "runs" / "muon").read_environment()["bf16_products"]["choice"] == "fp32"
+
+
 def test_a_bert_computes_no_bf16_product(widening: None) -> None:
     sizes = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "ffn_dim": 24, "vocab_size": 31, "seq_len": 8}
     shape = shape_of("bert", sizes | {"head": "mlm"}, dropout=0.0)

@@ -118,6 +118,9 @@ def test_the_time_of_a_run_is_said_once_and_why_it_is_longer_than_expected() -> 
     (slow,) = estimated(0.3, peak=5e9, waits=0.01, expected=2.0)
     assert "this processor's matrix products reach 5 GFLOP/s, which is too slow" in slow
     assert "(products 5 GFLOP/s, the run 3 GFLOP/s, needed 8 GFLOP/s)" in slow
+    (other,) = estimated(0.3, peak=1e11, waits=0.01, expected=2.0)
+    assert "a step does more than matrix products, or its products are small (products 100 GFLOP/s" in other
+    assert "too slow" not in other
     assert estimated(0.001, peak=1e11, waits=0.4, expected=0.001) == []  # it ends in seconds
 
 

@@ -59,7 +59,7 @@ def test_what_is_said_of_slow_steps() -> None:
     line = advice(2, {1: 0.01, 2: 0.05}, slowdown=6.0)
     assert line is not None
     assert line.startswith("the last steps took 6.0 times as long as the fastest; 1 thread per rank would be 5.0 times")
-    assert line.endswith("--resume train.num_threads=1")
+    assert line.endswith("continue it with train.num_threads=1")
     line = advice(1, {1: 0.01, 2: 0.006}, slowdown=1.0)
     assert line is not None
     assert line.startswith("2 threads per rank would be 1.7 times as fast as 1, because other programs no longer use")
@@ -137,9 +137,10 @@ def test_a_run_records_what_it_tried_says_what_is_slow_and_keeps_its_choice(
         assert resumed.returncode == 0, resumed.stderr
         again = run.read_environment()["threads"]
         assert again == {"choice": found["choice"], "most": 2, "trial": "as at the beginning"}
-        given = called(tmp_path, "train", "run.toml", "run.name=given", "train.num_threads=2", "train.num_steps=1")
-        assert given.returncode == 0, given.stderr
-        kept = RunFolder.open(tmp_path / "runs" / "given").read_environment()["threads"]
-        assert kept == {"choice": 2, "most": 2, "trial": {}}
+        for word in ("train.deterministic=true", "train.num_threads=2"):
+            given = called(tmp_path, "train", "run.toml", f"run.name={word}", word, "train.num_steps=1")
+            assert given.returncode == 0, given.stderr
+            kept = RunFolder.open(tmp_path / "runs" / word).read_environment()["threads"]
+            assert kept == {"choice": 2, "most": 2, "trial": {}}
     finally:
         torch.set_num_threads(before)

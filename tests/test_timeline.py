@@ -252,3 +252,29 @@ def test_slow_links_make_a_step_longer_and_fast_ones_do_not() -> None:
     sent = sum(record.wire_bytes(4) for record in replicas.traffic if record.during is Verb.BACKWARD)
     unit_flops = sum(replicas.model.forward_flops) * replicas.work.seq_len
     assert makespans[3] - makespans[2] == pytest.approx(sent * 10_000 / unit_flops, rel=1e-3)
+
+
+def test_sums_of_gradients_do_not_hold_up_the_stages_before() -> None:
+    """Each stage waits for its own sums, after it has sent its last gradients. So their times do not add up."""
+    alone, replicas = plan(4, "parallel.pp=4"), plan(8, "parallel.pp=4", "train.global_batch_size=16")
+    assert alone.schedule == replicas.schedule
+    found = [lengths(one, 500.0) for one in (alone, replicas)]
+    steps = [simulate(alone.schedule, one.costs, waits=one.waits).makespan_s for one in found]
+    sums = [exchange.waits_s for (_, at), exchange in found[1].exchanges.items() if at.verb is Verb.REDUCE]
+    assert len(sums) == 4
+    assert min(sums) > 1.0
+    assert steps[0] < steps[1] <= steps[0] + max(sums)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_full_recompute_computes_the_blocks_again(schedule: str) -> None:
+    words = ("parallel.pp=2", f"parallel.schedule={schedule}")
+    plain, again = (lengths(plan(2, *words, f"parallel.recompute={kind}"), 0.001) for kind in ("none", "full"))
+    assert again.costs.forward_s == plain.costs.forward_s
+    flops = plan(2, *words).model.forward_flops
+    blocks = 2 * sum(flops[1:9]) / sum(flops)
+    for verb in ("backward_s", "backward_input_s"):
+        more = [
+            after - before for after, before in zip(getattr(again.costs, verb), getattr(plain.costs, verb), strict=True)
+        ]
+        assert sum(more) == pytest.approx(blocks)

@@ -19,7 +19,8 @@ class Exchange:
 
     Attributes:
         waits_s: the stage waits for them after it has computed the instruction.
-        overlapped_s: they begin with the instruction. What is left of them when it ends is part of `waits_s`.
+        overlapped_s: they begin with the instruction. What is left of them when it ends is part of `waits_s`; sums of
+            gradients are waited for by the instruction `reduce`, after the last message to another stage.
     """
 
     waits_s: float = 0.0
@@ -50,7 +51,8 @@ def lengths(plan: Plan, flops_per_byte: float = FLOPS_PER_BYTE) -> Lengths:
     """The lengths of the instructions of a plan.
 
     One unit is the mean forward pass of a stage: of a micro-batch through 1/p of the model, on one rank. A backward
-    pass computes twice as much, less the weight gradients of frozen parameters (`StepFlops.weight_share`).
+    pass computes twice as much, less the weight gradients of frozen parameters (`StepFlops.weight_share`). With
+    recompute = "full" it first computes its blocks again. What "selective" computes again is left out: it is small.
 
     Args:
         plan: of a run.
@@ -60,12 +62,16 @@ def lengths(plan: Plan, flops_per_byte: float = FLOPS_PER_BYTE) -> Lengths:
     unit_flops = sum(flops) * plan.work.microbatch_size * plan.work.seq_len / (mesh.tp * mesh.cp * plan.devices)
     unit_flops /= mesh.pp
     forward = tuple(mesh.pp * sum(flops[first:stop]) / sum(flops) for first, stop in plan.schedule.depths)
+    again = [0.0] * len(forward)
+    if plan.layout.recompute == "full":
+        blocks = [0.0, *flops[1 : plan.model.num_layers + 1], 0.0]
+        again = [mesh.pp * sum(blocks[first:stop]) / sum(flops) for first, stop in plan.schedule.depths]
     scale = flops_per_byte / unit_flops
     sends = [record for record in plan.traffic if record.verb in SENDS]
     costs = Costs(
         forward_s=forward,
-        backward_s=tuple((1 + weights) * each for each in forward),
-        backward_input_s=forward,
+        backward_s=tuple((1 + weights) * each + more for each, more in zip(forward, again, strict=True)),
+        backward_input_s=tuple(each + more for each, more in zip(forward, again, strict=True)),
         backward_weight_s=tuple(weights * each for each in forward),
         transfer_s=max((_bytes(record, plan) * scale for record in sends), default=0.0),
     )
@@ -77,17 +83,25 @@ def lengths(plan: Plan, flops_per_byte: float = FLOPS_PER_BYTE) -> Lengths:
 def _exchanges(plan: Plan, costs: Costs, scale: float) -> dict[tuple[int, Instruction], Exchange]:
     found: dict[tuple[int, Instruction], Exchange] = {}
     for stage, program in enumerate(plan.schedule.programs):
-        waits, overlapped = dict.fromkeys(program, 0.0), dict.fromkeys(program, 0.0)
+        waits, overlapped, sums = (dict.fromkeys(program, 0.0) for _ in range(3))
+        last = [at for at in program if at.verb is Verb.REDUCE]
         for record in plan.traffic:
             if record.stage in (None, stage) and record.verb not in SENDS:
                 instructions = _instructions(record, plan, program)
                 share_s = record.times * _bytes(record, plan) * scale / len(instructions)
                 for at in instructions:
                     (waits if record.during is None else overlapped)[at] += share_s
+                    if record.during is not None and record.verb is Verb.REDUCE:
+                        sums[at] += share_s
         for at in program:
             left_s = max(0.0, overlapped[at] - _computing_s(at, stage, costs, len(plan.schedule.programs)))
+            later_s = min(left_s, sums[at]) if last else 0.0
+            waits[at] += left_s - later_s
+            if later_s:
+                waits[last[-1]] += later_s
+        for at in program:
             if waits[at] or overlapped[at]:
-                found[stage, at] = Exchange(waits[at] + left_s, overlapped[at])
+                found[stage, at] = Exchange(waits[at], overlapped[at])
     return found
 
 

@@ -312,9 +312,10 @@ def _attend_backward(d_y_BTD: Tensor, qkv_EPTK: Tensor, kept: list[Tensor]) -> T
 def _block_attention_op(qkv_BTGEK: Tensor) -> tuple[Tensor, Tensor]:
     y_BTD, qkv_EPTK, _ = _attend(products.widened(qkv_BTGEK), keep=False)
     y_BTD, qkv_EPTK = y_BTD.to(qkv_BTGEK.dtype), qkv_EPTK.to(qkv_BTGEK.dtype)
-    # With one sample and one group qkv_EPTK is a view of the input. A custom op must return new memory.
+    # With one sample or one group qkv_EPTK is a view of the input. A custom op must return new memory, and in the
+    # layout that `_attention_shapes` promises.
     own = qkv_EPTK.untyped_storage().data_ptr() != qkv_BTGEK.untyped_storage().data_ptr()
-    return y_BTD, qkv_EPTK if own else qkv_EPTK.clone()
+    return y_BTD, qkv_EPTK.contiguous() if own else qkv_EPTK.clone(memory_format=torch.contiguous_format)
 
 
 @torch.library.custom_op("codescent::block_attention_backward", mutates_args=())

@@ -1,5 +1,5 @@
 """In: nothing. Out: the dataclass Objective: label smoothing and z-loss of a run.
-Does not compute a loss (operators/objective.py and the heads do)."""
+Does not compute a loss (operators/softmax.py and the heads do)."""
 
 from __future__ import annotations
 

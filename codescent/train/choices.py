@@ -43,10 +43,10 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
     machine.set_deterministic(config.train.deterministic)
     chosen: dict[str, Any] = {
         "matmul": _matmul(config.train.matmul, world, kept),
-        "bf16_products": _bf16_products(precision, world, kept),
+        "bf16_products": _bf16_products(plan, world, kept),
     }
-    chosen["threads"] = _threads(plan, world, kept)
-    widens = (chosen["bf16_products"] or {}).get("choice") == "fp32"
+    chosen["threads"] = _threads(plan, world, kept, fixed=config.train.deterministic)
+    widens = precision == "bf16" and (chosen["bf16_products"] or {}).get("choice") == "fp32"
     return (
         here
         | chosen
@@ -91,23 +91,27 @@ def _matmul(wanted: str, world: World, kept: dict[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-def _bf16_products(precision: str, world: World, kept: dict[str, Any]) -> dict[str, Any] | None:
-    """How bf16 products are computed, the same on every rank; None: there are none on a CPU."""
+def _bf16_products(plan: Plan, world: World, kept: dict[str, Any]) -> dict[str, Any] | None:
+    """How bf16 products are computed, the same on every rank; None: there are none on a CPU.
+
+    They are those of the model, or of Muon (`optimizer.muon_precision`).
+    """
     if "bf16_products" in kept:
         chosen: dict[str, Any] | None = {"choice": kept["bf16_products"], "trial": KEPT}
     else:
-        chosen = machine.try_bf16(world.device, precision)
+        of_muon = plan.update.get("muon_precision") == "bf16"
+        chosen = machine.try_bf16(world.device, "bf16" if of_muon else plan.work.precision)
     if chosen is not None and not world.all_agree(chosen["choice"] == "bf16"):
         chosen["choice"] = "fp32"
     products.widen_bf16(chosen is not None and chosen["choice"] == "fp32")
     return chosen
 
 
-def _threads(plan: Plan, world: World, kept: dict[str, Any]) -> dict[str, Any]:
-    """The number of threads of this rank."""
+def _threads(plan: Plan, world: World, kept: dict[str, Any], *, fixed: bool) -> dict[str, Any]:
+    """The number of threads of this rank. `fixed`: without a trial, whose result may vary between identical runs."""
     most = world.num_threads
     chosen: dict[str, Any] = {"choice": most, "most": most, "trial": {}}
-    tries = world.tries_threads and world.device.type == "cpu" and most > 1
+    tries = world.tries_threads and not fixed and world.device.type == "cpu" and most > 1
     if tries and "threads" in kept:
         chosen |= {"choice": min(kept["threads"], most), "trial": KEPT}
     trial = threads.of_slowest_rank(threads.try_threads(plan, most) if tries and "threads" not in kept else {})

@@ -75,9 +75,12 @@ class Estimate:
             expected_s: log.expected_minutes, in seconds.
         """
         needed = self.num_steps * self.flops / expected_s
-        why = f"this processor's matrix products reach {_gflops(self.peak)}, which is too slow"
         if held_back >= HELD_BACK:
             why = f"other programs kept its {self.num_threads} thread(s) waiting for a core {held_back:.0%} of the time"
+        elif self.peak < needed:
+            why = f"this processor's matrix products reach {_gflops(self.peak)}, which is too slow"
+        else:
+            why = "a step does more than matrix products, or its products are small"
         return (
             f"more than the {expected_s / 60:g} minutes of log.expected_minutes: {why} (products {_gflops(self.peak)}, "
             f"the run {_gflops(self.flops / step_s)}, needed {_gflops(needed)})"

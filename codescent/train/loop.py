@@ -126,6 +126,8 @@ class _Steps:
             saved = self._save_if_due(step, val_loss)
             if not saved and _is_due(step, self.config.train.check_every, self.last):
                 self._compare(step)
+        elif self._is_best(val_loss):  # replace the checkpoint that has no validation loss
+            self._save(step, val_loss)
         return result.stop
 
     def _count(self, step: int, result: StepResult) -> None:

@@ -209,8 +209,9 @@ class Report:
             run.folder.metrics(row)
         self._check_outputs()
         due = last or step % run.config.log.every == 0
-        if due or val_loss is not None:
-            self.board.write(row)
+        if (due or val_loss is not None) and (why := self.board.write(row)):
+            self.display.say(why)
+            self._event("output_lost", rank=0, stream="tensorboard", why=why)
         if (sentence := self.estimate.after(step)) is not None:
             self.display.say(f"{'time':<8}{sentence}")
         self.display.step(step, result.train_loss, tokens / seconds, row["mfu"], row["peak_memory_bytes"], due=due)
@@ -245,7 +246,7 @@ class Report:
         """Report what a new trial of the threads has found; None: nothing."""
         if advice is not None:
             self._event("slow_steps", step=step, advice=advice)
-            self.display.say(f"step {step}: {advice}")
+            self.display.say(f"step {step}: {advice}; to continue: {resume_command(self.run.path)}")
 
     def not_saved(self, step: int, why: str) -> None:
         """Report that a checkpoint was due but is not written."""

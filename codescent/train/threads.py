@@ -134,7 +134,7 @@ def advice(now: int, seconds: Mapping[int, float], slowdown: float) -> str | Non
         return (
             f"{begin}{_threads(better)} per rank would be {seconds[now] / seconds[better]:.1f} times as fast as {now}, "
             f"because other programs {'use' if better < now else 'no longer use'} these cores: stop the run (Ctrl-C) "
-            f"and continue it with --resume train.num_threads={better}"
+            f"and continue it with train.num_threads={better}"
         )
     tried = ", ".join(str(number) for number in seconds)
     return f"{begin}another number of threads would not help (tried: {tried})" if begin else None
