@@ -275,6 +275,11 @@ def refused(folder: str, what: str) -> list[str]:
                 nested = nn.Sequential(nn.Linear(2, 2))
                 nested.listed = nn.ModuleList(module)
                 codescent.distribute(nested, torch.optim.Adam(nested.parameters()), "zero3", blocks=[nested.listed])
+            case "wrapper":  # its hooks and ours would sum the same gradients: none arrived
+                wrapped = nn.parallel.DistributedDataParallel(module)
+                codescent.distribute(wrapped, rule)
+            case "swapped":
+                codescent.distribute(rule, module)  # type: ignore[arg-type]
             case "overlap":
                 module.register_buffer("mask", torch.ones(1).expand(3))
                 codescent.distribute(module, rule)

@@ -398,6 +398,8 @@ REFUSALS = {
     "whole": ["LBFGS computes with whole parameters"],
     "container": ['strategy "zero3": ModuleList has no forward'],
     "container block": ["blocks[0] (listed): a ModuleList has no forward: give its submodules"],
+    "wrapper": ["DistributedDataParallel sums gradients or divides the module itself", "(its .module)"],
+    "swapped": ["give a torch.nn.Module and a torch.optim.Optimizer, in this order, not Adam and Sequential"],
     "overlap": ["mask: some of its elements share memory"],
     "accumulate": ["call codescent.distribute first"],
     "batch": ["batch_size = 5: must divide among 2 rank(s): 4 or 6"],

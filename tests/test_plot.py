@@ -224,3 +224,16 @@ def test_smoothed_values_are_means_without_nan(values: list[float]) -> None:
             v for v in values[max(0, index - half) if index >= half else 0 : index + min(half, index) + 1] if v == v
         ]
         assert value == pytest.approx(sum(window) / len(window), abs=1e-6) if window else math.isnan(value)
+
+
+def test_a_logarithmic_axis_shows_whole_schedules(tmp_path: Path) -> None:
+    runs = []
+    for name, peak in (("low", 1e-3), ("high", 0.1)):
+        rates = [peak * step / 10 for step in range(1, 11)] + [peak / 30 ** (step / 40) for step in range(1, 41)]
+        folder = make(tmp_path / name, [row(step, 3.0, learning_rate=rate) for step, rate in enumerate(rates, 1)])
+        runs.append(read(folder, name))
+    panel = next(axes for axes in draw(runs, None).axes if axes.get_title(loc="left") == "learning rate")
+    low, high = panel.get_ylim()
+    assert panel.get_yscale() == "log"
+    assert low < 1e-3 / 30
+    assert high > 0.1

@@ -99,18 +99,19 @@ def test_a_clock(seconds: int, text: str) -> None:
     assert clock(seconds) == text
 
 
-def estimated(step_s: float, *, peak: float, waits: float, expected: float | None) -> list[str]:
+def estimated(step_s: float, *, peak: float, waits: float, expected: float | None, first_step: int = 0) -> list[str]:
     """What an estimate says in 1000 steps of 1e9 FLOPs with two threads, each of which waits a share of the time."""
     ticks, waited = count(0, step_s), count(0)
-    told = Estimate(1000, 1e9, peak, 2, expected, now=lambda: next(ticks))
+    told = Estimate(1000, first_step, 1e9, peak, 2, expected, now=lambda: next(ticks))
     steps = 1 + max(estimate.MEASURED_STEPS, -(-estimate.MEASURED_S // step_s))
     with pytest.MonkeyPatch.context() as patch:  # the scheduler of a machine with other programs
         patch.setattr(estimate, "waited_s", lambda: next(waited) * waits * 2 * (steps - 1) * step_s)
-        return [said for step in range(1, 1001) if (said := told.after(step)) is not None]
+        return [said for step in range(first_step + 1, first_step + 1001) if (said := told.after(step)) is not None]
 
 
 def test_the_time_of_a_run_is_said_once_and_why_it_is_longer_than_expected() -> None:
     assert estimated(0.1, peak=1e11, waits=0.0, expected=None) == ["about 1:40 for 1,000 steps of 100 ms"]
+    assert estimated(0.1, peak=1e11, waits=0, expected=None, first_step=500) == ["about 1:40 for 1,000 steps of 100 ms"]
     assert estimated(0.1, peak=1e11, waits=0.4, expected=2.0) == ["about 1:40 for 1,000 steps of 100 ms"]
     (busy,) = estimated(0.3, peak=1e11, waits=0.4, expected=2.0)
     assert busy.startswith("about 5:00 for 1,000 steps of 300 ms; more than the 2 minutes of log.expected_minutes: ")

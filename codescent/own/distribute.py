@@ -24,6 +24,9 @@ from codescent.own.session import Ranks, everywhere, joined
 from codescent.strategies.fully_shard import free_gathered, set_last_backward
 from codescent.train.optimize import gradient_norm
 
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+"""Modules of torch that sum gradients themselves. With them gradients would be summed twice, or lost."""
+
 STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
 """Strategy name to ZeRO stage; 0 is plain data parallelism. "fsdp" is torch's name of stage 3."""
 
@@ -72,6 +75,7 @@ def distribute(
         Recompute (torch.utils.checkpoint): set use_reentrant=False. With use_reentrant=True each recomputed segment is
         a backward pass of its own, which sends all gradients. This is slow, and correct only if all ranks recompute
         the same segments. If a segment shares a parameter with another one, backward raises UserError.
+        Wrappers of torch: do not put the module into DistributedDataParallel, before or after this call.
         Errors: the next call of the module discards a backward pass that ended in an error.
         Frozen parameters (requires_grad=False) stay frozen; set requires_grad before this call. A learning-rate
         scheduler may be created before or after it. `optimizer.zero_grad()` works with set_to_none=True and False.
@@ -200,11 +204,20 @@ def _after_each_step(module: nn.Module, optimizer: torch.optim.Optimizer) -> Non
 
 def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, replicas: int, ranks: Ranks) -> None:
     """Raise UserError with all problems that this rank can find without communication."""
+    given: tuple[object, object] = (module, optimizer)
+    if not isinstance(given[0], nn.Module) or not isinstance(given[1], torch.optim.Optimizer):
+        kinds = " and ".join(type(one).__name__ for one in given)
+        raise UserError(f"give a torch.nn.Module and a torch.optim.Optimizer, in this order, not {kinds}")
     problems = []
+    if wrapped := [type(one).__name__ for one in module.modules() if isinstance(one, WRAPPERS)]:
+        problems.append(
+            f"{wrapped[0]} sums gradients or divides the module itself: give the module without it (its .module), and "
+            "do not wrap it later"
+        )
     if strategy not in STAGES:
-        near = get_close_matches(strategy.lower(), STAGES, 1)
+        near = get_close_matches(str(strategy).lower(), STAGES, 1)
         meant = f' (did you mean "{near[0]}"?)' if near else ""
-        hybrid = '; hybrid sharding (HSDP) is "zero3" with replicas=' if "h" in strategy.lower() else ""
+        hybrid = '; hybrid sharding (HSDP) is "zero3" with replicas=' if "h" in str(strategy).lower() else ""
         problems.append(f'strategy "{strategy}": must be one of {", ".join(STAGES)}{meant}{hybrid}')
     if replicas < 1 or ranks.world_size % max(1, replicas):
         problems.append(f"replicas = {replicas}: must divide the {ranks.world_size} rank(s)")
@@ -217,9 +230,9 @@ def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, 
             f'strategy "{strategy}": {type(module).__name__} has no forward: give a module whose forward calls its '
             'submodules, or take "ddp"'
         )
-    kinds = [kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in NOT_ELEMENTWISE]
-    if kinds and STAGES.get(strategy):
-        problems.append(f'strategy "{strategy}": {kinds[0]} computes with whole parameters: take "ddp", or AdamW')
+    whole = [kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in NOT_ELEMENTWISE]
+    if whole and STAGES.get(strategy):
+        problems.append(f'strategy "{strategy}": {whole[0]} computes with whole parameters: take "ddp", or AdamW')
     names = {parameter: name for name, parameter in module.named_parameters()}
     if foreign := [p for group in optimizer.param_groups for p in group["params"] if p not in names]:
         shapes = ", ".join(str(list(p.shape)) for p in foreign[:3])

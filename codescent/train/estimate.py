@@ -23,7 +23,8 @@ class Estimate:
     """The time that a run will take, measured once over its first steps.
 
     Args:
-        num_steps: steps of the whole run.
+        num_steps: steps that the run takes from now on: on resume those that are left.
+        first_step: the steps that it had taken before.
         flops: of a step, of this rank.
         peak_flops_per_s: of this rank's matrix products.
         num_threads: of this rank.
@@ -34,6 +35,7 @@ class Estimate:
     def __init__(
         self,
         num_steps: int,
+        first_step: int,
         flops: float,
         peak_flops_per_s: float,
         num_threads: int,
@@ -41,6 +43,7 @@ class Estimate:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_steps, self.flops, self.peak, self.num_threads = num_steps, flops, peak_flops_per_s, num_threads
+        self.last_step = first_step + num_steps
         self.expected_s, self.now = None if expected_minutes is None else 60 * expected_minutes, now
         self.first: tuple[int, float, float] | None = None  # step, clock, seconds of waiting for a core
         self.made = False
@@ -58,7 +61,7 @@ class Estimate:
             return None
         self.made = True
         step_s = measured_s / steps
-        if (self.num_steps - step) * step_s < WORTH_SAYING_S:
+        if (self.last_step - step) * step_s < WORTH_SAYING_S:
             return None
         text = f"about {clock(self.num_steps * step_s)} for {self.num_steps:,} steps of {_seconds(step_s)}"
         if self.expected_s is None or self.num_steps * step_s <= self.expected_s:

@@ -51,7 +51,7 @@ class Report:
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
         peak = run.machine["peak_flops_per_s"] * run.plan.devices
         threads, flops = run.machine["num_threads"], self.flops / run.world.place.world_size
-        self.estimate = Estimate(steps, flops, peak, threads, log.expected_minutes)
+        self.estimate = Estimate(steps - run.first_step, run.first_step, flops, peak, threads, log.expected_minutes)
         self.board = Board(run.path, run.first_step, wanted=log.tensorboard and run.world.is_first)
         self.loggers = Loggers(loggers, self._logger_failed)
         if run.folder is not None:

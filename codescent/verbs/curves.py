@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SMOOTHED = 50  # a point of a smoothed curve is the mean of about this part of the rows: 1 / 50
 POINTS, BINS = 200, 100  # points of a curve, and of the band of single rows: a million steps make no larger picture
 MOST_PALE = 4  # runs; the single rows of more would hide each other
+LOWEST_SHARE = 1000  # a logarithmic axis shows learning rates down to this share of a run's highest one
 LOG_RATIO = 10.0  # values whose largest is so many times the smallest have a logarithmic axis
 COINCIDING = 0.01  # runs whose losses differ by at most this part of their range are drawn on top of each other
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1, 1, 1)))
@@ -159,6 +160,7 @@ def _loss(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: str) 
 def _metric(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: str, column: str, title: str) -> None:
     scale = _axis(axes, runs, over, title)
     speed, shown = column == "tokens_per_s", []
+    whole: list[Values] = []
     for run, look in zip(runs, looks):
         x, values = _x(run, over) / scale, _column(run, column)
         if column == "learning_rate":
@@ -166,9 +168,12 @@ def _metric(axes: Axes, runs: Sequence[Curves], looks: Sequence[Look], over: str
             axes.plot(x[at], values[at], color=look.colour, ls=look.dashes, lw=look.width, marker=_dot(values))
             peak = values[np.isfinite(values)].max(keepdims=True, initial=0.0)
             shown.append(np.concatenate([peak / 3, peak]))  # runs with other rates have a logarithmic axis, a decay not
+            whole.append(values[np.isfinite(values) & (values > peak / LOWEST_SHARE)])
         else:
             shown.append(_curve(axes, x, values, look))
     _limits(axes, shown, from_zero=True, may_be_log=not speed)
+    if whole and axes.get_yscale() == "log":  # a warm-up and a decay belong to what is compared
+        axes.set_ylim(bottom=min(one.min(initial=axes.get_ylim()[0]) for one in whole) / 1.1)
     if speed:
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
 
