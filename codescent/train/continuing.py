@@ -33,7 +33,7 @@ def how_to_extend(run: OpenRun, step: int) -> list[str]:
         f"at step {steps}.",
     ]
     lowest = _rate(run, _decaying(optimizer, step), steps, steps)
-    if optimizer.schedule != "constant" and decay_steps is None and lowest:
+    if optimizer.schedule != "constant" and decay_steps is None and lowest and step > optimizer.warmup_steps:
         lines.append(f"To keep it at {lowest:.3g}, also give optimizer.decay_steps={step}.")
     return lines
 
