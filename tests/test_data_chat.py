@@ -240,8 +240,12 @@ def test_a_template_that_asks_for_too_much_memory_is_refused(greedy: str) -> Non
 def test_a_template_that_takes_too_long_is_refused(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = template(slow)
     monkeypatch.setattr(chat_renderer, "LIMIT_S", 0.2)
+    monkeypatch.setattr(chat_renderer, "_greedy", {})
     with pytest.raises(UserError, match=r"a\.jinja: takes more than 0 s for one conversation"):
         found.render(TALK)
+    monkeypatch.setattr(chat_renderer, "Renderer", None)  # it is not tried again for the next conversation
+    with pytest.raises(UserError, match=r"a\.jinja: takes more than 0 s for one conversation"):
+        found.render(TALK[:2])
     monkeypatch.undo()
     assert template(CHATML).render(TALK)
 

@@ -7,11 +7,12 @@ import json
 import math
 import os
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 
 from codescent import models
@@ -37,6 +38,7 @@ from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
 from codescent.huggingface.write import Read, Shard, shards, write_weights
 from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
 from codescent.tasks import TASKS, task_of
+from codescent.train.initial import is_finite
 from codescent.verbs.config import resolved_of
 from codescent.verbs.trained import Trained, Values, find
 
@@ -201,8 +203,9 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
     source = {"folder": str(path.absolute()), "fingerprint": folder.fingerprint()}
     parameters, dtype = [parts[0].parameter for parts in folder.parts.values()], WIDE[config.train.precision]
     numel = sum(parameter.numel for parameter in parameters)
+    wrong: list[str] = []
     masters = {  # each is read from the folder at the time when it is written
-        f"model.{one.name}": LazyTensor.of(one.shape, TORCH_DTYPE[dtype], partial(box, folder, one.name))
+        f"model.{one.name}": LazyTensor.of(one.shape, TORCH_DTYPE[dtype], partial(_read, folder, one.name, wrong))
         for one in parameters
     }
     with published(run, numel * DTYPE_BYTES[dtype]) as hidden:
@@ -216,7 +219,18 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
         lines.append(
             f"left out, because codescent's {folder.kind.name} does not use them: {', '.join(sorted(folder.spare))}"
         )
+    if wrong:
+        names = ", ".join(dict.fromkeys(wrong))
+        lines.append(f"warning: numbers that are not finite (NaN or infinity), in {names}: no run can train from them")
     return [*lines, *notes, *_next(run, config, resolved), str(run)]
+
+
+def _read(folder: Folder, name: str, wrong: list[str], slices: Sequence[slice]) -> torch.Tensor:
+    """`box`. Adds the name to `wrong` if a value is not finite."""
+    values = box(folder, name, slices)
+    if not is_finite(values):
+        wrong.append(name)
+    return values
 
 
 def _next(run: Path, config: Config, resolved: LoadedConfig) -> list[str]:

@@ -1,13 +1,15 @@
 """In: chat templates and the variables that they read. Out: texts, within limits of time and memory.
-A process of its own renders (this file, run by -m), so that it can be ended whatever a template asks for.
+A process of its own renders (`serve`), so that it can be ended whatever a template asks for.
 Does not compile or render in this process: chat_jinja.py does, in the other one."""
 
 from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -42,7 +44,12 @@ class Renderer:
         self.connection, theirs = Pipe()
         with theirs:  # the process inherits a copy
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(theirs.fileno())],  # -P: not the working directory's modules
+                [
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    f"import {__name__} as it; it.serve({theirs.fileno()})",
+                ],  # -P: not the working directory's modules
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
@@ -66,7 +73,9 @@ class Renderer:
             self.process.wait()
 
 
+ENDED = "the process that renders it ended; perhaps memory ran out"
 _one: list[Renderer] = []
+_greedy: dict[str, str] = {}  # templates that have exceeded a limit: to try them for every conversation takes hours
 _lock = threading.Lock()
 
 
@@ -84,15 +93,18 @@ def ask(files: ChatFiles, variables: Mapping[str, Any] | None) -> dict[str, Any]
         UserError: the template is not Jinja, raises an error, or needs more than LIMIT_S or LIMIT_BYTES.
     """
     with _lock:
+        if files.text in _greedy:
+            raise UserError(_greedy[files.text])
         if not _one or _one[0].parent != os.getpid():  # a forked process needs its own
             _one[:] = [Renderer()]
         try:
             answer = _one[0].ask(files, variables)
         except (EOFError, OSError) as error:
             end_renderer()
-            if isinstance(error, TimeoutError):
-                raise UserError(f"{files.name}: takes more than {LIMIT_S:.0f} s for one conversation") from error
-            raise UserError(f"{files.name}: the process that renders it ended; perhaps memory ran out") from error
+            slow = isinstance(error, TimeoutError)
+            why = f"takes more than {LIMIT_S:.0f} s for one conversation" if slow else ENDED
+            _greedy[files.text] = f"{files.name}: {why}"
+            raise UserError(_greedy[files.text]) from error
         except BaseException:  # Ctrl-C: an answer that nobody took would be the next one's
             end_renderer()
             raise
@@ -125,16 +137,18 @@ def _answer(request: bytes) -> dict[str, Any]:
         return {"refused": error.problems}
 
 
-def _serve(handle: str) -> None:
-    """Answer requests until the parent ends the connection."""
-    connection = Connection(int(handle))
+def serve(handle: int) -> None:
+    """Answer requests until the parent ends the connection. A request that takes far too long ends this process.
+
+    So it does not outlive its parent for long, whatever it computes.
+    """
+    connection = Connection(handle)
     with suppress(OSError, ValueError):  # not everywhere; the limit of time remains
         now_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (now_bytes + LIMIT_BYTES,) * 2)
     with suppress(EOFError, OSError):  # the parent is gone
         while True:
-            connection.send_bytes(json.dumps(_answer(connection.recv_bytes())).encode())
-
-
-if __name__ == "__main__":
-    _serve(*sys.argv[1:])
+            request = connection.recv_bytes()
+            signal.alarm(2 * math.ceil(LIMIT_S))  # the parent ends it earlier, if there is one
+            connection.send_bytes(json.dumps(_answer(request)).encode())
+            signal.alarm(0)
