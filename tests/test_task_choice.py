@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from forker import Forker
 from questions import CONTEXT, question, squad, vocabulary
+from questions import files as squad_files
 from runs import called, make_project
 from trajectories import towns
 
@@ -137,3 +138,17 @@ def test_a_run_names_its_task_and_keeps_it(
     (project / "gone.json").unlink()
     assert cli(["evaluate", "runs/kept", "--data", "dev.json"]) == 0
     assert "exact match" in capsys.readouterr().out
+
+
+def test_windows_that_do_not_overlap_are_said(tmp_path: Path) -> None:
+    """Of SQuAD's questions 5 % had no window with a right answer, at 128 tokens."""
+    make_project(tmp_path)
+    squad_files(tmp_path)
+    vocabulary(tmp_path)
+    words = ("model.kind=bert", "data.task=qa", "data.corpus=train.json", "data.validation=dev.json")
+    words += ("data.tokenizer=bert:vocab.txt", "model.seq_len=64", "data.question_len=16")
+    said = "a window has 45 tokens of a context beside the longest question"
+    for stride, told in ((45, True), (44, False)):
+        done = called(tmp_path, "plan", "run.toml", *words, f"data.stride={stride}")
+        assert done.returncode == 0, done.stderr
+        assert (said in done.stderr) == told

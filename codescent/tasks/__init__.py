@@ -78,6 +78,7 @@ def _misfit(request: TaskRequest, task: Task, fitting: Sequence[Task]) -> str:
 def remarks(request: TaskRequest) -> Iterator[str]:
     """Sentences: what a user may not have meant, though the run can be made."""
     task, corpus = task_of(request), request.data.corpus
+    yield from task.remarks(request)
     for other in TASKS:
         if other is not task and other.also_text(request.data):
             yield (

@@ -198,6 +198,10 @@ class Task:
         identity = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
         return TaskFacts(self.name, self.extras or shape.extras, shape.head_share, identity=identity)
 
+    def remarks(self, request: TaskRequest) -> Iterator[str]:
+        """Sentences: what a user may not have meant, though the run can be made. Raises UserError: unusable keys."""
+        yield from ()
+
     def vocab_size(self, request: TaskRequest) -> int | None:
         """The vocabulary size, if it is known without preparing. Raises UserError: keys or data that cannot be used."""
         return VOCAB_SIZES.get(request.data.tokenizer)

@@ -24,7 +24,7 @@ from codescent.data.tokenizers import wordpiece
 from codescent.data.tokenizers.wordpiece import WordPiece
 from codescent.tasks.answers.source import QUESTIONS, QuestionDataset
 from codescent.tasks.answers.squad import Questions, has_questions, read_questions, write_questions
-from codescent.tasks.answers.windows import WindowSizes, make_windows
+from codescent.tasks.answers.windows import CONTROLS, WindowSizes, make_windows
 from codescent.tasks.folder import FolderTask, tokenizer_identity
 from codescent.tasks.task import ScoreRequest, Task, TaskRequest, refuse_no_wordpiece
 
@@ -63,6 +63,17 @@ class Answers(FolderTask):
         """See `Task`: a file in SQuAD's form."""
         path = expanded(data.corpus)
         return data.corpus not in (SQUAD, *corpora.NAMES) and path.is_file() and has_questions(path)
+
+    def remarks(self, request: TaskRequest) -> Iterator[str]:
+        """See `Task`: windows that do not overlap."""
+        sizes = _sizes(request)
+        room = sizes.max_length - sizes.max_question - CONTROLS
+        if not sizes.problems() and sizes.stride >= room:
+            yield (
+                f"data.stride = {sizes.stride}: a window has {room} tokens of a context beside the longest question, "
+                "so windows do not overlap, and an answer across the end of one is in none: give data.stride = "
+                f"{max(1, room // 2)}"
+            )
 
     def vocab_size(self, request: TaskRequest) -> int | None:
         """See `Task`."""
