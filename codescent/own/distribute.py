@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
@@ -24,7 +25,7 @@ from codescent.own.session import Ranks, everywhere, joined
 from codescent.strategies.fully_shard import free_gathered, set_last_backward
 from codescent.train.optimize import gradient_norm
 
-WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+WRAPPERS = (DataParallel, DistributedDataParallel)
 """Modules of torch that sum gradients themselves. With them gradients would be summed twice, or lost."""
 
 STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
