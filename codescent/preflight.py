@@ -247,9 +247,9 @@ def check_weights(plan: Plan, dataset: AnyDataset, *, resume: bool) -> None:
 def check_same_trajectory(folder: RunFolder, plan: Plan, num_steps: int) -> dict[str, tuple[Scalar, Scalar]]:
     """Check that a run can be resumed with a plan: with this plan, the steps so far would have had the same losses.
 
-    The layout, logging and the number of stored checkpoints may change. Keys of the optimizer may change, too, except
-    its kind, in two cases: the run has failed because numbers were not finite (`ruined_step`); or it has ended at the
-    end of its schedule or later, and the command gives it more steps.
+    The layout, logging and the number of stored checkpoints may change. In two cases the keys of the optimizer may
+    change, too, but not its kind. One: the run has failed, because numbers were not finite (`ruined_step`). Two: its
+    schedule has ended, and the command gives it more steps.
 
     Args:
         folder: the run.

@@ -58,3 +58,13 @@ def picture_bytes(figure: Figure, suffix: str, metadata: Mapping[str, str] | Non
     with rc_context(SVG):
         figure.savefig(content, format=suffix[1:], metadata={**PICTURES[suffix], **(metadata or {})})
     return content.getvalue()
+
+
+def may_replace(path: Path, mark: str) -> bool:
+    """Whether a file is absent, blank, or has the text `mark` near its begin: an earlier file of the same command."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(4000)
+    except OSError:
+        return True  # absent; if it cannot be written, the writer says why
+    return not begin.strip() or mark.encode() in begin

@@ -17,7 +17,7 @@ from codescent.base.output import say, warn
 from codescent.base.published import in_words
 from codescent.record import RunFolder
 from codescent.verbs.learning_rate import FILES
-from codescent.verbs.picture import PICTURES, no_file, no_matplotlib, picture_bytes
+from codescent.verbs.picture import PICTURES, may_replace, no_file, no_matplotlib, picture_bytes
 
 COLUMNS = ("step", "tokens", "train_loss", "val_loss", "learning_rate", "grad_norm", "tokens_per_s")
 """The columns of the metrics that are drawn."""
@@ -85,20 +85,10 @@ def refusals(path: Path) -> Iterator[str]:
         yield f"--out {path}: the name must end in .png or .svg"
     elif problem := no_file("--out", path):
         yield problem
-    elif not _may_replace(path):
+    elif not may_replace(path, MARK):
         yield f"--out {path}: is there already, and `codescent plot` has not drawn it; give another name"
     elif problem := no_matplotlib():
         yield f"--out {path}: {problem}"
-
-
-def _may_replace(path: Path) -> bool:
-    """Whether the file is absent, empty or an earlier picture of this command."""
-    try:
-        with path.open("rb") as file:
-            begin = file.read(4000)
-    except OSError:
-        return True  # absent; if it cannot be written, the writer says why
-    return not begin or MARK.encode() in begin
 
 
 def _read_all(folders: Sequence[RunFolder]) -> Iterator[Curves]:

@@ -14,7 +14,7 @@ from codescent.base.errors import UserError
 from codescent.cost.lengths import FLOPS_PER_BYTE, Lengths, lengths
 from codescent.cost.simulate import Simulation, Span, simulate
 from codescent.plan import AXES, Plan, Schedule
-from codescent.verbs.picture import PICTURES, no_file, no_matplotlib
+from codescent.verbs.picture import PICTURES, may_replace, no_file, no_matplotlib
 from codescent.verbs.step_picture import communication, measured, picture
 
 USUAL = Lengths()
@@ -29,20 +29,10 @@ def refusals(path: Path) -> Iterator[str]:
         yield problem
     elif suffix not in (*PICTURES, ".json"):
         yield f"--timeline {path}: the name must end in .png or .svg (a picture) or .json (a trace for ui.perfetto.dev)"
-    elif suffix == ".json" and not _may_replace(path):
+    elif suffix == ".json" and not may_replace(path, '"traceEvents"'):
         yield f"--timeline {path}: this file is not a timeline, and would be lost; give another name"
     elif suffix in PICTURES and (problem := no_matplotlib(", or write a .json trace")):
         yield f"--timeline {path}: {problem}"
-
-
-def _may_replace(path: Path) -> bool:
-    """Whether a .json file is absent, empty or a trace: not a config or the plan of a run."""
-    try:
-        with path.open("rb") as file:
-            begin = file.read(100)
-    except OSError:
-        return True  # absent; if it cannot be written, the writer says why
-    return not begin.strip() or b'"traceEvents"' in begin
 
 
 def draw_plan(plan: Plan, path: Path, flops_per_byte: float = FLOPS_PER_BYTE) -> str:
