@@ -210,7 +210,10 @@ class Watched(Started):
         begun = self._wait_for(first)
         ended = self._wait_for(first + num_steps)
         self._freeze()
-        self.rows += self._read()[first : first + num_steps]
+        rows = self._read()[first : first + num_steps]
+        if [int(row["step"]) - int(rows[0]["step"]) for row in rows] != list(range(num_steps)):
+            raise SystemFailed(f"{self.name}: its metrics have no row for some steps: they must have one for each step")
+        self.rows += rows
         return (ended - begun) / num_steps
 
     def _wait_for(self, num_rows: int) -> float:

@@ -97,7 +97,7 @@ def environment() -> dict[str, str]:
     return env
 
 
-CONFIG = """# Written by a benchmark: sizes, no evaluation, no checkpoint, no end. All other keys have their defaults.
+CONFIG = """# Written by a benchmark: sizes, no evaluation, no checkpoint, no end, a row of metrics for every step. The rest is default.
 [run]
 folder = "{run}"
 
@@ -122,6 +122,7 @@ every = 0
 
 [log]
 every = 1
+metrics_every = 1
 """
 
 

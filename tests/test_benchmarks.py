@@ -297,6 +297,18 @@ def test_watched_program_stands_still_between_its_turns(tmp_path: Path) -> None:
     assert systems.state(pid) == "Z"
 
 
+def test_watched_program_without_a_row_for_each_step_is_a_failure(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.csv"
+    argv = [sys.executable, "-c", TRAINER.replace("1_000_000)", "1_000_000, 10)"), str(metrics)]
+    trainer = systems.Watched("trainer", argv, os.environ, tmp_path, metrics, num_warmup=1)
+    try:
+        trainer.start()
+        with pytest.raises(measure.SystemFailed, match="one for each step"):
+            trainer.turn(2)
+    finally:
+        trainer.stop()
+
+
 def test_watched_program_that_ends_is_a_failure(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", "raise SystemExit('error: a misspelt key')"]
     trainer = systems.Watched("trainer", argv, os.environ, tmp_path, tmp_path / "metrics.csv", num_warmup=1)
