@@ -238,6 +238,8 @@ def refused(folder: str, what: str) -> list[str]:
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     rule = torch.optim.Adam(module.parameters())
     (Path(folder) / "file").write_text("")
+    if what in ("file", "no json", "milestones", "complex", "nothing", "other"):
+        codescent.distribute(module, rule)
     try:
         match what:
             case "strategy":
@@ -278,6 +280,27 @@ def refused(folder: str, what: str) -> list[str]:
             case "wrapper":  # its hooks and ours would sum the same gradients: none arrived
                 wrapped = nn.parallel.DistributedDataParallel(module)
                 codescent.distribute(wrapped, rule)
+            case "wrapper around":
+                wrapped = nn.parallel.DistributedDataParallel(module)
+                codescent.distribute(wrapped.module, rule)
+            case "wrapper later" | "wrapper of another" | "wrapper of a part":
+                codescent.distribute(module, rule, "zero3" if what == "wrapper of a part" else "ddp")
+                other = {"later": module, "another": nn.Sequential(module), "part": module[0]}[what.split()[-1]]
+                nn.parallel.DistributedDataParallel(other)
+            case "asks":
+                codescent.distribute(module, rule, "zero3" if ranks.rank else "ddp")
+            case "replicas":
+                codescent.distribute(module, rule, "zero3", replicas=1 + ranks.rank)
+            case "wrong on one rank":
+                codescent.distribute(module, rule, 3 if ranks.rank else "ddp")  # type: ignore[arg-type]
+            case "three numbers on one rank":
+                ranks.mean(torch.ones(1 + 2 * ranks.rank))
+            case "save":
+                codescent.save(Path(folder) / "kept", module, rule)
+            case "load":
+                codescent.load(Path(folder) / "kept", module, rule)
+            case "clip_":
+                codescent.clip_(module, 1.0)
             case "swapped":
                 codescent.distribute(rule, module)  # type: ignore[arg-type]
             case "overlap":
@@ -325,6 +348,125 @@ def refused(folder: str, what: str) -> list[str]:
     except codescent.UserError as error:
         return list(error.problems)
     return []
+
+
+def changed(folder: str, strategy: str, what: str) -> list[list[str]]:
+    """The problems of two steps, before and after a change of a distributed module."""
+    codescent.init(device="cpu")
+    torch.manual_seed(1)
+    module = nn.Sequential(*[nn.Linear(2, 2) for _ in range(5)])
+    for part in module[:4]:
+        part.requires_grad_(False)
+    rule = torch.optim.SGD(module.parameters() if what == "unfrozen" else module[4].parameters(), lr=0.1)
+    old = torch.optim.SGD(module[:1].parameters())
+    codescent.distribute(module, rule, strategy)
+    rules, found = [rule], []
+    for number in range(2):
+        if number:
+            match what:
+                case "unfrozen":
+                    module[:4].requires_grad_(True)
+                case "unfrozen, another optimizer":
+                    module[0].requires_grad_(True)
+                    rules = [torch.optim.SGD([*module[0].parameters(), *module[4].parameters()])]
+                case "added":
+                    module.append(nn.Linear(2, 2))
+                    rule.add_param_group({"params": module[5].parameters()})
+                case "added, another optimizer":
+                    module.append(nn.Linear(2, 2))
+                    rules = [torch.optim.SGD(module[5].parameters()), rule]
+                case "old optimizer":
+                    rules = [old]
+                case "replaced":
+                    module[0] = nn.Linear(2, 2).requires_grad_(False)
+        module(torch.ones(3, 2)).sum().backward()
+        module(torch.ones(3, 2))  # its gathered weights must not be taken for others
+        try:
+            rules[0].step()
+            found.append([])
+        except codescent.UserError as error:
+            found.append(list(error.problems))
+    return found
+
+
+def frozen(folder: str, strategy: str) -> list[Any]:
+    """After each of four steps: all weights, and those of a layer that is frozen in the second and third."""
+    codescent.init(device="cpu")
+    module = make("sequences")
+    rule = torch.optim.AdamW(module.parameters(), lr=0.01)
+    codescent.distribute(module, rule, strategy)
+    loader = torch.utils.data.DataLoader(data(), batch_sampler=codescent.sampler(data(), BATCH, seed=9))
+    layer, seen, layers = module.inner.encoder.layers[0], [], []
+    for number, (x, y) in enumerate(loader):
+        layer.requires_grad_(number not in (1, 2))
+        rule.zero_grad()
+        nn.functional.mse_loss(module(x), y).backward()
+        codescent.clip_(module, 0.5)
+        rule.step()
+        seen.append([value for parameter in module.parameters() for value in whole(parameter)])
+        layers.append(whole(layer.linear1.weight))
+    return [seen, layers]
+
+
+def unmet(folder: str) -> list[str]:
+    """What each public name says to a script that has forgotten `codescent.init`; the last one ends it."""
+    module = nn.Linear(2, 2)
+    rule = torch.optim.SGD(module.parameters())
+    calls = {
+        "sampler": lambda: codescent.sampler(range(8), 4),
+        "validation_sampler": lambda: codescent.validation_sampler(range(8), 4),
+        "distribute": lambda: codescent.distribute(module, rule),
+        "accumulate": lambda: codescent.accumulate(module).__enter__(),
+        "clip_": lambda: codescent.clip_(module, 1.0),
+        "save": lambda: codescent.save(Path(folder) / "kept", module, rule),
+        "load": lambda: codescent.load(Path(folder) / "kept", module, rule),
+        "load a module": lambda: codescent.load(Path(folder) / "kept", module),
+        "Metrics": lambda: codescent.Metrics(Path(folder) / "numbers"),
+        "profile": lambda: codescent.profile(Path(folder) / "traces").__enter__(),
+    }
+    said = []
+    for name, call in calls.items():
+        try:
+            call()
+            said.append(f"{name}: nothing")
+        except codescent.UserError as error:
+            said.append(str(error))
+    return said
+
+
+def left(folder: str, first: int) -> None:
+    """One rank leaves, the other waits for it."""
+    ranks = codescent.init(device="cpu")
+    if ranks.rank == first:
+        ranks.close()
+        return
+    try:
+        for _ in range(2):
+            dist.all_reduce(torch.zeros(1))
+    except RuntimeError as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # as the interpreter does
+
+
+def logs(folder: str, resumes: bool, before: bool = True, name: str = "run") -> None:
+    """Steps with metrics and a save at the third; then it ends, as a kill would: without a word to anybody.
+
+    A run that resumes opens its metrics before or after `load`.
+    """
+    ranks = codescent.init(device="cpu")
+    module = nn.Linear(2, 2)
+    rule = torch.optim.SGD(module.parameters(), lr=0.1)
+    codescent.distribute(module, rule)
+    run, first = Path(folder) / name, 0
+    metrics = codescent.Metrics(run) if before else None
+    if resumes:
+        first = codescent.load(run / "last", module, rule)["step"]
+    metrics = metrics or codescent.Metrics(run)
+    for step in range(first, 5):  # numbered from 0
+        module(torch.ones(1, 2)).sum().backward()
+        rule.step()
+        metrics.log(step=step, loss=ranks.mean(0.5), resumed=int(resumes))
+        if step == 2:
+            codescent.save(run / "last", module, rule, step=step + 1)
 
 
 def epochs(folder: str) -> list[list[list[int]]]:
@@ -421,6 +563,7 @@ def steps(folder: str, strategy: str) -> list[str]:
         found.append(codescent.save(path, module, rule, note=note).name)
     module, rule = built()
     assert codescent.load(path, module, rule)["note"] == "b"
+    assert codescent.load(next(path.iterdir()), module, rule)["note"] == "b"  # what `save` has returned
     walk(module, rule, 2)
     found.append(codescent.save(path, module, rule).name)
     module, rule = built()  # begins again, in the same folder
@@ -436,6 +579,8 @@ def ends(folder: str, what: str) -> int | None:
         try:
             if what == "init":
                 codescent.init(device="gpu")
+            if what == "forgotten":
+                codescent.save(folder, nn.Linear(2, 2), torch.optim.SGD([nn.Parameter(torch.ones(1))]))
             ranks = codescent.init(device="cpu")
             module = nn.Linear(2, 2)
             if what == "everywhere":

@@ -172,6 +172,22 @@ def test_a_table_that_is_continued_loses_no_row(tmp_path: Path, name: str, damag
     )
 
 
+@pytest.mark.parametrize("rows", [0, 3, ROWS, ROWS + 2])
+def test_a_table_keeps_its_first_rows(tmp_path: Path, rows: int) -> None:
+    table, kept = Table(tmp_path), min(rows, ROWS)
+    for number in range(ROWS):
+        table.append({"loss": number / 2, "later": None})
+    with (tmp_path / METRICS_CSV).open("a") as file:
+        file.write("torn")
+    assert len(table) == ROWS
+    assert table.keep(rows) == ROWS - kept
+    assert len(table) == kept
+    table.append({"loss": 7.5})
+    lines = [f"{number / 2}," for number in range(kept)]
+    assert (tmp_path / METRICS_CSV).read_text().splitlines() == ["loss,later", *lines, "7.5,"]
+    assert len((tmp_path / METRICS_JSONL).read_text().splitlines()) == kept + 1
+
+
 def test_a_table_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
     text = "step,note\n1,begun\n2,ended\n"
     (tmp_path / METRICS_CSV).write_text(text)

@@ -7,16 +7,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import chain
-from weakref import WeakKeyDictionary, finalize
+from typing import Any
+from weakref import finalize
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
+from codescent.own import registry
+from codescent.own.arguments import COUNT, MODULE, MODULES, OPTIMIZER, POSITIVE, TEXT, public
 from codescent.own.average import DTYPE_NAMES, AveragedGradients
 from codescent.own.blocks import check_blocks, choose_blocks, only_holds
 from codescent.own.buffers import AveragedBuffers
@@ -25,20 +27,23 @@ from codescent.own.session import Ranks, everywhere, joined
 from codescent.strategies.fully_shard import free_gathered, set_last_backward
 from codescent.train.optimize import gradient_norm
 
-WRAPPERS = (DataParallel, DistributedDataParallel)
-"""Modules of torch that sum gradients themselves. With them gradients would be summed twice, or lost."""
-
 STAGES = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
 """Strategy name to ZeRO stage; 0 is plain data parallelism. "fsdp" is torch's name of stage 3."""
 
 NOT_ELEMENTWISE = ("Adafactor", "LBFGS", "Muon", "Rprop", "SparseAdam")
 """torch's optimizers that do not update each element independently: on sharded parameters they raise or are wrong."""
 
+_KINDS = {
+    "module": MODULE,
+    "optimizer": OPTIMIZER,
+    "strategy": TEXT,
+    "replicas": COUNT,
+    "blocks": MODULES.or_none(),
+    "bucket_bytes": COUNT,
+}
 
-_distributed: WeakKeyDictionary[nn.Module, tuple[str, AveragedGradients]] = WeakKeyDictionary()
-"""The strategy of each distributed module, and the averaging of its replicated parameters' gradients."""
 
-
+@public("codescent.distribute", collective=True, **_KINDS)
 def distribute(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -76,10 +81,12 @@ def distribute(
         Recompute (torch.utils.checkpoint): set use_reentrant=False. With use_reentrant=True each recomputed segment is
         a backward pass of its own, which sends all gradients. This is slow, and correct only if all ranks recompute
         the same segments. If a segment shares a parameter with another one, backward raises UserError.
-        Wrappers of torch: do not put the module into DistributedDataParallel, before or after this call.
+        Wrappers of torch: DistributedDataParallel around the module, before or after this call, raises UserError.
         Errors: the next call of the module discards a backward pass that ended in an error.
-        Frozen parameters (requires_grad=False) stay frozen; set requires_grad before this call. A learning-rate
-        scheduler may be created before or after it. `optimizer.zero_grad()` works with set_to_none=True and False.
+        Frozen parameters (requires_grad=False) stay frozen; other parameters may be frozen, and trained again, after
+        this call. If a parameter is unfrozen, added or replaced after it, the next `optimizer.step()` raises UserError.
+        A learning-rate scheduler may be created before or after this call. `optimizer.zero_grad()` works with
+        set_to_none=True and False.
         Parameters may have different dtypes.
         Buffers that forward passes change (batch norm's statistics) are averaged over the ranks after each
         `optimizer.step()`. Batch norm normalises by the samples of one rank.
@@ -103,21 +110,22 @@ def distribute(
     ranks = joined("distribute")
     chosen: list[nn.Module] = []
 
-    def look() -> list[str]:
+    def look() -> tuple[dict[str, Any], list[str]]:
         _refuse(module, optimizer, strategy, replicas, ranks)
         chosen.extend(choose_blocks(module) if blocks is None else check_blocks(module, blocks))
         tensors = chain(module.named_parameters(), module.named_buffers())
-        described = (
+        described = [
             f"{name} {list(t.shape)} {t.dtype} {'trained' if t.requires_grad else 'fixed'}" for name, t in tensors
-        )
-        return [f"{strategy} {replicas}", *described]
+        ]
+        asked = {"strategy": strategy, "optimizer": type(optimizer).__name__, "replicas": int(replicas)}
+        return {**asked, "number of blocks": len(chosen), "bucket_bytes": int(bucket_bytes)}, described
 
     _refuse_differences(together(UserError, look))
     everywhere(*chain(module.parameters(), module.buffers()))
     whole = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    before = dict(module.named_parameters(remove_duplicate=False))
     parts: list[nn.Parameter] = []
     if stage := STAGES[strategy]:
-        before = dict(module.named_parameters(remove_duplicate=False))
         whole = [p for p in divide_(module, chosen, stage, ranks.mesh(replicas)) if p.requires_grad]
         after = dict(module.named_parameters(remove_duplicate=False))
         hand_over(optimizer, {old: after[name] for name, old in before.items()})
@@ -126,10 +134,11 @@ def distribute(
     ranks.closing.add(averaged)
     # Hooks keep parameters alive in a way that the garbage collector cannot see: remove them with the module.
     finalize(module, averaged.close).atexit = False
-    _distributed[module] = (strategy, averaged)
+    registry.add(module, strategy, averaged, before.values())
     _after_each_step(module, optimizer)
 
 
+@public("codescent.accumulate", module=MODULE)
 @contextmanager
 def accumulate(module: nn.Module) -> Iterator[None]:
     """Delay communication for backward passes inside this context: another backward pass follows before the step.
@@ -142,32 +151,43 @@ def accumulate(module: nn.Module) -> Iterator[None]:
     The last backward pass is outside of the context and completes the gradients. All ranks must do the same. "ddp" and
     "zero1" add up whole gradients and send them once. "zero2" and "zero3" reduce-scatter the gradients of each pass and
     add up shards, which takes less memory.
+
+    Raises:
+        UserError: the module is not distributed.
     """
-    if module not in _distributed:
-        raise UserError(f"codescent.accumulate: {type(module).__name__}: call codescent.distribute first")
-    _set_last(module, False)
+    joined("accumulate")
+    inner, known = registry.find(module, "accumulate")
+
+    def set_last(last: bool) -> None:  # whether the next backward pass completes the gradients
+        if stage := STAGES[known.strategy]:
+            set_last_backward(inner, stage, last=last)
+        known.averaged.set_last(last)
+
+    set_last(False)
     try:
         yield
     finally:
-        _set_last(module, True)
+        set_last(True)
 
 
-def _set_last(module: nn.Module, last: bool) -> None:
-    """Set whether the next backward pass completes the gradients."""
-    strategy, averaged = _distributed[module]
-    if stage := STAGES[strategy]:
-        set_last_backward(module, stage, last=last)
-    averaged.set_last(last)
-
-
+@public("codescent.clip_", module=MODULE, max_norm=POSITIVE)
 @torch.no_grad()
 def clip_(module: nn.Module, max_norm: float) -> float:
     """Scale the module's gradients so that their global norm is at most `max_norm`. Collective.
 
     It does what torch.nn.utils.clip_grad_norm_ does, with every strategy, and for sharded and replicated parameters
     together. A norm that is not finite makes every gradient NaN or zero, as in torch. Returns the norm before scaling.
+
+    Args:
+        module: a distributed module, or a part of one.
+        max_norm: above 0. math.inf only measures.
+
+    Raises:
+        UserError: the module is not distributed, or `max_norm` is not above 0.
     """
+    joined("clip_")
     free_gathered(module)  # a forward pass without backward leaves weights gathered
+    registry.refuse_other(module, "clip_")
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     parts = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
     whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
@@ -177,7 +197,7 @@ def clip_(module: nn.Module, max_norm: float) -> float:
         square = square.to(mesh.device_type)
         dist.all_reduce(square, group=mesh.get_group("dp_shard"))
     norm = float((square + _square(whole)).sqrt())
-    scale = max_norm / (norm + 1e-6)
+    scale = float(max_norm) / (norm + 1e-6)
     if not scale >= 1:
         torch._foreach_mul_([*parts, *whole], scale)
     return norm
@@ -205,27 +225,20 @@ def _after_each_step(module: nn.Module, optimizer: torch.optim.Optimizer) -> Non
 
 def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, replicas: int, ranks: Ranks) -> None:
     """Raise UserError with all problems that this rank can find without communication."""
-    given: tuple[object, object] = (module, optimizer)
-    if not isinstance(given[0], nn.Module) or not isinstance(given[1], torch.optim.Optimizer):
-        kinds = " and ".join(type(one).__name__ for one in given)
-        raise UserError(f"give a torch.nn.Module and a torch.optim.Optimizer, in this order, not {kinds}")
     problems = []
-    if wrapped := [type(one).__name__ for one in module.modules() if isinstance(one, WRAPPERS)]:
-        problems.append(
-            f"{wrapped[0]} sums gradients or divides the module itself: give the module without it (its .module), and "
-            "do not wrap it later"
-        )
+    if wrapper := registry.wrapper_of(module):
+        problems.append(f"{wrapper} sums gradients or divides the module itself: leave it out: do not create it")
     if strategy not in STAGES:
         near = get_close_matches(str(strategy).lower(), STAGES, 1)
         meant = f' (did you mean "{near[0]}"?)' if near else ""
         hybrid = '; hybrid sharding (HSDP) is "zero3" with replicas=' if "h" in str(strategy).lower() else ""
         problems.append(f'strategy "{strategy}": must be one of {", ".join(STAGES)}{meant}{hybrid}')
-    if replicas < 1 or ranks.world_size % max(1, replicas):
+    if ranks.world_size % replicas:
         problems.append(f"replicas = {replicas}: must divide the {ranks.world_size} rank(s)")
     elif replicas > 1 and not STAGES.get(strategy, 1):
         problems.append(f'replicas = {replicas}: with "ddp" every rank is a replica: leave it out')
-    if module in _distributed:
-        problems.append(f"{type(module).__name__}: is distributed already, by {_distributed[module][0]}")
+    if before := registry.strategy_of(module):
+        problems.append(f"{type(module).__name__}: is distributed already, by {before}")
     if STAGES.get(strategy) and only_holds(module):
         problems.append(
             f'strategy "{strategy}": {type(module).__name__} has no forward: give a module whose forward calls its '
@@ -271,10 +284,17 @@ def _overlaps(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _refuse_differences(descriptions: Sequence[Sequence[str]]) -> None:
-    """Raise the same UserError on every rank if two ranks have different modules."""
-    for rank, other in enumerate(descriptions):
-        for mine, theirs in zip([*descriptions[0], "nothing more"], [*other, "nothing more"], strict=False):
+def _refuse_differences(found: Sequence[tuple[dict[str, Any], list[str]]]) -> None:
+    """Raise the same UserError on every rank if two ranks give different arguments, or have different modules."""
+    asked, described = found[0]
+    for rank, (others, other) in enumerate(found):
+        for name, value in others.items():
+            if value != asked[name]:
+                raise UserError(
+                    f"codescent.distribute: rank 0 asks for {name} {asked[name]}, rank {rank} for {value}: every rank "
+                    "must make the same call"
+                )
+        for mine, theirs in zip([*described, "nothing more"], [*other, "nothing more"], strict=False):
             if mine != theirs:
                 raise UserError(
                     f"codescent.distribute: the ranks' modules differ: rank 0 has {mine}, rank {rank} has {theirs}: "

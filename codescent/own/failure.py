@@ -4,24 +4,28 @@ Does not end the other ranks: they end when the connections of this rank close, 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import suppress
 from datetime import timedelta
 from traceback import walk_tb
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from codescent.base import output
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
+from codescent.launch import environment
 from codescent.train.rendezvous import meet
 
 FIRST = "codescent_failed"
 """Key of the store under which the first rank that fails writes its rank and its error."""
 SAID = "codescent_failed_said"
 """Key that this rank sets after it has printed its error."""
+ENDED = "codescent_ended"
+"""Key that a rank sets when it leaves the others."""
 PATIENCE = timedelta(seconds=5)
 """How long a rank waits for the others, to learn whether one of them prints the same error."""
 NOT_THE_USERS = ("codescent", "contextlib", "torch")
@@ -38,18 +42,29 @@ class ErrorHook:
     Attributes:
         place: this process among the ranks; None: unknown.
         store: of the ranks; None: they are not connected.
+        active: the hooks that are not retired, of which `watch` returns the last.
     """
+
+    active: ClassVar[list[ErrorHook]] = []
 
     def __init__(self, place: Rank | None = None, store: Store | None = None) -> None:
         self.place, self.store, self._retired = place, store, False
         self._before = sys.excepthook
         sys.excepthook = self
+        self.active.append(self)
 
     def retire(self) -> None:
-        """Restore the hook of before. A hook that was installed later may still call this one, which passes it on."""
+        """Restore the hook of before. A hook that was installed later may still call this one, which passes it on.
+
+        If the ranks are connected, the others can see from now on that this rank has left.
+        """
         self._retired = True
+        self.active.remove(self)
         if sys.excepthook is self:
             sys.excepthook = self._before
+        if self.store is not None and not self._alone:
+            with suppress(RuntimeError):  # rank 0, which serves the store, has left before
+                self.store.set(f"{ENDED} {self._rank}", "")
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """See the class. Raises SystemExit for a UserError: the interpreter then takes its exit code."""
@@ -63,7 +78,10 @@ class ErrorHook:
         try:
             self._name_first(mine, self._claim(mine))
         except RuntimeError:  # the store has ended, and so has rank 0, which serves it
-            output.warn(f"codescent: {_words(mine)}; rank 0 had ended before: see its error message, too")
+            output.warn(
+                f"codescent: {_words(mine)}; rank 0 had ended before: with an error (see its message), or without one, "
+                "because its script has fewer steps than this rank's"
+            )
 
     @property
     def _alone(self) -> bool:
@@ -81,7 +99,16 @@ class ErrorHook:
 
     def _name_first(self, mine: dict[str, Any], first: dict[str, Any]) -> None:
         ends = "" if first == mine else f"rank {self._rank} ends because "
-        output.warn(f"codescent: {ends}{_words(first)}")
+        output.warn(f"codescent: {ends}{_words(first)}{self._left() if first == mine else ''}")
+
+    def _left(self) -> str:
+        """Names the ranks that had left before this one failed: it may have waited for them."""
+        assert self.store is not None
+        assert self.place is not None
+        left = [str(rank) for rank in range(self.place.world_size) if self.store.check([f"{ENDED} {rank}"])]
+        if not left:
+            return ""
+        return f"; rank {', '.join(left)} had ended before: every rank must make the same calls"
 
     def _refuse(self, error: UserError, trace: TracebackType | None) -> None:
         """Print the problems, unless another rank has printed the same."""
@@ -116,6 +143,16 @@ class ErrorHook:
         with suppress(RuntimeError):  # a rank waits in a collective, or has ended
             self.store.set(f"{SAID} {self._rank}", "")
             self.store.wait([f"{SAID} {rank}" for rank in others], PATIENCE)
+
+
+def watch() -> ErrorHook:
+    """The hook of this process. It is installed here if `codescent.init` was not called: a script may forget it."""
+    if not ErrorHook.active:
+        place = None
+        with suppress(UserError):  # the launcher's variables contradict each other: `init` says so
+            place = environment.read(os.environ)
+        ErrorHook(place)
+    return ErrorHook.active[-1]
 
 
 def _words(failure: dict[str, Any]) -> str:

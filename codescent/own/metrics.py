@@ -1,18 +1,28 @@
-"""In: numbers of each step. Out: metrics.csv and metrics.jsonl, written by rank 0.
-Does not measure anything. It also works without `codescent.init`: the process then counts as rank 0."""
+"""In: numbers of each step. Out: metrics.csv and metrics.jsonl, written by rank 0; `load` deletes rows after a save.
+Does not measure anything. It also works in a single process without `codescent.init`."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 
 import torch
 
+from codescent.base import output
 from codescent.base.agreement import rank
 from codescent.base.errors import UserError
+from codescent.own.arguments import PATH, number, public, shown
+from codescent.own.session import joined_or_alone
 from codescent.record import Table
 
 Number = float | int | torch.Tensor | None
+
+_tables: dict[Path, Table] = {}
+"""The tables that this process has opened, by folder. Only rank 0 has any."""
+_kept: dict[Path, int] = {}
+"""Folders of a loaded save that this process has not opened yet: how many of their rows are older than the save."""
 
 
 class Metrics:
@@ -21,15 +31,24 @@ class Metrics:
         metrics = codescent.Metrics("run")
         metrics.log(step=step, loss=ranks.mean(loss))
 
-    The columns are the names of the first row. A written row survives a kill of the process.
+    The columns are the names of the first row. A written row survives a kill of the process. `codescent.save` notes how
+    many rows there are. When `codescent.load` continues from the save, later rows are deleted: their steps come again.
 
     Raises:
-        UserError: the folder cannot be created (on rank 0).
+        UserError: the folder cannot be created (on rank 0), or one of several ranks has not called `codescent.init`.
     """
 
+    @public("codescent.Metrics", folder=PATH)
     def __init__(self, folder: str | PathLike[str]) -> None:
-        self._table = Table(Path(folder)) if rank() == 0 else None
+        joined_or_alone("Metrics")
+        self._table = None
+        if rank() == 0:
+            path = Path(folder).resolve()
+            self._table = _tables[path] = Table(Path(folder))
+            if path in _kept:
+                _keep(path, _kept.pop(path))
 
+    @public("codescent.Metrics.log")
     def log(self, **row: Number) -> None:
         """Append a row on rank 0. On other ranks the call does nothing and is not needed.
 
@@ -40,10 +59,30 @@ class Metrics:
             self._table.append({name: _number(name, value) for name, value in row.items()})
 
 
+def rows_before(save: Path) -> dict[str, int]:
+    """The number of rows in each open table, by its folder relative to that of the saves: both may be moved."""
+    return {os.path.relpath(folder, save.resolve()): len(table) for folder, table in _tables.items()}
+
+
+def continue_from(save: Path, rows: Mapping[str, int]) -> None:
+    """Delete the rows after a save, given by `rows_before`: now in open tables, in others when they are opened."""
+    for relative, count in rows.items():
+        folder = (save.resolve() / relative).resolve()
+        if folder in _tables:
+            _keep(folder, count)
+        else:
+            _kept[folder] = count
+
+
+def _keep(folder: Path, rows: int) -> None:
+    if deleted := _tables[folder].keep(rows):
+        output.warn(f"codescent.Metrics: {folder}: deleted {deleted} row(s), written after the save that was loaded")
+
+
 def _number(name: str, value: Number) -> float | int | None:
     if value is None or isinstance(value, bool | int):
         return value if value is None else int(value)
-    try:
-        return float(value.detach() if isinstance(value, torch.Tensor) else value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"codescent.Metrics: {name}: {value!r} is not one number") from error
+    found = number(value)
+    if found is None:
+        raise UserError(f"codescent.Metrics: {name}: must be one number, not {shown(value)}")
+    return found

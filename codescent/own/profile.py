@@ -17,6 +17,8 @@ from torch.profiler import ProfilerActivity
 
 from codescent.base.agreement import rank, together
 from codescent.base.errors import UserError
+from codescent.own.arguments import PATH, public
+from codescent.own.session import joined_or_alone
 
 Interval = tuple[float, float]
 
@@ -40,6 +42,7 @@ class Profile:
     trace: str = ""
 
 
+@public("codescent.profile", collective=True, folder=PATH)
 @contextmanager
 def profile(folder: str | PathLike[str], **options: Any) -> Iterator[Profile]:
     """Record the operators and kernels of the `with` block on every rank. Collective.
@@ -57,11 +60,16 @@ def profile(folder: str | PathLike[str], **options: Any) -> Iterator[Profile]:
         options: for torch.profiler.profile, such as record_shapes=True, with_stack=True.
 
     Raises:
-        UserError: a trace cannot be written.
+        UserError: an option is unknown, or a trace cannot be written.
     """
+    joined_or_alone("profile")
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     result = Profile()
-    with torch.profiler.profile(**{"activities": activities, **options}) as recorded:
+    try:
+        recorder = torch.profiler.profile(**{"activities": activities, **options})
+    except TypeError as error:
+        raise UserError(f"codescent.profile: torch.profiler.profile refuses the options: {error}") from error
+    with recorder as recorded:
         yield result
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # so that the trace has all kernels of the block

@@ -11,6 +11,7 @@ import torch
 from codescent.base.errors import UserError
 from codescent.data.loader import MOST_STEPS_AT_ONCE
 from codescent.data.loader import Sampler as Order
+from codescent.own.arguments import DATASET, WHOLE, public
 from codescent.own.session import joined
 
 
@@ -29,6 +30,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         """The number of steps in an epoch."""
         return self.order.steps_per_epoch
 
+    @public("codescent.sampler.set_epoch", epoch=WHOLE, first_step=WHOLE)
     def set_epoch(self, epoch: int, first_step: int = 0) -> None:
         """Set the next epoch and its first step, to continue from a checkpoint."""
         if epoch < 0 or not 0 <= first_step <= len(self):
@@ -53,6 +55,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
             step += count
 
 
+@public("codescent.sampler", dataset=DATASET, batch_size=WHOLE, seed=WHOLE)
 def sampler(dataset: Sized, batch_size: int, seed: int = 0) -> BatchSampler:
     """Create a batch sampler of this rank's part of every batch, for `torch.utils.data.DataLoader`.
 
@@ -72,14 +75,14 @@ def sampler(dataset: Sized, batch_size: int, seed: int = 0) -> BatchSampler:
         UserError: the batch size is not a multiple of the number of ranks, or the dataset is smaller than a batch.
     """
     ranks = joined("sampler")
-    count, world_size = len(dataset), ranks.world_size
+    count, world_size, batch_size = len(dataset), ranks.world_size, int(batch_size)
     problems = list(_undivided(batch_size, world_size))
     if count < max(1, batch_size):
         problems.append(f"the dataset has {count} sample(s), fewer than one step of batch_size = {batch_size}")
     if problems:
         raise UserError(*(f"codescent.sampler: {problem}" for problem in problems))
     share = batch_size // world_size
-    return BatchSampler(Order(seed, count, batch_size), ranks.rank * share, (ranks.rank + 1) * share)
+    return BatchSampler(Order(int(seed), count, batch_size), ranks.rank * share, (ranks.rank + 1) * share)
 
 
 class OrderedBatchSampler(torch.utils.data.Sampler[list[int]]):
@@ -102,6 +105,7 @@ class OrderedBatchSampler(torch.utils.data.Sampler[list[int]]):
             yield list(_part(self.samples, step, self._steps))
 
 
+@public("codescent.validation_sampler", dataset=DATASET, batch_size=WHOLE)
 def validation_sampler(dataset: Sized, batch_size: int) -> OrderedBatchSampler:
     """Create a batch sampler that gives every sample once, in order: for validation and prediction.
 
@@ -122,7 +126,7 @@ def validation_sampler(dataset: Sized, batch_size: int) -> OrderedBatchSampler:
         UserError: the batch size is not a multiple of the number of ranks, or a rank would have an empty batch.
     """
     ranks = joined("validation_sampler")
-    count, world_size = len(dataset), ranks.world_size
+    count, world_size, batch_size = len(dataset), ranks.world_size, int(batch_size)
     problems = list(_undivided(batch_size, world_size))
     if count < world_size:
         problems.append(f"the dataset has {count} sample(s), fewer than the {world_size} rank(s)")

@@ -21,8 +21,11 @@ from codescent.base.agreement import from_first, rank, together
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import CODE_DTYPES, DTYPE_CODES
 from codescent.checkpoint.checkpoints import Checkpoints, Saved, read_tensors
-from codescent.checkpoint.manifest import DEEPEST, StoredTensor, is_too_deep, read_manifest
+from codescent.checkpoint.manifest import DEEPEST, MANIFEST, StoredTensor, is_too_deep, read_manifest
+from codescent.own import metrics, registry
+from codescent.own.arguments import MODULE, OPTIMIZER, PATH, public
 from codescent.own.divide import state_like
+from codescent.own.session import joined, joined_or_alone
 from codescent.own.steps import set_steps, steps_of
 from codescent.strategies.fully_shard import free_gathered
 from codescent.train.alike import Copies, compare
@@ -31,6 +34,7 @@ Names = Mapping[torch.Tensor, str]
 States = dict[torch.Tensor, dict[str, torch.Tensor]]
 
 
+@public("codescent.save", collective=True, path=PATH, module=MODULE, optimizer=OPTIMIZER)
 def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Optimizer, **extra: Any) -> Path:
     """Save a checkpoint, from which training can continue on any number of ranks with any strategy. Collective.
 
@@ -51,15 +55,18 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
         The folder of this save.
 
     Raises:
-        UserError: on every rank: the path is a file, the disk is full, JSON cannot represent a value, or copies of
-            parameters or optimizer state differ between ranks (ranks and tensors are named).
+        UserError: on every rank: the module is not distributed, the path is a file, the disk is full, JSON cannot
+            represent a value, or copies of parameters or optimizer state differ between ranks (ranks and tensors are
+            named).
     """
+    joined("save")
     checkpoints = Checkpoints(Path(path), keep_last=1, keep_best=False)
     free_gathered(module)
     values: dict[str, Any] = {}
     tensors: dict[str, torch.Tensor] = {}
 
     def look() -> tuple[int, bool]:
+        registry.refuse_other(module, "save")
         _refuse_file(Path(path))
         _refuse([f"the values are nested deeper than {DEEPEST} levels"] if is_too_deep([extra]) else [])
         _refuse(problem for name, value in extra.items() for problem in _json_problems(name, value))
@@ -80,6 +87,7 @@ def save(path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Op
         checkpoints.clean()
     # JSON converts tuples and subclasses of dict and list: store the values that `load` will return.
     state = {"extra": json.loads(json.dumps(extra)), "optimizer": {"kind": type(optimizer).__name__, **values}}
+    state["metrics"] = metrics.rows_before(Path(path))
     folder = checkpoints.save(number, tensors, state, rotates=not is_behind)
     if is_behind:
         from_first(UserError, lambda: _replace_later(checkpoints, number))
@@ -93,6 +101,7 @@ def _replace_later(checkpoints: Checkpoints, number: int) -> None:
     output.warn(f"codescent.save: {checkpoints.folder}: replaced {names}, the save of a run that was not loaded")
 
 
+@public("codescent.load", collective=True, path=PATH, module=MODULE, optimizer=OPTIMIZER.or_none())
 def load(
     path: str | PathLike[str], module: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> dict[str, Any]:
@@ -101,10 +110,12 @@ def load(
         extra = codescent.load("run/last", model, optimizer)
 
     Strategy and number of ranks may differ from those of the save. No tensor changes before all files are verified.
-    Without an optimizer only the module is loaded; then a single process need not call `codescent.init`.
+    Rows of `codescent.Metrics` that were written after the save are deleted: their steps come again. Without an
+    optimizer only the module is loaded. Then it need not be distributed, a single process need not call
+    `codescent.init`, and no rows are deleted.
 
     Args:
-        path: the path given to `save`.
+        path: the path given to `save`, or the folder that `save` returned.
         module: must have the same parameters and buffers, by name, shape and dtype.
         optimizer: must have the same class, and groups with the same parameters. It takes the saved learning rate.
 
@@ -112,9 +123,14 @@ def load(
         The values `extra` of the save.
 
     Raises:
-        UserError: on every rank: there is no checkpoint, it is damaged (each bad file is named), or it belongs to
-            another module or optimizer.
+        UserError: on every rank: there is no checkpoint, it is damaged (each bad file is named), it belongs to
+            another module or optimizer, or the module is not distributed.
     """
+    if optimizer is None:
+        joined_or_alone("load")
+    else:
+        joined("load")
+        together(UserError, lambda: registry.refuse_other(module, "load"))
     free_gathered(module)
     saved = _latest(Path(path))
     model = _model_tensors(module)
@@ -128,7 +144,7 @@ def load(
     together(UserError, lambda: _refuse_optimizer(saved.path, stored, optimizer, names))
     states = _states(saved, optimizer, names)
     tensors = {f"optimizer.{key}.{names[p]}": value for p, state in states.items() for key, value in state.items()}
-    Checkpoints(Path(path), keep_last=1, keep_best=False).load(saved, {**model, **tensors})
+    Checkpoints(saved.path.parent, keep_last=1, keep_best=False).load(saved, {**model, **tensors})
     optimizer.state.clear()
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         state = {**states.get(parameter, {}), **stored["values"].get(names[parameter], {})}
@@ -137,6 +153,7 @@ def load(
     for group, settings in zip(optimizer.param_groups, stored["groups"], strict=True):
         _set(group, {key: value for key, value in settings.items() if key != "params"})
     set_steps(optimizer, saved.step)
+    from_first(UserError, lambda: metrics.continue_from(saved.path.resolve().parent, saved.state.get("metrics", {})))
     return dict(saved.state["extra"])
 
 
@@ -237,15 +254,20 @@ def _refuse_foreign_parameters(optimizer: torch.optim.Optimizer, names: Names) -
 
 
 def _latest(path: Path) -> Saved:
-    """The newest checkpoint. Raises UserError on every rank if ranks find different ones, or none."""
+    """The newest checkpoint in a folder, or the one that the folder itself is.
 
+    Raises UserError on every rank if ranks find different ones, or none.
+    """
     seen: list[Saved] = []
 
     def look() -> int:
         found = Checkpoints(path, keep_last=1, keep_best=False).latest()
+        if found is None and (path / MANIFEST).is_file():
+            manifest = read_manifest(path)
+            found = Saved(manifest.step, path, manifest.validation_loss, manifest.state)
         if found is None:
             raise UserError(f"codescent.load: {path}: has no checkpoint of codescent.save")
-        if set(found.state) != {"extra", "optimizer"}:
+        if not {"extra", "optimizer"} <= set(found.state):
             raise UserError(f"codescent.load: {found.path}: a checkpoint of `codescent train`, not of codescent.save")
         seen.append(found)
         return found.step

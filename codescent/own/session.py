@@ -7,7 +7,6 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import sys
 from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
@@ -15,11 +14,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from codescent.base.agreement import alone, together
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.launch import environment
+from codescent.own import registry as _registry  # noqa: F401 - from now on wrappers of torch are noticed
 from codescent.own import steps as _steps  # noqa: F401 - from now on the steps of optimizers are counted
-from codescent.own.failure import ErrorHook
+from codescent.own.arguments import COUNT, SECONDS, TEXT, number, public, shown
+from codescent.own.failure import ErrorHook, watch
 from codescent.own.gather import gathered
 from codescent.train.world import World
 
@@ -54,6 +56,7 @@ class Ranks:
         self._hook = ErrorHook(place, self.world.store)
         atexit.register(self.close)
 
+    @public("codescent: ranks.mean")
     def mean(self, value: float | torch.Tensor, count: float | torch.Tensor = 1) -> float:
         """The mean of one number over all ranks. Collective.
 
@@ -65,16 +68,22 @@ class Ranks:
                 whatever its value. With unequal counts the result is the mean over all samples.
 
         Raises:
-            UserError: on every rank: a count is negative or not finite, or all counts are 0.
+            UserError: on every rank: on one of them `value` or `count` is not one number, or `count` is negative or not
+                finite; or all counts are 0.
         """
-        weight = float(count) if 0 <= float(count) < math.inf else math.nan
-        number = float(value.detach() if isinstance(value, torch.Tensor) else value)
-        sums = torch.tensor([number * weight if weight else 0.0, weight], dtype=torch.float64)
+        mine, weight = number(value), number(count)
+        wrong = mine is None or weight is None
+        mine, weight = mine or 0.0, weight or 0.0
+        weight = weight if 0 <= weight < math.inf else math.nan
+        sums = torch.tensor([mine * weight if weight else 0.0, weight, wrong], dtype=torch.float64)
         dist.all_reduce(sums)
+        if sums[2]:
+            together(UserError, lambda: _refuse_no_number(value=value, count=count))
         if not sums[1] > 0:
             raise UserError("codescent: ranks.mean: count must be at least 0 on every rank, and above 0 on one")
         return float(sums[0] / sums[1])
 
+    @public("codescent: ranks.gather")
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Concatenate the tensors of all ranks along their first dim, in rank order, on every rank. Collective.
 
@@ -99,8 +108,11 @@ class Ranks:
         if self.is_first:
             print(*words, flush=True)
 
+    @public("codescent: ranks.mesh", replicas=COUNT)
     def mesh(self, replicas: int) -> DeviceMesh:
         """A device mesh with `replicas` rows. The model is sharded over each row. One row gives a mesh of one dim."""
+        if self.world_size % replicas:
+            raise UserError(f"codescent: ranks.mesh: replicas = {replicas}: must divide the {self.world_size} rank(s)")
         if replicas not in self._meshes:
             sizes = {"dp_replicate": replicas, "dp_shard": self.world_size // replicas}
             if replicas == 1:
@@ -135,6 +147,7 @@ class Ranks:
 _ranks: Ranks | None = None
 
 
+@public("codescent.init", device=TEXT, timeout_s=SECONDS)
 def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
     """Connect to the other ranks. Call it first. Without a launcher this process is the only rank.
 
@@ -160,12 +173,10 @@ def init(device: str = "auto", timeout_s: float = 600.0) -> Ranks:
             "codescent.init: there is a process group already: call it instead of "
             "torch.distributed.init_process_group, not after it"
         )
-    hook = sys.excepthook if isinstance(sys.excepthook, ErrorHook) else ErrorHook()
+    hook = watch()
     place = hook.place = environment.read(os.environ) or Rank()
     if device not in DEVICES:
         raise UserError(f'codescent.init: device "{device}"; must be one of {", ".join(DEVICES)}')
-    if not (math.isfinite(timeout_s) and timeout_s > 0):
-        raise UserError(f"codescent.init: timeout_s = {timeout_s}; must be a number of seconds above 0")
     try:
         _ranks = Ranks(place, device, timeout_s)
     except UserError as error:  # a user of `init` has no config: name its argument, not the config's key
@@ -181,6 +192,18 @@ def joined(caller: str) -> Ranks:
     if _ranks is None:
         raise UserError(f"codescent.{caller}: the ranks are not connected: call codescent.init() first")
     return _ranks
+
+
+def joined_or_alone(caller: str) -> None:
+    """Raise UserError if a launcher has started several ranks and `init` was not called: each would count as rank 0."""
+    if _ranks is None and alone() and (place := environment.read(os.environ)) and place.world_size > 1:
+        joined(caller)
+
+
+def _refuse_no_number(**given: object) -> None:
+    wrong = {name: value for name, value in given.items() if number(value) is None}
+    if wrong:
+        raise UserError(*(f"codescent: ranks.mean: {n}: must be one number, not {shown(v)}" for n, v in wrong.items()))
 
 
 def everywhere(*tensors: torch.Tensor) -> None:

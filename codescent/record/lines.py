@@ -1,4 +1,4 @@
-"""In: a path of a text file, and lines. Out: lines appended atomically; lines read forwards or backwards.
+"""In: a path of a text file, and lines. Out: lines appended atomically, read forwards or backwards, cut off.
 Does not parse lines, does not load a whole file, and skips an incomplete last line that a kill has left."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -75,6 +76,15 @@ def count(path: Path) -> int:
     """Number of complete lines."""
     with _reading(path) as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(4 * BLOCK_BYTES), b""))
+
+
+def cut(path: Path, lines: int) -> int:
+    """Delete the complete lines after the first `lines` ones. Returns their number."""
+    more = max(0, count(path) - lines)
+    if more:
+        with user_errors(path):
+            os.truncate(path, sum(len(line) + 1 for line in islice(forward(path), lines)))
+    return more
 
 
 @contextmanager

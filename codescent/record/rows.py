@@ -14,7 +14,7 @@ from typing import Any
 
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
-from codescent.record.lines import append, backward, count, forward, user_errors
+from codescent.record.lines import append, backward, count, cut, forward, user_errors
 
 METRICS_CSV = "metrics.csv"
 METRICS_JSONL = "metrics.jsonl"
@@ -189,6 +189,17 @@ class Table:
         if not self._rows.columns:
             self._rows = Rows(self._rows.folder, columns)
         self._rows.append(row)
+
+    def __len__(self) -> int:
+        """The number of rows in the files."""
+        return max(count(self._rows.csv) - 1, count(self._rows.jsonl))
+
+    def keep(self, rows: int) -> int:
+        """Delete all rows after the first `rows` ones. Returns their number. Raises UserError: a file is not writable.
+
+        The columns stay.
+        """
+        return max(cut(self._rows.csv, rows + 1), cut(self._rows.jsonl, rows))
 
 
 def header_of(path: Path) -> list[str]:
