@@ -640,14 +640,21 @@ def failed(folder: str, again: bool) -> list[Any]:
 
 
 def compiled(folder: str) -> bool:
-    """Whether a module is compiled in one piece."""
+    """Whether a module is compiled in one piece, before and after it is distributed, and is known as distributed."""
     codescent.init(device="cpu")
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    codescent.distribute(module, torch.optim.SGD(module.parameters()))
+    rule = torch.optim.SGD(module.parameters())
+    codescent.distribute(module, rule)
     whole = torch.compile(module, backend="eager", fullgraph=True)
-    for _ in range(2):
+    with codescent.accumulate(whole):
         whole(torch.ones(1, 2)).sum().backward()
-    return module[0].weight.grad is not None
+    whole(torch.ones(1, 2)).sum().backward()
+    codescent.clip_(whole, 1.0)
+    codescent.save(Path(folder) / "whole", whole, rule)
+    before: Any = torch.compile(nn.Linear(2, 2), backend="eager", fullgraph=True)
+    codescent.distribute(before, torch.optim.SGD(before.parameters()))
+    before(torch.ones(1, 2)).sum().backward()
+    return module[0].weight.grad is not None and before.weight.grad is not None
 
 
 def dtypes(folder: str) -> dict[str, Any]:

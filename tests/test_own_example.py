@@ -91,6 +91,17 @@ def test_our_own_launcher(tmp_path: Path) -> None:
     assert len(said.read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
+def test_a_script_that_forgets_init_ends_with_one_line_under_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "forgets.py").write_text("import codescent\n\ncodescent.Metrics('run')\n")
+    done = start(tmp_path, "forgets.py", ranks=2)
+    assert done.returncode == 1  # torchrun's, whatever that of the ranks is
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert re.match(r"error: \S*forgets\.py:3: codescent\.Metrics: .*: call codescent\.init\(\) first$", line)
+    assert "exitcode  : 2" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 FAILS = """
 import os, sys, time
 import codescent, torch

@@ -27,7 +27,9 @@ class AveragedBuffers:
 
     def _parts(self) -> list[nn.Module]:
         module = self.module()
-        return [part for part in module.modules() if any(True for _ in part.buffers(False))] if module else []
+        if module is None:  # not `not module`: a compiled module has a length only if the module inside has one
+            return []
+        return [part for part in module.modules() if any(True for _ in part.buffers(False))]
 
     def _changed(self) -> list[nn.Module]:
         """The submodules whose buffers have changed since the last call, in the module's order."""

@@ -78,9 +78,10 @@ class ErrorHook:
         try:
             self._name_first(mine, self._claim(mine))
         except RuntimeError:  # the store has ended, and so has rank 0, which serves it
+            output.warn(f"codescent: {_words(mine)}")
             output.warn(
-                f"codescent: {_words(mine)}; rank 0 had ended before: with an error (see its message), or without one, "
-                "because its script has fewer steps than this rank's"
+                "codescent: rank 0 had ended before: with an error (see its message), or without one, because its "
+                "script makes fewer calls than this rank's"
             )
 
     @property
@@ -99,16 +100,15 @@ class ErrorHook:
 
     def _name_first(self, mine: dict[str, Any], first: dict[str, Any]) -> None:
         ends = "" if first == mine else f"rank {self._rank} ends because "
-        output.warn(f"codescent: {ends}{_words(first)}{self._left() if first == mine else ''}")
+        output.warn(f"codescent: {ends}{_words(first)}")
+        if first == mine and (left := self._left()):
+            output.warn(f"codescent: rank {', '.join(left)} had ended before: every rank must make the same calls")
 
-    def _left(self) -> str:
-        """Names the ranks that had left before this one failed: it may have waited for them."""
+    def _left(self) -> list[str]:
+        """The ranks that have left: this one may have waited for them."""
         assert self.store is not None
         assert self.place is not None
-        left = [str(rank) for rank in range(self.place.world_size) if self.store.check([f"{ENDED} {rank}"])]
-        if not left:
-            return ""
-        return f"; rank {', '.join(left)} had ended before: every rank must make the same calls"
+        return [str(rank) for rank in range(self.place.world_size) if self.store.check([f"{ENDED} {rank}"])]
 
     def _refuse(self, error: UserError, trace: TracebackType | None) -> None:
         """Print the problems, unless another rank has printed the same."""

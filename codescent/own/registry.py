@@ -109,7 +109,7 @@ def _refuse_changes(optimizer: torch.optim.Optimizer, _args: object, _kwargs: ob
     updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for module, known in list(_modules.items()):
         is_its = any(parameter in known.parameters for parameter in updated)
-        if is_its:
+        if is_its and known.replaced:
             free_gathered(module)  # else the module holds the gathered weights in the place of its parameters
         if any(known.has_replaced(parameter) for parameter in updated):
             raise UserError(
