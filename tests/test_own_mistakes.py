@@ -96,11 +96,11 @@ def test_a_rank_that_leaves_the_others_waiting_is_named(run: Run, tmp_path: Path
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_metrics_after_a_resume_have_each_step_once(run: Run, tmp_path: Path, before: bool) -> None:
-    run(2, "logs", resumes=False)
+def test_metrics_after_a_kill_and_a_resume_have_each_step_once(run: Run, tmp_path: Path, before: bool) -> None:
+    assert run(2, "killed", resumes=False) == [-9, -9]
     (tmp_path / "run").rename(tmp_path / "moved")
     for _ in range(2):
-        run(2, "logs", resumes=True, before=before, name="moved")
+        assert run(2, "killed", resumes=True, before=before, name="moved") == [-9, -9]
         lines = (tmp_path / "moved" / "metrics.csv").read_text().splitlines()
         assert [line.split(",") for line in lines[1:]] == [[str(n), "0.5", str(int(n > 2))] for n in range(5)]
         rows = [json.loads(line) for line in (tmp_path / "moved" / "metrics.jsonl").read_text().splitlines()]

@@ -119,7 +119,7 @@ def _refuse(
     except TypeError as error:
         bare = [one.replace(annotation=one.empty) for one in signature.parameters.values() if one.name != "self"]
         form = signature.replace(parameters=bare, return_annotation=signature.empty)
-        raise UserError(f"{name}: {error}: the form is {name}{form}") from None
+        raise UserError(f"{name}: {error}: the form is {name.removeprefix('codescent: ')}{form}") from None
     wrong = [argument for argument, kind in kinds.items() if argument in given and not kind.fits(given[argument])]
     if wrong:
         raise UserError(*(f"{name}: {one}: must be {kinds[one].words}, not {shown(given[one])}" for one in wrong))
