@@ -171,16 +171,20 @@ WRONG: list[tuple[Callable[..., Any], list[Any], dict[str, Any], list[str]]] = [
 ]
 
 
+@pytest.fixture
+def _hooks() -> Iterator[None]:
+    """Retire the hooks of this process."""
+    yield
+    while ErrorHook.active:
+        ErrorHook.active[-1].retire()
+
+
+@pytest.mark.usefixtures("_hooks")
 @pytest.mark.parametrize(("function", "words", "named", "problems"), WRONG)
 def test_an_argument_of_a_wrong_type_is_told_in_one_sentence(
     function: Callable[..., Any], words: list[Any], named: dict[str, Any], problems: list[str]
 ) -> None:
-    hook = sys.excepthook
-    try:
-        with pytest.raises(UserError) as error:
-            function(*words, **named)
-    finally:
-        for one in list(ErrorHook.active):
-            one.retire()
+    with pytest.raises(UserError) as error:
+        function(*words, **named)
     assert list(error.value.problems) == [f"codescent.{problem}" for problem in problems]
-    assert sys.excepthook is hook
+    assert isinstance(sys.excepthook, ErrorHook)  # prints it, if nobody catches it
