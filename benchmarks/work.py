@@ -97,7 +97,7 @@ def environment() -> dict[str, str]:
     return env
 
 
-CONFIG = """# Written by a benchmark: no evaluation, no checkpoint, no end; a row of metrics for every step. The rest is default.
+CONFIG = """# Written by a benchmark: no evaluation, no checkpoint, no end, metrics at every step. The rest is default.
 [run]
 folder = "{run}"
 
