@@ -158,6 +158,7 @@ def test_pipelines_that_wait_are_walked_as_the_schedules_say(tmp_path: Path) -> 
     assert set(cases["zero-bubble"]["stages"][1]["mean_s"]) >= {"backward_input", "backward_weight", "load"}
 
 
+@pytest.mark.slow
 def test_pipelines_that_compute_are_measured_too(tmp_path: Path) -> None:
     (case,) = pipelines(tmp_path / "computed.json", "1f1b", "--real")["cases"]
     assert case["held"] == [2, 1]

@@ -300,8 +300,14 @@ def test_ctrl_c_leaves_no_worker_and_what_was_done(tmp_path: Path, text: Path) -
     assert files_of(prepare(str(text), "bpe:300", root)) == files_of(prepare(str(text), "bpe:300", tmp_path / "whole"))
 
 
-@pytest.mark.parametrize("tokenizer", ["byte", "char"])
-@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+@pytest.mark.parametrize(
+    ("tokenizer", "kind"),
+    [
+        ("byte", "txt"),
+        ("char", "jsonl"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("byte", "jsonl"), ("char", "txt"))),
+    ],
+)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, tokenizer: str, kind: str) -> None:
     line = "All work and no play makes Jack a dull boy — café, кафе, 漢字, 🎭.\n" * 20

@@ -105,7 +105,7 @@ def test_a_full_disk_leaves_nothing_and_a_kill_no_half(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("free_bytes", [0, 100_000, 620_000])
+@pytest.mark.parametrize("free_bytes", [0, pytest.param(100_000, marks=pytest.mark.slow), 620_000])
 @pytest.mark.parametrize("storage", FORMATS)
 def test_a_disk_that_is_full_is_told_in_words(storage: str, free_bytes: int, tmp_path: Path) -> None:
     """The whole verb, in a process of its own: a full disk could end it in a segmentation fault."""

@@ -46,8 +46,11 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert len([name for name in names(checkpoints) if name.startswith("step_")]) <= 2, out
 
 
+READERS = [("sample", "runs/live", "--tokens", "1"), ("evaluate", "runs/live")]
+
+
 @pytest.mark.parametrize(
-    "words", [("sample", "runs/live", "--tokens", "1"), ("evaluate", "runs/live"), ("export", "runs/live", "out")]
+    "words", [("export", "runs/live", "out"), *(pytest.param(words, marks=pytest.mark.slow) for words in READERS)]
 )
 def test_beside_a_training_that_deletes_what_is_read(training: Path, words: tuple[str, ...]) -> None:
     done = called(training, *words)

@@ -163,6 +163,7 @@ def test_ranks_of_one_machine_listen_on_loopback_alone(project: Path, runs: list
     assert {one.laddr.ip for one in listening} == {"127.0.0.1"}
 
 
+@pytest.mark.slow
 def test_a_rank_that_nobody_can_wake_does_not_keep_the_others_from_ending(project: Path, runs: list[Run]) -> None:
     freezer = Path("/sys/fs/cgroup/freezer") / f"codescent-{os.getpid()}"
     try:
