@@ -20,7 +20,7 @@ from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
 from codescent.config.words import KEYS, toml_value
 from codescent.data.samples import AnyDataset
-from codescent.huggingface.folder import fitting
+from codescent.huggingface.folder import fitting, open_folder
 from codescent.plan import DECAY_STEPS, Mesh, OlderPlan, Plan, Scalar
 from codescent.record import RunFolder
 
@@ -181,13 +181,42 @@ def check(config: Config, world_size: int, *, resume: bool, creates_folder: bool
     config, plan = plan_with(config, dataset, world_size)
     check_weights(plan, dataset, resume=resume)
     if folder is not None:
-        check_same_trajectory(folder, plan, config.train.num_steps)
+        check_same_trajectory(folder, plan, dataset, config.train.num_steps)
         check_same_files(request, folder, dataset)
 
 
 def request_with_kept(request: tasks.TaskRequest, folder: RunFolder) -> tasks.TaskRequest:
     """The request with the task's files in the run folder."""
     return dataclasses.replace(request, run=folder.path, kept=folder.read_task_files(tasks.task_of(request).files))
+
+
+def refuse_moved(config: Config) -> None:
+    """Raise UserError if files that a resumed run needs, beside the corpus, are not there any more.
+
+    The message has overrides with their new places. `check_same_trajectory` compares the contents there.
+    """
+    request, weights = task_request(config), config.model.weights
+    missing = {key: Path(file) for key, file in tasks.absent(request).items() if key != "data.corpus"}
+    if weights is not None and config.lora.rank is not None and not weights.is_dir():
+        missing["model.weights"] = weights
+    useless = dict(tasks.without_effect(request)) if missing else {}
+    before = {key: str(effects.value_of(config, key)) for key in missing if key not in useless}
+    if before:
+        listed = ", ".join(f"{key} = {value}" for key, value in before.items())
+        now = (
+            f"{key}={value.replace(str(missing[key]), _in_new(missing[key], weights))}" for key, value in before.items()
+        )
+        raise UserError(
+            f"{run_folder(config)}: no such folder or file: {listed}; if it was moved to a folder NEW, add to the "
+            f"command: {' '.join(now)}"
+        )
+
+
+def _in_new(file: Path, weights: Path | None) -> str:
+    """A path with NEW in place of the folder model.weights. Elsewhere a folder is NEW itself, and a file is in NEW."""
+    if weights is not None and file.absolute().is_relative_to(weights):
+        return str("NEW" / file.absolute().relative_to(weights))
+    return f"NEW/{file.name}" if file.suffix else "NEW"
 
 
 def pin(request: tasks.TaskRequest, folder: RunFolder | None) -> Mapping[str, Any]:
@@ -244,16 +273,19 @@ def check_weights(plan: Plan, dataset: AnyDataset, *, resume: bool) -> None:
         )
 
 
-def check_same_trajectory(folder: RunFolder, plan: Plan, num_steps: int) -> dict[str, tuple[Scalar, Scalar]]:
+def check_same_trajectory(
+    folder: RunFolder, plan: Plan, dataset: AnyDataset, num_steps: int
+) -> dict[str, tuple[Scalar, Scalar]]:
     """Check that a run can be resumed with a plan: with this plan, the steps so far would have had the same losses.
 
-    The layout, logging and the number of stored checkpoints may change. In two cases the keys of the optimizer may
-    change, too, but not its kind. One: the run has failed, because numbers were not finite (`ruined_step`). Two: its
-    schedule has ended, and the command gives it more steps.
+    The layout, logging and the number of stored checkpoints may change, and the place of files with the same content
+    (`_is_moved`). In two cases the keys of the optimizer may change, too, but not its kind. One: the run has failed,
+    because numbers were not finite (`ruined_step`). Two: its schedule has ended, and the command gives it more steps.
 
     Args:
         folder: the run.
         plan: of the command.
+        dataset: of the command.
         num_steps: of the command.
 
     Returns:
@@ -264,6 +296,7 @@ def check_same_trajectory(folder: RunFolder, plan: Plan, num_steps: int) -> dict
     """
     before, after = saved_plan(folder).trajectory(), plan.trajectory()
     differs = {key: (before[key], after[key]) for key in before if key in after and before[key] != after[key]}
+    differs = {key: values for key, values in differs.items() if not _is_moved(key, folder, plan, dataset)}
     free = [key for key in differs if "optimizer." in key and key != "optimizer.kind"]  # its state was saved
     changes = {}
     if free and ruined_step(folder) is not None:
@@ -280,14 +313,30 @@ def check_same_trajectory(folder: RunFolder, plan: Plan, num_steps: int) -> dict
     return changes
 
 
+def _is_moved(key: str, folder: RunFolder, plan: Plan, dataset: AnyDataset) -> bool:
+    """Whether the file or folder that a key names has the content with which the run began: only its place differs."""
+    task = tasks.task_named(plan.task.name)
+    if (name := task.kept.get(key)) is not None:
+        return task.carry(dataset).get(name, "") == folder.read_task_files([name]).get(name)
+    if key != "model.weights" or plan.model.weights is None:
+        return False
+    began = next((event for event in folder.read_events() if event.get("kind") == "start"), {})
+    weights, now = began.get("weights"), open_folder(Path(plan.model.weights))
+    return isinstance(weights, dict) and now.fingerprint() == weights.get("fingerprint")
+
+
 def _schedule_is_over(folder: RunFolder, decay_steps: Scalar, num_steps: int) -> bool:
     """Whether a run has ended at or after the end of its decay, before step `num_steps`."""
+    step = ended_at(folder)
+    return step is not None and isinstance(decay_steps, int) and decay_steps <= step < num_steps
+
+
+def ended_at(folder: RunFolder) -> int | None:
+    """The last step of a run that has taken all its steps, or has ended early; None: it was interrupted, or goes on."""
     kinds = ("start", "resume", "end")
-    last = next((event for event in reversed(folder.read_events()) if event.get("kind") in kinds), {"kind": "start"})
+    last: dict[str, Any] = next((one for one in reversed(folder.read_events()) if one.get("kind") in kinds), {})
     step = last.get("step")
-    if last["kind"] != "end" or not isinstance(step, int) or not isinstance(decay_steps, int):
-        return False
-    return decay_steps <= step < num_steps
+    return step if last.get("kind") == "end" and isinstance(step, int) else None
 
 
 def _keep_schedule(key: str, old: Scalar, new: Scalar, num_steps: int) -> str:

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from rank_server import Place
+from test_products import NoBf16Product
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from codescent.operators import products
 from codescent.operators.attention import attend, hidden_keys
 from codescent.operators.dropout import sample_keys
 from codescent.plan import Verb
@@ -168,6 +170,18 @@ def largest(group: Any) -> dict[str, int]:
             method(*local, group, BATCH_KEYS, 0.1).sum().backward()
         found[name] = watch.largest_numel
     return found
+
+
+def bf16_products(place: Place, method: str) -> list[str]:
+    """The products of bf16 matrices that reach torch where the processor has none, with and without dropout."""
+    group = place.join()
+    products.widen_bf16(True)
+    here = causal_tiles.balanced_positions(SEQ_LEN, group.size(), group.rank())
+    with NoBf16Product() as mode:
+        for dropout, keys in ((0.0, None), (0.3, BATCH_KEYS)):
+            q, k, v = (values(2, seed, torch.bfloat16)[:, :, here].requires_grad_() for seed in range(3))
+            METHODS[method](q, k, v, group, keys, dropout).sum().backward()
+    return mode.found
 
 
 def work(place: Place) -> dict[int, tuple[int, dict[str, Any]]]:

@@ -86,6 +86,21 @@ def test_auto_takes_back_what_a_base_set_in_files_and_overrides() -> None:
     assert resolved.config.train.matmul == "auto"
 
 
+def test_expected_minutes_are_for_the_steps_of_their_file() -> None:
+    write("mine.toml", 'base = "default"\n[train]\nnum_steps = 11_000\n')
+    write("both.toml", 'base = "default"\n[train]\nnum_epochs = 2\n[log]\nexpected_minutes = 30\n')
+    for words, minutes in (
+        (("default",), 3),
+        (("default", "train.num_steps=11_000"), None),
+        (("default", "train.num_epochs=2"), None),
+        (("default", "train.num_steps=11_000", "log.expected_minutes=30"), 30),
+        (("default", "train.num_epochs=auto", "log.every=1"), 3),
+        (("mine.toml",), None),
+        (("both.toml",), 30),
+    ):
+        assert load(words[0], words[1:]).config.log.expected_minutes == minutes, words
+
+
 @pytest.mark.parametrize(
     ("override", "value"),
     [

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 from chats import CHATML, LLAMA3, TALK, write_model_folder
-from runs import called, make_project
+from runs import called, losses, make_project
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from codescent.record import RunFolder
@@ -177,3 +178,92 @@ def test_sizes_of_a_folder_are_refused_by_name(project: Path) -> None:
     words = ("model.weights=chat", "model.num_layers=3", "data.tokenizer=chat/tokenizer.json", "data.seq_len=16")
     done = called(project, "train", "finetune", *words, "data.corpus=corpus.txt")
     assert "model.num_layers = 3: but model.weights = " in done.stderr  # a size that is given is not replaced
+
+
+TUNED = """
+[model]
+weights = "chat"
+
+[data]
+corpus = "talks.jsonl"
+task = "sft"
+tokenizer = "chat/tokenizer.json"
+chat_template = "chat"
+seq_len = 64
+
+[train]
+num_steps = 4
+global_batch_size = 2
+eval_every = 2
+eval_samples = 2
+num_threads = 1
+device = "cpu"
+matmul = "exact"
+allocator = "system"
+
+[optimizer]
+decay_steps = 4
+
+[log]
+tensorboard = false
+"""
+
+
+def overrides(text: str, folder: str) -> list[str]:
+    """The overrides that a refusal names, with the new place of the folder."""
+    (line,) = re.findall(r"NEW, add to the command: (.*)", text)
+    return [word.replace("NEW", folder) for word in shlex.split(line)]
+
+
+def places(run: RunFolder) -> list[str]:
+    """Where the run's files are, by its config."""
+    return re.findall(r'(?m)^(?:weights|tokenizer|chat_template) = "(.*)"$', (run.path / "config.toml").read_text())
+
+
+def test_a_tuned_run_goes_on_when_the_folder_of_its_base_has_moved(project: Path, tmp_path: Path) -> None:
+    for name in ("chat", "talks.jsonl"):
+        (shutil.copytree if name == "chat" else shutil.copy)(project / name, tmp_path / name)
+    (tmp_path / "tuned.toml").write_text(TUNED)
+    adapted = ("train", "tuned.toml", "lora.rank=2")
+    done_well(tmp_path, *adapted, "run.name=whole")
+    done_well(tmp_path, *adapted, "run.name=begun", "train.num_steps=2")
+    done_well(tmp_path, "train", "tuned.toml", "run.name=plain", "train.num_steps=2")
+    (tmp_path / "chat").rename(tmp_path / "away")
+    refused = called(tmp_path, "train", "--resume", "runs/begun", "train.num_steps=4")
+    assert refused.returncode == 2
+    new = overrides(refused.stderr, "away")
+    assert sorted(new) == ["data.chat_template=away", "data.tokenizer=away/tokenizer.json", "model.weights=away"]
+    resume = ("train", "--resume", "runs/begun", "train.num_steps=4")
+    tokenizer = tmp_path / "away" / "tokenizer.json"
+    text = tokenizer.read_text()
+    tokenizer.write_text(text.replace('"<|eot_id|>"', '"<|eox_id|>"'))
+    refused = called(tmp_path, *resume, *new)
+    assert refused.returncode == 2
+    assert "data.tokenizer: the run in runs/begun has 'chat/tokenizer.json'" in refused.stderr
+    tokenizer.write_text(text)
+    done_well(tmp_path, *resume, *new)
+    begun = RunFolder.open(tmp_path / "runs" / "begun")
+    assert losses(begun) == losses(RunFolder.open(tmp_path / "runs" / "whole"))
+    assert places(begun) == [f"{tmp_path}/away", f"{tmp_path}/away", "away/tokenizer.json"]
+    done_well(tmp_path, "sample", "runs/begun", "--tokens", "1")
+    said = done_well(tmp_path, "evaluate", "runs/begun")
+    assert "(validation losses during the run were those of at most 2 samples: train.eval_samples)" in said
+    # A run that is done needs the files for other commands alone.
+    (tmp_path / "away").rename(tmp_path / "last")
+    said = done_well(tmp_path, "train", "--resume", "runs/begun", *(word.replace("away", "last") for word in new))
+    assert "runs/begun now has the new value of model.weights and data.tokenizer and data.chat_template" in said
+    assert places(begun) == [f"{tmp_path}/last", f"{tmp_path}/last", "last/tokenizer.json"]
+    done_well(tmp_path, "sample", "runs/begun", "--tokens", "1")
+    # Without adapters the checkpoint has all weights. Naming their new folder is no change either.
+    again = ("train", "--resume", "runs/plain", "train.num_steps=3")
+    refused = called(tmp_path, *again)
+    new = overrides(refused.stderr, "last")
+    assert sorted(new) == ["data.chat_template=last", "data.tokenizer=last/tokenizer.json"]
+    weights = tmp_path / "other"
+    shutil.copytree(tmp_path / "last", weights)
+    (file,) = weights.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors["model.norm.weight"][0] += 1
+    save_file(tensors, file, {"format": "pt"})
+    assert "model.weights: the run in" in called(tmp_path, *again, *new, "model.weights=other").stderr
+    done_well(tmp_path, *again, *new, "model.weights=last")

@@ -328,6 +328,7 @@ def test_weights_that_are_not_finite_are_refused_on_every_rank(project: Path, tm
     done = forker.run(project, 2, ["run.name=nan", f"model.weights={folder}", "parallel.tp=2"])
     assert done.codes == [2, 2]
     assert f"{folder}: holds numbers that are not finite (NaN or infinity), in blocks.1.mlp.up.weight" in done.said
+    assert not (project / "runs" / "nan").exists()
     (told,) = (
         line for line in interchange.import_folder(folder, tmp_path / "imported", load("default")) if "warning" in line
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from forker import Forker
 from runs import assert_same, called, codescent, environment, train
+from test_train_resume import wait_for_step
 
 from codescent.record import RunFolder
 
@@ -123,6 +125,26 @@ def test_torchrun_starts_the_ranks(project: Path, alone: RunFolder) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     check(project, "torchrun", alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_torchrun_saves_and_torchrun_ends_with_1(project: Path, number: signal.Signals) -> None:
+    name = f"torchrun-{number.name}"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["-m", "codescent", "train", "run.toml", f"run.name={name}", "train.num_steps=1000000"]
+    process = subprocess.Popen(
+        [*command, *words], cwd=project, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with process:
+        wait_for_step(process, project / "runs" / name, 5)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == 1
+    run = RunFolder.open(project / "runs" / name)
+    last = run.read_events()[-1]
+    assert (last["kind"], last["exit_code"]) == ("stop", 128 + number)
+    assert (run.checkpoints / f"step_{last['step']:08}").is_dir()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from forker import Forker
 from runs import called, environment, losses, make_project
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -185,12 +186,94 @@ def test_a_bert_computes_no_bf16_product(widening: None) -> None:
     assert mode.found == []
 
 
+@pytest.mark.parametrize("norm", ["last", "first"])
+@pytest.mark.parametrize("embedding", ["tied", "untied", "none"])
+def test_a_transformer_computes_no_bf16_product(widening: None, embedding: str, norm: str) -> None:
+    sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "num_heads": 2, "hidden_dim": 16, "ffn_dim": 24}
+    sizes |= {"vocab_size": 31, "source_len": 4, "target_len": 4}
+    shape = shape_of("transformer", {**sizes, "embedding": embedding, "norm": norm}, dropout=0.0)
+    module = construct(facts_of("transformer", shape), "cpu").to(torch.bfloat16)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    inputs = bf16(2, 8, 16, seed=0) if embedding == "none" else torch.arange(16).view(2, 8)
+    lengths = {"source_lengths_B": torch.tensor([3, 4]), "target_lengths_B": torch.tensor([4, 2])}
+    with NoBf16Product() as mode:
+        module(inputs, inputs.roll(1, 1), **lengths).backward()
+    assert mode.found == []
+    products.widen_bf16(False)
+    with NoBf16Product() as mode:
+        module(inputs, inputs.roll(1, 1), **lengths).backward()
+    assert mode.found  # it would have seen them
+
+
+@pytest.mark.parametrize("exchange", ["ring", "gather"])
+def test_attention_over_a_split_sequence_computes_no_bf16_product(
+    tmp_path: Path, forker: Forker, exchange: str
+) -> None:
+    assert forker.call("ring_ranks:bf16_products", tmp_path, 2, method=exchange) == [[], []]
+
+
 @pytest.mark.parametrize(
     ("native", "widened", "choice"),
     [(0.6, 1.6, "bf16"), (1.0, 0.9, "bf16"), (23.0, 4.7, "fp32"), (374.0, 5.0, "fp32"), (1334.0, 15.7, "fp32")],
 )
 def test_choice_of_products(native: float, widened: float, choice: str) -> None:
     assert machine.faster_products({"bf16": native, "fp32": widened}) == choice
+
+
+def test_a_processor_of_the_same_name_with_other_instructions_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual machine may hide instructions."""
+    make_project(tmp_path)
+    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine, "faster_products", lambda seconds: "bf16")
+    words = ("train.precision=bf16", "train.eval_every=0", "optimizer.decay_steps=4", "run.name=moved")
+
+    def environment_after(num_steps: int, flags: str) -> tuple[dict[str, Any], str]:
+        (tmp_path / "cpuinfo").write_text(f"model name\t: One 1\nflags\t\t: fpu {flags}\n\nmodel name\t: Two\n")
+        resume = ["--resume"] if num_steps > 1 else []
+        done = called(tmp_path, "train", "run.toml", *words, f"train.num_steps={num_steps}", *resume)
+        assert done.returncode == 0, done.stderr
+        return RunFolder.open(tmp_path / "runs" / "moved").read_environment(), " ".join(done.stdout.split())
+
+    try:
+        begun, _ = environment_after(1, "avx512f avx512_bf16")
+        assert begun["processor"] == "One 1"
+        assert begun["instructions"].endswith(" avx512f avx512_bf16")
+        kept, said = environment_after(2, "avx512f avx512_bf16 other")
+        assert kept["bf16_products"] == {"choice": "bf16", "trial": choices.KEPT}
+        assert "changed since" not in said
+        monkeypatch.setattr(machine, "faster_products", lambda seconds: "fp32")
+        again, said = environment_after(3, "avx512f")
+    finally:
+        products.widen_bf16(False)
+    assert again["bf16_products"]["choice"] == "fp32"
+    assert set(again["bf16_products"]["trial"]) == {"bf16", "fp32"}
+    assert "changed since the last command: instructions " in said
+    assert "so kernels, products and threads are chosen again" in said
+    assert "bf16 products are computed: fp32, before bf16; from here on the losses differ by rounding" in said
+
+
+def test_choices_are_kept_if_every_rank_is_on_a_known_kind_of_machine() -> None:
+    one, two, three = ({fact: f"{fact} {number}" for fact in choices.KIND} for number in (1, 2, 3))
+    before = {
+        "machines": [one, two],
+        "world_size": 4,
+        "matmul": {"choice": "fast"},
+        "bf16_products": None,
+        "threads": {"choice": 1, "by_most": {"2": 1}},
+    }
+    here: dict[str, Any] = {"machines": [two], "world_size": 4}
+    assert choices._kept(before, here) == {"matmul": "fast", "threads": {"2": 1}}
+    assert choices._moved(before, here) == []
+    assert choices._kept(before, {**here, "world_size": 2}) == {"matmul": "fast"}
+    assert choices._kept(before, {"machines": [one, three], "world_size": 4}) == {}
+    (line,) = choices._moved(before, {"machines": [one, three], "world_size": 4})
+    assert "cores cores 3, before cores 1" in line
+    old = {key: value for key, value in before.items() if key != "machines"}  # of an earlier version
+    assert choices._kept(old, here) == {}
+    assert choices._moved({}, here) == []
 
 
 def test_a_choice_that_changed_on_resume_is_said() -> None:

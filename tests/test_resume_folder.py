@@ -59,6 +59,13 @@ def test_the_words_may_stand_in_any_order(words: list[list[str]]) -> None:
     assert arguments.overrides == overrides
 
 
+def test_an_equals_sign_may_stand_before_the_run() -> None:
+    arguments = parse(["train", "train.num_steps=9", "--resume=runs/lr=1.5"])
+    assert (arguments.config, arguments.resume, arguments.overrides) == ("runs/lr=1.5", True, ["train.num_steps=9"])
+    with pytest.raises(SystemExit):
+        parse(["prove", "default", "--resume=runs/one"])
+
+
 @pytest.mark.parametrize("path", ["runs/one", "other place/the run", "default"])
 def test_the_config_of_a_folder_is_that_of_the_run_there(empty: Path, path: str) -> None:
     folder_of(Path(path)).event("start", step=0)
@@ -156,8 +163,48 @@ def test_a_finished_run_names_the_command_that_continues_it(
     assert f"{rows[20]['learning_rate']:.3g}" == first
     assert f"{rows[-1]['learning_rate']:.3g}" == last
     assert all(row["learning_rate"] > 0 for row in rows[20:])
-    (event,) = [event for event in run.read_events() if event["kind"] == "resume" and event["step"] == 20][1:]
+    (event,) = [event for event in run.read_events() if event["kind"] == "resume"]
     assert ("changes" in event) == (name in ("auto", "ended"))
+
+
+def content(run: RunFolder) -> dict[str, tuple[bytes, int]]:
+    """The bytes and the time of each file of a run folder, except the lock."""
+    files = [path for path in run.path.rglob("*") if path.is_file() and path.name != ".writer"]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def test_a_resume_with_nothing_to_do_changes_nothing(project: Path, forker: Forker) -> None:
+    run = forker.train(project, "done", 1, "optimizer.schedule=constant")
+    before = content(run)
+    for words, said in (
+        (("log.every=5",), "runs/done has all its 20 steps. For 20 more: "),
+        (("train.num_steps=15",), "train.num_steps = 15: runs/done has 20 steps already; nothing is changed"),
+    ):
+        done = called(project, "train", "--resume", "runs/done", *words)
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
+        assert content(run) == before
+    events = run.path / "events.jsonl"
+    events.write_text("".join(line for line in events.read_text().splitlines(keepends=True) if '"end"' not in line))
+    forker.train(project, "done", 1, "optimizer.schedule=constant", resume=True)  # killed before it wrote the event
+    assert [event["kind"] for event in run.read_events()][-2:] == ["resume", "end"]
+
+
+@pytest.mark.parametrize(("lowest", "effect"), [("0", "is 0, which changes no weight;"), ("1e-3", "is 0.001; once")])
+def test_more_steps_after_the_schedule_are_warned_of_once(
+    project: Path, forker: Forker, lowest: str, effect: str
+) -> None:
+    words = ("optimizer.decay_steps=6", f"optimizer.min_learning_rate={lowest}")
+    forker.train(project, f"over{lowest}", 1, *words, "train.num_steps=8")
+    done = called(project, "train", "--resume", f"runs/over{lowest}", "train.num_steps=10")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert said.count("warning: optimizer.decay_steps = 6: the schedule is over") == 1
+    assert f"the learning rate of all further steps {effect}" in said
+    more = ("train.num_steps=12", "optimizer.decay_steps=12")
+    done = called(project, "train", "--resume", f"runs/over{lowest}", *more)
+    assert done.returncode == 0, done.stderr
+    assert "the schedule is over" not in done.stdout
 
 
 def test_a_schedule_that_is_not_over_stays(project: Path, forker: Forker) -> None:

@@ -3,10 +3,13 @@ Does not compare times: benchmarks/threads.py does."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from forker import Forker
 from runs import called, make_project
 
 from codescent.base.cores import OUR_THREADS
@@ -14,7 +17,7 @@ from codescent.launch.local import rank_environment
 from codescent.launch.spin import with_short_spin
 from codescent.record import RunFolder
 from codescent.train import threads, world
-from codescent.train.threads import StepTimes, advice, candidates, fastest, of_slowest_rank, said
+from codescent.train.threads import StepTimes, advice, candidates, fastest, of_slowest_rank, said, used_by_others
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,63 @@ def test_what_is_said_at_the_start() -> None:
     assert said({"choice": 2, "most": 2, "trial": {"1": 0.01, "2": 0.005}}) == []
     assert said({"choice": 1, "most": 2, "trial": "as at the beginning"}) == []
     assert said({"choice": 2, "most": 2, "trial": {}}) == []
+
+
+def test_other_programs_are_said_if_all_threads_are_used() -> None:
+    trial: dict[str, Any] = {"choice": 2, "most": 2, "trial": {"1": 0.01, "2": 0.005}}
+    (line,) = said({**trial, "others": {"cores": 2, "used": 0.94, "wanted": 2}})
+    assert line.startswith("other programs use about 0.9 of 2 cores; 2 threads per rank were still the fastest")
+    assert said({**trial, "others": {"cores": 2, "used": 0.3, "wanted": 2}}) == []
+    assert said({**trial, "others": {"cores": 8, "used": 5.5, "wanted": 2}}) == []
+    (line,) = said({**trial, "choice": 1, "others": {"cores": 2, "used": 1.0, "wanted": 2}})
+    assert line.startswith("1 thread per rank: the same work takes")
+
+
+def test_what_others_use_is_without_the_ranks_on_the_same_cores() -> None:
+    shared, own = "one [0, 1, 2, 3]", "two [0, 1]"
+    ranks = [(2, (shared, 4, 3.5, 1.5)), (2, (own, 2, 2.0, 1.9)), (2, (shared, 4, 3.6, 1.3))]
+    assert used_by_others(ranks) == {"cores": 4, "used": 0.8, "wanted": 4}
+    assert used_by_others(ranks[1:2]) == {"cores": 2, "used": 0.1, "wanted": 2}
+
+
+def test_a_load_is_that_of_the_cores_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tick, clock, mine = os.sysconf("SC_CLK_TCK"), iter((10.0, 12.0)), iter((1.0, 2.5))
+    monkeypatch.setattr(threads, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 2})
+    monkeypatch.setattr(threads.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(threads.time, "process_time", lambda: next(mine))
+
+    def count(busy_s: int) -> None:
+        """Seconds of user, nice, system, idle, iowait, irq, softirq, steal; guest is a part of user."""
+        cores = {0: [7 * busy_s, 0, 0, 5], 1: [busy_s, busy_s, 0, 40, 9], 2: [0, 0, busy_s, 3, 0, 0, 0, 0, busy_s]}
+        rows = (f"cpu{core} {' '.join(str(int(s * tick)) for s in (*row, *[0] * 10))}" for core, row in cores.items())
+        (tmp_path / "stat").write_text("\n".join(["cpu  9 9 9 9", *rows, "intr 5 0", ""]))
+
+    count(0)
+    load = threads.Load()
+    count(1)
+    name, cores, used, own = load.end()
+    assert name.endswith(" [1, 2]")
+    assert (cores, used, own) == (2, 1.5, 0.75)
+
+
+def test_ranks_try_threads_together_and_keep_them_on_unequal_machines(tmp_path: Path, forker: Forker) -> None:
+    """Ranks 0 and 1 may use two threads, rank 2 three; on resume the ranks are on each other's machines."""
+    make_project(tmp_path)
+    first, second, third = forker.call("thread_ranks:chosen", tmp_path, 3, most=[2, 2, 3], kept={})
+    assert first == second
+    assert list(first["trial"]) == ["1", "2"]
+    assert list(third["trial"]) == ["1", "2", "3"]
+    for found in (first, third):
+        assert found["choice"] == fastest({int(number): seconds for number, seconds in found["trial"].items()})
+        assert found["by_most"] == {"2": first["choice"], "3": third["choice"]}
+        assert 1 <= found["others"]["wanted"] <= 7
+    kept = {"2": 1, "3": 2}
+    resumed = forker.call("thread_ranks:chosen", tmp_path, 3, most=[3, 2, 4], kept={"threads": kept})
+    assert [one["choice"] for one in resumed[:2]] == [2, 1]
+    assert [one["trial"] for one in resumed[:2]] == ["as at the beginning"] * 2
+    assert list(resumed[2]["trial"]) == ["1", "2", "3", "4"]
+    assert resumed[0]["by_most"] == {**kept, "4": resumed[2]["choice"]}
 
 
 def test_what_is_said_of_slow_steps() -> None:
@@ -136,11 +196,12 @@ def test_a_run_records_what_it_tried_says_what_is_slow_and_keeps_its_choice(
         resumed = called(tmp_path, "train", *words, "train.num_steps=14", "optimizer.decay_steps=14", "--resume")
         assert resumed.returncode == 0, resumed.stderr
         again = run.read_environment()["threads"]
-        assert again == {"choice": found["choice"], "most": 2, "trial": "as at the beginning"}
+        kept = {"choice": found["choice"], "most": 2, "trial": "as at the beginning", "by_most": {"2": found["choice"]}}
+        assert again == kept
         for word in ("train.deterministic=true", "train.num_threads=2"):
             given = called(tmp_path, "train", "run.toml", f"run.name={word}", word, "train.num_steps=1")
             assert given.returncode == 0, given.stderr
             kept = RunFolder.open(tmp_path / "runs" / word).read_environment()["threads"]
-            assert kept == {"choice": 2, "most": 2, "trial": {}}
+            assert kept == {"choice": 2, "most": 2, "trial": {}, "by_most": {}}
     finally:
         torch.set_num_threads(before)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from forker import Forker
-from runs import assert_same, losses, make_project
+from runs import assert_same, called, losses, make_project
 
 from codescent.checkpoint.checkpoints import Checkpoints
 from codescent.config.load import load, shipped
@@ -188,6 +188,32 @@ def test_after_a_skipped_step_the_next_good_one_is_the_last(project: Path, forke
     assert [event["step"] for event in events(run, "skipped_step")] == [3]
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 3, 4]
     assert kept(run) == [4]  # of equal losses the newest is the best
+
+
+def test_an_early_end_that_was_put_off_has_a_row(project: Path, forker: Forker) -> None:
+    """The validation of step 3 ends the run, but step 3 is skipped; step 4 has no validation of its own."""
+    words = (*FALLS_AND_RISES, *STILL, "train.stop_after=2")
+    forker.train(project, "row", 1, *words, "train.num_steps=2")
+    rare = ("train.eval_every=3", "log.metrics_every=100")
+    run = forker.train(project, "row", 1, *words, *rare, resume=True, fault="infinite_gradient")
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3, 4]
+    assert [event["step"] for event in events(run, "early_stop")] == [4]
+
+
+def test_an_early_end_suggests_the_best_checkpoint(project: Path, whole: RunFolder) -> None:
+    words = (*FALLS_AND_RISES, "train.stop_after=2", "log.sample_tokens=5", "run.name=best")
+    ended = called(project, "train", "run.toml", *words)
+    run = RunFolder.open(project / "runs" / "best")
+    before = {path: path.read_bytes() for path in run.path.glob("*.*")}
+    again = called(project, "train", "--resume", "runs/best")
+    assert {path: path.read_bytes() for path in run.path.glob("*.*")} == before
+    best = called(project, "sample", "runs/best", "--best", "--tokens", "5", "--seed", "1337").stdout
+    for done in (ended, again):
+        assert done.returncode == 0, done.stderr
+        assert "more text: codescent sample runs/best --best" in done.stdout
+        assert best.strip() in done.stdout
+    not_kept = called(project, "train", "run.toml", *words[:-1], "run.name=not", "checkpoint.keep_best=false")
+    assert "more text: codescent sample runs/not\n" in not_kept.stdout
 
 
 def test_a_run_that_would_end_early_without_a_number_has_failed(project: Path, forker: Forker) -> None:

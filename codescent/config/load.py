@@ -32,6 +32,9 @@ PRESET_DECIDES = frozenset(
 ).difference((PRESET, "model.weights"))
 """The kind and the sizes of a model."""
 
+STEPS = {"train.num_steps", "train.num_epochs"}
+EXPECTED = "log.expected_minutes"
+
 FOREIGN_NAMES: Mapping[str, str] = {
     "n_layer": "model.num_layers",
     "n_head": "model.num_heads",
@@ -102,7 +105,8 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
 
     A later file or the command line replaces single keys. If it gives a preset, this also replaces the kind and the
     sizes of the model in earlier files. Sizes beside the preset win over it. If it gives a key of a pair in INSTEAD,
-    this replaces the other key of the pair.
+    this replaces the other key of the pair. If it gives a number of steps, it replaces log.expected_minutes, which was
+    for other steps.
 
     Args:
         path: a file, or the name of a shipped config ("default", with or without ".toml").
@@ -170,10 +174,12 @@ def shipped() -> dict[str, Path]:
 
 def _replace(before: Mapping[str, _Given], later: Mapping[str, _Given], replaced: list[str]) -> dict[str, _Given]:
     """The values of earlier files with those of a later one, and without what it replaces: the sizes of a model by a
-    preset, and a key of a pair in INSTEAD by the other key. Adds a sentence about the sizes to `replaced`.
+    preset, a key of a pair in INSTEAD by the other key, and the minutes of the steps by other steps. Adds a sentence
+    about the sizes to `replaced`.
     """
     given = {name for name, value in later.items() if value.value != AUTO}
     others = {name for pair in INSTEAD for name, other in (pair, pair[::-1]) if other in given}
+    others |= {EXPECTED} if given & STEPS else set()
     before = {name: value for name, value in before.items() if name not in others}
     preset = later.get(PRESET)
     if preset is None or preset.value == AUTO:

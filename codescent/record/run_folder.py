@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -146,6 +147,11 @@ class RunFolder:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
         self._held = [os.open(self.path, os.O_RDONLY | os.O_DIRECTORY), descriptor]
+
+    def delete_unused(self) -> None:
+        """Delete the folder that this process has created, if it has no event: the run was refused before it began."""
+        if self._is_at(self.path) and not self.read_events():
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def release(self) -> None:
         """Unlock this run."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from codescent import models
@@ -145,6 +146,7 @@ class Task:
         head: the model head that the task needs; None: the kind of model has one head only.
         extras: True if the samples have extras, such as lengths, for every kind of model (see `Samples`).
         files: names of files in the run's folder that decide the samples.
+        kept: keys that name a file of the user, each with the name of the run's own copy in its folder.
         unit: what one loss is computed for, in words.
         peft_task_type: `peft`'s name of the task; None: it has none.
         scores_files: the kinds of model for which `evaluate --data FILE` works.
@@ -160,6 +162,7 @@ class Task:
     head: str | None = None
     extras = False
     files: tuple[str, ...] = ()
+    kept: Mapping[str, str] = MappingProxyType({"data.tokenizer": TOKENIZER})
     unit = "tokens"
     peft_task_type: str | None = None
     scores_files: tuple[str, ...] = ()

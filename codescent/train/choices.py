@@ -1,6 +1,6 @@
 """In: a config, a plan, this rank's process groups, environment.json of the run to resume. Out: the kernels, the way of
 bf16 products and the number of threads, chosen and in use; the content of the new environment.json.
-Does not measure: machine.py and threads.py do. A resumed run keeps its choices while it is on the same machine."""
+Does not measure: machine.py and threads.py do. A resumed run keeps its choices on the same kind of machines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from codescent.base.agreement import together
+from codescent.base.errors import UserError
 from codescent.config.sections import Config
 from codescent.operators import products
 from codescent.plan import Plan
@@ -24,6 +26,9 @@ CHOICES = {
 }
 """Settings that a run chooses by a trial, and that change the rounding of its sums."""
 
+KIND = ("torch", "processor", "instructions", "cores", "device")
+"""Facts of a rank's machine, in environment.json, that decide the choices."""
+
 
 def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> dict[str, Any]:
     """Choose by trials, unless the config or the run to resume has chosen. Collective.
@@ -39,6 +44,7 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
     """
     device, precision = world.device, plan.work.precision
     here = machine.describe(device, world.num_threads, world.place.world_size)
+    here["machines"] = _distinct(together(UserError, lambda: {fact: here[fact] for fact in KIND}))
     kept: dict[str, Any] = world.from_first(lambda: _kept(before, here))
     machine.set_deterministic(config.train.deterministic)
     chosen: dict[str, Any] = {
@@ -54,7 +60,7 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
             "num_threads": torch.get_num_threads(),
             "levers": machine.levers(config.train, config.optimizer),
             "peak_flops_per_s": machine.peak_flops_per_s(device, "fp32" if widens else precision),
-            "notes": [*changed(before, chosen), *threads.said(chosen["threads"])],
+            "notes": [*_moved(before, here), *changed(before, chosen), *threads.said(chosen["threads"])],
         }
     )
 
@@ -69,13 +75,35 @@ def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _distinct(machines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each kind of machine once."""
+    return [one for number, one in enumerate(machines) if one not in machines[:number]]
+
+
+def _known(before: dict[str, Any]) -> list[dict[str, Any]]:
+    """The kinds of machines on which the run has been; none: an earlier version has not recorded them."""
+    found = before.get("machines")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _moved(before: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """A line for people if a resumed run is on another kind of machine, so that it chooses again."""
+    known = _known(before)
+    new = next((one for one in here["machines"] if one not in known), None)
+    if new is None or not known:
+        return []
+    facts = [f"{fact} {new[fact]}, before {known[0].get(fact)}" for fact in KIND if new[fact] != known[0].get(fact)]
+    return [f"changed since the last command: {'; '.join(facts)}; so kernels, products and threads are chosen again"]
+
+
 def _kept(before: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
-    """By name: the choices of `before`, if it describes this machine. Threads only with as many cores and ranks."""
-    if not machine.is_same(before, here):
+    """By name: the choices of `before`, if every rank is on a machine of a known kind. Those of threads: `by_most`."""
+    known = _known(before)
+    if any(one not in known for one in here["machines"]):
         return {}
-    kept = {name: before[name]["choice"] for name in CHOICES if before.get(name)}
-    if any(before.get(name) != here[name] for name in ("cores", "world_size")):
-        kept.pop("threads", None)
+    kept = {name: before[name]["choice"] for name in ("matmul", "bf16_products") if before.get(name)}
+    if before.get("world_size") == here["world_size"]:
+        kept["threads"] = (before.get("threads") or {}).get("by_most", {})
     return kept
 
 
@@ -108,14 +136,23 @@ def _bf16_products(plan: Plan, world: World, kept: dict[str, Any]) -> dict[str, 
 
 
 def _threads(plan: Plan, world: World, kept: dict[str, Any], *, fixed: bool) -> dict[str, Any]:
-    """The number of threads of this rank. `fixed`: without a trial, whose result may vary between identical runs."""
+    """The number of threads of this rank. `fixed`: without a trial, whose result may vary between identical runs.
+
+    Ranks that may use as many threads as another one use as many as it does: `by_most`, which a resumed run keeps.
+    """
     most = world.num_threads
     chosen: dict[str, Any] = {"choice": most, "most": most, "trial": {}}
     tries = world.tries_threads and not fixed and world.device.type == "cpu" and most > 1
-    if tries and "threads" in kept:
-        chosen |= {"choice": min(kept["threads"], most), "trial": KEPT}
-    trial = threads.of_slowest_rank(threads.try_threads(plan, most) if tries and "threads" not in kept else {})
-    if trial:
+    is_kept = str(most) in kept.get("threads", {})
+    load = threads.Load()
+    trial = threads.of_slowest_rank(threads.try_threads(plan, most) if tries and not is_kept else {})
+    if tries and is_kept:
+        chosen |= {"choice": kept["threads"][str(most)], "trial": KEPT}
+    elif trial:
         chosen |= {"choice": threads.fastest(trial), "trial": {str(number): s for number, s in trial.items()}}
+    everyone = together(UserError, lambda: [tries, most, chosen["choice"], load.end()])
+    chosen["by_most"] = {str(its_most): choice for its_tries, its_most, choice, _ in everyone if its_tries}
+    if trial:
+        chosen["others"] = threads.used_by_others([(choice, load) for _, _, choice, load in everyone])
     torch.set_num_threads(chosen["choice"])
     return chosen

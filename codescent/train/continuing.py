@@ -1,18 +1,85 @@
 """In: an open run. Out: the commands that continue it, in words, and the learning rates of further steps.
-Does not decide whether a run can continue (preflight.py does)."""
+Does not decide whether a run can continue (preflight.py does) or ends early (validations.py does)."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from codescent.base.command import resume_command
+from codescent.config.effects import value_of
+from codescent.config.load import load, to_toml
 from codescent.config.sections import Optimizer
+from codescent.record import CONFIG
 from codescent.train.open import OpenRun
 from codescent.train.optimize import learning_rate
+from codescent.train.validations import Validations
+
+FILES = ("data.tokenizer", "data.chat_template")
+"""Keys that may name a file whose content, not its place, decides the losses."""
 
 
 def how_to_continue(run: OpenRun) -> str:
     """The command that continues a run that was stopped. Without a launcher it starts as many ranks as before."""
     launched = run.world.place.world_size != run.config.parallel.ranks
     return f"continue{', with your launcher' if launched else ''}: {resume_command(run.path)}"
+
+
+def nothing_to_do(run: OpenRun) -> list[str]:
+    """Lines for people if a resumed run has nothing to do; none if it has. Collective.
+
+    Raises:
+        UserError: on every rank: a file of metrics is damaged.
+    """
+    step, num_steps = run.first_step, run.config.train.num_steps
+    if step > num_steps:
+        return [f"train.num_steps = {num_steps}: {run.path} has {step} steps already; nothing is changed"]
+    if run.ended is None or run.ended != step:
+        return []
+    if step == num_steps:
+        return how_to_extend(run, step)
+    validations = Validations(run.config.train.stop_after)
+    validations.recall(run)
+    return [ended_early(run, step, validations)] if validations.exhausted else []
+
+
+def with_new_places(run: OpenRun) -> tuple[str, list[str]]:
+    """For a run that has nothing to do: its config.toml with the new places of its files, and the keys that name them.
+
+    Raises:
+        UserError: config.toml is damaged.
+    """
+    before = load(run.path / CONFIG).config
+    keys = [key for key in ("model.weights", *FILES) if value_of(run.config, key) != value_of(before, key)]
+    sections: dict[str, Any] = {}
+    for section, name in (key.split(".") for key in keys):
+        latest = sections.get(section, getattr(before, section))
+        sections[section] = latest.model_copy(update={name: getattr(getattr(run.config, section), name)})
+    return to_toml(before.model_copy(update=sections)), keys
+
+
+def ended_early(run: OpenRun, step: int, validations: Validations) -> str:
+    """Why `train.stop_after` has ended the run at `step`, and the command that goes on."""
+    count, lowest, at = validations.without_gain, validations.lowest, validations.lowest_step
+    return (
+        f"ended early at step {step} (train.stop_after = {validations.stop_after}): {count} validations without a loss "
+        f"below {lowest:.4f} of step {at}; to go on: {resume_command(run.path, 'train.stop_after=0')} (or more than "
+        f"{count})"
+    )
+
+
+def schedule_is_over(run: OpenRun) -> str | None:
+    """A warning if a run that had ended gets more steps, but no new schedule; None: the learning rate goes on."""
+    optimizer, steps = run.config.optimizer, run.config.train.num_steps
+    if optimizer.schedule == "constant" or optimizer.decay_steps is None or run.ended is None:
+        return None
+    if run.first_step < optimizer.decay_steps:
+        return None
+    rate = _rate(run, optimizer, steps, steps)
+    return (
+        f"warning: optimizer.decay_steps = {optimizer.decay_steps}: the schedule is over, so the learning rate of all "
+        f"further steps is {rate:.3g}{'' if rate else ', which changes no weight'}; once they are done, more steps "
+        "with another optimizer.decay_steps have a schedule again"
+    )
 
 
 def how_to_extend(run: OpenRun, step: int) -> list[str]:

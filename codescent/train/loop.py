@@ -13,13 +13,15 @@ from pathlib import Path
 from codescent.base.agreement import together
 from codescent.base.beats import ENDED
 from codescent.base.errors import UserError
+from codescent.base.output import say
 from codescent.base.rank import Rank
 from codescent.config.sections import Config
 from codescent.train.alike import Diverged, compare, replicated_tensors
 from codescent.train.assemble import Trainer, assemble
+from codescent.train.continuing import nothing_to_do, with_new_places
 from codescent.train.execute import StepResult
 from codescent.train.loggers import Logger, load
-from codescent.train.open import OpenRun, connect, open_data, open_run
+from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
 from codescent.train.optimize import learning_rate
 from codescent.train.report import Report
 from codescent.train.stop import StopRequest
@@ -33,11 +35,19 @@ SKIPS_ALLOWED = 10
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its folder, the steps done, and the exit code (0, or 128 + the signal that stopped it)."""
+    """How a run ended.
+
+    Attributes:
+        folder: of the run.
+        step: the number of steps done.
+        exit_code: 0, or 128 + the signal that stopped it.
+        suggests_best: the run ended early, and `checkpoint.keep_best` has kept a better checkpoint than the newest.
+    """
 
     folder: Path
     step: int
     exit_code: int
+    suggests_best: bool = False
 
 
 def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = ()) -> Outcome:
@@ -57,16 +67,39 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
     with closing(connect(config, place)) as world:
         loggers: list[Logger] = []
         world.from_first(lambda: loggers.extend(load(config.log.to)))
-        config, plan, dataset = open_data(config, world, resume=resume)
+        folder = open_resumed(config, world) if resume else None
+        config, plan, dataset = open_data(config, world, folder, resume=resume)
         with (
             StopRequest(alone=place.world_size == 1) as stop,
-            closing(open_run(config, plan, dataset, world, resume=resume)) as run,
-            closing(assemble(config, plan, world, dataset, run.first_step, stop)) as trainer,
-            Report(run, loggers, notes) as report,
+            closing(open_run(config, plan, dataset, world, folder, resume=resume)) as run,
         ):
-            outcome = _Steps(run, trainer, report, stop).take()
+            outcome = _nothing_to_do(run) if resume else None
+            if outcome is None:
+                with (
+                    closing(assemble(config, plan, world, dataset, run.first_step, stop)) as trainer,
+                    Report(run, loggers, notes) as report,
+                ):
+                    outcome = _Steps(run, trainer, report, stop).take()
             world.at(ENDED)
             return outcome
+
+
+def _nothing_to_do(run: OpenRun) -> Outcome | None:
+    """The outcome of a resumed run that has nothing to do; None: it has steps to do.
+
+    Nothing in its folder changes, except new places of its files, which other commands need.
+    """
+    lines = nothing_to_do(run)
+    if not lines:
+        return None
+    if run.folder is not None:
+        text, keys = with_new_places(run)
+        if keys:
+            run.folder.write_config(text, run.folder.plan)
+            lines.append(f"{run.path} now has the new value of {' and '.join(keys)}")
+        say(lines)
+    is_early, keeps_best = run.first_step < run.config.train.num_steps, run.config.checkpoint.keep_best
+    return Outcome(run.path, run.first_step, 0, is_early and keeps_best and run.checkpoints.best_loss() is not None)
 
 
 class _Steps:
@@ -101,7 +134,8 @@ class _Steps:
                 return Outcome(self.run.path, step, next(filter(None, received))["exit_code"])
         self._rotate()
         self.report.ended(step, self.validations)
-        return Outcome(self.run.path, step, 0)
+        has_best = self.config.checkpoint.keep_best and self.validations.saved < math.inf
+        return Outcome(self.run.path, step, 0, has_best and step < self.config.train.num_steps)
 
     def _step(self, step: int) -> bool:
         """Compute step `step` (from 1); validate, report and save if due. Returns whether the ranks have to stop."""
@@ -116,9 +150,9 @@ class _Steps:
         if result.stop and not self.skipped:  # save before anything else: a scheduler soon kills the process
             self._save(step, None)
         val_loss = self._validate(step) if _is_due(step, self.config.train.eval_every, num_steps) else None
-        self.report.step(step, rate, result, seconds, val_loss)
         if self.validations.exhausted and not (self.skipped or result.stop):  # after a skipped step: the next good one
             self.last = step
+        self.report.step(step, rate, result, seconds, val_loss, last=step == self.last)
         if self.skipped and (result.stop or step == self.last or self.skipped == SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {self.skipped}"
             raise self.report.failed(step, why, ruined_step=step - self.skipped)

@@ -46,6 +46,10 @@ BF16_SLOW = 2.0
 """bf16 products are computed in fp32 if the processor's own take this many times as long. With bf16 instructions they
 take less than fp32's time, without them at least 5 times as long, so noise does not change the choice."""
 
+CPUINFO = Path("/proc/cpuinfo")
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "sve", "bf16", "svebf16")
+"""Flags of /proc/cpuinfo (x86, Arm) on which the speed of matrix products depends."""
+
 PEAK_SIDE: dict[str, int] = {"cpu": 1024, "cuda": 8192}
 
 
@@ -101,14 +105,6 @@ def try_bf16(device: torch.device, precision: str) -> dict[str, Any] | None:
 def faster_products(seconds: Mapping[str, float]) -> Products:
     """The products to choose, by the seconds of both. The processor's own, unless they are much slower."""
     return "fp32" if seconds["bf16"] > BF16_SLOW * seconds["fp32"] else "bf16"
-
-
-def is_same(before: dict[str, Any], here: dict[str, Any]) -> bool:
-    """Whether torch, processor and device are those of `before`, the environment.json of the run to resume.
-
-    `here` is the description of this machine.
-    """
-    return all(before.get(fact) == here[fact] for fact in ("torch", "processor", "device"))
 
 
 def use_matmul(choice: Matmul) -> None:
@@ -254,6 +250,7 @@ def describe(device: torch.device, num_threads: int, world_size: int) -> dict[st
         "torch": torch.__version__,
         "system": platform.platform(),
         "processor": _processor(),
+        "instructions": _instructions(),
         "cores": os.cpu_count(),
         "memory_bytes": _host_memory_bytes(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -263,7 +260,21 @@ def describe(device: torch.device, num_threads: int, world_size: int) -> dict[st
 
 
 def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
+    return _of_cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _instructions() -> str:
+    """The vector instructions that torch uses, and those of INSTRUCTIONS that the processor has.
+
+    A virtual machine may have fewer than the processor of this name.
+    """
+    flags = {*_of_cpuinfo("flags").split(), *_of_cpuinfo("Features").split()}
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *(name for name in INSTRUCTIONS if name in flags)])
+
+
+def _of_cpuinfo(field: str) -> str:
+    """The value of a field of /proc/cpuinfo for the first core; "": there is none."""
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.is_file() else []
+    return next(
+        (value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == field), ""
+    )

@@ -25,6 +25,7 @@ from codescent.preflight import (
     check_same_files,
     check_same_trajectory,
     check_weights,
+    ended_at,
     imported,
     pin,
     plan_with,
@@ -58,6 +59,7 @@ class OpenRun:
         base: identifies the frozen weights under adapters; None: no adapters, or random frozen weights.
         resumes: whether the command resumes a run.
         changes: keys of the update that a resumed, failed run changes: {key: [old value, new value]}.
+        ended: the last step of an earlier command that took all its steps or ended early; None: there is none.
     """
 
     config: Config
@@ -72,6 +74,7 @@ class OpenRun:
     base: dict[str, Any] | None
     resumes: bool
     changes: dict[str, list[Any]]
+    ended: int | None
 
     @property
     def first_step(self) -> int:
@@ -103,8 +106,10 @@ class OpenRun:
         return self.checkpoints.save(step, optimizer.tensors(), state, val_loss, rotates=False)
 
     def close(self) -> None:
-        """Release the lock on the run folder, so that other processes can write it."""
+        """Release the lock on the run folder, so that other processes can write it. Delete it if no run has begun."""
         if self.folder is not None:
+            if not self.resumes:
+                self.folder.delete_unused()
             self.folder.release()
 
 
@@ -115,8 +120,23 @@ def connect(config: Config, place: Rank) -> World:
     return World(place, train.device, train.num_threads, config.parallel.timeout_s, facts)
 
 
-def open_data(config: Config, world: World, *, resume: bool) -> tuple[Config, Plan, AnyDataset]:
+def open_resumed(config: Config, world: World) -> RunFolder | None:
+    """The folder of the run to resume, on rank 0; None on the others. Raises UserError on every rank: there is none."""
+    opened: list[RunFolder] = []
+    world.from_first(lambda: opened.append(RunFolder.open(run_folder(config))))
+    return opened[0] if opened else None
+
+
+def open_data(
+    config: Config, world: World, folder: RunFolder | None, *, resume: bool
+) -> tuple[Config, Plan, AnyDataset]:
     """Prepare and verify the dataset on one rank of each machine, open it, build the plan, create its process groups.
+
+    Args:
+        config: of this command.
+        world: this rank's device and process groups.
+        folder: on rank 0 the folder of the run to resume.
+        resume: whether the command resumes a run.
 
     Returns:
         The config and the plan of `preflight.plan_with`; the dataset.
@@ -127,7 +147,7 @@ def open_data(config: Config, world: World, *, resume: bool) -> tuple[Config, Pl
     """
     request = task_request(config)
     # Rank 0 reads the date and files outside of the corpus (a chat template), and sends them to every rank.
-    pinned = world.from_first(lambda: pin(request, RunFolder.open(run_folder(config)) if resume else None))
+    pinned = world.from_first(lambda: pin(request, folder))
     request = dataclasses.replace(request, pinned=pinned)
     world.in_turn(lambda: tasks.prepare_and_open(request, progress=world.is_first))
     dataset = tasks.prepare_and_open(request, progress=False)
@@ -141,8 +161,10 @@ def open_data(config: Config, world: World, *, resume: bool) -> tuple[Config, Pl
     return config, plan, dataset
 
 
-def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, resume: bool) -> OpenRun:
-    """Open the run folder and find the newest checkpoint. Rank 0 creates or opens the folder.
+def open_run(
+    config: Config, plan: Plan, dataset: AnyDataset, world: World, folder: RunFolder | None, *, resume: bool
+) -> OpenRun:
+    """Find the newest checkpoint of the run to resume (`open_resumed`), or create the folder of a new run on rank 0.
 
     Raises:
         UserError: on every rank: the folder belongs to another run, or another process writes it; the checkpoint
@@ -152,22 +174,20 @@ def open_run(config: Config, plan: Plan, dataset: AnyDataset, world: World, *, r
     opened: list[RunFolder] = []
 
     def open_folder_() -> list[Any]:
-        if resume:
-            folder, changes = _opened(config, plan, dataset)
-        else:
-            folder, changes = RunFolder.create(path, to_toml(config), plan.to_json()), {}
-        folder.hold()
-        opened.append(folder)
+        held = folder or RunFolder.create(path, to_toml(config), plan.to_json())
+        changes = {} if folder is None else _changes(config, plan, dataset, folder)
+        held.hold()
+        opened.append(held)
         # A failed run resumes before its bad weights only with a changed update: the old one would fail again.
-        return [folder.read_environment(), changes, ruined_step(folder) if changes else None]
+        return [held.read_environment(), changes, ruined_step(held) if changes else None, ended_at(held)]
 
-    environment, changes, before = world.from_first(open_folder_)
+    environment, changes, before, ended = world.from_first(open_folder_)
     checkpoints = Checkpoints(path / CHECKPOINTS, config.checkpoint.keep_last, config.checkpoint.keep_best)
     chosen = choose(config, plan, world, environment) | {"dataset": dataset.description}
     saved = _latest(checkpoints, world, before) if resume else None
     base = _base(plan, saved, world)
-    folder = opened[0] if opened else None
-    run = OpenRun(config, plan, dataset, world, path, folder, chosen, checkpoints, saved, base, resume, changes)
+    held = opened[0] if opened else None
+    run = OpenRun(config, plan, dataset, world, path, held, chosen, checkpoints, saved, base, resume, changes, ended)
     _check_saved(run)
     return run
 
@@ -192,16 +212,15 @@ def check_alike(dataset: AnyDataset, world: World) -> None:
     together(UserError, compare)
 
 
-def _opened(config: Config, plan: Plan, dataset: AnyDataset) -> tuple[RunFolder, dict[str, Any]]:
-    """The folder of the run to resume, and the changed keys of its update: {key: [old value, new value]}.
+def _changes(config: Config, plan: Plan, dataset: AnyDataset, folder: RunFolder) -> dict[str, Any]:
+    """The changed keys of the update of the run to resume: {key: [old value, new value]}.
 
     Raises:
         UserError: the folder belongs to a run with another trajectory, or with other files.
     """
-    folder = RunFolder.open(run_folder(config))
-    changes = check_same_trajectory(folder, plan, config.train.num_steps)
+    changes = check_same_trajectory(folder, plan, dataset, config.train.num_steps)
     check_same_files(task_request(config), folder, dataset)
-    return folder, changes
+    return changes
 
 
 def _latest(checkpoints: Checkpoints, world: World, before: int | None) -> Saved | None:

@@ -67,7 +67,7 @@ def range_test(config: Config, place: Rank) -> RangeTest:
         UserError: on every rank: a run cannot begin with this config, data or machine.
     """
     with closing(connect(config, place)) as world:
-        config, plan, dataset = open_data(config, world, resume=False)
+        config, plan, dataset = open_data(config, world, None, resume=False)
         choose(config, plan, world, {})
         with (
             StopRequest(alone=place.world_size == 1, saves=False) as stop,

@@ -22,7 +22,7 @@ from codescent.record.rows import strict
 from codescent.train import machine
 from codescent.train.alike import Diverged
 from codescent.train.board import Board
-from codescent.train.continuing import how_to_continue, how_to_extend
+from codescent.train.continuing import ended_early, how_to_continue, schedule_is_over
 from codescent.train.display import Display
 from codescent.train.estimate import Estimate
 from codescent.train.execute import StepResult
@@ -161,6 +161,8 @@ class Report:
         self.display.say(f"resumed from {where}")
         for key, (before, now) in run.changes.items():
             self.display.say(f"{key}: {before} before, {now} from this step on")
+        if (warning := schedule_is_over(run)) is not None:
+            self.display.say(warning)
         for path in removed:
             self.display.say(f"removed {path}: training from its weights gave loss or gradients that are not finite")
 
@@ -183,8 +185,10 @@ class Report:
         rest = f"; initialised at random, as the folder lacks them: {', '.join(random)}" if random else ""
         self.display.say(f"weights of {len(own) - len(random)} parameters read from {model.weights}{new}{rest}")
 
-    def step(self, step: int, rate: float, result: StepResult, seconds: float, val_loss: float | None) -> None:
-        """Write one row of metrics and update the terminal."""
+    def step(
+        self, step: int, rate: float, result: StepResult, seconds: float, val_loss: float | None, *, last: bool
+    ) -> None:
+        """Write one row of metrics and update the terminal. The `last` step has a row and a line always."""
         run = self.run
         if run.folder is None:
             return
@@ -204,7 +208,6 @@ class Report:
             **result.seconds,
             "peak_memory_bytes": machine.peak_memory_bytes(run.world.device),
         }
-        last = step == run.config.train.num_steps
         if last or result.stop or val_loss is not None or step % self.row_every == 0:
             run.folder.metrics(row)
         self._check_outputs()
@@ -292,26 +295,14 @@ class Report:
         )
 
     def ended(self, step: int, validations: Validations) -> None:
-        """Report that all steps are done, or that the run has ended early."""
+        """Report that all steps are done, or that `train.stop_after` has ended the run."""
         if self.run.folder is not None:
             self.run.folder.mend()
-        early = validations.exhausted and step < self.run.config.train.num_steps
-        if early:
-            self._ended_early(step, validations)
+        if step < self.run.config.train.num_steps:
+            count, lowest, at = validations.without_gain, validations.lowest, validations.lowest_step
+            self._event("early_stop", step=step, without_gain=count, lowest_step=at, lowest_val_loss=lowest)
+            self.display.say(ended_early(self.run, step, validations))
         self._event("end", step=step)
-        if step == self.run.first_step and not early:
-            for line in how_to_extend(self.run, step):
-                self.display.say(line)
-
-    def _ended_early(self, step: int, validations: Validations) -> None:
-        """Report that `train.stop_after` has ended the run, in this command or an earlier one, and how to go on."""
-        count, lowest, at = validations.without_gain, validations.lowest, validations.lowest_step
-        self._event("early_stop", step=step, without_gain=count, lowest_step=at, lowest_val_loss=lowest)
-        self.display.say(
-            f"ended early at step {step} (train.stop_after = {validations.stop_after}): {count} validations without a "
-            f"loss below {lowest:.4f} of step {at}; to go on: "
-            f"{resume_command(self.run.path, 'train.stop_after=0')} (or more than {count})"
-        )
 
     def _event(self, kind: str, **fields: Any) -> None:
         if self.run.folder is not None:

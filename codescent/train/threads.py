@@ -5,9 +5,13 @@ Does not change the number during a run: another number adds in another order, s
 from __future__ import annotations
 
 import math
+import os
+import socket
 import statistics
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +38,11 @@ CLEARLY = 1.2
 
 SLOW = 2.0
 """Steps are slow if they take this many times as long as the fastest."""
+
+BUSY = 0.5
+"""Cores by which the threads of all programs exceed the cores before it is said. Less is the system's own work."""
+
+STAT = Path("/proc/stat")
 
 WINDOW = 10
 """Steps whose median is compared."""
@@ -105,12 +114,58 @@ def fastest(seconds: Mapping[int, float]) -> int:
     return max(number for number, spent in seconds.items() if spent <= CLEARLY * best)
 
 
-def said(chosen: Mapping[str, Any]) -> list[str]:
-    """A line for people if the trial at the start of a run chose fewer threads than the cores allow.
+class Load:
+    """Measures how busy the cores of this process are, from now until `end`. Without /proc/stat they are idle."""
 
-    `chosen`: "choice", "most" and "trial" of environment.json.
+    def __init__(self) -> None:
+        self.cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+        self.begin = self._now()
+
+    def end(self) -> tuple[str, int, float, float]:
+        """The cores' name, equal on ranks that share them; their number; those in use; those that this process uses."""
+        clock_s, all_s, own_s = (now - begin for now, begin in zip(self._now(), self.begin, strict=True))
+        name = f"{socket.gethostname()} {self.cores}"
+        return name, len(self.cores), all_s / clock_s, own_s / clock_s
+
+    def _now(self) -> tuple[float, float, float]:
+        """The clock, the time in which the cores were busy, and the time of this process on them; in seconds."""
+        lines = STAT.read_text().splitlines() if STAT.is_file() else []
+        fields = {name: numbers for name, *numbers in map(str.split, filter(None, lines))}
+        # https://docs.kernel.org/filesystems/proc.html#miscellaneous-kernel-statistics-in-proc-stat
+        ticks = [list(map(int, fields[name])) for core in self.cores if (name := f"cpu{core}") in fields]
+        busy = sum(sum(numbers[:8]) - numbers[3] - numbers[4] for numbers in ticks)  # without idle, iowait
+        return time.perf_counter(), busy / os.sysconf("SC_CLK_TCK"), time.process_time()
+
+
+def used_by_others(ranks: Sequence[tuple[int, Sequence[Any]]]) -> dict[str, float]:
+    """The cores that other programs use, of the cores that lack most for the threads of their ranks.
+
+    Args:
+        ranks: threads of each rank, and `Load.end`.
+
+    Returns:
+        "cores", "used" by others, and "wanted" by the threads of the ranks.
     """
-    now, most, trial = chosen["choice"], chosen["most"], chosen["trial"]
+    found = []
+    for name, cores, _, _ in {load[0]: load for _, load in ranks}.values():
+        sharing = [(number, load) for number, load in ranks if load[0] == name]
+        used = max(load[2] for _, load in sharing) - sum(load[3] for _, load in sharing)
+        found.append({"cores": cores, "used": round(used, 2), "wanted": sum(number for number, _ in sharing)})
+    return max(found, key=lambda one: one["used"] + one["wanted"] - one["cores"])
+
+
+def said(chosen: Mapping[str, Any]) -> list[str]:
+    """A line for people if the trial at the start of a run chose fewer threads than the cores allow, or if it chose all
+    of them although other programs use some.
+
+    `chosen`: "choice", "most", "trial" and "others" of environment.json.
+    """
+    now, most, trial, others = chosen["choice"], chosen["most"], chosen["trial"], chosen.get("others")
+    if now == most and others and others["used"] + others["wanted"] > others["cores"] + BUSY:
+        return [
+            f"other programs use about {others['used']:.1f} of {others['cores']} cores; {_threads(now)} per rank were "
+            "still the fastest, but steps take longer than alone; train.num_threads sets another number"
+        ]
     if now == most or not isinstance(trial, Mapping):
         return []
     times = trial[str(most)] / trial[str(now)]

@@ -33,6 +33,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     this function accepts them anywhere.
     """
     top = _parser()
+    if words[:1] == ["train"]:  # --resume=RUN is --resume RUN
+        parts = (word.split("=", 1) if word.startswith("--resume=") else [word] for word in words)
+        words = [word for part in parts for word in part]
     if not words:
         top.print_help()
         top.exit()

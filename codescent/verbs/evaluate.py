@@ -71,4 +71,8 @@ def evaluate_run(
     )
     if problems := list(trained.task.refuse_score(request)):
         raise UserError(*problems)
-    return [f"{run}, step {trained.saved.step}", *trained.task.score(request)]
+    scores = [f"{run}, step {trained.saved.step}", *trained.task.score(request)]
+    most = trained.config.train.eval_samples
+    if data is None and most is not None and any("loss " in line for line in scores):
+        scores.append(f"(validation losses during the run were those of at most {most:,} samples: train.eval_samples)")
+    return scores

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,6 +51,7 @@ class Conversations(FolderTask):
     ignores = ("data.text_key",)
     extras = True
     files = (CHAT,)
+    kept = MappingProxyType({**Task.kept, "data.chat_template": CHAT})
     unit = "tokens of responses"
     peft_task_type = "CAUSAL_LM"
     dataset = ResponseDataset
