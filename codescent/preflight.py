@@ -195,9 +195,10 @@ def refuse_moved(config: Config) -> None:
 
     The message has overrides with their new places. `check_same_trajectory` compares the contents there.
     """
-    request, weights = task_request(config), config.model.weights
+    request = task_request(config)
+    weights, has_adapters = request.model.weights, effects.value_of(config, "lora.rank") is not None
     missing = {key: Path(file) for key, file in tasks.absent(request).items() if key != "data.corpus"}
-    if weights is not None and config.lora.rank is not None and not weights.is_dir():
+    if weights is not None and has_adapters and not weights.is_dir():
         missing["model.weights"] = weights
     useless = dict(tasks.without_effect(request)) if missing else {}
     before = {key: str(effects.value_of(config, key)) for key in missing if key not in useless}

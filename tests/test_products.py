@@ -67,7 +67,7 @@ class NoBf16Product(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("limit", [16 << 20, 40_000], ids=["whole", "in parts"])
+@pytest.mark.parametrize("limit", [16 << 20, 10_000], ids=["whole", "in parts"])
 @pytest.mark.parametrize("sizes", [(30, 50, 400), (400, 50, 30), (30, 700, 90)], ids=["columns", "rows", "inner"])
 def test_a_product_is_rounded_once(
     widening: None, sizes: tuple[int, int, int], limit: int, monkeypatch: pytest.MonkeyPatch

@@ -84,7 +84,11 @@ def test_a_load_is_that_of_the_cores_of_this_process(tmp_path: Path, monkeypatch
 
     def count(busy_s: int) -> None:
         """Seconds of user, nice, system, idle, iowait, irq, softirq, steal; guest is a part of user."""
-        cores = {0: [7 * busy_s, 0, 0, 5], 1: [busy_s, busy_s, 0, 40, 9], 2: [0, 0, busy_s, 3, 0, 0, 0, 0, busy_s]}
+        cores = {
+            0: [7 * busy_s, 0, 0, 5],
+            1: [busy_s, busy_s, 0, 40, 9 * busy_s],
+            2: [0, 0, busy_s, 3 * busy_s, 0, 0, 0, 0, busy_s],
+        }
         rows = (f"cpu{core} {' '.join(str(int(s * tick)) for s in (*row, *[0] * 10))}" for core, row in cores.items())
         (tmp_path / "stat").write_text("\n".join(["cpu  9 9 9 9", *rows, "intr 5 0", ""]))
 

@@ -13,6 +13,7 @@ from runs import called, losses, make_project, refused
 
 from codescent.base.errors import UserError
 from codescent.build import build
+from codescent.config import decided
 from codescent.config.contradictions import INSTEAD
 from codescent.config.load import describe, load, to_toml
 from codescent.config.sections import Config, Data, Model, Train
@@ -38,6 +39,13 @@ def recorded(run: RunFolder) -> Config:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     return make_project(tmp_path)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(3, 3), (0.5, 1), (2.5, 2), (2.6, 3)])
+def test_an_epoch_is_a_whole_number_of_steps(epochs: float, steps: int) -> None:
+    """15 samples fill one step of 8, decision 4."""
+    config = Config(train=Train(num_epochs=epochs, global_batch_size=8))
+    assert decided.with_steps(config, 15).train.num_steps == steps
 
 
 def test_epochs_are_the_run_of_as_many_steps(project: Path, forker: Forker) -> None:
