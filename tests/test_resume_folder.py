@@ -22,6 +22,7 @@ from codescent.base.errors import UserError
 from codescent.config.load import load, to_toml
 from codescent.preflight import plan_of
 from codescent.record import RunFolder
+from codescent.train import open as open_module
 from codescent.verbs.arguments import parse
 from codescent.verbs.resume import config_of
 
@@ -173,9 +174,20 @@ def content(run: RunFolder) -> dict[str, tuple[bytes, int]]:
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
-def test_a_resume_with_nothing_to_do_changes_nothing(project: Path, forker: Forker) -> None:
+def test_a_resume_with_nothing_to_do_changes_nothing(
+    project: Path, forker: Forker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+
+    class Counted(RunFolder):
+        @classmethod
+        def open(cls, path: Path | str) -> RunFolder:
+            opened.append(Path(path))
+            return RunFolder.open(path)
+
     run = forker.train(project, "done", 1, "optimizer.schedule=constant")
     before = content(run)
+    monkeypatch.setattr(open_module, "RunFolder", Counted)
     for words, said in (
         (("log.every=5",), "runs/done has all its 20 steps. For 20 more: "),
         (("train.num_steps=15",), "train.num_steps = 15: runs/done has 20 steps already; nothing is changed"),
@@ -184,6 +196,7 @@ def test_a_resume_with_nothing_to_do_changes_nothing(project: Path, forker: Fork
         assert done.returncode == 0, done.stderr
         assert said in done.stdout
         assert content(run) == before
+    assert opened == [Path("runs/done")] * 2  # once by each command
     events = run.path / "events.jsonl"
     events.write_text("".join(line for line in events.read_text().splitlines(keepends=True) if '"end"' not in line))
     forker.train(project, "done", 1, "optimizer.schedule=constant", resume=True)  # killed before it wrote the event

@@ -11,13 +11,14 @@ from rank_server import Place
 
 from codescent.config.load import load
 from codescent.preflight import plan_of
-from codescent.train import choices
+from codescent.train import choices, threads
 from codescent.train.world import World
 
 
 def chosen(place: Place, most: list[int], kept: dict[str, Any]) -> dict[str, Any]:
     """The threads of a rank of a run, after real trials, as environment.json has them."""
     place.join()
+    threads.TURN_S = 0.002  # real trials, but short ones
     plan = plan_of(load("run.toml", ["model.vocab_size=257"]).config, 1)
     world = SimpleNamespace(num_threads=most[place.rank], tries_threads=True, device=torch.device("cpu"))
     found = choices._threads(plan, cast(World, world), kept, fixed=False)
