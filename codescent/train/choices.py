@@ -147,7 +147,7 @@ def _threads(plan: Plan, world: World, kept: dict[str, Any], *, fixed: bool) -> 
     load = threads.Load()
     trial = threads.of_slowest_rank(threads.try_threads(plan, most) if tries and not is_kept else {})
     if tries and is_kept:
-        chosen |= {"choice": kept["threads"][str(most)], "trial": KEPT}
+        chosen |= {"choice": min(kept["threads"][str(most)], most), "trial": KEPT}
     elif trial:
         chosen |= {"choice": threads.fastest(trial), "trial": {str(number): s for number, s in trial.items()}}
     everyone = together(UserError, lambda: [tries, most, chosen["choice"], load.end()])
