@@ -199,7 +199,7 @@ def refuse_moved(config: Config) -> None:
     weights, has_adapters = request.model.weights, effects.value_of(config, "lora.rank") is not None
     missing = {key: Path(file) for key, file in tasks.absent(request).items() if key != "data.corpus"}
     if weights is not None and has_adapters and not weights.is_dir():
-        missing["model.weights"] = weights
+        missing = {"model.weights": weights, **missing}
     useless = dict(tasks.without_effect(request)) if missing else {}
     before = {key: str(effects.value_of(config, key)) for key in missing if key not in useless}
     if before:

@@ -233,6 +233,7 @@ def test_a_tuned_run_goes_on_when_the_folder_of_its_base_has_moved(project: Path
     assert refused.returncode == 2
     new = overrides(refused.stderr, "away")
     assert sorted(new) == ["data.chat_template=away", "data.tokenizer=away/tokenizer.json", "model.weights=away"]
+    assert overrides(refused.stderr, "away")[0] == "model.weights=away"
     resume = ("train", "--resume", "runs/begun", "train.num_steps=4")
     tokenizer = tmp_path / "away" / "tokenizer.json"
     text = tokenizer.read_text()

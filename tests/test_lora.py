@@ -439,9 +439,9 @@ def test_only_adapters_change_and_the_base_is_needed(
     said = capsys.readouterr().err
     assert "only adapters, so the folder model.weights is needed" in said
     assert "no such folder" in said
-    done = forker.run(project, 1, words, resume=True)
-    assert done.codes == [2]
-    assert "no such folder" in done.said
+    done = forker.run(project, 2, [*words, "parallel.tp=2"], resume=True)
+    assert done.codes == [2, 2]
+    assert done.said.count("gpt2; if it was moved to a folder NEW, add to the command: model.weights=NEW") == 2
     a_folder(project / "gpt2", gpt2())
     stored = load_file(project / "gpt2" / "model.safetensors")
     stored["transformer.ln_f.bias"][0] += 1

@@ -29,6 +29,7 @@ from codescent.preflight import (
     imported,
     pin,
     plan_with,
+    refuse_moved,
     ruined_step,
     run_folder,
 )
@@ -147,6 +148,8 @@ def open_data(
     """
     request = task_request(config)
     # Rank 0 reads the date and files outside of the corpus (a chat template), and sends them to every rank.
+    if resume:
+        world.from_first(lambda: refuse_moved(config))
     pinned = world.from_first(lambda: pin(request, folder))
     request = dataclasses.replace(request, pinned=pinned)
     world.in_turn(lambda: tasks.prepare_and_open(request, progress=world.is_first))

@@ -55,7 +55,7 @@ def main(arguments: Namespace) -> int:
             f"{rank.launcher}, and starts no other ranks: leave out --ranks, or let the launcher start "
             f"{arguments.ranks} ranks"
         )
-    if arguments.resume and (rank is None or not rank.rank):  # at once: importing torch takes seconds
+    if arguments.resume and alone:  # at once, as importing torch takes seconds; several ranks refuse together
         refuse_moved(config)
     if starts:
         return _start_ranks(arguments, config, tuned_environment(os.environ) if tunes else dict(os.environ))
