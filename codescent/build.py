@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codescent import models, tasks
+from codescent.base.counted import counted, plural
 from codescent.base.errors import UserError
-from codescent.base.nearest import in_words, near_divisors, near_multiples, nearest_divisors
+from codescent.base.nearest import in_words, near_divisors, nearest_divisors, nearest_multiples
 from codescent.config.decided import undivided, with_samples
 from codescent.models.lora import declare as lora_shape
 from codescent.plan import (
@@ -32,7 +33,7 @@ from codescent.plan.schedule import accumulate
 from codescent.strategies import ORDER, Candidate, serving, traffic_of
 from codescent.strategies.common_sums import common_sums
 from codescent.strategies.muon import decided
-from codescent.strategies.refusals import length_factor, near_degrees
+from codescent.strategies.refusals import length_factor, near_degrees, near_meshes
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config, Parallel
@@ -43,6 +44,9 @@ without momentum. Of muon this is the AdamW part: the strategy Muon sets the oth
 
 MAX_MICROBATCHES = 100_000
 """Largest number of micro-batches of a step, times virtual stages: a plan has an instruction for each."""
+
+MOST_RANKS = 1_000_000
+"""More ranks than this are refused: the largest clusters have some hundred thousand devices."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     mesh = _mesh(config, world_size, problems)
     microbatch_size, num_microbatches = _batch(config, mesh, resolved, problems)
     if resolved is None:
-        raise UserError(*problems)
+        raise UserError(*problems, *_misfit(config, mesh, world_size, None))
     model, task = resolved.model, resolved.task
     layout = Layout(**{field.name: getattr(config.parallel, field.name) for field in dataclasses.fields(Layout)})
     work = Work(
@@ -116,8 +120,10 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         prefetch=config.data.prefetch,
     )
     update = _update(config, mesh)
-    candidate = Candidate(mesh, model, task, work, layout, world_size, config.train.microbatch_size, update)
-    problems += [*_too_long(resolved.shape, candidate), *_unsupported(config, resolved, candidate)]
+    in_tokens = 0 if config.train.global_batch_tokens is None else resolved.sample_tokens
+    candidate = Candidate(mesh, model, task, work, layout, world_size, config.train.microbatch_size, update, in_tokens)
+    problems = [*_misfit(config, mesh, world_size, candidate), *problems, *_too_long(resolved.shape, candidate)]
+    problems += _unsupported(config, resolved, candidate)
     problems += [problem for strategy in ORDER for problem in strategy.refuse(candidate)]
     if problems:
         raise UserError(*problems)
@@ -274,31 +280,38 @@ def _shape(
 
 
 def _mesh(config: Config, world_size: int, problems: list[str]) -> Mesh:
-    """The mesh of the config. If its size is not the number of ranks, add a problem and return it unchanged."""
+    """The mesh of the config; if parallel.dp_replicate is auto, with as many copies as make the run's ranks.
+
+    Raises:
+        UserError: `problems` and more ranks than MOST_RANKS: no other check is of use then.
+    """
+    mesh = Mesh(**{axis: getattr(config.parallel, axis) or 1 for axis in AXES})
+    for place, ranks in (("parallel.ranks", world_size), (f"parallel: {_equation(config)}", mesh.world_size)):
+        if ranks > MOST_RANKS:
+            raise UserError(*problems, f"{place} = {ranks} ranks: more than anybody has; give at most {MOST_RANKS:,}")
+    left, rest = divmod(world_size, mesh.world_size // mesh.dp_replicate)
+    return mesh if config.parallel.dp_replicate or rest else dataclasses.replace(mesh, dp_replicate=left)
+
+
+def _equation(config: Config) -> str:
     degrees = {axis: getattr(config.parallel, axis) for axis in AXES}
-    copies = degrees["dp_replicate"]
-    mesh = Mesh(**{**degrees, "dp_replicate": copies or 1})
-    copy = mesh.world_size // mesh.dp_replicate
-    left, rest = divmod(world_size, copy)
-    if copies is None and not rest:
-        return dataclasses.replace(mesh, dp_replicate=left)
-    if copies is None:
-        ranks = in_words(_near_ranks(config, mesh, world_size / copy))
-        problems.append(
-            f"parallel: {_equation(degrees)} = {copy} ranks for one copy of the model, which do not divide the run's "
-            f"{world_size} ranks{ranks and f'; nearest that would do: {ranks} ranks'}"
-        )
-    elif mesh.world_size != world_size:
-        divides = left and not rest and config.train.global_batch_size % (left * _unit(config, mesh)) == 0
-        problems.append(
-            f"parallel: {_equation(degrees)} = {mesh.world_size} ranks, but the run has {world_size}; nearest that "
-            f"would do: {f'parallel.dp_replicate = {left}, or ' if divides else ''}{mesh.world_size} ranks"
-        )
-    return mesh
-
-
-def _equation(degrees: Mapping[str, int | None]) -> str:
     return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree is not None)
+
+
+def _misfit(config: Config, mesh: Mesh, ranks: int, candidate: Candidate | None) -> Iterator[str]:
+    """A problem if the size of the mesh is not the number of ranks. `candidate`: None if the model is unknown."""
+    if mesh.world_size == ranks:
+        return
+    said, near = f"{mesh.world_size} ranks, but the run has {ranks}", [mesh.world_size]
+    if config.parallel.dp_replicate is None:
+        copy = mesh.world_size
+        said = f"{copy} ranks for one copy of the model, which do not divide the run's {counted(ranks, 'rank')}"
+        near = _near_ranks(config, mesh, ranks / copy)
+    ways: list[str] = []
+    if candidate is not None:
+        ways = near_meshes(candidate, lambda other: not any(True for kind in ORDER for _ in kind.refuse(other)))
+    ways += [f"{in_words(near)} {plural(near[-1], 'rank')}"] if near else []
+    yield f"parallel: {_equation(config)} = {said}" + ("; nearest that would do: " + ", or ".join(ways) if ways else "")
 
 
 def _unit(config: Config, mesh: Mesh) -> int:
@@ -333,14 +346,14 @@ def _batch(config: Config, mesh: Mesh, resolved: Resolved | None, problems: list
         problems += wrong
         return usual
     if size % mesh.dp:
-        ranks = _near_ranks(config, mesh, mesh.dp_replicate)
-        fewer_or_more = f", or {in_words(ranks)} ranks" if ranks else ""
+        samples, ranks = nearest_multiples(size, unit), _near_ranks(config, mesh, mesh.dp_replicate)
+        fewer_or_more = f", or {in_words(ranks)} {plural(ranks[-1], 'rank')}" if ranks else ""
         if ranks and config.parallel.dp_replicate is not None:
             copies = in_words([number * mesh.dp_replicate // mesh.world_size for number in ranks])
-            fewer_or_more = f", or parallel.dp_replicate = {copies} on {in_words(ranks)} ranks"
+            fewer_or_more = f", or parallel.dp_replicate = {copies} on {in_words(ranks)} {plural(ranks[-1], 'rank')}"
         problems.append(
             f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks; nearest that would "
-            f"do: {near_multiples(size, unit)} samples{fewer_or_more}"
+            f"do: {in_words(samples)} {plural(samples[-1], 'sample')}{fewer_or_more}"
         )
         return usual
     share = size // mesh.dp
@@ -355,7 +368,7 @@ def _batch(config: Config, mesh: Mesh, resolved: Resolved | None, problems: list
         return usual
     chunks = config.parallel.virtual_stages if config.parallel.schedule == "interleaved" else 1
     stages = mesh.pp * chunks if mesh.pp > 1 else 1
-    if share // microbatch * stages > MAX_MICROBATCHES:
+    if share // microbatch * stages > MAX_MICROBATCHES and not (resolved and stages > resolved.model.num_layers):
         where = f" on each of {stages:,} stages" if stages > 1 else ""
         problems.append(
             f"train.microbatch_size = {microbatch}: a step would have {share // microbatch:,} micro-batches{where}, "

@@ -13,9 +13,10 @@ from pydantic import ValidationError
 
 from codescent import models, tasks
 from codescent.base.command import tune_command
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.build import build, needs_vocab_size, resolve, task_request
-from codescent.config import decided, effects
+from codescent.config import advice, decided, effects
 from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
 from codescent.config.words import KEYS, toml_value
@@ -94,8 +95,12 @@ def notes(loaded: LoadedConfig) -> list[str]:
     return [*without_effect(loaded), *found]
 
 
-def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> tuple[Config, Plan]:
+def plan_with(
+    config: Config, dataset: AnyDataset, world_size: int, before: Mapping[str, Scalar] | None = None
+) -> tuple[Config, Plan]:
     """Build the plan of a config for an open dataset.
+
+    `before`: `Plan.trajectory` of the run to resume, which messages do not advise to change; None: a new run.
 
     Returns:
         The config, with numbers in train.num_steps and train.global_batch_size where train.num_epochs and
@@ -105,19 +110,26 @@ def plan_with(config: Config, dataset: AnyDataset, world_size: int) -> tuple[Con
         UserError: all problems of the config, or splits that are too short for it.
     """
     config = settled(config, dataset)
-    plan = build(config, dataset.vocab_size, world_size)
+    try:
+        plan = build(config, dataset.vocab_size, world_size)
+    except UserError as error:
+        if before is None:
+            raise
+        raise UserError(*(advice.on_resume(problem, config, before) for problem in error.problems)) from error
     if problems := list(tasks.task_named(plan.task.name).misfits(dataset, plan)):
         raise UserError(*problems)
     work, size = plan.work, plan.work.global_batch_size
     train, validation = (dataset.source(name, work.seq_len, work.positions(-1)) for name in ("train", "validation"))
     problems = []
     if train.num_samples < size:
+        samples = f"{counted(train.num_samples, 'sample')} of {counted(work.seq_len, 'position')}"
         problems.append(
-            f"{dataset.path}: the training split has {train.num_samples} samples of {work.seq_len} positions, fewer "
-            f"than train.global_batch_size = {size}; lower it or data.seq_len, or use a longer corpus"
+            f"{dataset.path}: the training split has {samples}, fewer than train.global_batch_size = {size}; lower it "
+            "or data.seq_len, or use a longer corpus"
         )
     if config.train.eval_every and validation.num_samples < 1:
-        more = tasks.more_validation(plan.task.identity.get("validation"))
+        request = task_request(config)
+        more = tasks.task_of(request).more_validation(request)
         problems.append(
             f"{dataset.path}: the validation split has no sample of {work.seq_len} positions; {more}, lower "
             "data.seq_len, or set train.eval_every = 0"
@@ -151,8 +163,8 @@ def steps_in_words(config: Config, *, without_data: bool = False) -> str:
         return f"{config.train.num_steps:,}"
     dataset = None if without_data else prepared(config)
     if dataset is None:
-        return f"{epochs:g} epochs, unknown until the data is prepared, which `codescent train` does first"
-    return f"{settled(config, dataset).train.num_steps:,} in {epochs:g} epochs"
+        return f"{counted(epochs, 'epoch')}, unknown until the data is prepared, which `codescent train` does first"
+    return f"{settled(config, dataset).train.num_steps:,} in {counted(epochs, 'epoch')}"
 
 
 def prepared(config: Config) -> AnyDataset | None:
@@ -178,7 +190,7 @@ def check(config: Config, world_size: int, *, resume: bool, creates_folder: bool
         RunFolder.refuse_taken(path)
     request = task_request(config)
     dataset = tasks.prepare_and_open(dataclasses.replace(request, pinned=pin(request, folder)), progress=True)
-    config, plan = plan_with(config, dataset, world_size)
+    config, plan = plan_with(config, dataset, world_size, None if folder is None else saved_plan(folder).trajectory())
     check_weights(plan, dataset, resume=resume)
     if folder is not None:
         check_same_trajectory(folder, plan, dataset, config.train.num_steps)

@@ -25,15 +25,24 @@ def advised(problem: str) -> list[Change]:
 
 
 def _changes(part: str, problem: str) -> list[Change]:
+    part, *further = part.split(" and ")
+    found = _changes_alone(part, problem)
+    for more in further:  # another key that has to change, too, with one or two values
+        key, _, values = more.partition(" = ")
+        found = [({**keys, key: value}, ranks) for keys, ranks in found for value in numbers(values)]
+    return found
+
+
+def _changes_alone(part: str, problem: str) -> list[Change]:
     if match := re.fullmatch(r"(\w+) = (\d+) with dp_replicate = (\d+)", part):
         return [({f"parallel.{match[1]}": int(match[2]), "parallel.dp_replicate": int(match[3])}, None)]
-    if match := re.fullmatch(r"(\w+) = (\d+) on (\d+) rank\(s\)", part):
+    if match := re.fullmatch(r"(\w+) = (\d+) on (\d+) ranks?", part):
         return [({f"parallel.{match[1]}": int(match[2])}, int(match[3]))]
-    if match := re.fullmatch(rf"{KEY} = {NUMBERS} on {NUMBERS} ranks", part):
+    if match := re.fullmatch(rf"{KEY} = {NUMBERS} on {NUMBERS} ranks?", part):
         return [({match[1]: value}, ranks) for value, ranks in zip(numbers(match[2]), numbers(match[3]), strict=True)]
-    if match := re.fullmatch(rf"{NUMBERS} ranks", part):
+    if match := re.fullmatch(rf"{NUMBERS} ranks?", part):
         return [({}, ranks) for ranks in numbers(match[1])]
-    if match := re.fullmatch(rf"{NUMBERS} samples", part):
+    if match := re.fullmatch(rf"{NUMBERS} samples?", part):
         return [({"train.global_batch_size": samples}, None) for samples in numbers(match[1])]
     if match := re.fullmatch(r"(\d+) positions \((data\.seq_len|model\.seq_len at least that)\)", part):
         length = int(match[1])

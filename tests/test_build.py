@@ -15,6 +15,7 @@ from codescent.base.errors import UserError
 from codescent.build import build
 from codescent.config.load import load, shipped
 from codescent.config.sections import Config
+from codescent.cost.lengths import lengths
 from codescent.cost.memory import state_bytes, wire_bytes
 from codescent.plan import AXES, Plan, Verb
 from codescent.strategies.ddp import buckets
@@ -54,15 +55,30 @@ def test_state_bytes_are_the_closed_form(
 
 def test_traffic_is_every_gradient_once() -> None:
     plan = build(config(model={"preset": "gpt2"}, train={"precision": "bf16"}), None, 4)
-    gradients = [record for record in plan.traffic if record.during is Verb.BACKWARD]
+    gradients = [record for record in plan.traffic if record.what.startswith("gradients")]
     assert sum(record.payload_bytes for record in gradients) == 2 * OPENAI["gpt2"]
     assert wire_bytes(plan) == 2 * 3 / 4 * (2 * OPENAI["gpt2"] + 16)
 
 
 def test_wire_dtype_is_a_choice() -> None:
     plan = build(config(train={"precision": "bf16"}, parallel={"reduce_dtype": "fp32"}), 11, 2)
-    gradients = [record for record in plan.traffic if record.during is Verb.BACKWARD]
+    gradients = [record for record in plan.traffic if record.what.startswith("gradients")]
     assert sum(record.payload_bytes for record in gradients) == 4 * plan.num_parameters
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 1000, 10**9])
+def test_the_last_bucket_overlaps_with_nothing(bucket_bytes: int) -> None:
+    """It is full when backward has computed its last gradient."""
+    plan = build(config(parallel={"bucket_bytes": bucket_bytes}), 11, 2)
+    *others, last = [record for record in plan.traffic if record.what.startswith("gradients")]
+    assert {record.during for record in others} <= {Verb.BACKWARD}
+    assert (last.during, bool(others)) == (None, bucket_bytes < 10**9)
+    sent = sum(record.wire_bytes(2) for record in plan.traffic if record.during is None)
+    exchanges = lengths(plan, flops_per_byte := 1e-6).exchanges  # so fast that backward hides the other buckets
+    waits = {at.verb: exchange.waits_s for (_, at), exchange in exchanges.items()}
+    unit_flops = sum(plan.model.forward_flops) * plan.work.microbatch_size * plan.work.seq_len
+    assert waits[Verb.REDUCE] == pytest.approx(sent * flops_per_byte / unit_flops)
+    assert waits.get(Verb.BACKWARD, 0.0) == 0.0
 
 
 def test_flops_by_both_formulas() -> None:

@@ -100,8 +100,8 @@ def test_a_cut_that_leaves_a_side_without_a_part_is_refused() -> None:
     ("model", "ranks", "sections", "words"),
     [
         (MODEL, 1, {"data": {"seq_len": 16}}, ["data.seq_len = 16", "model.source_len", "18 together"]),
-        (MODEL, 3, {"parallel": {"cp": 3}}, ["parallel.cp = 3: in an encoder-decoder", "cp = 1 on 1 rank(s)"]),
-        (MODEL, 1, {"parallel": BETWEEN}, ["parallel.pp = 1 does not cut the model", "pp = 2 on 2 rank(s)"]),
+        (MODEL, 3, {"parallel": {"cp": 3}}, ["parallel.cp = 3: in an encoder-decoder", "cp = 1 on 1 rank"]),
+        (MODEL, 1, {"parallel": BETWEEN}, ["parallel.pp = 1 does not cut the model", "pp = 2 on 2 ranks"]),
         (MODEL, 4, {"parallel": {"tp": 4}}, ["2 heads do not divide into 4 parts"]),
         (MODEL, 1, {"log": {"sample_tokens": 5}}, ["log.sample_tokens = 5", "only gpt2 and llama"]),
         (

@@ -214,7 +214,7 @@ def test_nanogpt_shards(tmp_path: Path, data_dir: Path, monkeypatch: pytest.Monk
     assert opened.tokenizer is not None
     assert opened.tokenizer.decode(opened.train.read(np.array([0]), 5)[0].tolist()) == "To be, or not to"
     assert opened.description["format"] == "nanoGPT"
-    assert "train: 90 tokens in 1 shards" in opened.summary()
+    assert "train: 90 tokens in 1 shard" in opened.summary()
     before = opened.fingerprint
     ids[1:91].tofile(tmp_path / "train.bin")
     assert open_dataset(tmp_path).fingerprint != before

@@ -182,7 +182,7 @@ def test_traffic_stays_inside_the_rank(precision: str, itemsize: int) -> None:
     [
         (lambda: planned(2, 2), "the run has dp_replicate 2 = 2 ranks; leave it out: dp_replicate gives each device"),
         (lambda: planned(2, 2, tp=2), "tp 2 = 2 ranks"),
-        (lambda: planned(7), r"micro-batches of 6 sample\(s\) do not reach 7 devices; nearest that would do"),
+        (lambda: planned(7), r"micro-batches of 6 samples do not reach 7 devices; nearest that would do"),
         (lambda: planned(2, recompute="full"), 'set recompute = "selective", or dp_replicate'),
         (lambda: machine.refuse_device(planned(2), torch.device("cpu")), "this run computes on a CPU; remove the key"),
     ],
@@ -195,7 +195,7 @@ def test_what_it_refuses(make: Any, expected: str) -> None:
 def test_fewer_devices_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     machine.refuse_device(planned(2), torch.device("cuda", 0))
-    with pytest.raises(UserError, match=r"this machine has 2 CUDA device\(s\)"):
+    with pytest.raises(UserError, match=r"this machine has 2 CUDA devices"):
         machine.refuse_device(planned(3), torch.device("cuda", 0))
 
 

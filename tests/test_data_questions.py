@@ -186,7 +186,7 @@ def test_training_needs_an_answer_that_is_there(tmp_path: Path, request_: Asked)
     Path(request_.request.data.corpus).write_text(json.dumps(value))
     summary = QuestionDataset.open(request_.prepare(tmp_path / "datasets")).summary()
     assert "train: 3 questions, 2 windows, 2 with the answer" in summary
-    assert "train: 1 questions with an answer not at its answer_start: left out: t1" in summary
+    assert "train: 1 question with an answer not at its answer_start: left out: t1" in summary
     for question in asked:
         question["answers"][0]["answer_start"] = 0
         question["answers"][0]["text"] = "nowhere"

@@ -314,7 +314,7 @@ def test_the_verb_writes_and_tells(tmp_path: Path, capsys: pytest.CaptureFixture
     assert said[0].endswith("synthetic: random numbers, for speed measurements; pt, source 2x5, target 3x5")
     assert said[1:4] == [
         "train: 12 samples",
-        "validation: 1 samples",
+        "validation: 1 sample",
         "verified: all stored hashes match",
     ]
     assert run(["data", said[-1]]) == 0

@@ -235,6 +235,18 @@ def test_what_cannot_be_validated_on(
         plan_with(config, opened(project, *words), 1)
 
 
+def test_prepared_data_without_validation_is_helped_by_what_counts_for_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    words = ("data.validation_fraction=0.0001",)
+    with pytest.raises(UserError, match=r"no sample of 16 positions; raise data\.validation_fraction, lower"):
+        plan_with(load("run.toml", words).config, opened(project, *words), 1)
+    shards = f"data.corpus={opened(project, *words).path}"
+    with pytest.raises(UserError, match=r"no sample of 16 positions; give data\.validation, lower"):
+        plan_with(load("run.toml", [shards]).config, opened(project, shards), 1)
+
+
 def test_a_prepared_folder_has_its_own(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     for task in ("sft", "qa"):

@@ -14,7 +14,7 @@ from declared_ranks import Answer, plan_of
 from forker import Forker
 
 from codescent.cost.memory import StateBytes, state_bytes
-from codescent.plan import DTYPE_BYTES, SENDS, WIDE, Collective, Plan, TensorPlan
+from codescent.plan import DTYPE_BYTES, SENDS, WIDE, Collective, Plan, TensorPlan, Verb
 
 Case = dict[str, Any]
 Key = tuple[Any, ...]
@@ -320,6 +320,8 @@ def declared(plan: Plan, rank: int) -> Counter[Key]:
         if record.stage in (None, plan.mesh.coordinates(rank)["pp"]):
             ranks = tuple(sorted(plan.mesh.group(record.axis, rank)))
             verb = record.verb if record.verb in SENDS else record.during or record.verb
+            if verb is Verb.REDUCE and "bucket" in record.what:  # the last bucket: backward starts it and ends with it
+                verb = plan.schedule.weight_verb
             counted[str(record.collective), ranks, record.payload_bytes, DTYPE[record.dtype], str(verb)] += record.times
     return counted
 

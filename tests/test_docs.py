@@ -49,6 +49,14 @@ def test_there_are_pages_for_the_verbs() -> None:
         assert (ROOT / "docs" / f"{verb}.md").is_file()
 
 
+def test_the_page_of_a_run_folder_has_every_event() -> None:
+    code = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "codescent").rglob("*.py"))
+    written = set(re.findall(r"event\(\s*\"(\w+)\"", code))
+    page = (ROOT / "docs" / "run_folder.md").read_text(encoding="utf-8")
+    assert {"start", "slow_steps", "rewind", "import"} <= written
+    assert written - set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set()
+
+
 def test_the_page_of_public_names_has_each_of_them() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^::: codescent\.(\w+)$", page, re.MULTILINE)) == sorted(codescent.__all__)

@@ -481,9 +481,14 @@ def test_a_second_ctrl_c_kills(launch: Start) -> None:
     assert not list(run.folder.glob("saved-*"))
 
 
-@pytest.mark.parametrize(("asked", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_scheduler_or_a_closed_terminal_asks_to_stop(launch: Start, asked: signal.Signals, code: int) -> None:
-    run = launch(2, HANDLE + "ready(); save_when_asked()")
+@pytest.mark.parametrize(
+    ("asked", "code", "saves"), [(signal.SIGTERM, 143, True), (signal.SIGHUP, 129, True), (signal.SIGTERM, 143, False)]
+)
+def test_a_scheduler_or_a_closed_terminal_asks_to_stop(
+    launch: Start, asked: signal.Signals, code: int, saves: bool
+) -> None:
+    setup = "" if saves else "import functools; local.run_ranks = functools.partial(local.run_ranks, saves=False)"
+    run = launch(2, HANDLE + "ready(); save_when_asked()", setup=setup)
     run.pids()
     for _ in range(3):
         run.process.send_signal(asked)
@@ -491,7 +496,8 @@ def test_a_scheduler_or_a_closed_terminal_asks_to_stop(launch: Start, asked: sig
         time.sleep(0.05)
     run.let("save")
     assert [run.read(f"saved-{rank}") for rank in range(2)] == [[signal.SIGTERM]] * 2
-    assert run.end() == (code, "", f"codescent: {asked.name}: waiting for the ranks to save and stop\n")
+    does = "save and stop" if saves else "stop"
+    assert run.end() == (code, "", f"codescent: {asked.name}: waiting for the ranks to {does}\n")
 
 
 def test_ctrl_c_before_the_ranks_can_handle_it_is_quiet(launch: Start) -> None:

@@ -6,13 +6,16 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from forker import Done, Forker
 from runs import assert_same, codescent, losses
 
 from codescent.checkpoint.checkpoints import read_tensors
+from codescent.config.optimizer import Optimizer
 from codescent.record import RunFolder
+from codescent.train.report import Report
 
 DIVERGES = (
     "optimizer.kind=sgd",
@@ -184,3 +187,17 @@ def test_by_the_same_update_a_failed_run_goes_on_from_its_newest_checkpoint(proj
     assert f"at step {before[-1]}" in done.said
     assert "skipped steps in a row: 10" in done.said
     assert steps(project, "again") == before
+
+
+def test_the_advice_lowers_the_rate_of_muon_too() -> None:
+    report, optimizer = Report.__new__(Report), Optimizer(kind="muon", learning_rate=0.003, muon_learning_rate=0.02)
+    report.run = SimpleNamespace(  # type: ignore[assignment]
+        path=Path("runs/a"),
+        checkpoints=SimpleNamespace(newest_step=lambda before: 3),
+        config=SimpleNamespace(optimizer=optimizer),
+        folder=None,
+    )
+    advice = report.failed(9, "why", 8).problems[1]
+    assert "runs/a optimizer.learning_rate=0.0003 optimizer.muon_learning_rate=0.002 (or" in advice
+    report.run.config.optimizer = Optimizer(kind="muon", learning_rate=0.003)  # Muon has the rate of the others
+    assert "muon" not in report.failed(9, "why", 8).problems[1]

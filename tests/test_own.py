@@ -87,7 +87,7 @@ for call in (lambda: codescent.sampler([0], 1), lambda: codescent.init("cuda"), 
     lines = done.stdout.splitlines()
     assert lines[0] == "module 'codescent' has no attribute 'nonsense'"
     assert lines[1] == "codescent.sampler: the ranks are not connected: call codescent.init() first"
-    assert lines[2].startswith('codescent.init: device = "cuda": this machine has 0 CUDA device(s)')
+    assert lines[2].startswith('codescent.init: device = "cuda": this machine has 0 CUDA devices')
     assert lines[3] == 'codescent.init: device "tpu"; must be one of auto, cpu, cuda'
 
 
@@ -384,14 +384,14 @@ def test_ranks_agree_on_which_buffers_have_changed(run: Run) -> None:
 REFUSALS = {
     "strategy": [
         'strategy "zero4": must be one of ddp, zero1, zero2, zero3, fsdp (did you mean',
-        "replicas = 3: must divide the 2 rank(s)",
+        "replicas = 3: must divide 2 ranks",
     ],
     "hsdp": ['hybrid sharding (HSDP) is "zero3" with replicas='],
-    "optimizer": ["4 parameter(s) that are not this module's", "create it with module.parameters()"],
+    "optimizer": ["4 parameters outside of this module", "create it with module.parameters()"],
     "twice": ["is distributed already, by ddp"],
     "meta": ["has no values yet (meta device): first call module.to"],
     "differ": ["rank 0 has weight [2, 2] torch.float32 trained, rank 1 has weight [3, 2]"],
-    "one rank": ["that are not this module's"],
+    "one rank": ["4 parameters outside of this module"],
     "blocks": ["blocks[0] (Sequential): must be a submodule", "blocks[1] (Linear): must be a submodule"],
     "sparse": ["create it with sparse=False"],
     "half": ["weight is of torch.float16: trained parameters must be of torch.float64"],
@@ -413,14 +413,14 @@ REFUSALS = {
     "swapped": ["module: must be a torch.nn.Module, not", "optimizer: must be a torch.optim.Optimizer, not"],
     "overlap": ["mask: some of its elements share memory"],
     "accumulate": ["call codescent.distribute first"],
-    "batch": ["batch_size = 5: must divide among 2 rank(s): 4 or 6"],
-    "small": ["3 sample(s), fewer than one step of batch_size = 4"],
+    "batch": ["batch_size = 5: must divide among 2 ranks: 4 or 6"],
+    "small": ["3 samples, fewer than one step of batch_size = 4"],
     "file": ["/file is a file, but a checkpoint is a folder"],
     "no json": ["what: JSON cannot represent"],
     "milestones": ["scheduler.milestones: a dict whose keys are not strings, such as 2"],
     "complex": ["turns: is of torch.complex64, which checkpoints cannot store"],
-    "validation": ["codescent.validation_sampler: batch_size = 5: must divide among 2 rank(s): 4 or 6"],
-    "fewer": ["the dataset has 1 sample(s), fewer than the 2 rank(s)"],
+    "validation": ["codescent.validation_sampler: batch_size = 5: must divide among 2 ranks: 4 or 6"],
+    "fewer": ["the dataset has 1 sample, fewer than 2 ranks"],
     "one each": ["batch_size = 2: one sample for each of 2 ranks, but 5 samples do not divide among them: 4 or more"],
     "counts": ["count must be at least 0 on every rank, and above 0 on one"],
     "negative": ["count must be at least 0 on every rank, and above 0 on one"],
@@ -444,7 +444,7 @@ def test_refusals(run: Run, what: str) -> None:
     ("what", "problem"),
     [
         ("everywhere", 'codescent.distribute: strategy "zero4": must be one of'),
-        ("each", "codescent.sampler: batch_size = 3: must divide among 2 rank(s)"),
+        ("each", "codescent.sampler: batch_size = 3: must divide among 2 ranks"),
         ("init", 'codescent.init: device "gpu"; must be one of'),
     ],
 )

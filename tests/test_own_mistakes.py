@@ -105,7 +105,7 @@ def test_metrics_after_a_kill_and_a_resume_have_each_step_once(run: Run, tmp_pat
         assert [line.split(",") for line in lines[1:]] == [[str(n), "0.5", str(int(n > 2))] for n in range(5)]
         rows = [json.loads(line) for line in (tmp_path / "moved" / "metrics.jsonl").read_text().splitlines()]
         assert [row["step"] for row in rows] == list(range(5))
-        assert "deleted 2 row(s), written after the save that was loaded" in (tmp_path / "said.txt").read_text()
+        assert "deleted 2 rows, written after the save that was loaded" in (tmp_path / "said.txt").read_text()
 
 
 _PATH = "must be a path (str or pathlib.Path), not"

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from runs import called, codescent, environment
 
 from codescent.base.errors import UserError
@@ -106,7 +108,9 @@ def test_the_table_and_what_does_not_fit(project: Path, more: tuple[str, ...]) -
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.split() for line in done.stdout.splitlines() if line.split()[1:]]
     assert any(line[:2] == ["dp_shard=2", "2"] and line[-1] == "same" for line in lines)
-    assert done.stdout.count("same") == (4 if more else 2)  # the legend, the layout; to it and from it
+    assert done.stdout.count("same") == (7 if more else 3)  # the legend; the layout, to it and from it, each twice
+    first = ["1 of 2: dp_shard=2: same", "2 of 2: dp_shard=3: refused"]
+    assert done.stdout.splitlines()[:2] == first  # no terminal
     told = " ".join(done.stdout.split())
     assert "dp_shard=3: train.global_batch_size = 8 does not divide into 3 data-parallel ranks" in told
     assert not (project / "runs").exists()
@@ -125,6 +129,13 @@ def test_another_loss_or_no_layout_at_all_is_no_proof(
     monkeypatch.setattr(prove, "TOLERANCE", {"fp64": -1.0})
     assert not proved("dp_shard=2")
     assert "DIFFERS" in capsys.readouterr().out
+
+
+def test_a_file_has_the_verdict_on_a_layout_before_the_next_one_runs(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as file:
+        finding = Finding(", ".join(f"parallel.key_{number}=[red]" for number in range(20)), 2, {}, failed="killed")
+        prove._show_progress(Console(file=file, highlight=False), "1 of 3: ", finding, Namespace(tolerance=1.0))
+        assert (tmp_path / "out").read_text() == f"1 of 3: {finding.layout}: FAILED\n"
 
 
 def test_a_run_that_is_killed_is_told(project: Path) -> None:

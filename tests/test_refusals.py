@@ -15,22 +15,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import called
 
+from codescent import tasks
 from codescent.base.errors import UserError
-from codescent.build import build
+from codescent.build import build, task_request
+from codescent.config.advice import on_resume
+from codescent.config.load import load, to_toml
 from codescent.config.sections import Config
 from codescent.plan import Plan
+from codescent.preflight import check, plan_with, run_folder
+from codescent.record import RunFolder
 
 MODEL = {"num_layers": 6, "num_heads": 12, "hidden_dim": 24, "seq_len": 48}
 Keys = Mapping[str, Any]
 
 
-def planned(keys: Keys, ranks: int) -> Plan:
-    """The plan of MODEL and a batch of 12, changed by "section.key": value; None is auto."""
-    sections: dict[str, dict[str, Any]] = {"model": dict(MODEL), "train": {"global_batch_size": 12}}
+def config_of(keys: Keys) -> Config:
+    """The config of MODEL and a batch of 12, changed by "section.key": value; None is auto."""
+    batch = {} if keys.get("train.global_batch_tokens") else {"global_batch_size": 12}
+    sections: dict[str, dict[str, Any]] = {"model": dict(MODEL), "train": batch}
     for key, value in keys.items():
         section, _, name = key.partition(".")
         sections.setdefault(section, {})[name] = value
-    return build(Config.model_validate(sections), 11, ranks)
+    return Config.model_validate(sections)
+
+
+def planned(keys: Keys, ranks: int) -> Plan:
+    """The plan of `config_of`."""
+    return build(config_of(keys), 11, ranks)
 
 
 def refusals(keys: Keys, ranks: int) -> tuple[str, ...]:
@@ -50,8 +61,8 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
     "copies that no number of would be the world": (
         {"parallel.dp_replicate": 2, "parallel.tp": 4},
         6,
-        ["= 8 ranks, but the run has 6; nearest that would do: 8 ranks"],
-        [({}, 8)],
+        ["= 8 ranks, but the run has 6; nearest that would do: tp = 3 with dp_replicate = 2, or ", ", or 8 ranks"],
+        [({"parallel.tp": 3, "parallel.dp_replicate": 2}, 6), ({}, 8)],
     ),
     "one copy that does not divide the world": (
         {"parallel.tp": 2, "parallel.pp": 2},
@@ -62,14 +73,57 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
     "the nearest worlds are those that the batch divides among": (
         {"parallel.tp": 2, "train.microbatch_size": 2},
         9,
-        ["which do not divide the run's 9 ranks; nearest that would do: 6 or 12 ranks"],
-        [({}, 6), ({}, 12)],
+        [
+            "which do not divide the run's 9 ranks; nearest that would do: tp = 1 with dp_replicate = 9 and "
+            "train.global_batch_size = 18, or tp = 3 with dp_replicate = 3, or 6 or 12 ranks"
+        ],
+        [({"parallel.tp": 1, "train.global_batch_size": 18}, 9), ({"parallel.tp": 3}, 9), ({}, 6), ({}, 12)],
     ),
     "heads that no degree above 1 divides on these ranks": (
         {"parallel.tp": 2, "model.num_heads": 5, "model.hidden_dim": 20, "train.global_batch_size": 16},
         8,
         ["5 heads do not divide into 2 parts; nearest that would do: tp = 1 with dp_replicate = 8"],
         [({"parallel.tp": 1}, 8)],
+    ),
+    "heads, where the batch of the other degree does not divide among the ranks": (
+        {"parallel.tp": 2, "model.num_heads": 5, "model.hidden_dim": 20, "train.global_batch_size": 32},
+        64,
+        [
+            "5 heads do not divide into 2 parts",
+            "do: tp = 1 with dp_replicate = 64 and train.global_batch_size = 64, or tp = 1 on 32 ranks",
+        ],
+        [({"parallel.tp": 1, "train.global_batch_size": 64}, 64)],
+    ),
+    "copies, where the batch does not divide among the ranks": (
+        {"parallel.dp_replicate": 2, "parallel.tp": 2},
+        64,
+        ["= 4 ranks, but the run has 64", "parallel.dp_replicate = 32 and train.global_batch_size = 32, or 4 ranks"],
+        [({"parallel.dp_replicate": 32, "train.global_batch_size": 32}, 64)],
+    ),
+    "one copy that does not divide the ranks, and a batch that does not either": (
+        {"parallel.tp": 3},
+        64,
+        [
+            "do not divide the run's 64 ranks; nearest that would do: tp = 2 with dp_replicate = 32 and train.",
+            "global_batch_size = 32, or tp = 4 with dp_replicate = 16 and train.global_batch_size = 16, or 36 ranks",
+        ],
+        [
+            ({"parallel.tp": 2, "train.global_batch_size": 32}, 64),
+            ({"parallel.tp": 4, "train.global_batch_size": 16}, 64),
+            ({}, 36),
+        ],
+    ),
+    "heads, where the micro-batch does not divide the share of a rank": (
+        {"parallel.tp": 8, "train.microbatch_size": 4},
+        24,
+        ["12 heads do not divide into 8 parts", "tp = 6 with dp_replicate = 4 and train.microbatch_size = 3, or "],
+        [({"parallel.tp": 6, "train.microbatch_size": 3}, 24)],
+    ),
+    "heads, where the batch is given in tokens": (
+        {"parallel.tp": 8, "train.global_batch_tokens": 48 * 8},
+        64,
+        ["12 heads do not divide", "tp = 4 with dp_replicate = 16 and train.global_batch_tokens = 768"],
+        [({"parallel.tp": 4, "train.global_batch_tokens": 768}, 64)],
     ),
     "batch over the ranks": (
         {"parallel.tp": 2},
@@ -103,14 +157,14 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
         8,
         [
             "parallel.tp = 8: 12 heads do not divide into 8 parts",
-            "tp = 4 with dp_replicate = 2, or tp = 12 on 12 rank(s)",
+            "tp = 4 with dp_replicate = 2, or tp = 12 on 12 ranks",
         ],
         [({"parallel.tp": 4, "parallel.dp_replicate": 2}, 8), ({"parallel.tp": 12}, 12)],
     ),
     "heads, where copies are given": (
         {"parallel.tp": 8, "parallel.dp_replicate": 2},
         16,
-        ["parallel.tp = 8: 12 heads", "tp = 4 with dp_replicate = 4, or tp = 12 on 24 rank(s)"],
+        ["parallel.tp = 8: 12 heads", "tp = 4 with dp_replicate = 4, or tp = 12 on 24 ranks"],
         [({"parallel.tp": 4, "parallel.dp_replicate": 4}, 16), ({"parallel.tp": 12}, 24)],
     ),
     "heads, where other copies would not share the batch": (
@@ -122,7 +176,7 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
     "heads, a degree that the sequence does not bear": (
         {"parallel.tp": 5, "model.seq_len": 30},
         5,
-        ["parallel.tp = 5: 12 heads", "tp = 3 on 3 rank(s), or tp = 6 on 6 rank(s)"],
+        ["parallel.tp = 5: 12 heads", "tp = 3 on 3 ranks, or tp = 6 on 6 ranks"],
         [({"parallel.tp": 3}, 3), ({"parallel.tp": 6}, 6)],
     ),
     "positions over tp": (
@@ -147,14 +201,14 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
         [
             "parallel.cp = 4: 44 positions (data.seq_len) are no multiple of 2 x 4 slices",
             "40 positions (data.seq_len), or 48 positions (model.seq_len at least that); or cp = 2 with "
-            "dp_replicate = 2, or cp = 11 on 11 rank(s)",
+            "dp_replicate = 2, or cp = 11 on 11 ranks",
         ],
         [({"data.seq_len": 40}, 4), ({"model.seq_len": 48}, 4), ({"parallel.cp": 2}, 4), ({"parallel.cp": 11}, 11)],
     ),
     "fewer positions than slices": (
         {"parallel.cp": 4, "model.seq_len": 6},
         4,
-        ["parallel.cp = 4: 6 positions", "8 positions (model.seq_len at least that); or cp = 3 on 3 rank(s)"],
+        ["parallel.cp = 4: 6 positions", "8 positions (model.seq_len at least that); or cp = 3 on 3 ranks"],
         [({"model.seq_len": 8}, 4), ({"parallel.cp": 3}, 3)],
     ),
     "fewer layers than stages": (
@@ -196,7 +250,7 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
     "micro-batches over stages, where none are asked for": (
         {"parallel.pp": 3, "parallel.schedule": "interleaved", "parallel.virtual_stages": 2},
         3,
-        ["1 micro-batches are no multiple of 3", "nearest that would do: 3 micro-batches (train.microbatch_size = 4)"],
+        ["1 micro-batch is no multiple of 3", "nearest that would do: 3 micro-batches (train.microbatch_size = 4)"],
         [({"train.microbatch_size": 4}, 3)],
     ),
     "micro-batches over stages, where the batch is no multiple": (
@@ -316,17 +370,25 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     assert len(problems) == 7
 
 
-@pytest.mark.parametrize(
-    ("axis", "advice"),
-    [("tp", "tp = 12 on 12 rank(s)"), ("pp", "pp = 6 on 6 rank(s)"), ("cp", "cp = 24 on 24 rank(s)")],
-)
-def test_a_degree_that_no_machine_has_is_refused_at_once(axis: str, advice: str) -> None:
-    """Neither its ranks nor the degrees below it are gone through one by one."""
-    assert any(advice in problem for problem in refusals({f"parallel.{axis}": 10**12}, 1))
+@pytest.mark.parametrize("axis", ["tp", "pp", "cp", "dp_shard", "dp_replicate"])
+@pytest.mark.parametrize("degree", [1_000_001, 10**15])
+def test_a_degree_that_no_machine_has_is_refused_at_once(axis: str, degree: int) -> None:
+    """Neither its ranks nor the degrees below it are gone through one by one, and no advice names such numbers."""
+    (problem,) = refusals({f"parallel.{axis}": degree}, 1)
+    assert problem.startswith("parallel: ")
+    assert problem.endswith(f"= {degree} ranks: more than anybody has; give at most 1,000,000")
 
 
 def test_ranks_that_no_machine_has_are_refused_at_once() -> None:
-    assert any("12 ranks" in problem for problem in refusals({}, 10**12))
+    assert refusals({}, 10**12) == (f"parallel.ranks = {10**12} ranks: more than anybody has; give at most 1,000,000",)
+
+
+def test_virtual_stages_that_no_model_has_are_advised_down_at_once() -> None:
+    keys = {"parallel.pp": 2, "parallel.schedule": "interleaved", "train.microbatch_size": 3}
+    for number in (4, 10**9):
+        (problem,) = refusals({**keys, "parallel.virtual_stages": number}, 2)
+        assert "nearest that would do: parallel.virtual_stages = 3, or " in problem
+    assert planned({**keys, "parallel.virtual_stages": 3}, 2).layout.virtual_stages == 3
 
 
 def test_a_batch_that_does_not_divide_is_no_reason_to_refuse_a_schedule() -> None:
@@ -390,6 +452,10 @@ def keys_of(problems: Sequence[str]) -> list[str]:
     return [re.split(r"[ :]", problem)[0] for problem in problems]
 
 
+def is_of_batch(key: str) -> bool:
+    return key in ("train.global_batch_size", "train.global_batch_tokens", "train.microbatch_size")
+
+
 @given(asked_for())
 def test_what_is_said_to_do_does(asked: tuple[dict[str, Any], int]) -> None:
     """Each advice takes its problem away and adds none. If sizes are wrong, the layout is not looked at before."""
@@ -403,7 +469,14 @@ def test_what_is_said_to_do_does(asked: tuple[dict[str, Any], int]) -> None:
     else:
         return
     for problem in problems:
-        for changed, as_many in advised(problem):
+        before_it = [one for one in keys_of(problems) if one != keys_of([problem])[0]]
+        changes = advised(problem)
+        if problem.startswith("parallel.tp") and "divide into" in problem and "heads" in problem:
+            copy = math.prod(keys[f"parallel.{axis}"] for axis in ("pp", "cp", "dp_shard"))
+            kept = [changed for changed, as_many in changes if as_many is None and "parallel.tp" in changed]
+            assert kept or ranks % copy, problem
+        for changed, as_many in changes:
+            before = before_it
             others = {**keys, **changed}
             if as_many is not None and "parallel.dp_replicate" not in changed and "dp_replicate" not in problem:
                 others["parallel.dp_replicate"] = None
@@ -413,10 +486,11 @@ def test_what_is_said_to_do_does(asked: tuple[dict[str, Any], int]) -> None:
                 left = list(error.problems)
             else:
                 left = []
+            # An advice that changes the batch, too, leaves no problem with the batch.
+            before = [one for one in before if not (one.startswith("train.") and any(map(is_of_batch, changed)))]
             hidden = [one for one in left if problem.startswith("model.") and not re.search(r"^model\.|heads", one)]
-            before = [one for one in keys_of(problems) if one != keys_of([problem])[0]]
             others_left = [one for one in left if one not in hidden and keys_of([one])[0] not in before]
-            same = len(keys_of(problems)) - len(before) - 1  # other problems of the same key
+            same = len(keys_of(problems)) - len(before_it) - 1  # other problems of the same key
             assert len(others_left) <= same, f"{problem}\n{changed} on {as_many or ranks} ranks leaves:\n{left}"
 
 
@@ -439,3 +513,66 @@ def test_the_command_line_refuses_before_anything_is_written(
     told = " ".join(done.stderr.split())
     assert [part for part in expected if part not in told] == []
     assert {path for path in project.rglob("*") if "datasets" not in path.parts} == before
+
+
+def on_a_resume(keys: Keys, ranks: int, before: Keys) -> list[str]:
+    """What a resume says of a run that began with the keys `before` on one rank."""
+    trajectory = planned(before, 1).trajectory()
+    return [on_resume(problem, config_of(keys), trajectory) for problem in refusals(keys, ranks)]
+
+
+@given(asked_for())
+def test_a_resume_advises_no_key_that_decides_the_losses(asked: tuple[dict[str, Any], int]) -> None:
+    keys, ranks = asked
+    try:
+        planned(keys, ranks)
+    except UserError as error:
+        problems = error.problems
+    except ValueError:
+        return
+    else:
+        return
+    before = planned({}, 1).trajectory()
+    decides = {"model.seq_len", *before}
+    for problem in problems:
+        said = on_resume(problem, config_of(keys), before).replace(" on a resume: ", ": ")
+        kept, free = advised(said), [one for one in advised(problem) if not is_fixed(one[0], decides)]
+        assert [one for one in kept if not is_fixed(one[0], decides)] == free, said
+        for changed, _ in kept:  # or back to the run's value
+            assert not is_fixed({key: value for key, value in changed.items() if value != before.get(key)}, decides)
+        assert ("cannot continue so" in said) == bool(advised(problem) and not kept)
+
+
+def is_fixed(changed: Keys, decides: set[str]) -> bool:
+    return any(key in decides or key.startswith("model.") for key in changed)
+
+
+@pytest.mark.parametrize(
+    ("keys", "ranks", "said"),
+    [
+        ({"parallel.cp": 4, "model.seq_len": 44}, 4, "slices; nearest that would do on a resume: cp = 2 with dp_"),
+        (
+            {"train.global_batch_size": 10},
+            3,
+            "; nearest that would do on a resume: 2 or 5 ranks, or train.global",
+        ),
+        ({"model.num_heads": 5}, 1, "hidden_dim = 24; nearest that would do on a resume: model.num_heads = 12"),
+        ({"parallel.dp_shard": 5}, 5, "5 data-parallel ranks; the run cannot continue so: a resume changes no model"),
+    ],
+)
+def test_a_resume_advises_what_it_may_change(keys: Keys, ranks: int, said: str) -> None:
+    before = {key: value for key, value in keys.items() if key == "model.seq_len"}
+    (problem,) = on_a_resume(keys, ranks, before)
+    assert said in problem
+
+
+def test_a_run_that_is_resumed_is_advised_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    config = load("run.toml", []).config
+    dataset = tasks.prepare_and_open(task_request(config), progress=False)
+    config, plan = plan_with(config, dataset, 1)
+    RunFolder.create(run_folder(config), to_toml(config), plan.to_json())
+    with pytest.raises(UserError, match=r"nearest that would do: 6 or 9 samples, or 2 or 4 ranks$"):
+        check(load("run.toml", ["run.name=other"]).config, 3, resume=False)
+    with pytest.raises(UserError, match=r"nearest that would do on a resume: 2 or 4 ranks$"):
+        check(load("run.toml", []).config, 3, resume=True)

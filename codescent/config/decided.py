@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from codescent.base.counted import counted
 from codescent.base.nearest import near_multiples
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def undivided(config: Config, sample_tokens: int, dp: int, unit: int) -> list[st
         return []
     return [
         f"train.global_batch_tokens = {tokens}: not a multiple of {smallest} = {sample_tokens} tokens of a sample x "
-        f"{microbatch} sample(s) of a micro-batch x {dp} data-parallel rank(s); nearest that would do: "
-        f"{near_multiples(tokens, sample_tokens * unit)}"
+        f"{counted(microbatch, 'sample')} of a micro-batch x {counted(dp, 'data-parallel rank')}; nearest that "
+        f"would do: {near_multiples(tokens, sample_tokens * unit)}"
     ]
 
 

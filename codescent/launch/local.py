@@ -45,7 +45,7 @@ CLEAN_STOPS = {0, *(128 + number for number in STOP_SIGNALS), *(-number for numb
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def run_ranks(command: Sequence[str], ranks: int, env: Mapping[str, str]) -> int:
+def run_ranks(command: Sequence[str], ranks: int, env: Mapping[str, str], *, saves: bool = True) -> int:
     """Run `command` in `ranks` processes of this machine and wait for all of them.
 
     Every rank gets torchrun's environment variables, the token of the run, and shared memory for its progress
@@ -61,6 +61,7 @@ def run_ranks(command: Sequence[str], ranks: int, env: Mapping[str, str]) -> int
         command: the program and its arguments, the same for every rank.
         ranks: at least 1.
         env: environment of the ranks. Its numbers of threads and network interfaces override our defaults.
+        saves: whether the ranks save when they are asked to stop, for the message.
 
     Returns:
         0 if every rank returned 0. Otherwise the exit code of the first rank that failed; or 128 + the number of the
@@ -73,7 +74,7 @@ def run_ranks(command: Sequence[str], ranks: int, env: Mapping[str, str]) -> int
     signals = [*STOP_SIGNALS, signal.SIGCHLD, signal.SIGTSTP]
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
         signals.remove(signal.SIGHUP)
-    with _SignalQueue(signals) as queue, _Ranks(command, ranks, env) as processes:
+    with _SignalQueue(signals) as queue, _Ranks(command, ranks, env, saves=saves) as processes:
         code = processes.watch(queue)
         processes.report()
     return code
@@ -130,9 +131,9 @@ def _queued(number: int, frame: types.FrameType | None) -> None:
 class _Ranks:
     """The processes of one launch, their logs and their exit codes."""
 
-    def __init__(self, command: Sequence[str], ranks: int, env: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], ranks: int, env: Mapping[str, str], *, saves: bool) -> None:
         self._command, self._num_ranks = list(command), ranks
-        self._env = {**env}
+        self._env, self._does = {**env}, "save and stop" if saves else "stop"
         self._token = fresh()
         self._beats = shared_memory(ranks)
         self._watch = Watch(Beats(self._beats, ranks), ranks)
@@ -248,7 +249,7 @@ class _Ranks:
             if self._stop_signal is None:  # forward once, although a scheduler may send SIGTERM twice
                 self._stop_signal = number
                 more = "; Ctrl-C once more kills them" if number == signal.SIGINT else ""
-                _say(f"codescent: {signal.Signals(number).name}: waiting for the ranks to save and stop{more}")
+                _say(f"codescent: {signal.Signals(number).name}: waiting for the ranks to {self._does}{more}")
                 self._send(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
                 self._send(signal.SIGCONT)  # all ranks stop together, so wake a suspended rank
                 self._answer_s = now_s + ANSWER_S

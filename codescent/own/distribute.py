@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from codescent.base.agreement import together
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.own import registry
 from codescent.own.arguments import COUNT, MODULE, MODULES, OPTIMIZER, POSITIVE, TEXT, public
@@ -234,7 +235,7 @@ def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, 
         hybrid = '; hybrid sharding (HSDP) is "zero3" with replicas=' if "h" in str(strategy).lower() else ""
         problems.append(f'strategy "{strategy}": must be one of {", ".join(STAGES)}{meant}{hybrid}')
     if ranks.world_size % replicas:
-        problems.append(f"replicas = {replicas}: must divide the {ranks.world_size} rank(s)")
+        problems.append(f"replicas = {replicas}: must divide {counted(ranks.world_size, 'rank')}")
     elif replicas > 1 and not STAGES.get(strategy, 1):
         problems.append(f'replicas = {replicas}: with "ddp" every rank is a replica: leave it out')
     if before := registry.strategy_of(module):
@@ -251,8 +252,8 @@ def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, 
     if foreign := [p for group in optimizer.param_groups for p in group["params"] if p not in names]:
         shapes = ", ".join(str(list(p.shape)) for p in foreign[:3])
         problems.append(
-            f"the optimizer has {len(foreign)} parameter(s) that are not this module's (of shape {shapes}): create it "
-            f"with module.parameters()"
+            f"the optimizer has {counted(len(foreign), 'parameter')} outside of this module (of shape {shapes}): "
+            "create it with module.parameters()"
         )
     tensors = list(chain(module.named_parameters(), module.named_buffers()))
     for name, tensor in tensors:

@@ -12,6 +12,7 @@ import torch
 
 from codescent.base import output
 from codescent.base.agreement import rank
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.own.arguments import PATH, number, public, shown
 from codescent.own.session import joined_or_alone
@@ -76,7 +77,9 @@ def continue_from(save: Path, rows: Mapping[str, int]) -> None:
 
 def _keep(folder: Path, rows: int) -> None:
     if deleted := _tables[folder].keep(rows):
-        output.warn(f"codescent.Metrics: {folder}: deleted {deleted} row(s), written after the save that was loaded")
+        output.warn(
+            f"codescent.Metrics: {folder}: deleted {counted(deleted, 'row')}, written after the save that was loaded"
+        )
 
 
 def _number(name: str, value: Number) -> float | int | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sized
 
 import torch
 
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.data.loader import MOST_STEPS_AT_ONCE
 from codescent.data.loader import Sampler as Order
@@ -78,7 +79,7 @@ def sampler(dataset: Sized, batch_size: int, seed: int = 0) -> BatchSampler:
     count, world_size, batch_size = len(dataset), ranks.world_size, int(batch_size)
     problems = list(_undivided(batch_size, world_size))
     if count < max(1, batch_size):
-        problems.append(f"the dataset has {count} sample(s), fewer than one step of batch_size = {batch_size}")
+        problems.append(f"the dataset has {counted(count, 'sample')}, fewer than one step of batch_size = {batch_size}")
     if problems:
         raise UserError(*(f"codescent.sampler: {problem}" for problem in problems))
     share = batch_size // world_size
@@ -129,7 +130,7 @@ def validation_sampler(dataset: Sized, batch_size: int) -> OrderedBatchSampler:
     count, world_size, batch_size = len(dataset), ranks.world_size, int(batch_size)
     problems = list(_undivided(batch_size, world_size))
     if count < world_size:
-        problems.append(f"the dataset has {count} sample(s), fewer than the {world_size} rank(s)")
+        problems.append(f"the dataset has {counted(count, 'sample')}, fewer than {counted(world_size, 'rank')}")
     elif batch_size == world_size and count % world_size:
         problems.append(
             f"batch_size = {batch_size}: one sample for each of {world_size} ranks, but {count} samples do not divide "
@@ -151,4 +152,4 @@ def _undivided(batch_size: int, world_size: int) -> Iterator[str]:
     if batch_size < 1 or batch_size % world_size:
         lower = batch_size // world_size * world_size
         near = [str(size) for size in (lower, lower + world_size) if size > 0]
-        yield f"batch_size = {batch_size}: must divide among {world_size} rank(s): {' or '.join(near)}"
+        yield f"batch_size = {batch_size}: must divide among {counted(world_size, 'rank')}: {' or '.join(near)}"

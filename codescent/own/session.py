@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from codescent.base.agreement import alone, together
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 from codescent.launch import environment
@@ -112,7 +113,9 @@ class Ranks:
     def mesh(self, replicas: int) -> DeviceMesh:
         """A device mesh with `replicas` rows. The model is sharded over each row. One row gives a mesh of one dim."""
         if self.world_size % replicas:
-            raise UserError(f"codescent: ranks.mesh: replicas = {replicas}: must divide the {self.world_size} rank(s)")
+            raise UserError(
+                f"codescent: ranks.mesh: replicas = {replicas}: must divide {counted(self.world_size, 'rank')}"
+            )
         if replicas not in self._meshes:
             sizes = {"dp_replicate": replicas, "dp_shard": self.world_size // replicas}
             if replicas == 1:

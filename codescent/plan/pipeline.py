@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 
+from codescent.base.counted import counted
 from codescent.base.nearest import near_multiples
 from codescent.plan.schedule import Instruction, Schedule, Verb
 
@@ -76,9 +77,10 @@ def refusals(
     if num_stages == 1:
         yield "schedule interleaved: 1 pipeline stage has no neighbour; nearest that would do: 2, or schedule 1f1b"
     if num_microbatches % num_stages:
+        verb, near = "is" if num_microbatches == 1 else "are", near_multiples(num_microbatches, num_stages)
         yield (
-            f"schedule interleaved: {num_microbatches} micro-batches are no multiple of {num_stages} pipeline stages; "
-            f"nearest that would do: {near_multiples(num_microbatches, num_stages)} micro-batches{keys}"
+            f"schedule interleaved: {counted(num_microbatches, 'micro-batch')} {verb} no multiple of {num_stages} "
+            f"pipeline stages; nearest that would do: {near} micro-batches{keys}"
         )
 
 

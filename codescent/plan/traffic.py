@@ -31,7 +31,7 @@ class Traffic:
     Attributes:
         axis: the mesh axis of its group; "": inside one rank, between its devices, or (COPY) device and host.
         payload_bytes: input buffer of the largest rank. For ALL_GATHER: the whole gathered buffer.
-        verb: the instruction that starts it.
+        verb: the instruction that starts it; REDUCE: the instruction that waits for it.
         during: the instruction whose last instance it may overlap; None: the ranks wait for it.
         what: its purpose, in words.
         times: how often it runs in a step.

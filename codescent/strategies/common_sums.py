@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from codescent.base.counted import counted
 from codescent.plan import AXES, DIVIDING, DTYPE_BYTES, SCALARS, Collective, Plan, Traffic, Verb
 
 
@@ -17,7 +18,10 @@ def common_sums(plan: Plan) -> Iterator[Traffic]:
             parts = [tensor for tensor in tensors if axis in tensor.partial]
             dtype = parts[0].bucket_dtype or parts[0].gradient_dtype
             numel = sum(tensor.optimizer.numel(tensor.parameter.shape, mesh) for tensor in parts)
-            payload_bytes, what = numel * DTYPE_BYTES[dtype], f"partial gradients of {len(parts)} replicated tensor(s)"
+            payload_bytes, what = (
+                numel * DTYPE_BYTES[dtype],
+                f"partial gradients of {counted(len(parts), 'replicated tensor')}",
+            )
             at = stage if mesh.pp > 1 else None
             yield Traffic(Collective.ALL_REDUCE, axis, payload_bytes, dtype, Verb.REDUCE, None, what, stage=at)
     everyone, parts_of = mesh.joint(*AXES), mesh.joint(*DIVIDING)

@@ -60,13 +60,16 @@ class DDP(Strategy):
         return replace(tensor, bucket_dtype=wire_dtype)
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:
-        """One all-reduce per bucket of the stage's gradients."""
+        """One all-reduce per bucket of the stage's gradients. Only the last bucket overlaps with nothing: its last
+        gradient is that of the stage's first layer, with which backward ends."""
         dtype = _wire_dtype(plan.layout, plan.work.precision)
         numels = _numels([tensor for tensor in plan.held_by(stage) if tensor.parameter.trained], plan.mesh)
-        for number, bucket in enumerate(buckets(numels, plan.layout.bucket_bytes, dtype)):
+        filled = buckets(numels, plan.layout.bucket_bytes, dtype)
+        for number, bucket in enumerate(filled, 1):
             payload_bytes = sum(numels[index] for index in bucket) * DTYPE_BYTES[dtype]
-            during, what = plan.schedule.weight_verb, f"gradients, bucket {number}"
-            yield Traffic(Collective.ALL_REDUCE, replicas(plan.mesh), payload_bytes, dtype, Verb.REDUCE, during, what)
+            during = None if number == len(filled) else plan.schedule.weight_verb
+            what, axis = f"gradients, bucket {number - 1}", replicas(plan.mesh)
+            yield Traffic(Collective.ALL_REDUCE, axis, payload_bytes, dtype, Verb.REDUCE, during, what)
 
     def gradients(
         self, parts: Sequence[torch.nn.Module], this_rank: ThisRank, owner: Gradients | None

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from codescent.base.nearest import near_multiples
+from codescent.base.counted import counted
+from codescent.base.nearest import in_words, near_divisors, nearest_multiples
 from codescent.plan import DTYPE_BYTES, SENDS, Collective, Layout, Plan, Schedule, TensorPlan, Traffic, Verb
 from codescent.plan.pipeline import cut, cut_at, pipeline, refusals
 from codescent.strategies.refusals import near_degrees
@@ -56,9 +57,10 @@ class Pipeline(Strategy):
             virtual = f" x {chunks} (virtual_stages) = {degree * chunks}" if chunks > 1 else ""
             near, encoder = near_degrees(candidate, self.axis, degree, _fits), candidate.model.encoder_layers
             key = "model.num_decoder_layers" if encoder else "model.num_layers"
+            fewer = f"parallel.virtual_stages = {layers // degree}, or " if layers >= 2 * degree else ""
             yield (
-                f"parallel.pp = {degree}{virtual}: the model has {layers} layers, fewer than stages; nearest that "
-                f"would do: {near and f'{near}, or '}{key} = {degree * chunks - encoder}"
+                f"parallel.pp = {degree}{virtual}: the model has {counted(layers, 'layer')}, fewer than stages; "
+                f"nearest that would do: {fewer}{near and f'{near}, or '}{key} = {degree * chunks - encoder}"
             )
         if layout.schedule == "zero-bubble" and candidate.mesh.dp_shard > 1:
             yield (
@@ -113,12 +115,15 @@ class Pipeline(Strategy):
 
 def _batch_keys(candidate: Candidate) -> str:
     """Config keys that give a number of micro-batches that is a multiple of the stages, as text."""
-    size, batch = candidate.microbatch_size, candidate.work.global_batch_size
+    size, batch, tokens = candidate.microbatch_size, candidate.work.global_batch_size, candidate.sample_tokens
     ranks = candidate.mesh.dp * candidate.mesh.pp
     if size is None and batch % ranks == 0:
         return f" (train.microbatch_size = {batch // ranks})"
+    key, unit = ("train.global_batch_tokens", tokens) if tokens else ("train.global_batch_size", 1)
+    numbers = in_words([number * unit for number in nearest_multiples(batch, ranks * (size or 1))])
     one = ", train.microbatch_size = 1" if size is None else ""
-    return f" (train.global_batch_size = {near_multiples(batch, ranks * (size or 1))}{one})"
+    smaller = "" if size is None or batch % ranks else near_divisors(batch // ranks, size)
+    return f" ({key} = {numbers}{one})" + (f", or train.microbatch_size = {smaller}" if smaller else "")
 
 
 def _chunks(layout: Layout) -> int:

@@ -1,14 +1,19 @@
-"""In: a sequence length, or a size of a mesh axis, that a strategy cannot use. Out: the nearest usable sizes, as text.
+"""In: a batch, a sequence length, or a size of a mesh axis, that cannot be used. Out: the nearest usable ones, as text.
 Does not decide what is usable: strategies do. The text is a part of an error message."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from codescent.base.counted import plural
+from codescent.base.nearest import in_words, near_divisors, nearest_multiples
+
 if TYPE_CHECKING:
+    from codescent.plan import Mesh
     from codescent.strategies.strategy import Candidate
 
 LARGEST_DEGREE = 1 << 14  # larger degrees are not tried: models have fewer heads, layers and slices of a sequence
@@ -32,35 +37,98 @@ def near_lengths(value: int, factor: int) -> str:
     return f"{below} positions (data.seq_len), or {longer}" if below else longer
 
 
+def near_batch(candidate: Candidate, mesh: Mesh) -> str:
+    """The nearest batch that the ranks of a mesh can share equally, as text: its keys with values.
+
+    It is the candidate's batch in other micro-batches, if possible.
+    """
+    size, microbatch, stages = candidate.work.global_batch_size, candidate.microbatch_size, candidate.multiple(mesh)
+    share, rest = divmod(size, mesh.dp * stages)
+    if not rest:
+        return f"train.microbatch_size = {near_divisors(share, microbatch) if microbatch else share}"
+    numbers = nearest_multiples(size, mesh.dp * stages * (microbatch or 1))
+    batch = f"train.global_batch_size = {in_words(numbers)}"
+    if tokens := candidate.sample_tokens:
+        batch = f"train.global_batch_tokens = {in_words([number * tokens for number in numbers])}"
+    return batch if microbatch or stages == 1 else f"{batch} and train.microbatch_size = 1"
+
+
 def near_degrees(candidate: Candidate, axis: str, most: int, fits: Callable[[Candidate], bool]) -> str:
     """The nearest degrees of an axis for which `fits` is true, as text: one below and one above the candidate's.
 
-    No degree is above `most`. Degrees that are possible on the run's ranks come first, with their dp_replicate. Other
-    degrees come with the number of ranks that they need. Degree 1 comes last: it does without the strategy. The text
-    is empty if no degree does.
+    No degree is above `most`. Degrees that are possible on the run's ranks come first, with their dp_replicate. If
+    these ranks could not share the batch, the text names the nearest batch that they could, and a degree with the
+    number of ranks that it needs. Degree 1 comes last, because it does without the strategy; but it is named if no
+    other degree keeps the run's ranks. The text is empty if no degree does.
     """
     degree = candidate.mesh.degree(axis)
 
-    def nearest(degrees: range) -> str:
-        tried = (
-            on_ranks(candidate, axis, number, fits)
-            for parts in ([number for number in degrees if number > 1], [number for number in degrees if number == 1])
-            for on_ranks in (_on_these_ranks, _on_other_ranks)
-            for number in parts
-        )
-        return next(filter(None, tried), "")
+    def first(on_ranks: Callable[..., str], numbers: list[int]) -> str:
+        return next(filter(None, (on_ranks(candidate, axis, number, fits) for number in numbers)), "")
+
+    def nearest(degrees: range) -> list[str]:
+        for numbers in ([number for number in degrees if number > 1], [number for number in degrees if number == 1]):
+            if same := first(_on_these_ranks, numbers):
+                return [same]
+            if found := [text for on in (_with_another_batch, _on_other_ranks) if (text := first(on, numbers))]:
+                return found
+        return []
 
     below, above = range(min(degree - 1, LARGEST_DEGREE), 0, -1), range(degree + 1, most + 1)
-    return ", or ".join(filter(None, (nearest(below), nearest(above))))
+    found = [*nearest(below), *nearest(above)]
+    if degree > 1 and not any(" with dp_replicate = " in text for text in found):
+        found.append(first(_on_these_ranks, [1]) or first(_with_another_batch, [1]))
+    return ", or ".join(filter(None, found))
+
+
+def near_meshes(candidate: Candidate, fits: Callable[[Candidate], bool]) -> list[str]:
+    """The nearest meshes of as many ranks as the run has, as text: with another dp_replicate, else another degree.
+
+    Where these ranks cannot share the batch, the text names the nearest batch that they can.
+    """
+    mesh, found = candidate.mesh, []
+    copies, rest = divmod(candidate.world_size, mesh.world_size // mesh.dp_replicate)
+    if copies and not rest:
+        other = replace(mesh, dp_replicate=copies)
+        batch = "" if candidate.on(other) else f" and {near_batch(candidate, other)}"
+        return [f"parallel.dp_replicate = {copies}{batch}"]
+    for axis in ("pp", "dp_shard", "cp", "tp"):
+        degree = mesh.degree(axis)
+        for degrees in (range(min(degree - 1, LARGEST_DEGREE), 0, -1), range(degree + 1, 2 * degree + 1)):
+            ways = (
+                on(candidate, axis, number, fits) for on in (_on_these_ranks, _with_another_batch) for number in degrees
+            )
+            found += list(itertools.islice(filter(None, ways), 1 if degree > 1 else 0))
+    return found
+
+
+def _mesh_on_these_ranks(candidate: Candidate, axis: str, degree: int) -> Mesh | None:
+    """The mesh with this degree, and with as many copies of the model as make the run's ranks; None: there is none."""
+    one = replace(candidate.mesh, **{axis: degree, "dp_replicate": 1})
+    replicas, rest = divmod(candidate.world_size, one.world_size)
+    return replace(one, dp_replicate=replicas) if replicas and not rest else None
 
 
 def _on_these_ranks(candidate: Candidate, axis: str, degree: int, fits: Callable[[Candidate], bool]) -> str:
-    one = replace(candidate.mesh, **{axis: degree, "dp_replicate": 1})
-    replicas, rest = divmod(candidate.world_size, one.world_size)
-    other = candidate.on(replace(one, dp_replicate=replicas)) if replicas and not rest else None
-    return f"{axis} = {degree} with dp_replicate = {replicas}" if other is not None and fits(other) else ""
+    mesh = _mesh_on_these_ranks(candidate, axis, degree)
+    other = None if mesh is None else candidate.on(mesh)
+    return f"{axis} = {degree} with dp_replicate = {other.mesh.dp_replicate}" if other and fits(other) else ""
+
+
+def _with_another_batch(candidate: Candidate, axis: str, degree: int, fits: Callable[[Candidate], bool]) -> str:
+    mesh = _mesh_on_these_ranks(candidate, axis, degree)
+    if mesh is None or candidate.on(mesh) is not None:
+        return ""
+    work = replace(candidate.work, microbatch_size=1, num_microbatches=candidate.multiple(mesh))
+    if not fits(replace(candidate, mesh=mesh, work=work)):
+        return ""
+    return f"{axis} = {degree} with dp_replicate = {mesh.dp_replicate} and {near_batch(candidate, mesh)}"
 
 
 def _on_other_ranks(candidate: Candidate, axis: str, degree: int, fits: Callable[[Candidate], bool]) -> str:
     mesh = replace(candidate.mesh, **{axis: degree})
-    return f"{axis} = {degree} on {mesh.world_size} rank(s)" if fits(replace(candidate, mesh=mesh)) else ""
+    return (
+        f"{axis} = {degree} on {mesh.world_size} {plural(mesh.world_size, 'rank')}"
+        if fits(replace(candidate, mesh=mesh))
+        else ""
+    )

@@ -20,7 +20,7 @@ class Candidate:
     """The facts from which a plan is built. Strategies refuse a candidate, or search for the nearest possible one.
 
     `world_size`: number of ranks of the run. `microbatch_size`: the user's setting; None: all samples of a rank.
-    `update`: see `Plan.update`.
+    `update`: see `Plan.update`. `sample_tokens`: tokens of a sample, if the batch is given in tokens; else 0.
     """
 
     mesh: Mesh
@@ -31,16 +31,17 @@ class Candidate:
     world_size: int
     microbatch_size: int | None
     update: Mapping[str, Scalar] = field(default_factory=dict)
+    sample_tokens: int = 0
+
+    def multiple(self, mesh: Mesh) -> int:
+        """The number of micro-batches must be a multiple of this: with the schedule interleaved, of the stages."""
+        return mesh.pp if self.layout.schedule == "interleaved" else 1
 
     def on(self, mesh: Mesh) -> Candidate | None:
-        """This candidate with another mesh; None if the ranks cannot have equal parts of the batch.
-
-        With the schedule interleaved the micro-batches of a part must be a multiple of the pipeline stages.
-        """
+        """This candidate with another mesh; None if the ranks cannot have equal parts of the batch."""
         share, rest = divmod(self.work.global_batch_size, mesh.dp)
         size = self.microbatch_size or share
-        stages = mesh.pp if self.layout.schedule == "interleaved" else 1
-        if rest or share % (size * stages):
+        if rest or share % (size * self.multiple(mesh)):
             return None
         work = replace(self.work, microbatch_size=size, num_microbatches=share // size)
         return replace(self, mesh=mesh, work=work)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from codescent.base.counted import counted
 from codescent.base.nearest import near_multiples
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Parameter, Placement, Plan, Role, TensorPlan, Traffic, Verb
 from codescent.strategies.refusals import length_factor, near_degrees, near_lengths
@@ -46,11 +47,12 @@ class TensorParallel(Strategy):
         degree, cp, factor = mesh.tp, 1 if work.streams else mesh.cp, length_factor(candidate)
         if degree == 1:
             return
-        for what, number in (("heads", model.num_heads), ("key-value heads", model.num_kv_heads)):
-            if number % degree and not (what != "heads" and number == model.num_heads):
+        for what, number in (("head", model.num_heads), ("key-value head", model.num_kv_heads)):
+            verb = "does" if number == 1 else "do"
+            if number % degree and not (what != "head" and number == model.num_heads):
                 yield (
-                    f"parallel.tp = {degree}: {number} {what} do not divide into {degree} parts; nearest that would "
-                    f"do: {near_degrees(candidate, self.axis, number, _fits)}"
+                    f"parallel.tp = {degree}: {counted(number, what)} {verb} not divide into {degree} parts; nearest "
+                    f"that would do: {near_degrees(candidate, self.axis, number, _fits)}"
                 )
         keys = ("model.source_len", "model.target_len") if work.streams else ("data.seq_len",)
         for key, length in zip(keys, _divided_lengths(candidate), strict=False):  # no lengths, if none is divided

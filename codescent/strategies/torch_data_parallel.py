@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+from codescent.base.counted import counted
 from codescent.plan import AXES, DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
@@ -42,8 +43,8 @@ class DataParallel(Strategy):
             )
         if size < devices:
             yield (
-                f"{key}: micro-batches of {size} sample(s) do not reach {devices} devices; nearest that would do: "
-                f"data_parallel = {size}, or train.microbatch_size = {devices}"
+                f"{key}: micro-batches of {counted(size, 'sample')} do not reach {devices} devices; nearest that would "
+                f"do: data_parallel = {size}, or train.microbatch_size = {devices}"
             )
         if candidate.task.extras:
             yield (

@@ -17,14 +17,14 @@ from codescent.tasks.conversations import Conversations
 from codescent.tasks.language_model import LanguageModel
 from codescent.tasks.masked_tokens import MaskedTokens
 from codescent.tasks.pairs import Pairs
-from codescent.tasks.task import ScoreRequest, ShownDataset, Task, TaskRequest, more_validation
+from codescent.tasks.task import ScoreRequest, ShownDataset, Task, TaskRequest
 from codescent.tasks.tensors import Tensors
 
 if TYPE_CHECKING:
     from codescent.config.sections import Data, Model
     from codescent.plan import Plan
 
-__all__ = ["TASKS", "ScoreRequest", "ShownDataset", "Task", "TaskRequest", "more_validation"]
+__all__ = ["TASKS", "ScoreRequest", "ShownDataset", "Task", "TaskRequest"]
 
 TASKS: tuple[Task, ...] = (LanguageModel(), MaskedTokens(), Tensors(), Answers(), Conversations(), Pairs())
 """Every task. The default of a kind of model is the first task in this tuple that supports the kind."""

@@ -122,6 +122,11 @@ class FolderTask(Task):
                 if getattr(data, name) != before.get(name):
                     yield f"data.{name}", f"is for a corpus that is not prepared yet, and {data.corpus} is prepared"
 
+    def more_validation(self, request: TaskRequest) -> str:
+        """See `Task`; a prepared folder has its split already."""
+        more = super().more_validation(request)
+        return f"prepare it again ({more})" if self.dataset.is_at(request.data.corpus) else more
+
     def key(self, request: TaskRequest) -> dict[str, Any]:
         """The dataset's key: the values of `parts`. Raises UserError: every problem of the parts."""
         problems: list[str] = []

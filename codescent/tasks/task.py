@@ -81,7 +81,8 @@ class ScoreRequest:
         dataset, work = self.open_dataset(), self.work
         source = dataset.source("validation", work.seq_len, work.positions(-1))
         if source.num_samples < 1:
-            more = more_validation(self.task.data.validation)
+            fraction = self.task.data.validation is None
+            more = "raise data.validation_fraction, or give data.validation" if fraction else "give a longer one"
             raise UserError(f"{dataset.path}: the validation split has no sample; {more}")
         return self.validation_name(dataset), source
 
@@ -188,6 +189,13 @@ class Task:
         Keys with defaults may be among them.
         """
         yield from ()
+
+    def more_validation(self, request: TaskRequest) -> str:
+        """What to do if the validation split is too short, in words."""
+        if request.data.validation is not None:
+            return "give a longer data.validation"
+        useless = dict(self.unused(request))
+        return "give data.validation" if "data.validation_fraction" in useless else "raise data.validation_fraction"
 
     def refuse_other(self, request: TaskRequest, name: str) -> Iterator[str]:
         """Messages: why a run of another task, `name`, cannot use keys or a corpus that only this task reads."""
@@ -313,11 +321,6 @@ class Task:
 def is_given(data: Data, name: str) -> bool:
     """Whether a key of [data] has another value than its default."""
     return bool(getattr(data, name) != type(data).model_fields[name].default)
-
-
-def more_validation(validation: object) -> str:
-    """What to do if the validation split is too short, for a value of data.validation."""
-    return "raise data.validation_fraction" if validation is None else "give a longer data.validation"
 
 
 def refuse_no_wordpiece(task: Task, data: Data) -> None:

@@ -53,13 +53,15 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
     }
     chosen["threads"] = _threads(plan, world, kept, fixed=config.train.deterministic)
     widens = precision == "bf16" and (chosen["bf16_products"] or {}).get("choice") == "fp32"
+    of_products = "fp32" if widens else precision
     return (
         here
         | chosen
         | {
             "num_threads": torch.get_num_threads(),
             "levers": machine.levers(config.train, config.optimizer),
-            "peak_flops_per_s": machine.peak_flops_per_s(device, "fp32" if widens else precision),
+            "peak_precision": of_products,
+            "peak_flops_per_s": machine.peak_flops_per_s(device, of_products),
             "notes": [*_moved(before, here), *changed(before, chosen), *threads.said(chosen["threads"])],
         }
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from codescent.base.command import resume_command
+from codescent.base.counted import counted
 from codescent.config.effects import value_of
 from codescent.config.load import load, to_toml
 from codescent.config.sections import Optimizer
@@ -61,9 +62,9 @@ def ended_early(run: OpenRun, step: int, validations: Validations) -> str:
     """Why `train.stop_after` has ended the run at `step`, and the command that goes on."""
     count, lowest, at = validations.without_gain, validations.lowest, validations.lowest_step
     return (
-        f"ended early at step {step} (train.stop_after = {validations.stop_after}): {count} validations without a loss "
-        f"below {lowest:.4f} of step {at}; to go on: {resume_command(run.path, 'train.stop_after=0')} (or more than "
-        f"{count})"
+        f"ended early at step {step} (train.stop_after = {validations.stop_after}): {counted(count, 'validation')} "
+        f"without a loss below {lowest:.4f} of step {at}; to go on: {resume_command(run.path, 'train.stop_after=0')} "
+        f"(or more than {count})"
     )
 
 

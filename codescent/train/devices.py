@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from codescent.base.counted import counted, plural
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
 
@@ -30,8 +31,8 @@ def choose_device(wanted: str, place: Rank) -> torch.device:
     if devices != 1 and devices < place.local_world_size:
         few = f"start at most {devices} here, or " if devices else ""
         raise UserError(
-            f'train.device = "{wanted}": this machine has {devices} CUDA device(s) for {place.local_world_size} local '
-            f'rank(s); {few}set train.device = "cpu"'
+            f'train.device = "{wanted}": this machine has {counted(devices, "CUDA device")} for '
+            f'{counted(place.local_world_size, "local rank")}; {few}set train.device = "cpu"'
         )
     index = 0 if devices == 1 else place.local_rank
     torch.cuda.set_device(index)
@@ -57,8 +58,8 @@ def refusal(names: Sequence[str], wanted: str) -> str:
         return ""
     if without:
         return (
-            f'train.device = "{wanted}": rank(s) {", ".join(without)} of {len(names)} see no CUDA device, the '
-            f'others do: give each rank a device, or set train.device = "cpu"'
+            f'train.device = "{wanted}": {plural(len(without), "rank")} {", ".join(without)} of {len(names)}: no CUDA '
+            'device, the others have one: give each rank a device, or set train.device = "cpu"'
         )
     counts = Counter(names)
     shared = next((name for name in names if counts[name] > 1), None)

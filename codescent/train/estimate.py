@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from codescent.base.counted import counted
 from codescent.train.display import clock
 
 MEASURED_S, MEASURED_STEPS = 5.0, 3
@@ -63,7 +64,7 @@ class Estimate:
         step_s = measured_s / steps
         if (self.last_step - step) * step_s < WORTH_SAYING_S:
             return None
-        text = f"about {clock(self.num_steps * step_s)} for {self.num_steps:,} steps of {_seconds(step_s)}"
+        text = f"about {clock(self.num_steps * step_s)} for {counted(self.num_steps, 'step')} of {_seconds(step_s)}"
         if self.expected_s is None or self.num_steps * step_s <= self.expected_s:
             return text
         held_back = max(0.0, waited_s() - before_s) / (measured_s * self.num_threads)
@@ -79,7 +80,8 @@ class Estimate:
         """
         needed = self.num_steps * self.flops / expected_s
         if held_back >= HELD_BACK:
-            why = f"other programs kept its {self.num_threads} thread(s) waiting for a core {held_back:.0%} of the time"
+            threads = counted(self.num_threads, "thread")
+            why = f"other programs kept its {threads} waiting for a core {held_back:.0%} of the time"
         elif self.peak < needed:
             why = f"this processor's matrix products reach {_gflops(self.peak)}, which is too slow"
         else:

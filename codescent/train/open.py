@@ -32,6 +32,7 @@ from codescent.preflight import (
     refuse_moved,
     ruined_step,
     run_folder,
+    saved_plan,
 )
 from codescent.record import CHECKPOINTS, RunFolder
 from codescent.train import machine
@@ -155,7 +156,8 @@ def open_data(
     world.in_turn(lambda: tasks.prepare_and_open(request, progress=world.is_first))
     dataset = tasks.prepare_and_open(request, progress=False)
     check_alike(dataset, world)
-    config, plan = plan_with(config, dataset, world.place.world_size)
+    before = world.from_first(lambda: None if folder is None else saved_plan(folder).trajectory())
+    config, plan = plan_with(config, dataset, world.place.world_size, before)
     world.refuse_differences(_plan_facts(plan))
     check_weights(plan, dataset, resume=resume)
     world.from_first(lambda: machine.refuse_device(plan, world.device))

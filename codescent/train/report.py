@@ -14,6 +14,7 @@ from codescent import tasks
 from codescent.base import output
 from codescent.base.agreement import together
 from codescent.base.command import resume_command
+from codescent.base.counted import counted
 from codescent.base.errors import RunFailed, UserError
 from codescent.config.load import to_toml
 from codescent.huggingface.folder import open_folder
@@ -49,7 +50,9 @@ class Report:
         log, steps = run.config.log, run.config.train.num_steps
         self.row_every = log.metrics_every or steps_between_rows(steps)
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
-        peak = run.machine["peak_flops_per_s"] * run.plan.devices
+        self.peak: float = run.machine["peak_flops_per_s"]  # of a device
+        self.above = 0  # steps that were faster
+        peak = self.peak * run.plan.devices
         threads, flops = run.machine["num_threads"], self.flops / run.world.place.world_size
         self.estimate = Estimate(steps - run.first_step, run.first_step, flops, peak, threads, log.expected_minutes)
         self.board = Board(run.path, run.first_step, wanted=log.tensorboard and run.world.is_first)
@@ -133,14 +136,14 @@ class Report:
             ("task", tasks.task_line(plan)),
             (
                 "model",
-                f"{plan.model.kind}: {plan.model.num_layers} layers, {plan.model.hidden_dim} channels{vocabulary}; "
-                f"{plan.num_parameters:,} parameters",
+                f"{plan.model.kind}: {counted(plan.model.num_layers, 'layer')}, {plan.model.hidden_dim} channels"
+                f"{vocabulary}; {plan.num_parameters:,} parameters",
             ),
-            ("batch", f"{plan.work.tokens:,} tokens per step, {run.config.train.num_steps:,} steps"),
+            ("batch", f"{plan.work.tokens:,} tokens per step, {counted(run.config.train.num_steps, 'step')}"),
             (
                 "device",
-                f"{ranks}{run.world.device.type} ({name}), {found['num_threads']} thread(s), {plan.work.precision}, "
-                f"products {found['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s",
+                f"{ranks}{run.world.device.type} ({name}), {counted(found['num_threads'], 'thread')}, "
+                f"{plan.work.precision}, products {found['peak_flops_per_s'] / 1e9:,.0f} GFLOP/s",
             ),
         ):
             self.display.say(f"{label:<8}{text}")
@@ -181,9 +184,11 @@ class Report:
         random = [parameter.name for parameter in own if not weights.has(parameter)]
         fingerprint = weights.fingerprint() if self.run.base is None else self.run.base["fingerprint"]
         self._event("start", step=0, weights={"folder": model.weights, "fingerprint": fingerprint, "drawn": random})
-        new = f"; {adapters} parameters of adapters are new" if adapters else ""
+        new = f"; {counted(adapters, 'parameter')} of adapters: new" if adapters else ""
         rest = f"; initialised at random, as the folder lacks them: {', '.join(random)}" if random else ""
-        self.display.say(f"weights of {len(own) - len(random)} parameters read from {model.weights}{new}{rest}")
+        self.display.say(
+            f"weights of {counted(len(own) - len(random), 'parameter')} read from {model.weights}{new}{rest}"
+        )
 
     def step(
         self, step: int, rate: float, result: StepResult, seconds: float, val_loss: float | None, *, last: bool
@@ -193,8 +198,7 @@ class Report:
         if run.folder is None:
             return
         tokens = run.plan.work.tokens
-        peak = run.machine["peak_flops_per_s"] * run.world.place.world_size * run.plan.devices
-        row = {
+        row: dict[str, Any] = {
             "step": step,
             "train_loss": result.train_loss,
             "val_loss": val_loss,
@@ -203,7 +207,7 @@ class Report:
             "tokens": step * tokens,
             "tokens_per_s": tokens / seconds,
             "flops_per_s": self.flops / seconds,
-            "mfu": self.flops / seconds / peak,
+            "mfu": self._mfu(step, self.flops / seconds),
             "step_s": seconds,
             **result.seconds,
             "peak_memory_bytes": machine.peak_memory_bytes(run.world.device),
@@ -223,6 +227,23 @@ class Report:
             if not math.isfinite(val_loss):
                 self._event("validation_not_finite", step=step, val_loss=val_loss)
                 self.display.say(f"warning: step {step}: the validation loss is {val_loss}")
+
+    def _mfu(self, step: int, flops_per_s: float) -> float:
+        """FLOP/s of a step, relative to the products of all devices.
+
+        A step that is faster than they means that other programs slowed them when they were measured. So they are
+        measured again, after 1, 2, 4, 8 ... such steps, and the fastest count. A step above them still counts as it is.
+        """
+        run = self.run
+        devices = run.world.place.world_size * run.plan.devices
+        if flops_per_s > self.peak * devices:
+            self.above += 1
+            if self.above & (self.above - 1) == 0:  # a power of two
+                measured = machine.peak_flops_per_s(run.world.device, run.machine["peak_precision"])
+                if measured > self.peak:
+                    self.peak = measured
+                    self._event("peak", step=step, peak_flops_per_s=measured)
+        return flops_per_s / (self.peak * devices)
 
     def _check_outputs(self) -> None:
         """Report if the run folder was renamed, or if this process could not write its standard output or error."""
@@ -260,11 +281,14 @@ class Report:
         """Record that the run ends because the weights after `ruined_step` are bad. Returns the error to raise."""
         path, good = self.run.path, self.run.checkpoints.newest_step(before=ruined_step)
         self._event("failed", step=step, reason=why, ruined_step=ruined_step)
-        lower = f"optimizer.learning_rate={self.run.config.optimizer.learning_rate / 10:.3g}"
+        optimizer, rates = self.run.config.optimizer, ["learning_rate"]
+        if optimizer.kind == "muon" and optimizer.muon_learning_rate is not None:  # None: that of the other tensors
+            rates.append("muon_learning_rate")
+        lower = [f"optimizer.{rate}={getattr(optimizer, rate) / 10:.3g}" for rate in rates]
         return RunFailed(
             f"{path}: ended at step {step}, which is not saved: {why}",
-            f"change keys of [optimizer] and continue from step {good or 0}: {resume_command(path, lower)} (or another "
-            "optimizer.max_grad_norm, optimizer.warmup_steps and so on)",
+            f"change keys of [optimizer] and continue from step {good or 0}: {resume_command(path, *lower)} (or "
+            "another optimizer.max_grad_norm, optimizer.warmup_steps and so on)",
         )
 
     def diverged(self, step: int, error: Diverged) -> None:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from codescent.base.agreement import together
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.operators import products
@@ -162,16 +163,17 @@ def said(chosen: Mapping[str, Any]) -> list[str]:
     """
     now, most, trial, others = chosen["choice"], chosen["most"], chosen["trial"], chosen.get("others")
     if now == most and others and others["used"] + others["wanted"] > others["cores"] + BUSY:
+        were = f"{counted(now, 'thread')} per rank {'was' if now == 1 else 'were'}"
         return [
-            f"other programs use about {others['used']:.1f} of {others['cores']} cores; {_threads(now)} per rank were "
-            "still the fastest, but steps take longer than alone; train.num_threads sets another number"
+            f"other programs use about {others['used']:.1f} of {others['cores']} cores; {were} still the fastest, but "
+            "steps take longer than alone; train.num_threads sets another number"
         ]
     if now == most or not isinstance(trial, Mapping):
         return []
     times = trial[str(most)] / trial[str(now)]
     return [
-        f"{_threads(now)} per rank: the same work takes {times:.1f} times as long with {most}, as other programs use "
-        "these cores; train.num_threads sets another number"
+        f"{counted(now, 'thread')} per rank: the same work takes {times:.1f} times as long with {most}, as other "
+        "programs use these cores; train.num_threads sets another number"
     ]
 
 
@@ -187,16 +189,12 @@ def advice(now: int, seconds: Mapping[int, float], slowdown: float) -> str | Non
     better = fastest(seconds)
     if better != now and seconds[now] > CLEARLY * seconds[better]:
         return (
-            f"{begin}{_threads(better)} per rank would be {seconds[now] / seconds[better]:.1f} times as fast as {now}, "
-            f"because other programs {'use' if better < now else 'no longer use'} these cores: stop the run (Ctrl-C) "
-            f"and continue it with train.num_threads={better}"
+            f"{begin}{counted(better, 'thread')} per rank would be {seconds[now] / seconds[better]:.1f} times as fast "
+            f"as {now}, because other programs {'use' if better < now else 'no longer use'} these cores: stop the run "
+            f"(Ctrl-C) and continue it with train.num_threads={better}"
         )
     tried = ", ".join(str(number) for number in seconds)
     return f"{begin}another number of threads would not help (tried: {tried})" if begin else None
-
-
-def _threads(number: int) -> str:
-    return "1 thread" if number == 1 else f"{number} threads"
 
 
 class StepTimes:

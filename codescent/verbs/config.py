@@ -4,6 +4,7 @@ Does not read TOML files or check values (config/ does)."""
 from __future__ import annotations
 
 import dataclasses
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from codescent.base.visible import visible
 from codescent.config.load import LoadedConfig, describe, load
 from codescent.config.sections import Model
 from codescent.config.words import keys_markdown
+
+UNBROKEN = 1_000_000
+"""Columns of a line where there is no terminal: a program or `grep` finds each line whole."""
 
 
 def main(arguments: Namespace) -> int:
@@ -78,4 +82,5 @@ def _show(resolved: LoadedConfig) -> None:
     for section, key, value, origin in describe(resolved):
         shown = origin.removeprefix(f"{Path.cwd()}/")
         table.add_row(f"{section}.{key}", visible(value), visible(shown), style="dim" if origin == "default" else "")
-    Console(highlight=False).print(table, markup=False)
+    width = None if sys.stdout.isatty() else UNBROKEN
+    Console(highlight=False, width=width).print(table, markup=False)

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 
 from codescent import tasks
+from codescent.base.counted import counted, plural
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.cost.lengths import FLOPS_PER_BYTE
@@ -58,6 +59,7 @@ def show_plan(plan: Plan, steps: str) -> None:
 def _plan_rows(plan: Plan, steps: str) -> list[tuple[str, list[str]]]:
     """A name and lines for each row. A line of at most 62 characters fits on a terminal of 80."""
     model, work, mesh, flops = plan.model, plan.work, plan.mesh, plan.flops()
+    samples = counted(work.global_batch_size, "sample")
     vocabulary = f", vocabulary {model.vocab_size:,}" if model.vocab_size else ""
     source = f" (and {work.streams[0]} of the source)" if work.streams else ""
     applied = "positions" if work.streams else "tokens"
@@ -68,7 +70,8 @@ def _plan_rows(plan: Plan, steps: str) -> list[tuple[str, list[str]]]:
         (
             "model",
             [
-                f"{model.kind}: {model.num_layers} layers, {model.num_heads} heads, {model.hidden_dim} channels"
+                f"{model.kind}: {counted(model.num_layers, 'layer')}, {counted(model.num_heads, 'head')}, "
+                f"{counted(model.hidden_dim, 'channel')}"
                 f"{vocabulary}"
             ],
         ),
@@ -76,16 +79,19 @@ def _plan_rows(plan: Plan, steps: str) -> list[tuple[str, list[str]]]:
         ("parameters", [f"{plan.num_parameters:,}{_trained(plan)}"]),
         (
             "mesh",
-            [" x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES) + f" = {_number(mesh.world_size, 'rank')}"],
+            [" x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES) + f" = {counted(mesh.world_size, 'rank')}"],
         ),
         (
             "batch",
             [
-                f"{work.global_batch_size} samples = {mesh.dp} data-parallel x "
-                f"{_number(work.num_microbatches, 'micro-batch')} of {work.microbatch_size}"
+                f"{samples} = {mesh.dp} data-parallel x "
+                f"{counted(work.num_microbatches, 'micro-batch')} of {work.microbatch_size}"
             ],
         ),
-        ("tokens per step", [f"{work.tokens:,} = {work.global_batch_size} samples x {work.positions(-1)}{source}"]),
+        (
+            "tokens per step",
+            [f"{work.tokens:,} = {samples} x {work.positions(-1)}{source}"],
+        ),
         ("steps", [steps]),
         *(_stages(plan) if mesh.pp > 1 else []),
         ("program", list(_program(plan))),
@@ -144,7 +150,10 @@ def _traffic(plan: Plan) -> Iterator[str]:
         kinds.setdefault((record.collective, between), []).append(record)
     for (collective, between), records in kinds.items():
         by_stage = [[t for t in records if t.stage in (None, stage)] for stage in range(plan.mesh.pp)]
-        sent = [sum(t.times * t.wire_bytes(plan.mesh.degree(t.axis)) for t in mine) for mine in by_stage]
+        # A collective has bytes between ranks or, without an axis, bytes between memories of a rank.
+        sent = [
+            sum(t.times * (t.wire_bytes(plan.mesh.degree(t.axis)) + t.inside_bytes) for t in mine) for mine in by_stage
+        ]
         whats = {record.what for record in records}
         what = f" ({whats.pop()})" if len(whats) == 1 else ""
         most = "at most " if len({number for number in sent if number}) > 1 else ""
@@ -217,16 +226,11 @@ def _precision(plan: Plan) -> list[str]:
     arithmetic = "" if tensor.weight_dtype == plan.work.precision else f"{plan.work.precision} arithmetic, "
     numbers = {one.optimizer_tensors: one.orthogonalized for one in plan.trained}
     tensors = " and ".join(f"{number}{' (Muon)' if muon else ''}" for number, muon in sorted(numbers.items()))
-    state = f"{tensors} optimizer tensors in {tensor.optimizer_dtype}"
+    state = f"{tensors} {plural(max(numbers), 'optimizer tensor')} in {tensor.optimizer_dtype}"
     weights = f"{arithmetic}{tensor.weight_dtype} weights, {tensor.gradient_dtype} gradients"
     return (
         [weights, f"{tensor.master_dtype} master weights, {state}"] if tensor.master_dtype else [f"{weights}, {state}"]
     )
-
-
-def _number(count: int, what: str) -> str:
-    """Such as "1 rank", "4 ranks", "2 micro-batches"."""
-    return f"{count} {what}" + ("" if count == 1 else "es" if what.endswith("ch") else "s")
 
 
 def _bytes(number: float) -> str:

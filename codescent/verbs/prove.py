@@ -24,6 +24,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.config.decided import with_samples
 from codescent.config.load import load
@@ -157,7 +158,9 @@ def parse_layouts(text: str) -> list[LayoutCase]:
             problems.append(f"--layouts: {part!r} gives a key twice")
         ranks = math.prod(int(value[:20]) for key, value in given.items() if key in AXES and value.isdecimal())
         if not 1 <= ranks <= MAX_RANKS:
-            problems.append(f"--layouts: {part!r} is {ranks} ranks; from 1 to {MAX_RANKS} can be tried on one machine")
+            problems.append(
+                f"--layouts: {part!r} is {counted(ranks, 'rank')}; from 1 to {MAX_RANKS} can be tried on one machine"
+            )
         found.append(LayoutCase(tuple(given.items()), ranks))
     if not found:
         problems.append("--layouts: is empty; an example is dp_shard=2;dp_replicate=2,dp_shard=2")
@@ -306,7 +309,7 @@ def _finding(layout: str, ranks: int, found: list[dict[str, float]] | str, expec
     if isinstance(found, str):
         return Finding(layout, ranks, {}, failed=found)
     if len(found) != len(expected):
-        return Finding(layout, ranks, {}, failed=f"{len(found)} steps instead of {len(expected)}")
+        return Finding(layout, ranks, {}, failed=f"{counted(len(found), 'step')} instead of {len(expected)}")
     differences = {column: [_difference(a[column], b[column]) for a, b in zip(found, expected)] for column in COLUMNS}
     worst = max(range(len(expected)), key=lambda step: differences["train_loss"][step])
     return Finding(layout, ranks, {column: max(values) for column, values in differences.items()}, worst + 1)
@@ -343,12 +346,21 @@ def main(arguments: Namespace) -> int:
             for number, layout in enumerate(tried, 1):
                 status.update(escape(f"{number} of {len(tried)}: {layout}"))
                 findings.append(prover.attempt([layout], expected))
+                _show_progress(console, f"{number} of {len(tried)}: ", findings[-1], prover)
             fit = [layout for layout, finding in zip(tried, findings, strict=True) if not finding.refused]
             for pair in itertools.pairwise([ALONE, *fit, ALONE]) if arguments.resume else ():
                 status.update(escape(" -> ".join(map(str, pair))))
                 findings.append(prover.attempt(pair, expected))
+                _show_progress(console, "", findings[-1], prover)
     _show(console, findings, prover)
     return 0 if {finding.verdict(prover.tolerance) for finding in findings} - {"refused"} == {"same"} else 1
+
+
+def _show_progress(console: Console, number: str, finding: Finding, prover: Prover) -> None:
+    """Print the verdict on a layout at once where there is no terminal, which shows the layout under way."""
+    if not console.is_terminal:
+        console.print(f"{number}{finding.layout}: {finding.verdict(prover.tolerance)}", markup=False, soft_wrap=True)
+        console.file.flush()
 
 
 def _show(console: Console, findings: Sequence[Finding], prover: Prover) -> None:

@@ -94,7 +94,7 @@ def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> i
     check(config, ranks, resume=arguments.resume, creates_folder=not finds)
     command = [sys.executable, "-P", "-m", "codescent", "train", arguments.config, *arguments.overrides]
     flags = [*(["--resume"] if arguments.resume else []), *(["--find-learning-rate"] if finds else [])]
-    code = run_ranks([*command, *flags, "--ranks", str(ranks)], ranks, env)
+    code = run_ranks([*command, *flags, "--ranks", str(ranks)], ranks, env, saves=not finds)
     if not finds:
         _record_lost(run_folder(config), None)
     return code

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
+from codescent.base.counted import counted
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
@@ -105,8 +106,9 @@ class Dataset:
         lines = [f"{self.path}: {tokenizer.get('kind', self.description['format'])}, vocabulary of {self.vocab_size:,}"]
         for split in (self.train, self.validation):
             characters = self.description["splits"][split.name].get("characters")
-            counted = f"{characters:,} characters, " if characters is not None else ""
-            lines.append(f"{split.name}: {counted}{split.num_tokens:,} tokens in {len(split.files)} shards")
+            said = f"{characters:,} characters, " if characters is not None else ""
+            shards = counted(len(split.files), "shard")
+            lines.append(f"{split.name}: {said}{split.num_tokens:,} tokens in {shards}")
         if empty := corpus.get("empty_files"):
             lines.append(f"{len(empty)} empty files were left out: {', '.join(empty[:3])}{', …' * (len(empty) > 3)}")
         if forced := self.description.get("forced_cuts"):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from codescent.base.counted import counted
 from codescent.base.durable import replace_file
 from codescent.base.errors import UserError
 from codescent.tasks.answers.squad import Question, load_json, problem_lines, read_questions
@@ -122,7 +123,7 @@ def write_predictions(path: Path, predictions: Mapping[str, str]) -> None:
 
 def lines(found: Score, data: Path) -> list[str]:
     """A score as lines to print."""
-    summary = f"{found.num_questions:,} questions of {data}"
+    summary = f"{counted(found.num_questions, 'question')} of {data}"
     if found.unanswered:
         summary += f"; {len(found.unanswered):,} have no prediction and count as wrong: {_first(found.unanswered)}"
     said = [f"exact match {found.exact_match:.2f} %, F1 {found.f1:.2f} %", summary]

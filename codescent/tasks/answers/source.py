@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.data.file_array import FileArray
 from codescent.data.prepared import SPLITS, Description, Fields, Splits
@@ -98,12 +99,14 @@ class QuestionDataset(FolderDataset):
         for name in SPLITS:
             split = self.description["splits"][name]
             lines.append(
-                f"{name}: {split['questions']:,} questions, {split['windows']:,} windows, "
+                f"{name}: {counted(split['questions'], 'question')}, {counted(split['windows'], 'window')}, "
                 f"{split['with_answer']:,} with the answer"
             )
             for reason, ids in (("not at its answer_start", "misplaced"), ("without tokens", "without_tokens")):
                 if found := split[ids]:
                     shown = f"{', '.join(found[:3])}{', …' * (len(found) > 3)}"
                     left_out = "left out" if name == "train" else "no target"
-                    lines.append(f"{name}: {len(found):,} questions with an answer {reason}: {left_out}: {shown}")
+                    lines.append(
+                        f"{name}: {counted(len(found), 'question')} with an answer {reason}: {left_out}: {shown}"
+                    )
         return lines

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.output import warn
@@ -89,7 +90,7 @@ def _examples_of_splits(path: Path, data: Data, *, with_template: bool) -> tuple
         return found
     num_train = len(examples) - max(1, round(data.validation_fraction * len(examples)))
     if num_train < 1:
-        raise UserError(f"{path}: {len(examples)} examples are too few to split into train and validation")
+        raise UserError(f"{path}: {counted(len(examples), 'example')}: too few to split into train and validation")
     return examples[:num_train], examples[num_train:]
 
 
@@ -237,7 +238,10 @@ class ResponseDataset(FolderDataset):
         tokenizer, splits = self.description["tokenizer"], self.description["splits"]
         return [
             f"{self.path}: {tokenizer['kind']}, vocabulary of {self.vocab_size:,}",
-            *(f"{name}: {splits[name]['examples']:,} examples, {splits[name]['tokens']:,} tokens" for name in SPLITS),
+            *(
+                f"{name}: {counted(splits[name]['examples'], 'example')}, {splits[name]['tokens']:,} tokens"
+                for name in SPLITS
+            ),
         ]
 
 

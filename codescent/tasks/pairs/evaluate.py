@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from codescent.base.counted import counted
 from codescent.data.loader import Batch
 from codescent.models.transformer.module import Transformer
 from codescent.models.transformer.translate import greedy
@@ -45,7 +46,7 @@ class LineScore:
     def words(self) -> list[str]:
         """Lines to print."""
         return [
-            f"{self.lines:,} lines of the validation split, {self.tokens:,} tokens: loss {self.loss:.4f}",
+            f"{counted(self.lines, 'line')} of the validation split, {self.tokens:,} tokens: loss {self.loss:.4f}",
             *(
                 f"{when}: {how.tokens / self.tokens:.2%} of the tokens, {how.lines / self.lines:.2%} of the lines"
                 for when, how in (("with teacher forcing", self.forced), ("with greedy decoding", self.alone))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
 from codescent.base.sealed import digest
@@ -110,7 +111,9 @@ class TensorDataset:
         """What `codescent data` prints."""
         label = "synthetic: random numbers, for speed measurements" if self.description["synthetic"] else "tensors"
         lines = [f"{self.path}: {label}; {self.description['storage']}, {self.sizes}"]
-        return lines + [f"{split.name}: {split.num_samples:,} samples" for split in (self.train, self.validation)]
+        return lines + [
+            f"{split.name}: {counted(split.num_samples, 'sample')}" for split in (self.train, self.validation)
+        ]
 
     def verify(self) -> None:
         """Hash the files again and compare. Nothing is compared for a user's file. Raises UserError: a changed file."""
@@ -208,7 +211,7 @@ def open_file(path: Path, validation_fraction: float, *, whole: bool = False) ->
     file = TensorFile(path, found[path.name])
     border = int(file.samples * (1 - validation_fraction))
     if not 0 < border < file.samples and validation_fraction not in (0.0, 1.0):
-        raise UserError(f"{path}: {file.samples} sample(s) are too few to split into train and validation")
+        raise UserError(f"{path}: {counted(file.samples, 'sample')}: too few to split into train and validation")
     rows = _rows(file, whole)
     train = TensorSource("train", rows, file.sizes, 0, border)
     validation = TensorSource("validation", rows, file.sizes, border, file.samples)

@@ -1,0 +1,16 @@
+"""In: a number and a noun. Out: both as text, with the noun in the singular or the plural.
+Does not round numbers."""
+
+from __future__ import annotations
+
+
+def counted(number: float, noun: str) -> str:
+    """Such as "1 rank", "1,024 ranks", "2 micro-batches", "0.5 epochs"."""
+    return f"{number:{'g' if isinstance(number, float) else ','}} {plural(number, noun)}"
+
+
+def plural(number: float, noun: str) -> str:
+    """The noun as it stands after the number."""
+    if number == 1:
+        return noun
+    return noun + ("es" if noun.endswith("tch") else "s")
