@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from codescent import models, tasks
-from codescent.base.command import tune_command
+from codescent.base.command import how_to_tune
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.build import build, needs_vocab_size, resolve, task_request
@@ -247,9 +247,10 @@ def pin(request: tasks.TaskRequest, folder: RunFolder | None) -> Mapping[str, An
 
 def imported(run: Path) -> UserError:
     """The error for a run that cannot be resumed because it was imported."""
+    missing = [key for event in RunFolder.open(run).read_events() for key in event.get("missing", ())]
     return UserError(
-        f"{run}: was imported and has no training steps: there is nothing to resume; begin a run with its weights: "
-        f"{tune_command(run)}"
+        f"{run}: was imported and has no training steps: there is nothing to resume; begin a run with its weights"
+        f"{how_to_tune(run, missing)}"
     )
 
 

@@ -4,8 +4,12 @@ Does not train: test_trajectories and test_train_* do."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -124,6 +128,8 @@ def test_overrides_may_stand_anywhere(project: Path) -> None:
         (["data", " "], "corpus: is empty"),
         (["data", "x" * 5000], "xxx...: File name too long"),
         (["data", "corpus.txt", "--tokenizer", ""], "--tokenizer: is empty"),
+        (["data", "corpus.txt", "--workers", "9" * 12], "workers: 999999999999: the memory of this machine has room"),
+        (["data", "--synthetic", "9" * 15], "no space left on the disk (47,308,7"),
         (["sample", "run.toml"], "run.toml: is a file, not a run folder"),
         (["train", "run.toml", "run.folder=run.toml/inside"], "run.toml is a file, not a folder"),
         (["plan", "run.toml", "parallel.timeout_s=inf"], "must be finite"),
@@ -135,6 +141,44 @@ def test_wrong_words_end_with_code_2(project: Path, words: list[str], expected: 
     assert done.returncode == 2
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["data", "HIDDEN"],
+        ["import", "HIDDEN", "HIDDEN"],
+        ["export", "HIDDEN", "out"],
+        ["sample", "HIDDEN"],
+        ["evaluate", "HIDDEN"],
+        ["evaluate", "--predictions", "HIDDEN", "--data", "HIDDEN"],
+        ["plan", "HIDDEN"],
+        ["train", "--resume", "HIDDEN"],
+    ],
+    ids=" ".join,
+)
+def test_what_may_not_be_read_is_said(project: Path, tmp_path: Path, words: list[str]) -> None:
+    (hidden := tmp_path / "hidden").mkdir()
+    words = [str(hidden / "inside") if word == "HIDDEN" else word for word in words]
+    import_module("codescent.verbs.exchange")  # another user may not be allowed to read the program
+    called(project, *words)
+    hidden.chmod(0)
+    with as_nobody():
+        done = called(Path("/"), *words)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "Permission denied" in done.stderr
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may read everything."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
 
 
 def test_an_option_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

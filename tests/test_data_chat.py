@@ -4,6 +4,7 @@ Does not train (test_sft_chat.py does)."""
 from __future__ import annotations
 
 import json
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -248,6 +249,26 @@ def test_a_template_that_takes_too_long_is_refused(slow: str, monkeypatch: pytes
         found.render(TALK[:2])
     monkeypatch.undo()
     assert template(CHATML).render(TALK)
+
+
+def test_the_limit_counts_rendering_and_not_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a process that starts slowly, as on a cold disk, and of one that does not start."""
+    (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(1.2)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(chat_renderer, "LIMIT_S", 1.0)
+    monkeypatch.setattr(chat_renderer, "_greedy", {})
+    chat_renderer.end_renderer()  # the next one starts here
+    assert template(CHATML).render(TALK)
+    monkeypatch.setattr(chat_renderer, "START_S", 0.2)
+    chat_renderer.end_renderer()
+    with pytest.raises(UserError, match="the process that renders chat templates does not start within 0 s"):
+        template(CHATML).render(TALK)
+    (tmp_path / "sitecustomize.py").write_text("import os; os._exit(3)\n")
+    monkeypatch.setattr(chat_renderer, "START_S", 60.0)
+    with pytest.raises(UserError, match="the process that renders chat templates ended while it started"):
+        template(CHATML).render(TALK)
+    monkeypatch.undo()
+    assert template(CHATML).render(TALK)  # the template is not blamed
 
 
 def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

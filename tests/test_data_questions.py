@@ -179,12 +179,22 @@ def test_every_problem_of_a_request_is_told_at_once(tmp_path: Path, request_: As
     assert "not JSON" in refusal(request_, tmp_path / "datasets")[0]
 
 
-def test_training_needs_an_answer_that_is_there(tmp_path: Path, request_: Asked) -> None:
+def test_training_needs_an_answer_that_is_there(
+    tmp_path: Path, request_: Asked, capsys: pytest.CaptureFixture[str]
+) -> None:
     value = json.loads(Path(request_.request.data.corpus).read_text())
     asked = value["data"][0]["paragraphs"][0]["qas"]
     asked[0]["answers"][0]["answer_start"] += 1
     Path(request_.request.data.corpus).write_text(json.dumps(value))
-    summary = QuestionDataset.open(request_.prepare(tmp_path / "datasets")).summary()
+    dev = Path(str(request_.request.data.validation))
+    dev.write_text(dev.read_text().replace('"text": "1807"', '"text": "1808"'))
+    made = request_.prepare(tmp_path / "datasets")
+    rest = f"; the whole list is in {made / DESCRIPTION}"
+    assert capsys.readouterr().err.splitlines() == [
+        f"train: 1 question with an answer not at its answer_start: left out: t1{rest}",
+        f"validation: 1 question with an answer not at its answer_start: no target: v1{rest}",
+    ]
+    summary = QuestionDataset.open(made).summary()
     assert "train: 3 questions, 2 windows, 2 with the answer" in summary
     assert "train: 1 question with an answer not at its answer_start: left out: t1" in summary
     for question in asked:

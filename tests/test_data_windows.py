@@ -120,7 +120,9 @@ def test_what_cannot_be_trained_on_is_left_out_and_told(small: WordPiece) -> Non
     [found] = make_windows(questions, small, WindowSizes(128, 8, 8), training=True)
     assert (found.misplaced, found.without_tokens) == (["misplaced"], ["nothing", "empty"])
     assert found.rows["question"].tolist() == [1]
-    rows = cut(questions, small, WindowSizes(128, 8, 8))
+    [found] = make_windows(questions, small, WindowSizes(128, 8, 8), training=False)
+    assert (found.misplaced, found.without_tokens) == (["misplaced"], ["nothing", "empty"])
+    rows = found.rows
     assert rows["question"].tolist() == [0, 1, 2, 3]  # all of them are to be answered
     assert rows["targets"][[0, 2, 3]].tolist() == [[0, 0]] * 3
     assert rows["length"][3] == 4  # [CLS] ? [SEP] [SEP]

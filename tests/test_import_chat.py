@@ -18,8 +18,10 @@ from runs import called, losses, make_project
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from codescent.config.load import load
 from codescent.record import RunFolder
 from codescent.tasks.conversations.kept import CHAT
+from codescent.verbs.train import _sample
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 BATCH = ("train.global_batch_size=2", "log.sample_tokens=4")
@@ -86,6 +88,33 @@ def test_what_an_import_prints_works_as_printed(project: Path) -> None:
     )
 
 
+ASKS_FOR_A_SYSTEM = (
+    "{% if messages[0].role != 'system' %}{{ raise_exception('begin with a system message') }}{% endif %}"
+)
+
+
+def test_a_prompt_that_the_template_refuses_is_named_as_the_user_can_set_it(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done_well(project, "import", "chat", "runs/refuses", "data.corpus=talks.jsonl", *SHORT)
+    path = project / "runs/refuses"
+    chat = json.loads((path / CHAT).read_text())
+    (path / CHAT).write_text(json.dumps({**chat, "template": ASKS_FOR_A_SYSTEM + chat["template"]}))
+    why = f"{path / CHAT}: begin with a system message"
+    done = called(path.parent.parent, "sample", str(path))
+    assert done.returncode == 2
+    assert f"error: the prompt 'Hello', as --prompt is not given: {why}\n" in done.stderr
+    assert f"error: --prompt 'Hi': {why}\n" in called(project, "sample", str(path), "--prompt", "Hi").stderr
+    assert called(project, "export", str(path), "out of refuses").returncode == 0
+    config = load(str(path / "config.toml")).config
+    for prompt, told in (("", "no text (log.sample_tokens = 4): "), ("Hi", "log.sample_prompt 'Hi': ")):
+        log = config.log.model_copy(update={"sample_prompt": prompt})
+        _sample(config.model_copy(update={"log": log}), path, best=False)
+        said = capsys.readouterr().err
+        assert told in said
+        assert ("sample_prompt" in said) == bool(prompt)
+
+
 def test_an_import_without_a_corpus_asks_for_one(project: Path) -> None:
     told = done_well(project, "import", "chat", "runs/asks")
     assert "to train, with your file as CORPUS: " in told
@@ -97,7 +126,7 @@ def test_an_import_without_a_corpus_asks_for_one(project: Path) -> None:
     done = called(project, "train", "--resume", "runs/asks")
     assert done.returncode == 2
     assert "error: runs/asks: was imported and has no training steps" in done.stderr
-    assert "codescent train runs/asks/config.toml run.folder=runs/asks-tuned\n" in done.stderr
+    assert done.stderr.endswith(f"with your file as CORPUS: codescent {shlex.join(train)}\n")
 
 
 def in_jinja(folder: Path) -> None:

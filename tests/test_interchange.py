@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import errno
 import io
+import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,11 +21,14 @@ from questions import vocabulary
 from runs import called, codescent, environment, make_project
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
+    BertForQuestionAnswering,
+    GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -43,6 +48,8 @@ from codescent.verbs.sample import sample_run
 from codescent.verbs.trained import find, module_of
 
 LLAMA = ("model.kind=llama", "model.num_heads=4", "model.num_kv_heads=2", "model.ffn_dim=27", "model.hidden_dim=32")
+ALONE = ("train.num_steps=1", "train.eval_every=0", "train.num_threads=1", "train.global_batch_size=2")
+SMALL = (*ALONE, "log.sample_tokens=0")
 SHORT = ("train.num_steps=4", "train.eval_every=2", "checkpoint.every=2", "train.eval_samples=8")
 BERT = ("model.kind=bert", "data.tokenizer=bert:vocab.txt", "model.dropout=0.1")
 RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -222,6 +229,101 @@ def test_an_imported_run_is_sampled_and_trained(
     done = called(project, "train", str(path / "config.toml"), "--resume")
     assert done.returncode == 2
     assert "was imported and has no training steps" in done.stderr
+
+
+IDS = {"bos_token_id": None, "eos_token_id": [256, 7], "pad_token_id": 5}
+GENERATION = {"eos_token_id": [256, 7], "pad_token_id": 5, "temperature": 0.6, "do_sample": True}
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "eos_token": {"__type": "AddedToken", "content": "<|endoftext|>", "lstrip": True, "special": True},
+    "pad_token": "a",
+    "model_max_length": 11,
+    "padding_side": "left",
+}
+
+
+def reading(folder: Path) -> list[Any]:
+    """What transformers reads of a folder's control tokens."""
+    config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    generation = (
+        GenerationConfig.from_pretrained(folder).to_dict() if (folder / "generation_config.json").is_file() else 0
+    )
+    ids = [getattr(config, name, 0) for name in (*IDS, "sep_token_id", "decoder_start_token_id")]
+    names = ("special_tokens_map", "all_special_ids", "model_max_length", "padding_side")
+    return [ids, generation, [getattr(tokenizer, name) for name in names], tokenizer("many <|endoftext|>")]
+
+
+@pytest.mark.parametrize("with_files", [True, False], ids=["files", "bare"])
+def test_control_tokens_are_those_of_the_folder(with_files: bool, tmp_path: Path) -> None:
+    """Also after training from its weights."""
+    folder, out, tuned = a_folder(tmp_path / "hf", gpt2()), tmp_path / "out", tmp_path / "tuned"
+    settings = json.loads((folder / "config.json").read_text())
+    settings = {key: value for key, value in settings.items() if not key.endswith("_token_id")}
+    (folder / "config.json").write_text(json.dumps(settings | (IDS if with_files else {})))
+    for name, values in (("generation_config.json", GENERATION), ("tokenizer_config.json", TOKENIZER_CONFIG)):
+        (folder / name).write_text(json.dumps(values)) if with_files else (folder / name).unlink(missing_ok=True)
+    make_project(tmp_path)
+    assert run(["import", str(folder), str(tmp_path / "run"), "data.corpus=corpus.txt", *SMALL]) == 0
+    assert run(["export", str(tmp_path / "run"), str(out)]) == 0
+    done = called(tmp_path, "train", "run/config.toml", "run.folder=tuned", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert run(["export", str(tuned), str(tmp_path / "trained")]) == 0
+    for exported in (out, tmp_path / "trained"):
+        assert reading(exported) == reading(folder)
+        written = json.loads((exported / "config.json").read_text())
+        assert {key: value for key, value in written.items() if key.endswith("_token_id")} == (
+            IDS if with_files else {}
+        )
+        for name in ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json"):
+            assert (exported / name).exists() == (folder / name).exists()
+
+
+def test_what_an_import_of_a_bert_prints_works_as_printed(tmp_path: Path) -> None:
+    make_project(tmp_path)
+    train, dev = questions(tmp_path)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 64}
+    torch.manual_seed(3)
+    config = BertConfig(**sizes, vocab_size=160, max_position_embeddings=64)
+    BertForQuestionAnswering(config).save_pretrained(tmp_path / "hf")
+    vocabulary(tmp_path / "hf")
+    small = (*ALONE, "data.stride=8", "data.question_len=12")
+    for number, (words, asks) in enumerate(
+        (
+            ((), ", with your files as CORPUS and VALIDATION"),
+            (("data.corpus=CORPUS",), ", with your file as VALIDATION"),
+            (("data.corpus=CORPUS", "data.validation=VALIDATION"), ""),
+        )
+    ):
+        path = f"runs/bert{number}"
+        done = called(tmp_path, "import", "hf", path, *small, *words)
+        assert done.returncode == 0, done.stderr
+        line = next(line for line in done.stdout.splitlines() if line.startswith("to train"))
+        told, _, command = line.partition(": codescent ")
+        assert told == f"to train{asks}"
+        (tmp_path / "CORPUS").unlink(missing_ok=True)
+        done = called(tmp_path, "evaluate", path)
+        if asks:
+            assert done.returncode == 2
+            assert done.stderr.endswith("so it has no validation split; give the file to score: --data FILE\n")
+            assert "python-stdlib" not in done.stderr
+            done = called(tmp_path, "train", "--resume", path)
+            assert done.stderr.endswith(f"begin a run with its weights{asks}: codescent {command}\n")
+        done = called(tmp_path, "evaluate", path, "--data", "dev.json")
+        assert "exact match" in done.stdout, done.stderr
+        (tmp_path / "CORPUS").write_bytes(train.read_bytes())
+        (tmp_path / "VALIDATION").write_bytes(dev.read_bytes())
+        done = called(tmp_path, *shlex.split(command))
+        assert done.returncode == 0, done.stderr
+        done = called(tmp_path, "evaluate", f"{path}-tuned")
+        assert "exact match" in done.stdout, done.stderr
+
+
+def test_a_masked_model_without_a_corpus_asks_for_one(tmp_path: Path) -> None:
+    vocabulary(a_folder(tmp_path / "hf", bert()))
+    assert called(tmp_path, "import", "hf", "run").returncode == 0
+    done = called(tmp_path, "evaluate", "run")
+    assert done.returncode == 2
+    assert done.stderr.endswith("so it has no validation split; import it again with data.corpus=FILE\n")
 
 
 UNTRAINED = ("train.num_steps=1", "optimizer.learning_rate=1e-30", "train.eval_every=0")

@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from codescent.base.errors import UserError
 from codescent.record import RunFolder
 from codescent.train.board import Board
-from codescent.train.loggers import FAILURES_ALLOWED, Failure, Logger, Loggers, add_folders, load
+from codescent.train.loggers import FAILURES_ALLOWED, Failure, Logger, Loggers, add_folders, find, load
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "log_to_sqlite.py"
 WRITES = """
@@ -118,6 +118,48 @@ def test_a_function_that_always_fails_is_given_up() -> None:
         (True, "SystemExit: 3"),
     ]
     assert whole == [{"step": step} for step in range(40)]
+
+
+SENDS = """
+import json
+def send(data):
+    return json.loads("{")
+def log(kind, data):
+    send(data)
+"""
+
+
+def test_a_failure_names_the_line_of_the_users_file(project: Path) -> None:
+    (project / "mine.py").write_text(SENDS)
+    add_folders([project / "run.toml"])
+    failures: list[Failure] = []
+    Loggers(load("mine:log"), failures.append).send("metrics", {})
+    assert failures[0].problem.endswith(f"({project / 'mine.py'}, line 4)")  # not a line of json
+    (project / "mine.py").write_text("import json\njson.loads('{')\ndef log(kind, data): ...\n")
+    del sys.modules["mine"]
+    with pytest.raises(UserError) as told:
+        load("mine:log")
+    assert str(told.value).endswith(f"({project / 'mine.py'}, line 2)")
+
+
+def test_finding_a_module_runs_no_code(project: Path) -> None:
+    for folder in ("good", "good/inner", "bare", "empty"):
+        (project / folder).mkdir()
+    for file in ("good/__init__.py", "good/inner/__init__.py", "good/inner/log.py"):
+        (project / file).write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()\n")
+    (project / "bare" / "log.py").write_text("")  # of a package without __init__.py
+    (project / "empty" / "__init__.py").write_text("\n")
+    (project / "mine.py").write_text("")
+    add_folders([project / "run.toml"])
+    find("good.inner.log:log, bare.log:log, os.path:join")
+    find("good.absent:log")  # good's code may add it: `load` tells
+    for name in ("empty.log", "bare.absent", "absent.log", "mine.json", "absent"):
+        with pytest.raises(UserError, match=f"there is no module {name} in the working directory"):
+            find(f"{name}:log")
+    assert not list(project.rglob("ran"))
+    with pytest.raises(UserError, match=r"there is no module good\.absent in the working directory"):
+        load("good.absent:log")
+    assert list(project.rglob("ran")) == [project / "good" / "ran"]
 
 
 @pytest.mark.parametrize(

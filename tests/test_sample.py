@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -237,6 +238,15 @@ def test_bad_input_is_told_all_at_once_with_exit_code_2(project: Path) -> None:
     for part in ("'Ω' (U+03A9)", "--top-p 1.5: must be in (0, 1]", "--temperature -1.0"):
         assert part in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_more_texts_than_memory_are_refused(project: Path) -> None:
+    done = called(project, "sample", "runs/chars", "--num", "9" * 20, "--prompt", "many", "--prompt", "many")
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"error: --num 9{20} for each of 2 prompts: keys and values of [\d,]+ texts at most fit into the memory\n",
+        done.stderr,
+    )
 
 
 def test_not_a_run_folder(tmp_path: Path) -> None:

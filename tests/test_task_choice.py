@@ -3,9 +3,13 @@ Does not test what the tasks do."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import hashlib
 import json
+import lzma
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -18,8 +22,11 @@ from trajectories import towns
 from codescent.base.errors import UserError
 from codescent.build import task_request
 from codescent.config.load import load
+from codescent.config.sections import Data
+from codescent.data.text.sources import read_blocks
 from codescent.preflight import notes
-from codescent.tasks.answers.squad import has_questions
+from codescent.tasks.answers.squad import has_questions, read_questions
+from codescent.tasks.conversations.conversations import PAIR, first_kind, read_conversations
 from codescent.verbs.cli import run as cli
 
 BERT = ("model.kind=bert", "data.tokenizer=bert:vocab.txt", "model.seq_len=48", "data.seq_len=40")
@@ -108,6 +115,68 @@ def test_other_models_are_not_trained_on_questions_unasked(
     assert note.startswith(
         'data.task = "lm": data.corpus = train.json holds questions in SQuAD\'s form, and is read as'
     )
+
+
+def test_questions_are_not_prepared_as_text_unasked(project: Path) -> None:
+    done = called(project, "data", "train.json")
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        'error: train.json: holds questions in SQuAD\'s form, and this command prepares text; data.task = "qa" '
+        "(model.kind = bert) reads them: `codescent train` prepares them"
+    )
+    assert not (project / "datasets").exists()
+    (project / "dev.json.gz").write_bytes(gzip.compress((project / "dev.json").read_bytes()))
+    assert "holds questions in SQuAD's form" in called(project, "data", "dev.json.gz").stderr
+    done = called(project, "data", "dev.json.gz", "--as-text", "--folder", "as_text")
+    assert done.returncode == 0, done.stderr
+    for number in ("9" * 5000, "9" * 400):
+        done = called(project, "data", "--synthetic", number)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    done = called(project, "data", "--synthetic", "4", "--as-text")
+    assert (done.returncode, done.stderr) == (2, "error: --as-text: for text only, not for tensors; leave it out\n")
+
+
+PACKERS = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress, ".GZ": gzip.compress}
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_compressed_questions_and_conversations_are_read(suffix: str, tmp_path: Path) -> None:
+    text = json.dumps(towns(0, 3)).encode()
+    (tmp_path / "plain.json").write_bytes(text)
+    packed = tmp_path / f"packed.json{suffix}"
+    packed.write_bytes(PACKERS[suffix](text))
+    assert has_questions(packed)
+    found = read_questions(packed)
+    assert found.questions == read_questions(tmp_path / "plain.json").questions
+    assert found.sha256 == hashlib.sha256(packed.read_bytes()).hexdigest()
+    pairs = tmp_path / f"pairs.jsonl{suffix}"
+    pairs.write_bytes(PACKERS[suffix](b'{"prompt": "a", "response": "b"}\n' * 2))
+    data = Data(corpus=str(pairs))
+    assert first_kind(pairs, data, with_template=False) == PAIR
+    assert [one.messages[1]["content"] for one in read_conversations(pairs, data, with_template=False)] == ["b", "b"]
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(UserError, match="damaged or cut short"):
+        read_questions(packed)
+    assert not has_questions(packed)
+
+
+def test_archives_and_other_compression_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    text = json.dumps(towns(0, 1)).encode()
+    (tmp_path / "inner.json").write_bytes(text)
+    with tarfile.open(tmp_path / "q.json.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "inner.json", "inner.json")
+    (tmp_path / "q.json.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(200))
+    (tmp_path / "q.json").write_bytes(gzip.compress(text))
+    for name, told in (
+        ("q.json.tar.gz", "q.json.tar.gz: an archive of files: unpack it, and give one of the files"),
+        ("q.json.zst", "byte 0xb5 at 1; it looks like Zstandard, which is not read: unpack it"),
+        ("q.json", "byte 0x8b at 1; it looks like gzip: its name must end with .gz"),
+    ):
+        with pytest.raises(UserError) as found:
+            read_questions(tmp_path / name)
+        assert str(found.value).endswith(told)
+    with pytest.raises(UserError, match="it looks like Zstandard"):
+        list(read_blocks(tmp_path / "q.json.zst", "text"))
 
 
 def test_a_plan_names_the_task(project: Path) -> None:

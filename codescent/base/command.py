@@ -4,6 +4,7 @@ Does not run a command and does not know which options there are (verbs/argument
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -17,6 +18,12 @@ def resume_command(run: Path, *overrides: str) -> str:
     return command("train", "--resume", run, *overrides)
 
 
-def tune_command(run: Path, *overrides: str) -> str:
-    """The command line that begins a run with the config, and so with the weights, of the imported run `run`."""
-    return command("train", run / "config.toml", f"run.folder={run}-tuned", *overrides)
+def how_to_tune(run: Path, missing: Sequence[str]) -> str:
+    """How to begin a run with the config, and so with the weights, of the imported run `run`: ", with ...: COMMAND".
+
+    `missing`: keys of [data] for files that the user has not given yet.
+    """
+    names = " and ".join(key.upper() for key in missing)
+    yours = f", with your file{'s' * (len(missing) > 1)} as {names}" if missing else ""
+    words = (f"data.{key}={key.upper()}" for key in missing)
+    return f"{yours}: {command('train', run / 'config.toml', f'run.folder={run}-tuned', *words)}"

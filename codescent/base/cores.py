@@ -1,5 +1,5 @@
-"""In: the CPU affinity mask and the cgroup of this process. Out: the number of CPU cores it may use, threads per rank.
-Does not set the number of threads."""
+"""In: the machine, the CPU affinity mask and the cgroup of this process. Out: CPU cores it may use, threads per rank,
+memory. Does not set the number of threads."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ OUR_THREADS = "CODESCENT_THREADS"
 """Set by our launcher if it has set OMP_NUM_THREADS, so that a rank knows that the user has not."""
 
 
+PROCESS_BYTES = 64 << 20
+"""Smallest memory of a rank before its model is allocated, and of a process that tokenises."""
+
+
 def available_cores(cgroup: Path = CGROUP) -> int:
     """Number of cores that this process may use, at least 1: its affinity mask, limited by the container's quota."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -23,6 +27,19 @@ def available_cores(cgroup: Path = CGROUP) -> int:
 def threads_per_rank(cores: int, ranks: int) -> int:
     """Threads for each of `ranks` processes that share `cores` cores, at least 1."""
     return max(1, cores // ranks)
+
+
+def memory_bytes(cgroup: Path = CGROUP) -> int:
+    """Physical memory, or the memory limit of this process's control group if it is smaller."""
+    physical_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = cgroup / "memory.max"
+    text = limit.read_text(encoding="utf-8").strip() if limit.is_file() else "max"
+    return min(physical_bytes, int(text)) if text.isdecimal() else physical_bytes
+
+
+def most_processes() -> int:
+    """For how many processes the memory of this machine has room; each needs PROCESS_BYTES or more."""
+    return max(1, memory_bytes() // PROCESS_BYTES)
 
 
 def _quota_cores(cgroup: Path) -> float | None:

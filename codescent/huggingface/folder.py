@@ -38,6 +38,8 @@ _PICKLES = (
 )
 _REAL = ("norm_eps",)  # sizes that need not be whole numbers
 _SHOWN = 12
+MOST_SIZE = (1 << 31) - 1
+"""No size of a model is larger."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ def open_folder(path: Path) -> Folder:
     sizes, shape, problems = _shape(path, kind, settings)
     found, unread = _tensors(path, kind, settings)
     problems += unread
+    if shape is not None and not unread and shape.num_layers > len(found):  # do not name each of them
+        problems.append(f"{path}: {shape.num_layers} layers by {CONFIG}, but only {len(found)} tensors in all")
     if problems or shape is None:
         raise UserError(*problems)
     parts = parts_of(kind, shape)
@@ -257,7 +261,10 @@ def _shape(
         problems += [f"{where}: {key}: missing" for ours, key in kind.sizes.items() if ours not in sizes]
         kinds = {ours: (int, float) if ours in _REAL else (int,) for ours in kind.sizes}
         wrong = [key for ours, key in kind.sizes.items() if type(sizes.get(ours, 0)) not in kinds[ours]]
+        wrong += [key for ours, key in kind.sizes.items() if key not in wrong and sizes.get(ours, 0) > MOST_SIZE]
         problems += [f"{where}: {key} = {json.dumps(settings.get(key))}: not a size" for key in wrong]
+        if wrong:  # to look for sizes that would fit takes minutes
+            return {}, None, problems
         rest, unlike = kind.read(settings)
         problems += [f"{where}: {problem}" for problem in unlike]
         if problems:

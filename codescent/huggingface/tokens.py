@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from codescent.data.tokenizers.tokenizer import SEPARATOR_TEXT
 TOKENIZER = "tokenizer.json"
 BEGINNINGS = ("<|begin_of_text|>", "<s>")  # known names of the document start; if none: the document end
 VOCABULARY, MERGES, WORDPIECES, SETTINGS = "vocab.json", "merges.txt", "vocab.txt", "tokenizer_config.json"
+GENERATION = "generation_config.json"
+KEPT_FILES = (SETTINGS, "special_tokens_map.json", "added_tokens.json", GENERATION)
+CONTROLS = "controls.json"
+"""File in a run's folder, see `Controls`."""
 
 
 def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, int | None]]:
@@ -59,6 +64,47 @@ def tokenizer_files(text: str, seq_len: int) -> tuple[dict[str, str], dict[str, 
     return files, {"bos_token_id": vocabulary.get(begin or ""), "eos_token_id": vocabulary.get(end or "")}
 
 
+@dataclass(frozen=True)
+class Controls:
+    """What a Hugging Face folder says of control tokens and of generation, which an export writes again.
+
+    Attributes:
+        ids: the keys of config.json that end in _token_id, with their values.
+        files: files of KEPT_FILES: name -> text.
+    """
+
+    ids: Mapping[str, Any]
+    files: Mapping[str, str]
+
+    @classmethod
+    def of_folder(cls, folder: Path) -> Controls:
+        """The controls of a folder. Raises UserError: a file that is not a JSON object."""
+        ids = {key: value for key, value in _settings(folder / "config.json").items() if key.endswith("_token_id")}
+        names = [name for name in KEPT_FILES if (folder / name).is_file()]
+        for name in names:
+            _settings(folder / name)
+        return cls(ids, {name: _read(folder / name) for name in names})
+
+    @classmethod
+    def of_run(cls, run: Path) -> Controls | None:
+        """The controls in a run's folder; None: there are none. Raises UserError: they are damaged."""
+        if not (run / CONTROLS).is_file():
+            return None
+        match _settings(run / CONTROLS):
+            case {"ids": dict(ids), "files": dict(files)} if {type(text) for text in files.values()} <= {str}:
+                return cls(ids, files)
+        raise UserError(f'{run / CONTROLS}: damaged: an object with "ids" and "files" is needed')
+
+    def file(self) -> dict[str, str]:
+        """The file in a run's folder: name -> text."""
+        return {CONTROLS: json.dumps({"ids": self.ids, "files": self.files}, indent=1) + "\n"}
+
+    def put(self, texts: Mapping[str, str]) -> dict[str, str]:
+        """The files of an export with these instead of the computed ones; without a tokenizer only GENERATION."""
+        kept = self.files if texts else {name: self.files[name] for name in (GENERATION,) if name in self.files}
+        return {name: text for name, text in texts.items() if name != SETTINGS} | dict(kept)
+
+
 def tokenizer_text(folder: Path) -> str | None:
     """The tokenizer of a Hugging Face folder, as the text of our file; None if the folder has no tokenizer.
 
@@ -91,6 +137,11 @@ def library_text(text: str) -> str:
         case {"codescent_tokenizer": "byte"}:
             return str(_bytes().to_str())
     return text
+
+
+def has_same_tokens(text: str | None, other: str | None) -> bool:
+    """Whether two tokenizers have the same tokens with the same ids; None: no tokenizer, so false."""
+    return text is not None and other is not None and _vocabulary(text) == _vocabulary(other)
 
 
 def differing_tokens(text: str, folders: str) -> list[str]:
@@ -127,12 +178,14 @@ def _with_separator(inner: Any) -> Any:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if the file does not exist."""
+    """A JSON object; empty if the file does not exist. Raises UserError: it is not a JSON object."""
     try:
         found = json.loads(_read(path)) if path.is_file() else {}
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})") from error
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return found
 
 
 def _read(path: Path) -> str:

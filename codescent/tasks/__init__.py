@@ -29,7 +29,7 @@ __all__ = ["TASKS", "ScoreRequest", "ShownDataset", "Task", "TaskRequest"]
 TASKS: tuple[Task, ...] = (LanguageModel(), MaskedTokens(), Tensors(), Answers(), Conversations(), Pairs())
 """Every task. The default of a kind of model is the first task in this tuple that supports the kind."""
 
-FILES = (".json", ".jsonl", ".ndjson", ".txt", ".h5", ".hdf5", ".pt", ".safetensors", ".bin")
+FILES = (".json", ".jsonl", ".ndjson", ".txt", ".h5", ".hdf5", ".pt", ".safetensors", ".bin", ".gz", ".xz", ".bz2")
 """Endings of a corpus that is a file, not a name."""
 
 
@@ -66,7 +66,7 @@ def _misfit(request: TaskRequest, task: Task, fitting: Sequence[Task]) -> str:
             f'data.task = "{task.name}": model.kind = "{request.kind}" is trained for {names}; take that, or '
             f"model.kind = {kinds}"
         )
-    as_text = f', or data.task = "{fitting[0].name}" to read it as text' if task.also_text(request.data) else ""
+    as_text = f', or data.task = "{fitting[0].name}" to read it as text' if task.also_text(request.data.corpus) else ""
     corpus, form = request.data.corpus, request.data.format
     chosen = f"data.corpus = {corpus} ({task.form})" if form is None else f"data.format = {form}"
     return (
@@ -80,11 +80,16 @@ def remarks(request: TaskRequest) -> Iterator[str]:
     task, corpus = task_of(request), request.data.corpus
     yield from task.remarks(request)
     for other in TASKS:
-        if other is not task and other.also_text(request.data):
+        if other is not task and other.also_text(request.data.corpus):
             yield (
                 f'data.task = "{task.name}": data.corpus = {corpus} holds {other.form}, and is read as text; '
                 f'data.task = "{other.name}" (model.kind = {" or ".join(other.kinds)}) reads {other.form}'
             )
+
+
+def task_beside_text(corpus: str) -> Task | None:
+    """The task for which a corpus is made that is a text as well: see `Task.also_text`. None: it is only a text."""
+    return next((task for task in TASKS if task.also_text(corpus)), None)
 
 
 def task_line(plan: Plan) -> str:

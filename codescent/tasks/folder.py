@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
+from codescent.base.output import warn
 from codescent.base.sealed import digest
 from codescent.data import prepared as folders
 from codescent.data.file_array import FileArray, open_npy
@@ -106,6 +107,10 @@ class FolderTask(Task):
         """Write all files except description.json; return its fields. Raises UserError: the corpus cannot be used."""
         raise NotImplementedError
 
+    def remarks_on(self, fields: Mapping[str, Any]) -> list[str]:
+        """Lines about samples that were left out, to print after preparing; `fields`: the return value of `write`."""
+        return []
+
     def refuse_prepared(self, request: TaskRequest, path: Path) -> None:
         """Raise UserError if `path`, a prepared folder given as the corpus, was prepared with other settings."""
 
@@ -150,13 +155,16 @@ class FolderTask(Task):
         if path := self._prepared_corpus(request):
             return path
         key = self.key(request)
+        target = _folder(request, key)
 
         def make(folder: Path) -> None:
             fields = self.write(request, key, folder, progress)
             files = sorted(path.name for path in folder.iterdir())
             folders.describe(folder, {"format": self.dataset.format, "request": key, **fields}, files)
+            for line in self.remarks_on(fields):
+                warn(f"{line}; the whole list is in {target / folders.DESCRIPTION}")
 
-        return folders.prepared(_folder(request, key), make, self.dataset.open)
+        return folders.prepared(target, make, self.dataset.open)
 
     def made_for(self, data: Data) -> bool:
         """See `Task`: true if the corpus is a folder that this task prepared."""

@@ -172,7 +172,7 @@ class Task:
         """Whether the corpus implies this task if data.task is not set."""
         return False
 
-    def also_text(self, data: Data) -> bool:
+    def also_text(self, corpus: str) -> bool:
         """Whether the corpus implies this task, but is a text that other tasks can read as well."""
         return False
 
@@ -299,20 +299,24 @@ class Task:
         """
         return {}
 
+    def missing_files(self, data: Data, *, has_corpus: bool) -> list[str]:
+        """Keys of [data] that the user must give before a run can start. `has_corpus`: see `keys_of_folder`."""
+        return [] if has_corpus else ["corpus"]
+
     def export(
         self,
         request: TaskRequest,
         tokenizer: Tokenizer,
         texts: dict[str, str],
-        ends: dict[str, int | None],
+        ends: dict[str, Any],
         *,
         is_trained: bool,
-    ) -> tuple[dict[str, str], dict[str, int | None]]:
+    ) -> tuple[dict[str, str], dict[str, Any]]:
         """Add the task's part to an export.
 
         Args and return value:
             texts: the tokenizer's files, name -> text.
-            ends: control tokens for config.json, key -> id.
+            ends: control tokens for config.json, key -> id, or list of ids.
             is_trained: false for the checkpoint of an imported run, which keeps what its folder had.
         """
         return texts, ends

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -93,7 +93,7 @@ class Loggers:
             logger.in_a_row += 1
             given_up = logger.in_a_row == FAILURES_ALLOWED
             if logger.failures == 1 or given_up:
-                self.report(Failure(logger.name, kind, _words(error), given_up))
+                self.report(Failure(logger.name, kind, _words(error, logger.file), given_up))
 
 
 def add_folders(files: Iterable[Path]) -> None:
@@ -136,16 +136,35 @@ def _names(log_to: str | None) -> list[str]:
 
 
 def _missing(name: str) -> str:
-    """Why there is no module for a function; "" if there is one, or only its import can tell."""
+    """Why there is no module for a function; "" if there is one, or only its import can tell. No code of it runs."""
+    above: str = ""
+    folders: Sequence[str] | None = None
+    for part in name.partition(":")[0].split("."):
+        is_top, above = not above, f"{above}.{part}".lstrip(".")
+        if above in sys.modules:
+            folders = getattr(sys.modules[above], "__path__", None)
+            continue
+        spec = _spec(above, folders) if is_top or folders is not None else None
+        if spec is None:
+            return _no_module(name) if is_top or _is_plain(folders) else ""
+        folders = spec.submodule_search_locations
+    return ""
+
+
+def _spec(module: str, folders: Sequence[str] | None) -> ModuleSpec | None:
+    """Where a module is; `folders`: those of its package. importlib's own function would import the package."""
+    found = (finder.find_spec(module, folders) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    return next((spec for spec in found if spec is not None), None)
+
+
+def _is_plain(folders: Iterable[str] | None) -> bool:
+    """Whether a package cannot add modules when it is imported: its __init__.py is missing or empty."""
+    codes = [Path(folder) / "__init__.py" for folder in folders or ()]
+    return not any(code.is_file() and code.read_text(errors="replace").strip() for code in codes)
+
+
+def _no_module(name: str) -> str:
     module = name.partition(":")[0]
-    try:
-        found = importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError as error:
-        found = not f"{module}.".startswith(f"{error.name}.")  # another module that its package needs
-    except Exception:
-        found = True
-    if found:
-        return ""
     top = module.partition(".")[0]
     return (
         f"log.to = {name}: there is no module {module} in the working directory, in the folder of the config, or among "
@@ -160,7 +179,9 @@ def _load(name: str) -> Logger:
     try:
         module = importlib.import_module(where)
     except (Exception, SystemExit) as error:
-        raise UserError(f"log.to = {name}: importing {where} raised {_words(error)}") from error
+        if isinstance(error, ModuleNotFoundError) and f"{where}.".startswith(f"{error.name}."):
+            raise UserError(_no_module(name)) from error
+        raise UserError(f"log.to = {name}: importing {where} raised {_words(error, where)}") from error
     file = getattr(module, "__file__", None) or where
     function = getattr(module, attribute, None)
     if function is None:
@@ -181,10 +202,14 @@ def _takes(function: Callable[..., object]) -> bool:
     return True
 
 
-def _words(error: BaseException) -> str:
-    """An exception in one line, with the line of code that raised it."""
+def _words(error: BaseException, file: str) -> str:
+    """An exception in one line, with the line of the user's file at which it was raised.
+    If no line of `file` was running: the first line that is neither this module's nor the import system's.
+    """
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith("<") and frame.filename != __file__]
-    where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    others = (__file__, importlib.__file__)
+    own = [frame for frame in frames if not frame.filename.startswith("<") and frame.filename not in others]
+    of_user = [frame for frame in own if frame.filename == file][-1:] or own[:1]
+    where = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in of_user)
     said = " ".join(str(error).split())
     return f"{type(error).__name__}{f': {said}' if said else ''}{where}"

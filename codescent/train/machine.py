@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 import codescent
+from codescent.base.cores import memory_bytes
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
@@ -203,7 +204,7 @@ def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int) ->
         most = max(total - host for total, host in zip(in_all, on_host, strict=True))
         found.append(("the device", 1, most, torch.cuda.get_device_properties(device).total_memory))
     host_bytes = sum(on_host if device.type == "cuda" else in_all) * local_world_size // mesh.pp
-    found.append(("this machine", local_world_size, host_bytes, _host_memory_bytes()))
+    found.append(("this machine", local_world_size, host_bytes, memory_bytes()))
     problems = [
         f"the model has {plan.num_parameters:,} parameters: weights, gradients and optimizer state of "
         f"{counted(ranks, 'rank')} take {needed / 2**30:,.1f} GiB, but {where} has {available / 2**30:,.1f} GiB; take "
@@ -213,14 +214,6 @@ def refuse_too_large(plan: Plan, device: torch.device, local_world_size: int) ->
     ]
     if problems:
         raise UserError(*problems)
-
-
-def _host_memory_bytes() -> int:
-    """Physical memory, or the memory limit of this process's control group if it is smaller."""
-    physical_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(physical_bytes, int(text)) if text.isdecimal() else physical_bytes
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -263,7 +256,7 @@ def describe(device: torch.device, num_threads: int, world_size: int) -> dict[st
         "processor": _processor(),
         "instructions": _instructions(),
         "cores": os.cpu_count(),
-        "memory_bytes": _host_memory_bytes(),
+        "memory_bytes": memory_bytes(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "world_size": world_size,
         "num_threads": num_threads,

@@ -18,6 +18,7 @@ from codescent.base.counted import counted
 from codescent.base.errors import RunFailed, UserError
 from codescent.config.load import to_toml
 from codescent.huggingface.folder import open_folder
+from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_text
 from codescent.models.lora.declare import is_adapter
 from codescent.record.rows import strict
 from codescent.train import machine
@@ -183,12 +184,22 @@ class Report:
         own = [parameter for parameter in held if not is_adapter(parameter)]
         random = [parameter.name for parameter in own if not weights.has(parameter)]
         fingerprint = weights.fingerprint() if self.run.base is None else self.run.base["fingerprint"]
+        self._keep_controls(weights.path)
         self._event("start", step=0, weights={"folder": model.weights, "fingerprint": fingerprint, "drawn": random})
         new = f"; {counted(adapters, 'parameter')} of adapters: new" if adapters else ""
         rest = f"; initialised at random, as the folder lacks them: {', '.join(random)}" if random else ""
         self.display.say(
             f"weights of {counted(len(own) - len(random), 'parameter')} read from {model.weights}{new}{rest}"
         )
+
+    def _keep_controls(self, weights: Path) -> None:
+        """Keep the folder's control tokens for an export, unless the run has another tokenizer."""
+        run = self.run
+        try:
+            if run.folder is not None and has_same_tokens(run.dataset.tokenizer_text, tokenizer_text(weights)):
+                run.folder.write_task_files(Controls.of_folder(weights).file())
+        except UserError as error:
+            self.display.say(f"its control tokens are not kept for an export: {error}")
 
     def step(
         self, step: int, rate: float, result: StepResult, seconds: float, val_loss: float | None, *, last: bool

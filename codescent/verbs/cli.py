@@ -31,6 +31,9 @@ VERBS: Mapping[str, str] = {
 }
 """Subcommand: module in this package and its function. The function takes the arguments and returns the exit code."""
 
+OF_PATHS = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EROFS)
+"""Errors of a path that the user has given, which may be raised wherever it is looked at."""
+SHOWN_CHARS = 120
 READERS = ("sample", "evaluate", "export")
 """Subcommands that read a run folder."""
 
@@ -66,8 +69,9 @@ def run(words: Sequence[str], *, may_restart: bool = False) -> int:
         _say("interrupted")
         return 130
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            _say(f"error: {str(error.filename)[:60]}...: {error.strerror}")
+        if error.errno in OF_PATHS and error.filename is not None:
+            name = str(error.filename)
+            _say(f"error: {name[:SHOWN_CHARS]}{'...' * (len(name) > SHOWN_CHARS)}: {error.strerror}")
             return 2
         # The reader of the output has ended (`codescent ... | head`), or the disk is full: stop writing there.
         gone = isinstance(error, BrokenPipeError) and not trains

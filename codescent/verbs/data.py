@@ -14,7 +14,7 @@ from codescent.tasks import ShownDataset
 from codescent.tasks.tensors.dataset import open_tensors
 from codescent.tasks.tensors.prepare import make_recipe, parse_sizes, prepare_synthetic
 
-_OF_TEXT, _OF_TENSORS = ("tokenizer", "train_bpe", "workers"), ("source", "target", "format", "seed")
+_OF_TEXT, _OF_TENSORS = ("tokenizer", "train_bpe", "workers", "as_text"), ("source", "target", "format", "seed")
 
 
 def main(arguments: Namespace) -> int:
@@ -24,7 +24,8 @@ def main(arguments: Namespace) -> int:
     opened = None if arguments.corpus is None else tasks.open_corpus(arguments.corpus, arguments.validation_fraction)
     vectors = arguments.corpus is None or (opened is not None and opened.vocab_size is None)
     for name in (*(_OF_TEXT if vectors else ()), *(() if arguments.synthetic else _OF_TENSORS)):
-        if getattr(arguments, name) is not None:
+        value = getattr(arguments, name)
+        if value is not None and value is not False:
             why = "for text only, not for tensors" if name in _OF_TEXT else "for --synthetic only"
             raise UserError(f"--{name.replace('_', '-')}: {why}; leave it out")
     dataset = opened or (_tokens(arguments) if arguments.synthetic is None else _tensors(arguments))
@@ -36,6 +37,12 @@ def main(arguments: Namespace) -> int:
 
 
 def _tokens(arguments: Namespace) -> ShownDataset:
+    if not arguments.as_text and (task := tasks.task_beside_text(arguments.corpus)) is not None:
+        raise UserError(
+            f'{arguments.corpus}: holds {task.form}, and this command prepares text; data.task = "{task.name}" '
+            f"(model.kind = {' or '.join(task.kinds)}) reads them: `codescent train` prepares them by itself; to "
+            "prepare them as text all the same, give --as-text"
+        )
     path = prepare(
         arguments.corpus,
         arguments.tokenizer,

@@ -7,9 +7,9 @@ from argparse import Namespace
 from pathlib import Path
 
 from codescent.base.errors import UserError
-from codescent.base.output import say
+from codescent.base.output import say, warn
 from codescent.preflight import saved_plan
-from codescent.tasks import ScoreRequest
+from codescent.tasks import ScoreRequest, task_beside_text
 from codescent.tasks.answers.predictions import score_files
 
 
@@ -59,6 +59,14 @@ def evaluate_run(
     if isinstance(where, str):
         raise UserError(where)
     trained = find(run, best=best, step=step)
+    if data is None and (missing := trained.saved.state.get("imported", {}).get("missing")):
+        keys = " ".join(f"data.{key}=FILE" for key in missing)
+        can_score = trained.request.kind in trained.task.scores_files
+        give = "give the file to score: --data FILE" if can_score else f"import it again with {keys}"
+        raise UserError(f"{run}: was imported without a file of yours ({keys}), so it has no validation split; {give}")
+    other = None if data is None else task_beside_text(str(data))
+    if other is not None and other.name != trained.task.name:
+        warn(f"--data {data}: holds {other.form}, and is read as text")
     request = ScoreRequest(
         task=trained.request,
         work=saved_plan(trained.folder).work,

@@ -16,7 +16,7 @@ import torch
 from pydantic import ValidationError
 
 from codescent import models
-from codescent.base.command import command, tune_command
+from codescent.base.command import command, how_to_tune
 from codescent.base.dtypes import DTYPE_BYTES, NUMBER_FORMATS, WIDE
 from codescent.base.durable import write_synced
 from codescent.base.errors import UserError
@@ -34,7 +34,7 @@ from codescent.huggingface import KINDS, peft
 from codescent.huggingface.folder import CONFIG, Folder, as_keys, open_folder, parts_of
 from codescent.huggingface.kind import Kind
 from codescent.huggingface.read import box
-from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
+from codescent.huggingface.tokens import GENERATION, Controls, tokenizer_files, tokenizer_text
 from codescent.huggingface.write import Read, Shard, shards, write_weights
 from codescent.record import CHECKPOINTS, TOKENIZER, RunFolder
 from codescent.tasks import TASKS, task_of
@@ -142,17 +142,26 @@ def _publish(
             write_synced(hidden / name, text)
 
 
-def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, int | None]]:
+def _texts(trained: Trained) -> tuple[dict[str, str], dict[str, Any]]:
     """The tokenizer's files and those of the task, by name, and the ids of the control tokens."""
+    texts: dict[str, str] = {}
+    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
+    if trained.tokenizer is not None:
+        seq_len = trained.resolved.shape.seq_len
+        texts, ends = tokenizer_files(trained.folder.tokenizer.read_text(encoding="utf-8"), seq_len)
+    if (controls := Controls.of_run(trained.folder.path)) is not None:
+        texts, ends = controls.put(texts), dict(controls.ids)
     if trained.tokenizer is None:
-        return {}, {"bos_token_id": None, "eos_token_id": None}
-    seq_len = trained.resolved.shape.seq_len
-    texts, ends = tokenizer_files(trained.folder.tokenizer.read_text(encoding="utf-8"), seq_len)
-    is_trained = "imported" not in trained.saved.state
-    return trained.task.export(trained.request, trained.tokenizer, texts, ends, is_trained=is_trained)
+        return texts, ends
+    is_trained, eos = "imported" not in trained.saved.state, ends.get("eos_token_id")
+    texts, ends = trained.task.export(trained.request, trained.tokenizer, texts, ends, is_trained=is_trained)
+    if GENERATION in texts and ends.get("eos_token_id") != eos:  # `generate` stops by this file
+        generation = {**json.loads(texts[GENERATION]), "eos_token_id": ends["eos_token_id"]}
+        texts = {**texts, GENERATION: json.dumps(generation, indent=2) + "\n"}
+    return texts, ends
 
 
-def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: dict[str, int | None]) -> dict[str, Any]:
+def _settings(kind: Kind, shape: models.Shape, dtype: str, ends: Mapping[str, Any]) -> dict[str, Any]:
     """The content of config.json."""
     return {
         "architectures": [kind.architectures(shape)[0]],
@@ -200,7 +209,9 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
     plan = build(config, vocab_size, config.parallel.ranks).to_json()
     request = task_request(config)
     task_files = {**task_of(request).carry_unprepared(request), **({} if text is None else {TOKENIZER: text})}
-    source = {"folder": str(path.absolute()), "fingerprint": folder.fingerprint()}
+    task_files |= Controls.of_folder(path).file()
+    missing = task_of(request).missing_files(config.data, has_corpus=_has_corpus(resolved))
+    source = {"folder": str(path.absolute()), "fingerprint": folder.fingerprint(), "missing": missing}
     parameters, dtype = [parts[0].parameter for parts in folder.parts.values()], WIDE[config.train.precision]
     numel = sum(parameter.numel for parameter in parameters)
     wrong: list[str] = []
@@ -222,7 +233,7 @@ def import_folder(path: Path, run: Path, resolved: LoadedConfig) -> list[str]:
     if wrong:
         names = ", ".join(dict.fromkeys(wrong))
         lines.append(f"warning: numbers that are not finite (NaN or infinity), in {names}: no run can train from them")
-    return [*lines, *notes, *_next(run, config, resolved), str(run)]
+    return [*lines, *notes, *_next(run, config, missing), str(run)]
 
 
 def _read(folder: Folder, name: str, wrong: list[str], slices: Sequence[slice]) -> torch.Tensor:
@@ -233,14 +244,16 @@ def _read(folder: Folder, name: str, wrong: list[str], slices: Sequence[slice]) 
     return values
 
 
-def _next(run: Path, config: Config, resolved: LoadedConfig) -> list[str]:
-    """The commands that a user of an imported run may want next."""
+def _next(run: Path, config: Config, missing: Sequence[str]) -> list[str]:
+    """The commands that a user of an imported run may want next. `missing`: see `Task.missing_files`."""
     lines = []
     if models.kind_of(config.model.kind, config.model.preset) in models.GENERATING and (run / TOKENIZER).is_file():
         lines.append(f"to sample: {command('sample', run, '--prompt', 'Hello')}")
-    if resolved.origins["data.corpus"] == DEFAULT:
-        return [*lines, f"to train, with your file as CORPUS: {tune_command(run, 'data.corpus=CORPUS')}"]
-    return [*lines, f"to train: {tune_command(run)}"]
+    return [*lines, f"to train{how_to_tune(run, missing)}"]
+
+
+def _has_corpus(resolved: LoadedConfig) -> bool:
+    return resolved.origins["data.corpus"] != DEFAULT
 
 
 def _open_and_check(path: Path, run: Path, resolved: LoadedConfig) -> tuple[Folder, str | None, list[str]]:
@@ -254,8 +267,8 @@ def _open_and_check(path: Path, run: Path, resolved: LoadedConfig) -> tuple[Fold
     problems += [f"{name}: given on the command line, but the argument {run} decides it" for name in of_run]
     if resolved.config.lora.rank is not None:
         problems.append(
-            "lora.rank: given, but an imported model has no adapters; give it when training: "
-            f"{tune_command(run, f'lora.rank={resolved.config.lora.rank}')}"
+            "lora.rank: given, but an imported model has no adapters; give it when training: add "
+            f"lora.rank={resolved.config.lora.rank} to the command that `import` prints"
         )
     try:
         folder = open_folder(path)
@@ -295,7 +308,7 @@ def _data(
     for task in TASKS:
         if folder.kind.name in task.kinds and data["task"] in (None, task.name):
             try:
-                has_corpus = origins["data.corpus"] != DEFAULT
+                has_corpus = _has_corpus(resolved)
                 keys = task.keys_of_folder(folder.path.absolute(), tokenizer, config.data, has_corpus=has_corpus)
             except UserError as error:
                 lines.append(f"the folder is not used for data.task = {task.name}: {'; '.join(error.problems)}")

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
+import torch
+
 from codescent import models
+from codescent.base.cores import memory_bytes
 from codescent.base.errors import UserError
 from codescent.base.visible import visible
 from codescent.data.tokenizers.tokenizer import REPLACEMENT, Tokenizer
@@ -74,6 +77,7 @@ def sample_run(
     best: bool = False,
     step: int | None = None,
     example: bool = False,
+    option: str = "--prompt",
 ) -> list[str]:
     """Continue prompts with a checkpoint of a run. The first text is written token by token.
 
@@ -92,6 +96,7 @@ def sample_run(
         best: use the checkpoint with the lowest validation loss.
         step: use the checkpoint of this step. The default is the newest checkpoint.
         example: if the task's texts continue prompts, continue one of the run's validation split.
+        option: what sets the prompts, for messages.
 
     Returns:
         The texts, each with its prompt, in the order of the prompts.
@@ -105,11 +110,15 @@ def sample_run(
     try:
         trained, tokenizer = _find(Path(run), best=best, step=step)
         prompter = trained.task.prompts(trained.request, tokenizer)
-        starts = (_example(trained, tokenizer) if example else None) or _encode(prompter, prompts)
+        starts = (_example(trained, tokenizer) if example else None) or _encode(prompter, prompts, option)
     except UserError as error:
         raise UserError(*problems, *error.problems) from error
     if problems or isinstance(where, str):
         raise UserError(*problems)
+    longest = max(len(ids) for _, ids in starts) + tokens
+    if num * len(starts) > (most := _most_texts(trained, longest, where)):
+        each = f" for each of {len(starts)} prompts" if len(starts) > 1 else ""
+        raise UserError(f"--num {num}{each}: keys and values of {most:,} texts at most fit into the memory")
     texts, ids = zip(*(start for start in starts for _ in range(num)))
     module, vocab_size = module_of(trained, where), tokenizer.vocab_size
     stream = generate(module, ids, tokens, temperature, top_k, top_p, seed, prompter.stop, vocab_size)
@@ -141,17 +150,28 @@ def _example(trained: Trained, tokenizer: Tokenizer) -> list[tuple[str, list[int
     return None if ids is None else [(tokenizer.decode(ids), ids)]
 
 
-def _encode(prompter: Prompts, prompts: Sequence[str] | None) -> list[tuple[str, list[int]]]:
-    """For each prompt the text to print and its tokens. An empty prompt begins a document."""
+def _most_texts(trained: Trained, longest: int, device: torch.device) -> int:
+    """For how many texts of `longest` tokens the memory has room: at least for their keys and values."""
+    shape = trained.resolved.shape
+    if device.type == "cpu":  # memory is taken as it is written; numbers are fp32 or wider
+        numbers, size, memory = min(longest, shape.seq_len), 4, memory_bytes()
+    else:
+        numbers, size, memory = shape.seq_len, 2, torch.cuda.get_device_properties(device).total_memory
+    return max(1, memory // (2 * shape.num_layers * numbers * shape.num_kv_heads * shape.head_dim * size))
+
+
+def _encode(prompter: Prompts, prompts: Sequence[str] | None, option: str) -> list[tuple[str, list[int]]]:
+    """For each prompt the text to print and its tokens. An empty prompt begins a document. `option`: see sample_run."""
     starts, problems = [], []
     for prompt in prompts or [prompter.default]:
+        of = f"{option} {prompt!r}" if prompts else f"the prompt {prompt!r}, as {option} is not given"
         if half_a_character(prompt):
-            problems.append(f"--prompt {prompt!r}: {HALF}, or bytes that are not UTF-8")
+            problems.append(f"{of}: {HALF}, or bytes that are not UTF-8")
             continue
         try:
             starts.append(prompter.encode(prompt))
         except UserError as error:
-            problems += [f"--prompt {prompt!r}: {problem}" for problem in error.problems]
+            problems += [f"{of}: {problem}" for problem in error.problems]
     if problems:
         raise UserError(*problems)
     return starts

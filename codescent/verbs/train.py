@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from codescent.base.command import command
+from codescent.base.cores import most_processes
 from codescent.base.errors import UserError
 from codescent.base.output import new_failures, say, warn
 from codescent.base.rank import Rank
@@ -24,9 +25,6 @@ from codescent.preflight import check, notes, refuse_moved, run_folder, saved_pl
 from codescent.record import RunFolder
 from codescent.train import loggers
 from codescent.verbs.resume import config_of
-
-RANK_BYTES = 64 << 20
-"""Smallest memory of a rank before its model is allocated."""
 
 
 def main(arguments: Namespace) -> int:
@@ -82,8 +80,7 @@ def introduce(config: Config, *, resume: bool) -> None:
 def _start_ranks(arguments: Namespace, config: Config, env: dict[str, str]) -> int:
     """Prepare the data, check the run, then start the ranks. Returns the exit code."""
     ranks = config.parallel.ranks
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // RANK_BYTES
-    if ranks > most:
+    if ranks > (most := most_processes()):
         raise UserError(
             f"parallel.ranks = {ranks}: each rank is a process on this machine, whose memory has room for {most} "
             f"ranks; give at most {most}"
@@ -133,17 +130,26 @@ def _find_learning_rate(config: Config, rank: Rank) -> int:
 
 
 def _sample(config: Config, folder: Path, *, best: bool) -> None:
-    """Print a generated text. A prompt that the tokenizer cannot encode is no reason to fail: the run is done."""
+    """Print a generated text. If none can be generated, the command does not fail: the run is done."""
     from codescent.verbs.sample import sample_run
 
     log = config.log
     prompts = [log.sample_prompt] if log.sample_prompt else None
     try:
-        seed, temperature, tokens, example = config.run.seed, log.sample_temperature, log.sample_tokens, prompts is None
-        sample_run(folder, prompts, tokens, temperature, seed=seed, device="cpu", best=best, example=example)
+        sample_run(
+            folder,
+            prompts,
+            log.sample_tokens,
+            log.sample_temperature,
+            seed=config.run.seed,
+            device="cpu",
+            best=best,
+            example=prompts is None,
+            option="log.sample_prompt",
+        )
     except UserError as error:
         for problem in error.problems:
-            warn(f"log.sample_prompt: {problem}")
+            warn(f"no text (log.sample_tokens = {log.sample_tokens}): {problem}")
 
 
 def _record_lost(folder: Path, rank: int | None) -> None:

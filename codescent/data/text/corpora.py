@@ -140,6 +140,8 @@ def _nothing_there(corpus: str, path: Path) -> UserError:
         return UserError(f"{corpus}: this folder holds no file (hidden ones are left out)")
     if glob.has_magic(corpus):
         return UserError(f"{corpus}: no file matches this glob")
+    if path.is_symlink():
+        return UserError(f"{corpus}: a symbolic link that leads nowhere")
     siblings = [str(path.parent / child.name) for child in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(corpus, NAMES, 1, 0.5) or difflib.get_close_matches(str(path), siblings, 1, 0.8)
     hint = f": did you mean {close[0]}?" if close else ""

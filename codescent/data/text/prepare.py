@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from codescent.base.cores import available_cores
+from codescent.base.cores import available_cores, most_processes
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
 from codescent.base.output import warn
@@ -70,6 +70,8 @@ def prepare(
     request = make_request(corpus, tokenizer, validation_fraction, text_key, train_bpe)
     if num_workers is not None and num_workers < 1:
         raise UserError(f"workers: {num_workers} is not a number of processes: 1 or more")
+    if num_workers is not None and num_workers > (most := most_processes()):
+        raise UserError(f"workers: {num_workers}: the memory of this machine has room for {most} processes at most")
     if found := locate_request(request, root):
         return found
     partial = request.partial_folder(root)

@@ -31,8 +31,20 @@ _OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
     ".lzma": lzma.LZMAFile,
     ".bz2": bz2.BZ2File,
 }
+MOST_UNPACKED_BYTES = 1 << 32
+"""A larger file is not read as a whole."""
+_FORMATS = {
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+    b"\x28\xb5\x2f\xfd": "Zstandard, which is not read: unpack it",
+    b"PK\x03\x04": "a zip archive, which is not read: unpack it",
+    b"\x1f\x8b": "gzip: its name must end with .gz",
+    b"BZh": "bzip2: its name must end with .bz2",
+    b"\xfd7zXZ": "xz: its name must end with .xz",
+}
+"""First bytes of files that are no UTF-8 text."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_BAD_ARCHIVE = (EOFError, lzma.LZMAError, zlib.error, tarfile.TarError, gzip.BadGzipFile)
+BAD_ARCHIVE = (EOFError, lzma.LZMAError, zlib.error, tarfile.TarError, gzip.BadGzipFile)
 
 
 class Block(NamedTuple):
@@ -75,10 +87,47 @@ def read_blocks(
             yield from _blocks(str(path), path.name.lower(), stream, text_key)
             while stream.read(READ_BYTES):  # the hash includes bytes that a decompressor did not read
                 pass
-    except _BAD_ARCHIVE as error:
+    except BAD_ARCHIVE as error:
         raise UserError(f"{path}: damaged or cut short: {error}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def unpacking(path: Path, stream: IO[bytes]) -> IO[bytes]:
+    """The content of an open file, decompressed if the suffix of its path says so (.gz .xz .bz2).
+    Reading raises BAD_ARCHIVE or OSError: it is damaged.
+    """
+    opener = _OPENERS.get(path.suffix.lower())
+    return stream if opener is None else io.BufferedReader(opener(stream), READ_BYTES)
+
+
+def read_unpacked(path: Path) -> tuple[bytes, bytes]:
+    """The bytes of a file, and its content: see `unpacking`.
+    Raises UserError: it cannot be read, is damaged, too large, or an archive of files.
+    """
+    pieces, size_bytes = [], 0
+    try:
+        whole = path.read_bytes()
+        stream = unpacking(path, io.BytesIO(whole))
+        while (piece := stream.read(READ_BYTES)) and size_bytes <= MOST_UNPACKED_BYTES:
+            pieces.append(piece)
+            size_bytes += len(piece)
+    except BAD_ARCHIVE as error:
+        raise UserError(f"{path}: damaged or cut short: {error}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+    content = b"".join(pieces)
+    if content[257:262] == b"ustar":
+        raise UserError(f"{path}: an archive of files: unpack it, and give one of the files")
+    if size_bytes > MOST_UNPACKED_BYTES:
+        raise UserError(f"{path}: more than {MOST_UNPACKED_BYTES >> 30} GiB: split it")
+    return whole, content
+
+
+def format_hint(data: bytes) -> str:
+    """What a file that is no UTF-8 text may be, by its first bytes; "" if that is unknown."""
+    found = next((name for first, name in _FORMATS.items() if data.startswith(first)), None)
+    return f"; it looks like {found}" if found else ""
 
 
 def may_be_json_lines(path: Path) -> bool:
@@ -142,7 +191,7 @@ def _not_utf8(where: str, error: UnicodeDecodeError, offset_bytes: int, num_line
     """The error for bytes that are not UTF-8; `error.object` begins at this offset and line of the file."""
     data: bytes = error.object
     line = num_lines + data[: error.start].count(b"\n") + 1
-    hint = "; it looks like UTF-16" if offset_bytes == 0 and data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+    hint = format_hint(data) if offset_bytes == 0 else ""
     return UserError(
         f"{where}: not UTF-8 text: byte 0x{data[error.start]:02x} at offset {offset_bytes + error.start} "
         f"(line {line}): {error.reason}{hint}"

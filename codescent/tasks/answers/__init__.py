@@ -22,7 +22,7 @@ from codescent.data.text import corpora, download
 from codescent.data.text.request import KINDS, tokenizer_of
 from codescent.data.tokenizers import wordpiece
 from codescent.data.tokenizers.wordpiece import WordPiece
-from codescent.tasks.answers.source import QUESTIONS, QuestionDataset
+from codescent.tasks.answers.source import QUESTIONS, QuestionDataset, left_out_lines
 from codescent.tasks.answers.squad import Questions, has_questions, read_questions, write_questions
 from codescent.tasks.answers.windows import CONTROLS, WindowSizes, make_windows
 from codescent.tasks.folder import FolderTask, tokenizer_identity
@@ -53,16 +53,17 @@ class Answers(FolderTask):
     reads = ("validation_questions",)
     ignores = ("data.validation_fraction", "data.text_key", "train.head_chunk_tokens")
     peft_task_type = "QUESTION_ANS"
+    scores_files = kinds
     dataset = QuestionDataset
 
     def made_for(self, data: Data) -> bool:
         """See `Task`."""
-        return data.corpus == SQUAD or super().made_for(data) or self.also_text(data)
+        return data.corpus == SQUAD or super().made_for(data) or self.also_text(data.corpus)
 
-    def also_text(self, data: Data) -> bool:
+    def also_text(self, corpus: str) -> bool:
         """See `Task`: a file in SQuAD's form."""
-        path = expanded(data.corpus)
-        return data.corpus not in (SQUAD, *corpora.NAMES) and path.is_file() and has_questions(path)
+        path = expanded(corpus)
+        return corpus not in (SQUAD, *corpora.NAMES) and path.is_file() and has_questions(path)
 
     def remarks(self, request: TaskRequest) -> Iterator[str]:
         """See `Task`: windows that do not overlap."""
@@ -124,6 +125,16 @@ class Answers(FolderTask):
             "sizes": asdict(sizes),
             "splits": splits,
         }
+
+    def remarks_on(self, fields: Mapping[str, Any]) -> list[str]:
+        """See `FolderTask`: questions without a target."""
+        return left_out_lines(fields["splits"])
+
+    def missing_files(self, data: Data, *, has_corpus: bool) -> list[str]:
+        """See `Task`; questions of the user need a validation file."""
+        missing = super().missing_files(data, has_corpus=has_corpus)
+        has_validation = data.corpus == SQUAD or self.dataset.is_at(data.corpus) or data.validation is not None
+        return [*missing, *([] if has_validation else ["validation"])]
 
     def refuse_score(self, request: ScoreRequest) -> Iterator[str]:
         """See `Task`."""

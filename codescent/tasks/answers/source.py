@@ -3,9 +3,10 @@ Does not prepare windows (__init__.py does) and does not order samples (data/loa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from codescent.tasks.answers.windows import Rows, segments_of
 from codescent.tasks.folder import FolderDataset
 
 QUESTIONS = "validation.json"
+SHOWN_IDS = 3
 
 
 class _Split(Fields):
@@ -102,11 +104,16 @@ class QuestionDataset(FolderDataset):
                 f"{name}: {counted(split['questions'], 'question')}, {counted(split['windows'], 'window')}, "
                 f"{split['with_answer']:,} with the answer"
             )
-            for reason, ids in (("not at its answer_start", "misplaced"), ("without tokens", "without_tokens")):
-                if found := split[ids]:
-                    shown = f"{', '.join(found[:3])}{', …' * (len(found) > 3)}"
-                    left_out = "left out" if name == "train" else "no target"
-                    lines.append(
-                        f"{name}: {counted(len(found), 'question')} with an answer {reason}: {left_out}: {shown}"
-                    )
-        return lines
+        return [*lines, *left_out_lines(self.description["splits"])]
+
+
+def left_out_lines(splits: Mapping[str, Any]) -> list[str]:
+    """Lines that name the first questions of each split whose answer cannot be a target; `splits` of a description."""
+    lines = []
+    for name, split in splits.items():
+        for reason, ids in (("not at its answer_start", "misplaced"), ("without tokens", "without_tokens")):
+            if found := split[ids]:
+                shown = f"{', '.join(found[:SHOWN_IDS])}{', …' * (len(found) > SHOWN_IDS)}"
+                left_out = "left out" if name == "train" else "no target"
+                lines.append(f"{name}: {counted(len(found), 'question')} with an answer {reason}: {left_out}: {shown}")
+    return lines

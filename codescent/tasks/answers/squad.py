@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent.base.errors import UserError
-from codescent.data.text.sources import BLOCK_BYTES, read_blocks
+from codescent.data.text.sources import BLOCK_BYTES, format_hint, read_blocks, read_unpacked
 
 VERSION = "1.1"
 MAX_PROBLEMS = 20
@@ -120,16 +120,15 @@ def write_questions(questions: Iterable[Question]) -> str:
 
 
 def load_json(path: Path, pairs: Any = None) -> tuple[bytes, Any]:
-    """A file's bytes, and their JSON value; `pairs` is json's `object_pairs_hook`.
+    """A file's bytes, and the JSON value of its content, decompressed; `pairs` is json's `object_pairs_hook`.
     Raises UserError: the file cannot be read, or is not JSON (at which place).
     """
+    whole, content = read_unpacked(path)
     try:
-        content = path.read_bytes()
-        return content, json.loads(content.decode("utf-8-sig"), object_pairs_hook=pairs)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        return whole, json.loads(content.decode("utf-8-sig"), object_pairs_hook=pairs)
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text: byte {error.object[error.start]:#x} at {error.start}") from error
+        byte = f"byte {content[error.start]:#x} at {error.start}"
+        raise UserError(f"{path}: not UTF-8 text: {byte}{format_hint(content)}") from error
     except json.JSONDecodeError as error:
         cut = ": cut short?" if error.pos >= len(error.doc.rstrip()) or "Unterminated" in error.msg else ""
         raise UserError(f"{path}: not JSON: {error}{cut}") from error

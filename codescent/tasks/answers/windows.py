@@ -81,8 +81,8 @@ class Cut(NamedTuple):
 
     Attributes:
         characters: number of characters of the contexts of all these questions, also of those left out.
-        misplaced: ids of questions left out because the answer is not at its answer_start.
-        without_tokens: ids of questions left out because the answer has no token.
+        misplaced: ids of questions without a target, because the answer is not at its answer_start.
+        without_tokens: ids of questions without a target, because the answer has no token.
     """
 
     rows: Rows
@@ -117,9 +117,10 @@ def make_windows(
         for (number, question), pieces in zip(batch, question_pieces):
             context, span = contexts[question.context], question.span()
             answer = answer_tokens(context, span) if span else None
-            if training and answer is None:
+            if answer is None:
                 (cut.without_tokens if span else cut.misplaced).append(question.id)
-                continue
+                if training:
+                    continue
             rows.append(_windows(pieces.ids[: sizes.max_question], context, answer, tokenizer, sizes, dtype))
             rows[-1]["question"] = number
         yield cut._replace(rows=np.concatenate(rows))

@@ -17,8 +17,10 @@ import numpy as np
 from codescent.base.command import resume_command
 from codescent.base.errors import UserError
 from codescent.base.home import expanded
+from codescent.base.output import warn
 from codescent.data.prepared import AGAIN, DESCRIPTION, user_file_sha256
 from codescent.data.samples import AnyDataset, Source
+from codescent.data.text.sources import BAD_ARCHIVE, unpacking
 from codescent.data.tokenizers.tokenizer import Tokenizer
 from codescent.tasks.conversations.chat_files import ChatFiles, read_chat_files
 from codescent.tasks.conversations.chat_template import ChatTemplate, ChatTokens
@@ -157,7 +159,7 @@ class Conversations(FolderTask):
         chat = _chat(request, tokenizer)
         if chat is None:
             return Prompts(tokenizer)
-        return Prompts(tokenizer, chat.encode_prompt, chat.end(), default=FIRST_MESSAGE)
+        return Prompts(tokenizer, chat.encode_prompt, _end(chat), default=FIRST_MESSAGE)
 
     def example(self, open_validation: Callable[[], Source]) -> list[int] | None:
         """See `Task`: the first validation example up to the response, or to the assistant's first words."""
@@ -184,18 +186,19 @@ class Conversations(FolderTask):
         request: TaskRequest,
         tokenizer: Tokenizer,
         texts: dict[str, str],
-        ends: dict[str, int | None],
+        ends: dict[str, Any],
         *,
         is_trained: bool,
-    ) -> tuple[dict[str, str], dict[str, int | None]]:
+    ) -> tuple[dict[str, str], dict[str, Any]]:
         """See `Task`; with the chat template, its special tokens, and the token that ends a turn."""
         if (chat := _chat(request, tokenizer)) is None:
             return texts, ends
-        eos = None
-        if (end := chat.end()) is not None:
+        eos, end = None, _end(chat) if is_trained else None
+        known = ends.get("eos_token_id")  # an id, or a list of ids
+        if end is not None and end not in (known if isinstance(known, list) else [known]):
             ends = {**ends, "eos_token_id": end}
-            if is_trained and not chat.template.reads_eos:  # else the template would render another text
-                eos = chat.text_of(end)
+        if end is not None and not chat.template.reads_eos:  # else the template would render another text
+            eos = chat.text_of(end)
         return exported(chat.template.files, texts, eos), ends
 
 
@@ -244,14 +247,23 @@ def _chat(request: TaskRequest, tokenizer: Tokenizer) -> ChatTokens | None:
     return None if saved is None else ChatTokens(ChatTemplate(saved), tokenizer)
 
 
+def _end(chat: ChatTokens) -> int | None:
+    """The token that ends a turn of the assistant. A template that refuses a short conversation is warned of: None."""
+    try:
+        return chat.end()
+    except UserError as error:
+        warn(f"no token is known that ends the assistant's turn, as the chat template refuses a short example: {error}")
+        return None
+
+
 def _is_of_messages(data: Data) -> bool:
     """Whether the first line of the corpus is a JSON object with messages or a prompt. A missing file: its suffix."""
     path = expanded(data.corpus)
     try:
         with path.open("rb") as file:
-            first = json.loads(file.readline(MOST_LINE_BYTES))
-    except OSError:
-        return path.suffix == ".jsonl"
-    except (ValueError, RecursionError):
+            first = json.loads(unpacking(path, file).readline(MOST_LINE_BYTES))
+    except FileNotFoundError:
+        return ".jsonl" in path.suffixes
+    except (OSError, *BAD_ARCHIVE, ValueError, RecursionError):
         return False
     return isinstance(first, dict) and (data.messages_key in first or data.prompt_key in first)

@@ -131,5 +131,10 @@ def _tokens_in(folder: Path) -> dict[str, Any]:
 def _special(fields: dict[str, Any]) -> dict[str, str | None]:
     """Special tokens by name. A value in `fields` is a text, an object with the text, or None (no such token)."""
     values = {name: fields[name] for name in SPECIAL if name in fields}
-    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
+    texts = {name: text_of(value) for name, value in values.items()}
     return {name: text for name, text in texts.items() if text is None or isinstance(text, str)}
+
+
+def text_of(token: Any) -> Any:
+    """The text of a special token in a JSON file, which is an object with the text, or the text itself."""
+    return token.get("content") if isinstance(token, dict) else token

@@ -30,6 +30,10 @@ from codescent.tasks.conversations.chat_jinja import compiled, rendered
 LIMIT_S = 20.0
 """Seconds for one conversation. Usual templates take less than a millisecond."""
 
+START_S = 300.0
+"""Seconds in which the process must have started: on a slow disk it takes long to import Python's modules."""
+READY = b"ready"
+
 LIMIT_BYTES = 1 << 30
 """Memory of the process, besides what it has at the start."""
 
@@ -38,6 +42,7 @@ class Renderer:
     """The process that renders, as its parent sees it. It ends when its parent closes the connection, or ends."""
 
     def __init__(self) -> None:
+        """Start the process and wait for it. Raises UserError: it does not start."""
         root = str(Path(__file__).resolve().parents[3])  # the process imports the same codescent
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         self.parent = os.getpid()
@@ -56,6 +61,20 @@ class Renderer:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for the parent
             )
+        self._await_start()
+
+    def _await_start(self) -> None:
+        why = f"does not start within {START_S:.0f} s"
+        try:
+            if self.connection.poll(START_S) and self.connection.recv_bytes() == READY:
+                return
+        except (EOFError, OSError):
+            why = "ended while it started; perhaps memory ran out"
+        except BaseException:  # Ctrl-C
+            self.close()
+            raise
+        self.close()
+        raise UserError(f"data.chat_template: the process that renders chat templates {why}")
 
     def ask(self, files: ChatFiles, variables: Mapping[str, Any] | None) -> dict[str, Any]:
         """See `ask`. Raises EOFError or OSError: the process ended; TimeoutError: no answer within LIMIT_S."""
@@ -147,6 +166,7 @@ def serve(handle: int) -> None:
         now_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (now_bytes + LIMIT_BYTES,) * 2)
     with suppress(EOFError, OSError):  # the parent is gone
+        connection.send_bytes(READY)
         while True:
             request = connection.recv_bytes()
             signal.alarm(2 * math.ceil(LIMIT_S))  # the parent ends it earlier, if there is one

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codescent.base.errors import UserError
+from codescent.data.text.sources import BAD_ARCHIVE, read_unpacked, unpacking
 
 if TYPE_CHECKING:
     from codescent.config.sections import Data
@@ -97,16 +98,16 @@ def read_conversations(path: Path, data: Data, *, with_template: bool) -> list[C
 def first_kind(path: Path, data: Data, *, with_template: bool) -> str | None:
     """TURNS or PAIR: the kind of the first line; None: it cannot be read. Only this line is read."""
     try:
-        with path.open("rb") as lines:
-            value = json.loads(next((line for line in lines if line.strip()), b""))
-    except (OSError, ValueError, RecursionError):
+        with path.open("rb") as file:
+            value = json.loads(next((line for line in unpacking(path, file) if line.strip()), b""))
+    except (OSError, *BAD_ARCHIVE, ValueError, RecursionError):
         return None
     return _kind(value, data, with_template=with_template) if isinstance(value, dict) else None
 
 
 def _objects(path: Path, problems: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The place and the JSON object of each line; any other line is added to `problems`."""
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(read_unpacked(path)[1].splitlines(), start=1):
         if not line.strip():
             continue
         where = f"{path}:{number}"

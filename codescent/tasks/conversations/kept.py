@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from codescent.base.errors import UserError
-from codescent.tasks.conversations.chat_files import JINJA, TOKENIZER_CONFIG, ChatFiles
+from codescent.tasks.conversations.chat_files import JINJA, SPECIAL_MAP, TOKENIZER_CONFIG, ChatFiles, text_of
 from codescent.tasks.task import TaskRequest
 
 CHAT = "chat.json"
@@ -46,5 +46,13 @@ def file_of(chat: ChatFiles | None) -> dict[str, str]:
 
 def exported(chat: ChatFiles, texts: Mapping[str, str], eos: str | None = None) -> dict[str, str]:
     """The files of an export with the chat template and its special tokens; `eos` replaces the end-of-text token."""
-    settings = json.loads(texts[TOKENIZER_CONFIG]) | chat.special | ({} if eos is None else {"eos_token": eos})
-    return {**texts, JINJA: chat.text, TOKENIZER_CONFIG: json.dumps(settings, indent=2) + "\n"}
+    wanted = chat.special | ({} if eos is None else {"eos_token": eos})
+    files = {}
+    for name in (TOKENIZER_CONFIG, SPECIAL_MAP):
+        settings = json.loads(texts.get(name, "{}"))
+        of_file = wanted if name == TOKENIZER_CONFIG else {key: wanted[key] for key in settings if key in wanted}
+        # A token may be an object with its text and properties, which are kept.
+        changed = {key: text for key, text in of_file.items() if key not in settings or text_of(settings[key]) != text}
+        if changed:
+            files[name] = json.dumps(settings | changed, indent=2) + "\n"
+    return {**texts, JINJA: chat.text, **files}

@@ -4,6 +4,7 @@ Does not build samples: data/text/split.py does."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from codescent import models
 from codescent.base.errors import UserError
@@ -41,10 +42,10 @@ class LanguageModel(TextTask):
         request: TaskRequest,
         tokenizer: Tokenizer,
         texts: dict[str, str],
-        ends: dict[str, int | None],
+        ends: dict[str, Any],
         *,
         is_trained: bool,
-    ) -> tuple[dict[str, str], dict[str, int | None]]:
+    ) -> tuple[dict[str, str], dict[str, Any]]:
         """See `Task`; with the chat template of an imported run, unchanged."""
         chat = saved_chat(request)
         return (texts if chat is None else exported(chat, texts)), ends

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from codescent.base.durable import sha256_of
 from codescent.base.errors import UserError
@@ -23,7 +23,7 @@ from codescent.tasks.tensors.dataset import FORMAT, open_prepared
 from codescent.tasks.tensors.files import FORMATS, SUFFIX, h5py
 from codescent.tasks.tensors.synthetic import MAX_SEED, NAMES, Sizes, Synthetic
 
-MAX_WIDTH = 1_000_000
+MAX_WIDTH, MAX_SAMPLES = 1_000_000, 1 << 53
 _PT_HEADERS_BYTES = 1 << 16  # upper bound of the bytes of a .pt file that are not numbers
 Advance = Callable[[int], None]
 
@@ -33,6 +33,9 @@ def make_recipe(samples: int, sizes: Sizes, seed: int, validation_fraction: floa
     Raises UserError: every problem of the arguments.
     """
     problems = []
+    samples = min(samples, MAX_SAMPLES + 1)
+    if samples > MAX_SAMPLES:
+        problems.append(f"synthetic: at most {MAX_SAMPLES:,} samples")
     if not 0.0 < validation_fraction <= 0.5:
         problems.append(f"data.validation_fraction: {validation_fraction} is not in (0, 0.5]")
     if samples < 1:
@@ -47,9 +50,10 @@ def make_recipe(samples: int, sizes: Sizes, seed: int, validation_fraction: floa
 def parse_sizes(source: str, target: str) -> Sizes:
     """Sizes from the texts of a command line, such as 1x512 and 20x512. Raises UserError: every wrong text."""
     problems, found = [], []
+    digits = len(str(MAX_WIDTH))
     for flag, text in (("--source", source), ("--target", target)):
         words = text.lower().split("x")
-        numbers = [int(word) if word.isascii() and word.isdecimal() else 0 for word in words]
+        numbers = [int(word) if word.isascii() and word.isdecimal() and len(word) <= digits else 0 for word in words]
         if len(numbers) != 2 or not 1 <= min(numbers) <= max(numbers) <= MAX_WIDTH:
             problems.append(f"{flag} {text}: must be VECTORSxNUMBERS, such as 20x512")
         found.append(numbers)
@@ -79,7 +83,10 @@ def prepare_synthetic(recipe: Synthetic, storage: str, root: Path, *, progress: 
 def _write(recipe: Synthetic, storage: str, folder: Path, *, progress: bool) -> None:
     shapes = [recipe.shape(split, name) for split in SPLITS for name in NAMES]
     files = {}
-    with stage("making synthetic tensors", 4 * sum(int(np.prod(shape)) for shape in shapes), progress) as advance:
+    size_bytes = 4 * sum(math.prod(shape) for shape in shapes)
+    if size_bytes > (disk_bytes := shutil.disk_usage(folder).total):  # would write for hours in vain
+        raise OSError(errno.ENOSPC, f"{size_bytes:,} bytes are needed, the disk has {disk_bytes:,}")
+    with stage("making synthetic tensors", size_bytes, progress) as advance:
         for split in SPLITS:
             path = folder / f"{split}{SUFFIX[storage]}"
             _WRITE[storage](recipe, split, path, advance)
