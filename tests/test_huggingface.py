@@ -36,7 +36,7 @@ from codescent.data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, To
 from codescent.huggingface import KINDS, tokens
 from codescent.huggingface.folder import open_folder, parts_of
 from codescent.huggingface.read import box
-from codescent.huggingface.tokens import tokenizer_files, tokenizer_text
+from codescent.huggingface.tokens import CONTROLS, Controls, tokenizer_files, tokenizer_text
 from codescent.huggingface.write import shards, write_weights
 from codescent.plan import Parameter
 
@@ -466,3 +466,14 @@ def test_a_cased_wordpiece_stays_cased_where_only_its_words_are_read(tmp_path: P
         text = tokenizer_text(folder)
         assert text is not None
         assert LibraryTokenizer.from_str(text).encode("The the", add_special_tokens=False).ids == wanted
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{"generation_config.json": "{"}, {"tokenizer_config.json": "[]"}, {"added_tokens.json": 1}, {"../x": "{}"}],
+)
+def test_damaged_control_tokens_of_a_run_are_refused(files: dict[str, Any], tmp_path: Path) -> None:
+    """An export neither parses them nor writes a file outside of its folder."""
+    (tmp_path / CONTROLS).write_text(json.dumps({"ids": {}, "files": files}))
+    with pytest.raises(UserError, match=CONTROLS):
+        Controls.of_run(tmp_path)

@@ -383,6 +383,13 @@ def test_ranks_that_no_machine_has_are_refused_at_once() -> None:
     assert refusals({}, 10**12) == (f"parallel.ranks = {10**12} ranks: more than anybody has; give at most 1,000,000",)
 
 
+def test_degrees_far_above_those_that_would_do_are_refused_at_once() -> None:
+    """Only divisors of the ranks are tried, and no more heads than the model has."""
+    assert "tp = 12 with dp_replicate = 60060" in refusals({"parallel.tp": 16384}, 720_720)[0]
+    assert "pp = 6 with dp_replicate = 120120" in refusals({"parallel.pp": 99991}, 720_720)[0]
+    assert "dp_shard = 360360 with dp_replicate = 2" in refusals({"parallel.dp_shard": 499_979}, 720_720)[0]
+
+
 def test_virtual_stages_that_no_model_has_are_advised_down_at_once() -> None:
     keys = {"parallel.pp": 2, "parallel.schedule": "interleaved", "train.microbatch_size": 3}
     for number in (4, 10**9):
@@ -557,12 +564,17 @@ def is_fixed(changed: Keys, decides: set[str]) -> bool:
             "; nearest that would do on a resume: 2 or 5 ranks, or train.global",
         ),
         ({"model.num_heads": 5}, 1, "hidden_dim = 24; nearest that would do on a resume: model.num_heads = 12"),
+        (
+            {"parallel.tp": 5, "optimizer.scale_learning_rate": "linear"},
+            10,
+            "parts; the run cannot continue so: a resume changes no model, data and batch, and with optimizer.scale_",
+        ),
         ({"parallel.dp_shard": 5}, 5, "5 data-parallel ranks; the run cannot continue so: a resume changes no model"),
     ],
 )
 def test_a_resume_advises_what_it_may_change(keys: Keys, ranks: int, said: str) -> None:
-    before = {key: value for key, value in keys.items() if key == "model.seq_len"}
-    (problem,) = on_a_resume(keys, ranks, before)
+    before = {key: value for key, value in keys.items() if key in ("model.seq_len", "optimizer.scale_learning_rate")}
+    problem = on_a_resume(keys, ranks, before)[0]
     assert said in problem
 
 

@@ -25,7 +25,8 @@ def on_resume(problem: str, config: Config, before: Mapping[str, Any]) -> str:
         ranks = re.fullmatch(r"[\d or]+ ranks?", way)
         keys = KEY.findall(way) or ([] if ranks else [own])
         fixed = any(key in before or key.startswith("model.") or key == "train.global_batch_tokens" for key in keys)
-        return not (fixed or (scales and (ranks or "dp_replicate" in way)))  # dp_replicate scales the learning rate
+        # The number of data-parallel ranks scales the learning rate; of a layout it is not known here.
+        return not (fixed or (scales and (ranks or re.search(r"dp_replicate| on \d", way))))
 
     ways = [way for way in re.split("[,;] or ", advice) if may_follow(way)] if found else []
     for key in dict.fromkeys(KEY.findall(said)):
@@ -33,4 +34,6 @@ def on_resume(problem: str, config: Config, before: Mapping[str, Any]) -> str:
             ways.append(f"{key} = {before[key]}")
     if ways:
         return f"{said}; nearest that would do on a resume: {', or '.join(ways)}"
-    return f"{said}; the run cannot continue so: a resume changes no model, data and batch" if found else problem
+    learning_rate = ", and with optimizer.scale_learning_rate no number of data-parallel ranks" if scales else ""
+    no = f"the run cannot continue so: a resume changes no model, data and batch{learning_rate}"
+    return f"{said}; {no}" if found else problem

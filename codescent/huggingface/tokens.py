@@ -91,7 +91,9 @@ class Controls:
         if not (run / CONTROLS).is_file():
             return None
         match _settings(run / CONTROLS):
-            case {"ids": dict(ids), "files": dict(files)} if {type(text) for text in files.values()} <= {str}:
+            case {"ids": dict(ids), "files": dict(files)} if set(files) <= set(KEPT_FILES):  # no path leads elsewhere
+                for name, text in files.items():
+                    _object(text, f"{run / CONTROLS}: {name}")
                 return cls(ids, files)
         raise UserError(f'{run / CONTROLS}: damaged: an object with "ids" and "files" is needed')
 
@@ -179,12 +181,17 @@ def _with_separator(inner: Any) -> Any:
 
 def _settings(path: Path) -> dict[str, Any]:
     """A JSON object; empty if the file does not exist. Raises UserError: it is not a JSON object."""
+    return _object(_read(path), str(path)) if path.is_file() else {}
+
+
+def _object(text: Any, where: str) -> dict[str, Any]:
+    """The JSON object in a text. Raises UserError: it is something else."""
     try:
-        found = json.loads(_read(path)) if path.is_file() else {}
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({error})") from error
+        found = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not JSON ({error})") from error
     if not isinstance(found, dict):
-        raise UserError(f"{path}: not a JSON object")
+        raise UserError(f"{where}: not a JSON object")
     return found
 
 

@@ -55,7 +55,10 @@ class Pipeline(Strategy):
             yield f"parallel.pp = {degree}: {problem}"
         if layers < degree * chunks:
             virtual = f" x {chunks} (virtual_stages) = {degree * chunks}" if chunks > 1 else ""
-            near, encoder = near_degrees(candidate, self.axis, degree, _fits), candidate.model.encoder_layers
+            near, encoder = (
+                near_degrees(candidate, self.axis, min(degree, layers), _fits),
+                candidate.model.encoder_layers,
+            )
             key = "model.num_decoder_layers" if encoder else "model.num_layers"
             fewer = f"parallel.virtual_stages = {layers // degree}, or " if layers >= 2 * degree else ""
             yield (

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from codescent.base.counted import plural
-from codescent.base.nearest import in_words, near_divisors, nearest_multiples
+from codescent.base.nearest import divisors, in_words, near_divisors, nearest_multiples
 
 if TYPE_CHECKING:
     from codescent.plan import Mesh
@@ -74,7 +74,8 @@ def near_degrees(candidate: Candidate, axis: str, most: int, fits: Callable[[Can
                 return found
         return []
 
-    below, above = range(min(degree - 1, LARGEST_DEGREE), 0, -1), range(degree + 1, most + 1)
+    most = min(most, LARGEST_DEGREE)
+    below, above = range(min(degree - 1, most), 0, -1), range(degree + 1, most + 1)
     found = [*nearest(below), *nearest(above)]
     if degree > 1 and not any(" with dp_replicate = " in text for text in found):
         found.append(first(_on_these_ranks, [1]) or first(_with_another_batch, [1]))
@@ -92,9 +93,11 @@ def near_meshes(candidate: Candidate, fits: Callable[[Candidate], bool]) -> list
         other = replace(mesh, dp_replicate=copies)
         batch = "" if candidate.on(other) else f" and {near_batch(candidate, other)}"
         return [f"parallel.dp_replicate = {copies}{batch}"]
+    possible = sorted(divisors(candidate.world_size))
     for axis in ("pp", "dp_shard", "cp", "tp"):
         degree = mesh.degree(axis)
-        for degrees in (range(min(degree - 1, LARGEST_DEGREE), 0, -1), range(degree + 1, 2 * degree + 1)):
+        below, above = [n for n in reversed(possible) if n < degree], [n for n in possible if degree < n <= 2 * degree]
+        for degrees in (below, above):
             ways = (
                 on(candidate, axis, number, fits) for on in (_on_these_ranks, _with_another_batch) for number in degrees
             )
