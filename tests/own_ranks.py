@@ -253,6 +253,12 @@ def refused(folder: str, what: str) -> list[str]:
             case "twice":
                 codescent.distribute(module, rule)
                 codescent.distribute(module, rule)
+            case "compiled twice":
+                codescent.distribute(module, rule)
+                codescent.distribute(torch.compile(module, backend="eager"), rule)  # type: ignore[arg-type]
+            case "a part before":
+                codescent.distribute(module[0], torch.optim.Adam(module[0].parameters()))
+                codescent.distribute(module, rule)
             case "meta":
                 meta = nn.Linear(2, 2, device="meta")
                 codescent.distribute(meta, torch.optim.SGD(meta.parameters()))
@@ -662,8 +668,11 @@ def compiled(folder: str) -> bool:
     whole(torch.ones(1, 2)).sum().backward()
     codescent.clip_(whole, 1.0)
     codescent.save(Path(folder) / "whole", whole, rule)
-    before: Any = torch.compile(nn.Linear(2, 2), backend="eager", fullgraph=True)
+    inner = nn.Linear(2, 2)
+    before: Any = torch.compile(inner, backend="eager", fullgraph=True)
     codescent.distribute(before, torch.optim.SGD(before.parameters()))
+    with codescent.accumulate(inner):
+        before(torch.ones(1, 2)).sum().backward()
     before(torch.ones(1, 2)).sum().backward()
     return module[0].weight.grad is not None and before.weight.grad is not None
 

@@ -173,7 +173,7 @@ def test_shipped_configs_round_trip(name: str) -> None:
     assert load(write("again.toml", to_toml(config))).config == config
 
 
-sane_text = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).map(str.strip).filter(bool)
+sane_text = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=60).map(str.strip).filter(bool)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

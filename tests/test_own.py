@@ -389,6 +389,8 @@ REFUSALS = {
     "hsdp": ['hybrid sharding (HSDP) is "zero3" with replicas='],
     "optimizer": ["4 parameters outside of this module", "create it with module.parameters()"],
     "twice": ["is distributed already, by ddp"],
+    "compiled twice": ["OptimizedModule, or a part of it, is distributed already, by ddp"],
+    "a part before": ["Sequential, or a part of it, is distributed already, by ddp"],
     "meta": ["has no values yet (meta device): first call module.to"],
     "differ": ["rank 0 has weight [2, 2] torch.float32 trained, rank 1 has weight [3, 2]"],
     "one rank": ["4 parameters outside of this module"],

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -188,3 +189,10 @@ def test_an_argument_of_a_wrong_type_is_told_in_one_sentence(
         function(*words, **named)
     assert list(error.value.problems) == [f"codescent.{problem}" for problem in problems]
     assert isinstance(sys.excepthook, ErrorHook)  # prints it, if nobody catches it
+
+
+def test_a_wrong_call_at_a_prompt_does_not_end_the_session() -> None:
+    words = "import codescent\ncodescent.Metrics(3)\nprint('go', 'on')\n"
+    done = subprocess.run([sys.executable, "-i", "-q"], input=words, capture_output=True, text=True, timeout=60)
+    assert "error: <stdin>:1: codescent.Metrics: folder: must be a path" in done.stderr
+    assert done.stdout == "go on\n"

@@ -156,7 +156,9 @@ class Kind:
         needed = [size.name for size in dataclasses.fields(self.shape) if size.default is MISSING]
         if missing := [f"{where}.{name}" for name in needed if name not in full and name not in derived]:
             presets = f"{where}.preset (one of {', '.join(self.presets)})"
-            problems.append(f"{', '.join(missing)}: not given; give them, or {presets}")
+            problems.append(
+                f"{', '.join(missing)}: not given; give {'it' if len(missing) == 1 else 'them'}, or {presets}"
+            )
         problems += _wrong_sizes(full, dropout if "dropout" in self.options else 0.0, where)
         heads, width = full.get("num_heads", 0), full.get("hidden_dim", 0)
         if heads > 0 and width > 0 and (keys is None or keys > 0):

@@ -239,7 +239,7 @@ def _refuse(module: nn.Module, optimizer: torch.optim.Optimizer, strategy: str, 
     elif replicas > 1 and not STAGES.get(strategy, 1):
         problems.append(f'replicas = {replicas}: with "ddp" every rank is a replica: leave it out')
     if before := registry.strategy_of(module):
-        problems.append(f"{type(module).__name__}: is distributed already, by {before}")
+        problems.append(f"{type(module).__name__}, or a part of it, is distributed already, by {before}")
     if STAGES.get(strategy) and only_holds(module):
         problems.append(
             f'strategy "{strategy}": {type(module).__name__} has no forward: give a module whose forward calls its '

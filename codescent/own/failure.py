@@ -67,9 +67,14 @@ class ErrorHook:
                 self.store.set(f"{ENDED} {self._rank}", "")
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """See the class. Raises SystemExit for a UserError: the interpreter then takes its exit code."""
+        """See the class. Raises SystemExit for a UserError: the interpreter then takes its exit code.
+
+        At a prompt (`python` without a script) it does not: the session goes on.
+        """
         if isinstance(error, UserError) and not self._retired:
             self._refuse(error, trace)
+            if hasattr(sys, "ps1"):
+                return
             raise SystemExit(error.exit_code)
         self._before(kind, error, trace)
         if self._retired or self._alone or self.store is None or issubclass(kind, KeyboardInterrupt):

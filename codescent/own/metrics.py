@@ -34,6 +34,7 @@ class Metrics:
 
     The columns are the names of the first row. A written row survives a kill of the process. `codescent.save` notes how
     many rows there are. When `codescent.load` continues from the save, later rows are deleted: their steps come again.
+    So log a step before you save it.
 
     Raises:
         UserError: the folder cannot be created (on rank 0), or one of several ranks has not called `codescent.init`.

@@ -60,18 +60,25 @@ def add(module: nn.Module, strategy: str, averaged: AveragedGradients, before: I
 
 
 def strategy_of(module: nn.Module) -> str | None:
-    """The strategy by which a module is distributed already; None: it is not."""
-    return _modules[module].strategy if module in _modules else None
+    """The strategy by which a module, or a trained parameter of it, is distributed already; None: it is not."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for one, known in _modules.items():
+        if one is module or any(parameter in known.parameters for parameter in trained):
+            return known.strategy
+    return None
 
 
 def find(module: nn.Module, caller: str) -> tuple[nn.Module, Distributed]:
-    """The distributed module (without what torch.compile has put around it), and how it was distributed.
+    """The distributed module (without what torch.compile has put around it, or with it), and how it was distributed.
 
     Raises UserError: it was not.
     """
     for one in (module, getattr(module, "_orig_mod", module)):
         if one in _modules:
             return one, _modules[one]
+    for one, known in list(_modules.items()):
+        if getattr(one, "_orig_mod", None) is module:
+            return one, known
     raise UserError(
         f"codescent.{caller}: this {type(module).__name__} is not distributed: call codescent.distribute first"
     )
@@ -119,7 +126,7 @@ def _refuse_changes(optimizer: torch.optim.Optimizer, _args: object, _kwargs: ob
         found = [(name, p) for name, p in module.named_parameters() if is_its or p in updated]
         if new := [name for name, p in found if p not in known.parameters]:
             raise UserError(
-                f"codescent.distribute: {_listed(new)}: added or replaced after the call, so each rank trains its own: "
+                f"codescent.distribute: {_listed(new)}: added or replaced after the call, so its values are each rank's own: "
                 "change the module before codescent.distribute"
             )
         if unfrozen := [name for name, p in found if p.requires_grad and not known.parameters[p]]:

@@ -29,7 +29,21 @@ __all__ = ["TASKS", "ScoreRequest", "ShownDataset", "Task", "TaskRequest"]
 TASKS: tuple[Task, ...] = (LanguageModel(), MaskedTokens(), Tensors(), Answers(), Conversations(), Pairs())
 """Every task. The default of a kind of model is the first task in this tuple that supports the kind."""
 
-FILES = (".json", ".jsonl", ".ndjson", ".txt", ".h5", ".hdf5", ".pt", ".safetensors", ".bin", ".gz", ".xz", ".bz2")
+FILES = (
+    ".json",
+    ".jsonl",
+    ".ndjson",
+    ".txt",
+    ".h5",
+    ".hdf5",
+    ".pt",
+    ".safetensors",
+    ".bin",
+    ".gz",
+    ".xz",
+    ".lzma",
+    ".bz2",
+)
 """Endings of a corpus that is a file, not a name."""
 
 

@@ -76,13 +76,12 @@ class ScoreRequest:
     data: Path | None = None
     out: Path | None = None
 
-    def validation(self) -> tuple[str, Source]:
+    def validation(self, task: Task) -> tuple[str, Source]:
         """The name of the run's validation split, and its samples. Raises UserError: the split has no sample."""
         dataset, work = self.open_dataset(), self.work
         source = dataset.source("validation", work.seq_len, work.positions(-1))
         if source.num_samples < 1:
-            fraction = self.task.data.validation is None
-            more = "raise data.validation_fraction, or give data.validation" if fraction else "give a longer one"
+            more = task.more_validation(self.task)
             raise UserError(f"{dataset.path}: the validation split has no sample; {more}")
         return self.validation_name(dataset), source
 
@@ -276,7 +275,7 @@ class Task:
         """Lines for `codescent evaluate` to print; by default the validation split's mean loss. Raises UserError."""
         from codescent.tasks.score import mean_loss  # noqa: PLC0415 - planning does without torch
 
-        name, source = request.validation()
+        name, source = request.validation(self)
         loss, count = mean_loss(request.make_module(), source, request.work.seq_len, request.device)
         return [f"{name}: loss {loss:.4f} of {count:,} {self.unit}"]
 

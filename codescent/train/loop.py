@@ -92,14 +92,20 @@ def _nothing_to_do(run: OpenRun) -> Outcome | None:
     lines = nothing_to_do(run)
     if not lines:
         return None
-    if run.folder is not None:
-        text, keys = with_new_places(run)
-        if keys:
-            run.folder.write_config(text, run.folder.plan)
-            lines.append(f"{run.path} now has the new value of {' and '.join(keys)}")
-        say(lines)
+    keys: list[str] = run.world.from_first(lambda: _write_new_places(run))
+    if run.world.is_first:
+        say([*lines, *([f"{run.path} now has the new value of {' and '.join(keys)}"] if keys else [])])
     is_early, keeps_best = run.first_step < run.config.train.num_steps, run.config.checkpoint.keep_best
     return Outcome(run.path, run.first_step, 0, is_early and keeps_best and run.checkpoints.best_loss() is not None)
+
+
+def _write_new_places(run: OpenRun) -> list[str]:
+    """Write the new places of a run's files to its config. Returns the keys that name them."""
+    assert run.folder is not None
+    text, keys = with_new_places(run)
+    if keys:
+        run.folder.write_config(text, run.folder.plan)
+    return keys
 
 
 class _Steps:

@@ -109,10 +109,7 @@ class OpenRun:
 
     def close(self) -> None:
         """Release the lock on the run folder, so that other processes can write it. Delete it if no run has begun."""
-        if self.folder is not None:
-            if not self.resumes:
-                self.folder.delete_unused()
-            self.folder.release()
+        close_folder(self.folder, is_new=not self.resumes)
 
 
 def connect(config: Config, place: Rank) -> World:
@@ -187,14 +184,29 @@ def open_run(
         return [held.read_environment(), changes, ruined_step(held) if changes else None, ended_at(held)]
 
     environment, changes, before, ended = world.from_first(open_folder_)
-    checkpoints = Checkpoints(path / CHECKPOINTS, config.checkpoint.keep_last, config.checkpoint.keep_best)
-    chosen = choose(config, plan, world, environment) | {"dataset": dataset.description}
-    saved = _latest(checkpoints, world, before) if resume else None
-    base = _base(plan, saved, world)
     held = opened[0] if opened else None
-    run = OpenRun(config, plan, dataset, world, path, held, chosen, checkpoints, saved, base, resume, changes, ended)
-    _check_saved(run)
+    try:
+        checkpoints = Checkpoints(path / CHECKPOINTS, config.checkpoint.keep_last, config.checkpoint.keep_best)
+        chosen = choose(config, plan, world, environment) | {"dataset": dataset.description}
+        saved = _latest(checkpoints, world, before) if resume else None
+        base = _base(plan, saved, world)
+        run = OpenRun(
+            config, plan, dataset, world, path, held, chosen, checkpoints, saved, base, resume, changes, ended
+        )
+        _check_saved(run)
+    except BaseException:
+        close_folder(held, is_new=not resume)
+        raise
     return run
+
+
+def close_folder(folder: RunFolder | None, *, is_new: bool) -> None:
+    """Release the lock on a run folder, so that other processes can write it. A new one in which no run has begun is
+    deleted."""
+    if folder is not None:
+        if is_new:
+            folder.delete_unused()
+        folder.release()
 
 
 def _plan_facts(plan: Plan) -> dict[str, str]:

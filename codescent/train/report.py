@@ -242,12 +242,13 @@ class Report:
     def _mfu(self, step: int, flops_per_s: float) -> float:
         """FLOP/s of a step, relative to the products of all devices.
 
-        A step that is faster than they means that other programs slowed them when they were measured. So they are
-        measured again, after 1, 2, 4, 8 ... such steps, and the fastest count. A step above them still counts as it is.
+        On a CPU, a step that is faster than they means that other programs slowed them when they were measured. So they
+        are measured again, after 1, 2, 4, 8 ... such steps, and the fastest count. A step above them still counts as it
+        is. On CUDA a run has its device for itself, and its memory may be full.
         """
         run = self.run
         devices = run.world.place.world_size * run.plan.devices
-        if flops_per_s > self.peak * devices:
+        if flops_per_s > self.peak * devices and run.world.device.type == "cpu":
             self.above += 1
             if self.above & (self.above - 1) == 0:  # a power of two
                 measured = machine.peak_flops_per_s(run.world.device, run.machine["peak_precision"])

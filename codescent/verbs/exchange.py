@@ -285,7 +285,7 @@ def _open_and_check(path: Path, run: Path, resolved: LoadedConfig) -> tuple[Fold
 
 
 def _decided_by_folder(name: str, path: Path, run: Path) -> str:
-    return f"{name}: given on the command line, but {path} decides it; change it in {run}/config.toml or when training"
+    return f"{name}: given, but {path} decides it; leave it out, and add it to the command that `import` prints"
 
 
 def _data(

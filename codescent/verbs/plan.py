@@ -20,6 +20,8 @@ from codescent.verbs.config import resolved_of
 from codescent.verbs.timeline import draw_plan, refusals
 
 SYNTHETIC = "synthetic: random numbers; the loss has no meaning"
+MOST_PURPOSES = 2
+"""The largest number of purposes that a line about collectives names."""
 
 
 def main(arguments: Namespace) -> int:
@@ -154,8 +156,8 @@ def _traffic(plan: Plan) -> Iterator[str]:
         sent = [
             sum(t.times * (t.wire_bytes(plan.mesh.degree(t.axis)) + t.inside_bytes) for t in mine) for mine in by_stage
         ]
-        whats = {record.what for record in records}
-        what = f" ({whats.pop()})" if len(whats) == 1 else ""
+        whats = list(dict.fromkeys(record.what for record in records))
+        what = f" ({'; '.join(whats)})" if len(whats) <= MOST_PURPOSES else ""
         most = "at most " if len({number for number in sent if number}) > 1 else ""
         yield f"{_counts(by_stage)} {collective} {between}{what}: {most}{_bytes(max(sent))}{_hidden(records)}"
     if any(record.axis for record in plan.traffic):

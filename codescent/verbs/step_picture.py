@@ -72,10 +72,13 @@ def communication(simulation: Simulation, exchanges: Mapping[tuple[int, Instruct
 
 
 def measured(simulation: Simulation) -> str:
-    """The duration of the step and its bubble, in words."""
+    """The duration of the step and, of several stages, its bubble, in words."""
     exposed = max(stage.comm_wait_s for stage in simulation.stages) / (simulation.makespan_s or 1.0)
-    waits = f"; waiting for communication up to {exposed:.1%} on a stage" if exposed >= 0.0005 else ""
-    return f"{simulation.makespan_s:.4g} units, bubble {simulation.bubble_of_total:.1%}{waits}"
+    several = len(simulation.stages) > 1
+    bubble = f", {simulation.bubble_of_total:.1%} of them bubble" if several else ""
+    where = " on a stage" if several else ""
+    waits = f"; waiting for communication up to {exposed:.1%} of them{where}" if exposed >= 0.0005 else ""
+    return f"{simulation.makespan_s:.4g} units{bubble}{waits}"
 
 
 def picture(simulation: Simulation, title: str, given: Lengths, suffix: str) -> bytes:

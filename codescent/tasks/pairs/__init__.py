@@ -161,6 +161,6 @@ class Pairs(TextTask):
         from codescent.models.transformer.module import Transformer  # noqa: PLC0415 - planning does without torch
         from codescent.tasks.pairs.evaluate import score_lines  # noqa: PLC0415
 
-        _, source = request.validation()
+        _, source = request.validation(self)
         assert isinstance(source, LineSource)
         return score_lines(cast(Transformer, request.make_module()), source, request.device).words()
