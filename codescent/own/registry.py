@@ -126,7 +126,7 @@ def _refuse_changes(optimizer: torch.optim.Optimizer, _args: object, _kwargs: ob
         found = [(name, p) for name, p in module.named_parameters() if is_its or p in updated]
         if new := [name for name, p in found if p not in known.parameters]:
             raise UserError(
-                f"codescent.distribute: {_listed(new)}: added or replaced after the call, so its values are each rank's own: "
+                f"codescent.distribute: {_listed(new)}: added or replaced after the call, so each rank has its own: "
                 "change the module before codescent.distribute"
             )
         if unfrozen := [name for name, p in found if p.requires_grad and not known.parameters[p]]:

@@ -262,7 +262,7 @@ def _open_and_check(path: Path, run: Path, resolved: LoadedConfig) -> tuple[Fold
     Raises UserError: the problems, if the folder or its tokenizer cannot be read.
     """
     given = [name for name, origin in resolved.origins.items() if origin == "command line"]
-    problems = [_decided_by_folder(name, path, run) for name in given if name.startswith("model.")]
+    problems = [_decided_by_folder(name, path) for name in given if name.startswith("model.")]
     of_run = [name for name in given if name in ("run.name", "run.folder")]
     problems += [f"{name}: given on the command line, but the argument {run} decides it" for name in of_run]
     if resolved.config.lora.rank is not None:
@@ -273,18 +273,18 @@ def _open_and_check(path: Path, run: Path, resolved: LoadedConfig) -> tuple[Fold
     try:
         folder = open_folder(path)
         if "data.task" in given and folder.sizes.get("head") is not None:
-            problems.append(_decided_by_folder("data.task", path, run))
+            problems.append(_decided_by_folder("data.task", path))
         if folder.missing:
             problems.append(f"{path}: {', '.join(folder.missing)}: missing: the folder's model has no head")
         text = tokenizer_text(path)
         if "data.tokenizer" in given and text is not None:
-            problems.append(_decided_by_folder("data.tokenizer", path, run))
+            problems.append(_decided_by_folder("data.tokenizer", path))
     except UserError as error:
         raise UserError(*problems, *error.problems) from error
     return folder, text, problems
 
 
-def _decided_by_folder(name: str, path: Path, run: Path) -> str:
+def _decided_by_folder(name: str, path: Path) -> str:
     return f"{name}: given, but {path} decides it; leave it out, and add it to the command that `import` prints"
 
 
