@@ -323,7 +323,9 @@ def test_a_masked_model_without_a_corpus_asks_for_one(tmp_path: Path) -> None:
     assert called(tmp_path, "import", "hf", "run").returncode == 0
     done = called(tmp_path, "evaluate", "run")
     assert done.returncode == 2
-    assert done.stderr.endswith("so it has no validation split; import it again with data.corpus=FILE\n")
+    assert done.stderr.endswith(
+        "so it has no validation split; import it again, with another name, with data.corpus=FILE\n"
+    )
 
 
 UNTRAINED = ("train.num_steps=1", "optimizer.learning_rate=1e-30", "train.eval_every=0")

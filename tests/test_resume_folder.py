@@ -189,12 +189,13 @@ def test_a_resume_with_nothing_to_do_changes_nothing(
     before = content(run)
     monkeypatch.setattr(open_module, "RunFolder", Counted)
     for words, said in (
-        (("log.every=5",), "runs/done has all its 20 steps. For 20 more: "),
+        (("log.every=5", "log.sample_tokens=5"), "runs/done has all its 20 steps. For 20 more: "),
         (("train.num_steps=15",), "train.num_steps = 15: runs/done has 20 steps already; nothing is changed"),
     ):
         done = called(project, "train", "--resume", "runs/done", *words)
         assert done.returncode == 0, done.stderr
         assert said in done.stdout
+        assert "text generated" not in done.stdout
         assert content(run) == before
     assert opened == [Path("runs/done")] * 2  # once by each command
     events = run.path / "events.jsonl"

@@ -211,7 +211,8 @@ def test_an_early_end_suggests_the_best_checkpoint(project: Path, whole: RunFold
     for done in (ended, again):
         assert done.returncode == 0, done.stderr
         assert "more text: codescent sample runs/best --best" in done.stdout
-        assert best.strip() in done.stdout
+    assert best.strip() in ended.stdout
+    assert "text generated" not in again.stdout
     not_kept = called(project, "train", "run.toml", *words[:-1], "run.name=not", "checkpoint.keep_best=false")
     assert "more text: codescent sample runs/not\n" in not_kept.stdout
 

@@ -42,12 +42,14 @@ class Outcome:
         step: the number of steps done.
         exit_code: 0, or 128 + the signal that stopped it.
         suggests_best: the run ended early, and `checkpoint.keep_best` has kept a better checkpoint than the newest.
+        has_trained: False: the run had no step left to do.
     """
 
     folder: Path
     step: int
     exit_code: int
     suggests_best: bool = False
+    has_trained: bool = True
 
 
 def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = ()) -> Outcome:
@@ -96,7 +98,8 @@ def _nothing_to_do(run: OpenRun) -> Outcome | None:
     if run.world.is_first:
         say([*lines, *([f"{run.path} now has the new value of {' and '.join(keys)}"] if keys else [])])
     is_early, keeps_best = run.first_step < run.config.train.num_steps, run.config.checkpoint.keep_best
-    return Outcome(run.path, run.first_step, 0, is_early and keeps_best and run.checkpoints.best_loss() is not None)
+    suggests_best = is_early and keeps_best and run.checkpoints.best_loss() is not None
+    return Outcome(run.path, run.first_step, 0, suggests_best, has_trained=False)
 
 
 def _write_new_places(run: OpenRun) -> list[str]:

@@ -62,7 +62,9 @@ def evaluate_run(
     if data is None and (missing := trained.saved.state.get("imported", {}).get("missing")):
         keys = " ".join(f"data.{key}=FILE" for key in missing)
         can_score = trained.request.kind in trained.task.scores_files
-        give = "give the file to score: --data FILE" if can_score else f"import it again with {keys}"
+        give = (
+            "give the file to score: --data FILE" if can_score else f"import it again, with another name, with {keys}"
+        )
         raise UserError(f"{run}: was imported without a file of yours ({keys}), so it has no validation split; {give}")
     other = None if data is None else task_beside_text(str(data))
     if other is not None and other.name != trained.task.name:

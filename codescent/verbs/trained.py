@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from codescent import models, tasks
+from codescent.base.command import resume_command
 from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.build import Resolved, resolve
@@ -133,8 +134,8 @@ def _initial_values(trained: Trained) -> InitialValues:
         found = InitialValues(trained.config.run.seed, weights)
     except UserError as error:
         words = (
-            f"{run}: its checkpoints have only adapters, so the folder model.weights is needed; if it has moved, write "
-            f"its new path into {run / CONFIG}"
+            f"{run}: its checkpoints have only adapters, so the folder model.weights is needed; if it has moved, "
+            f"give its new path once: {resume_command(run, 'model.weights=NEW')}, or write it into {run / CONFIG}"
         )
         raise UserError(words, *error.problems) from error
     base = trained.saved.state.get("base")
