@@ -4,14 +4,14 @@ Does not start a process, allocate a tensor or import torch. Strategies check th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codescent import models, tasks
 from codescent.base.counted import counted, plural
 from codescent.base.errors import UserError
-from codescent.base.nearest import in_words, near_divisors, nearest_divisors, nearest_multiples
+from codescent.base.nearest import in_words, near_divisors, nearest_multiples
 from codescent.config.decided import undivided, with_samples
 from codescent.models.lora import declare as lora_shape
 from codescent.plan import (
@@ -33,7 +33,7 @@ from codescent.plan.schedule import accumulate
 from codescent.strategies import ORDER, Candidate, serving, traffic_of
 from codescent.strategies.common_sums import common_sums
 from codescent.strategies.muon import decided
-from codescent.strategies.refusals import length_factor, near_degrees, near_meshes
+from codescent.strategies.refusals import near_copies, near_degrees, near_meshes, near_ranks, too_long
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config, Parallel
@@ -105,9 +105,13 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         raise UserError(*problems)
     config = with_samples(config, resolved.sample_tokens if resolved else 0)
     mesh = _mesh(config, world_size, problems)
-    microbatch_size, num_microbatches = _batch(config, mesh, resolved, problems)
+    batch = _batch(config, mesh, resolved)
+    wrong = [batch] if isinstance(batch, str) else []
     if resolved is None:
-        raise UserError(*problems, *_misfit(config, mesh, world_size, None))
+        raise UserError(*problems, *wrong, *_misfit(config, mesh, world_size, None, _builds))
+    # Without a solution: values that no strategy refuses, so that no second problem hides the first.
+    usual = config.parallel.data_parallel, mesh.pp if config.train.microbatch_size else 1
+    microbatch_size, num_microbatches = usual if isinstance(batch, str) else batch
     model, task = resolved.model, resolved.task
     layout = Layout(**{field.name: getattr(config.parallel, field.name) for field in dataclasses.fields(Layout)})
     work = Work(
@@ -120,13 +124,23 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         prefetch=config.data.prefetch,
     )
     update = _update(config, mesh)
-    in_tokens = 0 if config.train.global_batch_tokens is None else resolved.sample_tokens
-    candidate = Candidate(mesh, model, task, work, layout, world_size, config.train.microbatch_size, update, in_tokens)
-    problems = [*_misfit(config, mesh, world_size, candidate), *problems, *_too_long(resolved.shape, candidate)]
-    problems += _unsupported(config, resolved, candidate)
-    problems += [problem for strategy in ORDER for problem in strategy.refuse(candidate)]
-    if problems:
-        raise UserError(*problems)
+    tokens = config.train.global_batch_tokens or 0, resolved.sample_tokens
+    candidate = Candidate(mesh, model, task, work, layout, world_size, config.train.microbatch_size, update, *tokens)
+    others = [*too_long(candidate, resolved.shape.seq_len), *_unsupported(config, resolved, candidate)]
+
+    def builds(other: Candidate) -> bool:
+        return not (problems or others) and _builds(other)
+
+    if wrong and not wrong[0].startswith("train.microbatch_size"):
+        wrong = [wrong[0] + _or_ranks(config, candidate, builds)]
+    if refused := [
+        *_misfit(config, mesh, world_size, candidate, builds),
+        *problems,
+        *wrong,
+        *others,
+        *(problem for strategy in ORDER for problem in strategy.refuse(candidate)),
+    ]:
+        raise UserError(*refused)
     parameters = models.parameters_of(model.kind, resolved.shape, model.lora)
     tensors = tuple(_tensor(parameter, config, num_microbatches) for parameter in parameters)
     schedule = accumulate(num_microbatches, len(model.forward_flops))
@@ -195,23 +209,6 @@ def _without(refused: Mapping[str, str], parallel: Parallel, candidate: Candidat
 
 def _one(candidate: Candidate, axis: str) -> str:
     return near_degrees(candidate, axis, 1, lambda other: other.mesh.degree(axis) == 1)
-
-
-def _too_long(shape: models.Shape, candidate: Candidate) -> Iterator[str]:
-    """A problem if data.seq_len does not fit the model."""
-    work = candidate.work
-    if work.streams and work.seq_len != shape.seq_len:
-        yield (
-            f"data.seq_len = {work.seq_len}: a sample is a source of {work.streams[0]} tokens (model.source_len) and a "
-            f"target of {work.streams[1]} (model.target_len), {shape.seq_len} together; leave out data.seq_len, or "
-            "change model.source_len and model.target_len"
-        )
-    elif work.seq_len > shape.seq_len:
-        longest = shape.seq_len // (factor := length_factor(candidate)) * factor
-        yield (
-            f"data.seq_len = {work.seq_len}: the model has {shape.seq_len} positions (model.seq_len); nearest that "
-            f"would do: {f'data.seq_len = {longest}, or ' if longest else ''}model.seq_len = {work.seq_len}"
-        )
 
 
 def _unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Iterator[str]:
@@ -298,85 +295,84 @@ def _equation(config: Config) -> str:
     return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree is not None)
 
 
-def _misfit(config: Config, mesh: Mesh, ranks: int, candidate: Candidate | None) -> Iterator[str]:
+def _misfit(
+    config: Config, mesh: Mesh, ranks: int, candidate: Candidate | None, builds: Callable[[Candidate], bool]
+) -> Iterator[str]:
     """A problem if the size of the mesh is not the number of ranks. `candidate`: None if the model is unknown."""
     if mesh.world_size == ranks:
         return
-    said, near = f"{mesh.world_size} ranks, but the run has {ranks}", [mesh.world_size]
+    said, copies = f"{mesh.world_size} ranks, but the run has {ranks}", [mesh.dp_replicate]
+    near: list[int] = []
     if config.parallel.dp_replicate is None:
         copy = mesh.world_size
         said = f"{copy} ranks for one copy of the model, which do not divide the run's {counted(ranks, 'rank')}"
-        near = _near_ranks(config, mesh, ranks / copy)
-    ways: list[str] = []
-    if candidate is not None:
-        ways = near_meshes(candidate, lambda other: not any(True for kind in ORDER for _ in kind.refuse(other)))
-    ways += [f"{in_words(near)} {plural(near[-1], 'rank')}"] if near else []
+        copies = [ranks // copy, ranks // copy + 1]
+        near = near_ranks(candidate, ranks / copy, builds) if candidate else []
+    ways = near_meshes(candidate, _builds) if candidate else []
+    if near:
+        ways.append(f"{in_words(near)} {plural(near[-1], 'rank')}")
+    elif candidate and (way := near_copies(candidate, copies, builds)):
+        ways.append(way)
     yield f"parallel: {_equation(config)} = {said}" + ("; nearest that would do: " + ", or ".join(ways) if ways else "")
 
 
-def _unit(config: Config, mesh: Mesh) -> int:
-    """The samples of one copy of the model are a multiple of this; train.microbatch_size = auto counts as 1.
-
-    It is a micro-batch, or with the schedule interleaved one micro-batch for each pipeline stage.
-    """
-    return mesh.dp_shard * (config.train.microbatch_size or 1) * _microbatches_multiple(config, mesh)
-
-
-def _microbatches_multiple(config: Config, mesh: Mesh) -> int:
-    return mesh.pp if config.parallel.schedule == "interleaved" else 1
+def _builds(candidate: Candidate) -> bool:
+    """Whether no strategy refuses a candidate, and no plan would be too long."""
+    mesh, microbatches = candidate.mesh, candidate.work.num_microbatches
+    if mesh.world_size > MOST_RANKS or microbatches * _stages(candidate.layout, mesh) > MAX_MICROBATCHES:
+        return False
+    candidate = dataclasses.replace(candidate, advises=False)
+    return not any(True for strategy in ORDER for _ in strategy.refuse(candidate))
 
 
-def _near_ranks(config: Config, mesh: Mesh, copies: float) -> list[int]:
-    """Numbers of ranks near the wanted one: the next smaller and larger number of copies that divide the batch."""
-    microbatches, rest = divmod(config.train.global_batch_size, _unit(config, mesh))
-    copy = mesh.world_size // mesh.dp_replicate
-    return [] if rest else [number * copy for number in nearest_divisors(microbatches, copies)]
+def _stages(layout: Parallel | Layout, mesh: Mesh) -> int:
+    """Number of (virtual) stages: each has a program with an instruction for each micro-batch."""
+    return mesh.pp * (layout.virtual_stages if layout.schedule == "interleaved" else 1) if mesh.pp > 1 else 1
 
 
-def _batch(config: Config, mesh: Mesh, resolved: Resolved | None, problems: list[str]) -> tuple[int, int]:
+def _batch(config: Config, mesh: Mesh, resolved: Resolved | None) -> tuple[int, int] | str:
     """(microbatch_size, num_microbatches) from: global_batch_size = dp x microbatch_size x num_microbatches.
 
-    If there is no solution, add a problem, and return values that no strategy refuses, so that no second problem hides
-    the first.
+    If there is no solution, the problem.
     """
     size, microbatch = config.train.global_batch_size, config.train.microbatch_size
-    usual = 1, mesh.pp if microbatch else 1
-    multiple, unit = _microbatches_multiple(config, mesh), mesh.dp_replicate * _unit(config, mesh)
+    multiple, stages = mesh.pp if config.parallel.schedule == "interleaved" else 1, _stages(config.parallel, mesh)
+    unit = mesh.dp * (microbatch or 1) * multiple
     if wrong := undivided(config, resolved.sample_tokens, mesh.dp, unit) if resolved else []:
-        problems += wrong
-        return usual
-    if size % mesh.dp:
-        samples, ranks = nearest_multiples(size, unit), _near_ranks(config, mesh, mesh.dp_replicate)
-        fewer_or_more = f", or {in_words(ranks)} {plural(ranks[-1], 'rank')}" if ranks else ""
-        if ranks and config.parallel.dp_replicate is not None:
-            copies = in_words([number * mesh.dp_replicate // mesh.world_size for number in ranks])
-            fewer_or_more = f", or parallel.dp_replicate = {copies} on {in_words(ranks)} {plural(ranks[-1], 'rank')}"
-        problems.append(
+        return wrong[0]
+    share, rest = divmod(size, mesh.dp)
+    if rest:
+        samples = nearest_multiples(size, unit)
+        return (
             f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks; nearest that would "
-            f"do: {in_words(samples)} {plural(samples[-1], 'sample')}{fewer_or_more}"
+            f"do: {in_words(samples)} {plural(samples[-1], 'sample')}"
         )
-        return usual
-    share = size // mesh.dp
     if microbatch is None:
         return share, 1
     if share % microbatch:
-        problems.append(
+        return (
             f"train.microbatch_size = {microbatch}: {size} (global_batch_size) = {mesh.dp} (data-parallel ranks) x "
             f"{microbatch} (microbatch_size) x {share / microbatch:g}, which is not a whole number of micro-batches"
             + ("" if share % multiple else f"; nearest that would do: {near_divisors(share // multiple, microbatch)}")
         )
-        return usual
-    chunks = config.parallel.virtual_stages if config.parallel.schedule == "interleaved" else 1
-    stages = mesh.pp * chunks if mesh.pp > 1 else 1
     if share // microbatch * stages > MAX_MICROBATCHES and not (resolved and stages > resolved.model.num_layers):
         where = f" on each of {stages:,} stages" if stages > 1 else ""
-        problems.append(
+        return (
             f"train.microbatch_size = {microbatch}: a step would have {share // microbatch:,} micro-batches{where}, "
             f"more than {MAX_MICROBATCHES:,}; give at least {-(-share * stages // MAX_MICROBATCHES)}, or a smaller "
             "train.global_batch_size"
         )
-        return microbatch, mesh.pp
     return microbatch, share // microbatch
+
+
+def _or_ranks(config: Config, candidate: Candidate, builds: Callable[[Candidate], bool]) -> str:
+    """The nearest numbers of ranks that can share the batch equally, as text to append to what else would do."""
+    mesh = candidate.mesh
+    if not (ranks := near_ranks(candidate, mesh.dp_replicate, builds)):
+        return ""
+    said = f"{in_words(ranks)} {plural(ranks[-1], 'rank')}"
+    copies = in_words([number * mesh.dp_replicate // mesh.world_size for number in ranks])
+    return f", or {'' if config.parallel.dp_replicate is None else f'parallel.dp_replicate = {copies} on '}{said}"
 
 
 def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> TensorPlan:

@@ -108,8 +108,8 @@ def _exchanges(plan: Plan, costs: Costs, scale: float) -> dict[tuple[int, Instru
 def _instructions(record: Traffic, plan: Plan, program: tuple[Instruction, ...]) -> list[Instruction]:
     """The instructions of a stage during or after which a collective runs; each runs the same number of them.
 
-    With fewer collectives than micro-batches it is one instruction: the first forward pass (weights are gathered), or
-    the last instruction of its kind (gradients are reduced).
+    With fewer collectives than micro-batches they are the first forward passes (weights are gathered), or the last
+    instructions of their kind (gradients are reduced, or waited for).
     """
     verb = record.verb if record.during is None else record.during
     if verb is Verb.BACKWARD:  # a split backward pass: gradients of activations begin it
@@ -117,7 +117,8 @@ def _instructions(record: Traffic, plan: Plan, program: tuple[Instruction, ...])
     alike = [at for at in program if at.verb is verb]
     if record.verb is verb and record.times >= plan.work.num_microbatches:
         return alike
-    return alike[:1] if verb is Verb.FORWARD else alike[-1:]
+    times = record.times if record.verb is verb else 1
+    return alike[:times] if verb is Verb.FORWARD else alike[-times:]
 
 
 def _bytes(record: Traffic, plan: Plan) -> float:

@@ -52,10 +52,9 @@ class ContextParallel(Strategy):
         degree, length = candidate.mesh.cp, candidate.work.seq_len
         if degree > 1 and length % (2 * degree) and not candidate.work.streams:  # with streams, the model refuses cp
             near = near_degrees(candidate, self.axis, length // 2, lambda other: length % length_factor(other) == 0)
-            lengths = near_lengths(length, length_factor(candidate))
             yield (
                 f"parallel.cp = {degree}: {length} positions (data.seq_len) are no multiple of 2 x {degree} slices; "
-                f"nearest that would do: {lengths}{near and f'; or {near}'}"
+                f"nearest that would do: {near_lengths(candidate)}{near and f'; or {near}'}"
             )
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:

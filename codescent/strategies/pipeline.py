@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.counted import counted
-from codescent.base.nearest import in_words, near_divisors, nearest_multiples
+from codescent.base.nearest import near_divisors, near_multiples
 from codescent.plan import DTYPE_BYTES, SENDS, Collective, Layout, Plan, Schedule, TensorPlan, Traffic, Verb
 from codescent.plan.pipeline import cut, cut_at, pipeline, refusals
 from codescent.strategies.refusals import near_degrees
@@ -118,14 +118,17 @@ class Pipeline(Strategy):
 
 def _batch_keys(candidate: Candidate) -> str:
     """Config keys that give a number of micro-batches that is a multiple of the stages, as text."""
-    size, batch, tokens = candidate.microbatch_size, candidate.work.global_batch_size, candidate.sample_tokens
+    size, batch = candidate.microbatch_size, candidate.work.global_batch_size
     ranks = candidate.mesh.dp * candidate.mesh.pp
-    if size is None and batch % ranks == 0:
+    divides = batch % ranks == 0 and candidate.whole_samples
+    if size is None and divides:
         return f" (train.microbatch_size = {batch // ranks})"
-    key, unit = ("train.global_batch_tokens", tokens) if tokens else ("train.global_batch_size", 1)
-    numbers = in_words([number * unit for number in nearest_multiples(batch, ranks * (size or 1))])
+    key, total, unit = "train.global_batch_size", batch, ranks * (size or 1)
+    if candidate.batch_tokens:
+        key, total, unit = "train.global_batch_tokens", candidate.batch_tokens, unit * candidate.sample_tokens
+    numbers = near_multiples(total, unit)
     one = ", train.microbatch_size = 1" if size is None else ""
-    smaller = "" if size is None or batch % ranks else near_divisors(batch // ranks, size)
+    smaller = near_divisors(batch // ranks, size) if size is not None and divides else ""
     return f" ({key} = {numbers}{one})" + (f", or train.microbatch_size = {smaller}" if smaller else "")
 
 

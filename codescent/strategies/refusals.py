@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from codescent.base.counted import plural
-from codescent.base.nearest import divisors, in_words, near_divisors, nearest_multiples
+from codescent.base.nearest import divisors, near_divisors, near_multiples
 
 if TYPE_CHECKING:
     from codescent.plan import Mesh
@@ -30,11 +30,38 @@ def length_factor(candidate: Candidate) -> int:
     return cp * math.lcm(2 if cp > 1 else 1, tp)
 
 
-def near_lengths(value: int, factor: int) -> str:
-    """The nearest multiples of `factor`, as text, in positions. More positions also need a larger model.seq_len."""
+def near_lengths(candidate: Candidate) -> str:
+    """The nearest lengths that cp and tp can divide, as text. More positions also need a larger model.seq_len."""
+    value, factor = candidate.work.seq_len, length_factor(candidate)
     below, above = value // factor * factor, -(-value // factor) * factor
-    longer = f"{above} positions (model.seq_len at least that)"
-    return f"{below} positions (data.seq_len), or {longer}" if below else longer
+    longer = f"{above} positions (model.seq_len at least that){and_tokens(candidate, above)}"
+    return f"{below} positions (data.seq_len){and_tokens(candidate, below)}, or {longer}" if below else longer
+
+
+def and_tokens(candidate: Candidate, sample_tokens: int) -> str:
+    """What else has to change with the tokens of a sample, as text: a batch in tokens that would not divide."""
+    factor = candidate.mesh.dp * candidate.multiple(candidate.mesh) * (candidate.microbatch_size or 1) * sample_tokens
+    if candidate.batch_tokens % factor == 0:
+        return ""
+    return f" and train.global_batch_tokens = {near_multiples(candidate.batch_tokens, factor)}"
+
+
+def too_long(candidate: Candidate, longest: int) -> Iterator[str]:
+    """A problem if data.seq_len does not fit the `longest` positions of the model."""
+    work = candidate.work
+    if work.streams and work.seq_len != longest:
+        yield (
+            f"data.seq_len = {work.seq_len}: a sample is a source of {work.streams[0]} tokens (model.source_len) and a "
+            f"target of {work.streams[1]} (model.target_len), {longest} together; leave out data.seq_len, or "
+            "change model.source_len and model.target_len"
+        )
+    elif work.seq_len > longest:
+        whole = longest // (factor := length_factor(candidate)) * factor
+        shorter = f"data.seq_len = {whole}{and_tokens(candidate, whole)}, or " if whole else ""
+        yield (
+            f"data.seq_len = {work.seq_len}: the model has {longest} positions (model.seq_len); nearest that "
+            f"would do: {shorter}model.seq_len = {work.seq_len}"
+        )
 
 
 def near_batch(candidate: Candidate, mesh: Mesh) -> str:
@@ -44,12 +71,12 @@ def near_batch(candidate: Candidate, mesh: Mesh) -> str:
     """
     size, microbatch, stages = candidate.work.global_batch_size, candidate.microbatch_size, candidate.multiple(mesh)
     share, rest = divmod(size, mesh.dp * stages)
-    if not rest:
+    if not rest and candidate.whole_samples:
         return f"train.microbatch_size = {near_divisors(share, microbatch) if microbatch else share}"
-    numbers = nearest_multiples(size, mesh.dp * stages * (microbatch or 1))
-    batch = f"train.global_batch_size = {in_words(numbers)}"
-    if tokens := candidate.sample_tokens:
-        batch = f"train.global_batch_tokens = {in_words([number * tokens for number in numbers])}"
+    factor = mesh.dp * stages * (microbatch or 1)
+    batch = f"train.global_batch_size = {near_multiples(size, factor)}"
+    if tokens := candidate.batch_tokens:
+        batch = f"train.global_batch_tokens = {near_multiples(tokens, factor * candidate.sample_tokens)}"
     return batch if microbatch or stages == 1 else f"{batch} and train.microbatch_size = 1"
 
 
@@ -62,6 +89,8 @@ def near_degrees(candidate: Candidate, axis: str, most: int, fits: Callable[[Can
     other degree keeps the run's ranks. The text is empty if no degree does.
     """
     degree = candidate.mesh.degree(axis)
+    if not candidate.advises:
+        return ""
 
     def first(on_ranks: Callable[..., str], numbers: list[int]) -> str:
         return next(filter(None, (on_ranks(candidate, axis, number, fits) for number in numbers)), "")
@@ -105,6 +134,31 @@ def near_meshes(candidate: Candidate, fits: Callable[[Candidate], bool]) -> list
     return found
 
 
+def near_ranks(candidate: Candidate, wanted: float, fits: Callable[[Candidate], bool]) -> list[int]:
+    """The nearest numbers of ranks whose copies of the model share the batch: of less and more than `wanted` copies."""
+    copies, found = sorted(divisors(candidate.work.global_batch_size)), []
+    below, above = [n for n in reversed(copies) if n < wanted], [n for n in copies if n > wanted]
+    for numbers in (below, above):
+        others = (candidate.on(replace(candidate.mesh, dp_replicate=number)) for number in numbers)
+        found += list(itertools.islice((other.mesh.world_size for other in others if other and fits(other)), 1))
+    return found
+
+
+def near_copies(candidate: Candidate, numbers: list[int], fits: Callable[[Candidate], bool]) -> str:
+    """The first of these numbers of copies that would do, as text: its ranks, with the batch that they can share."""
+    for mesh in (replace(candidate.mesh, dp_replicate=number) for number in numbers if number):
+        other = candidate.on(mesh)
+        if fits(other or _in_another_batch(candidate, mesh)):
+            batch = "" if other else f" and {near_batch(candidate, mesh)}"
+            return f"{mesh.world_size} {plural(mesh.world_size, 'rank')}{batch}"
+    return ""
+
+
+def _in_another_batch(candidate: Candidate, mesh: Mesh) -> Candidate:
+    work = replace(candidate.work, microbatch_size=1, num_microbatches=candidate.multiple(mesh))
+    return replace(candidate, mesh=mesh, work=work)
+
+
 def _mesh_on_these_ranks(candidate: Candidate, axis: str, degree: int) -> Mesh | None:
     """The mesh with this degree, and with as many copies of the model as make the run's ranks; None: there is none."""
     one = replace(candidate.mesh, **{axis: degree, "dp_replicate": 1})
@@ -122,8 +176,7 @@ def _with_another_batch(candidate: Candidate, axis: str, degree: int, fits: Call
     mesh = _mesh_on_these_ranks(candidate, axis, degree)
     if mesh is None or candidate.on(mesh) is not None:
         return ""
-    work = replace(candidate.work, microbatch_size=1, num_microbatches=candidate.multiple(mesh))
-    if not fits(replace(candidate, mesh=mesh, work=work)):
+    if not fits(_in_another_batch(candidate, mesh)):
         return ""
     return f"{axis} = {degree} with dp_replicate = {mesh.dp_replicate} and {near_batch(candidate, mesh)}"
 

@@ -20,7 +20,8 @@ class Candidate:
     """The facts from which a plan is built. Strategies refuse a candidate, or search for the nearest possible one.
 
     `world_size`: number of ranks of the run. `microbatch_size`: the user's setting; None: all samples of a rank.
-    `update`: see `Plan.update`. `sample_tokens`: tokens of a sample, if the batch is given in tokens; else 0.
+    `update`: see `Plan.update`. `batch_tokens`: of the global batch, if it is given in tokens; else 0. `sample_tokens`:
+    of a sample. `advises`: False where only the number of refusals counts; then they need not name what would do.
     """
 
     mesh: Mesh
@@ -31,17 +32,24 @@ class Candidate:
     world_size: int
     microbatch_size: int | None
     update: Mapping[str, Scalar] = field(default_factory=dict)
+    batch_tokens: int = 0
     sample_tokens: int = 0
+    advises: bool = True
 
     def multiple(self, mesh: Mesh) -> int:
         """The number of micro-batches must be a multiple of this: with the schedule interleaved, of the stages."""
         return mesh.pp if self.layout.schedule == "interleaved" else 1
 
+    @property
+    def whole_samples(self) -> bool:
+        """Whether the tokens of a batch are a whole number of samples."""
+        return not self.batch_tokens or self.batch_tokens % self.sample_tokens == 0
+
     def on(self, mesh: Mesh) -> Candidate | None:
         """This candidate with another mesh; None if the ranks cannot have equal parts of the batch."""
         share, rest = divmod(self.work.global_batch_size, mesh.dp)
         size = self.microbatch_size or share
-        if rest or share % (size * self.multiple(mesh)):
+        if rest or share % (size * self.multiple(mesh)) or not self.whole_samples:
             return None
         work = replace(self.work, microbatch_size=size, num_microbatches=share // size)
         return replace(self, mesh=mesh, work=work)

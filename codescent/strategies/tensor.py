@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.counted import counted
-from codescent.base.nearest import near_multiples
+from codescent.base.nearest import nearest_multiples
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Parameter, Placement, Plan, Role, TensorPlan, Traffic, Verb
-from codescent.strategies.refusals import length_factor, near_degrees, near_lengths
+from codescent.strategies.refusals import and_tokens, length_factor, near_degrees, near_lengths
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:
@@ -42,9 +42,12 @@ class TensorParallel(Strategy):
     variants = ({}, {"sequence_parallel": False})
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
-        """Refuse heads that cannot be divided equally; with sequence parallelism, also positions."""
+        """Refuse heads that cannot be divided equally; else, with sequence parallelism, positions.
+
+        What would do for heads would also do for positions.
+        """
         mesh, model, work = candidate.mesh, candidate.model, candidate.work
-        degree, cp, factor = mesh.tp, 1 if work.streams else mesh.cp, length_factor(candidate)
+        degree, cp = mesh.tp, 1 if work.streams else mesh.cp
         if degree == 1:
             return
         for what, number in (("head", model.num_heads), ("key-value head", model.num_kv_heads)):
@@ -54,11 +57,13 @@ class TensorParallel(Strategy):
                     f"parallel.tp = {degree}: {counted(number, what)} {verb} not divide into {degree} parts; nearest "
                     f"that would do: {near_degrees(candidate, self.axis, number, _fits)}"
                 )
+        if model.num_heads % degree or model.num_kv_heads % degree:
+            return
         keys = ("model.source_len", "model.target_len") if work.streams else ("data.seq_len",)
         for key, length in zip(keys, _divided_lengths(candidate), strict=False):  # no lengths, if none is divided
             if length // cp % degree:
                 shared = f" / {cp} (cp)" if cp > 1 else ""
-                more = f"{key} = {near_multiples(length, factor)}" if work.streams else near_lengths(length, factor)
+                more = _near_streams(candidate, key, length) if work.streams else near_lengths(candidate)
                 yield (
                     f"parallel.tp = {degree}: {length} positions ({key}){shared} do not divide into {degree} "
                     f"parts; nearest that would do: {more}, or parallel.sequence_parallel = false"
@@ -138,6 +143,14 @@ def _fits(candidate: Candidate) -> bool:
     mesh, model = candidate.mesh, candidate.model
     whole = all(length // mesh.cp % mesh.tp == 0 for length in _divided_lengths(candidate))
     return model.num_heads % mesh.tp == 0 and model.num_kv_heads % mesh.tp == 0 and whole
+
+
+def _near_streams(candidate: Candidate, key: str, length: int) -> str:
+    """Values of model.source_len or model.target_len, the tokens of a sample, that tp can divide."""
+    return ", or ".join(
+        f"{key} = {near}{and_tokens(candidate, near) if key == 'model.target_len' else ''}"
+        for near in nearest_multiples(length, length_factor(candidate))
+    )
 
 
 def _divided_lengths(candidate: Candidate) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.counted import counted
+from codescent.base.nearest import divisors
 from codescent.plan import AXES, DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
@@ -42,9 +43,11 @@ class DataParallel(Strategy):
                 f"{mesh.world_size} ranks; leave it out: dp_replicate gives each device its own rank"
             )
         if size < devices:
+            enough = [number for number in divisors(candidate.work.global_batch_size) if number >= devices]
+            larger = f", or train.microbatch_size = {min(enough)}" if enough and candidate.whole_samples else ""
             yield (
                 f"{key}: micro-batches of {counted(size, 'sample')} do not reach {devices} devices; nearest that would "
-                f"do: data_parallel = {size}, or train.microbatch_size = {devices}"
+                f"do: parallel.data_parallel = {size}{larger}"
             )
         if candidate.task.extras:
             yield (

@@ -95,33 +95,49 @@ class Zero(Strategy):
     def _gathers(
         self, plan: Plan, stage: int, chunk: int, gathered: dict[int, int], reduced: dict[int, int]
     ) -> Iterator[Traffic]:
-        """All-gathers of a chunk's units. Shards in host memory are first copied to the device."""
+        """All-gathers of a chunk's units. Shards in host memory are first copied to the device.
+
+        A pass gathers the next unit while one computes. So its first gather has nothing to overlap with: in forward
+        that of the first unit; in backward that of the last block or of the root, if they had to be gathered again.
+        """
         narrow, wide = plan.work.precision, WIDE[plan.work.precision]
-        last = max(gathered, default=ROOT)
+        last, first = max(gathered, default=ROOT), min(gathered, default=ROOT)
+        begins = {Verb.FORWARD: first, Verb.BACKWARD: ROOT if ROOT in gathered else last}
         for unit, numel in gathered.items():
             for verb, times in _gathers_by_verb(plan, stage, chunk, freed=unit not in (ROOT, last)).items():
                 payload_bytes, what = numel * DTYPE_BYTES[narrow], f"weights of {_named(unit)}"
-                yield Traffic(Collective.ALL_GATHER, self.axis, payload_bytes, narrow, verb, verb, what, times)
+                during = None if unit == begins[verb] else verb
+                yield Traffic(Collective.ALL_GATHER, self.axis, payload_bytes, narrow, verb, during, what, times)
                 if _from_host(plan):
                     trained = reduced.get(unit, 0)  # copied in the optimizer's dtype, the others as they are read
                     whole_bytes = trained * DTYPE_BYTES[wide] + (numel - trained) * DTYPE_BYTES[narrow]
                     shard_bytes, what = whole_bytes // plan.mesh.dp_shard, f"{what}, to the device"
-                    yield Traffic(Collective.COPY, "", shard_bytes, wide, verb, verb, what, times)
+                    yield Traffic(Collective.COPY, "", shard_bytes, wide, verb, during, what, times)
 
     def _reductions(self, plan: Plan, reduced: dict[int, int]) -> Iterator[Traffic]:
-        """Per unit of a chunk: a reduce-scatter, an all-reduce of the shards over replicas, a copy to host memory."""
-        dtype, wide, verb = _wire_dtype(plan), WIDE[plan.work.precision], Verb.BACKWARD
+        """Per unit of a chunk: a reduce-scatter, an all-reduce of the shards over replicas, a copy to host memory.
+
+        Those of the last unit begin when a backward pass has ended. They overlap with the next micro-batch, and in the
+        last one with nothing. (Without streams the all-reduce of the unit before it begins then, too: see overlap.py.)
+        """
         times = 1 if plan.layout.zero_stage == 1 else plan.work.num_microbatches
-        others = replicas(plan.mesh)
         for unit, numel in reversed(reduced.items()):
-            payload_bytes, what = numel * DTYPE_BYTES[dtype], f"gradients of {_named(unit)}"
-            yield Traffic(Collective.REDUCE_SCATTER, self.axis, payload_bytes, dtype, verb, verb, what, times)
-            if plan.mesh.degree(others) > 1:
-                shard_bytes = payload_bytes // plan.mesh.dp_shard
-                yield Traffic(Collective.ALL_REDUCE, others, shard_bytes, dtype, verb, verb, what, times)
-            if _from_host(plan):
-                shard_bytes, what = numel // plan.mesh.dp_shard * DTYPE_BYTES[wide], f"{what}, to the host"
-                yield Traffic(Collective.COPY, "", shard_bytes, wide, verb, verb, what, times)
+            waits = int(unit == min(reduced))
+            if times > waits:
+                yield from self._reduction(plan, unit, numel, Verb.BACKWARD, times - waits)
+            if waits:
+                yield from self._reduction(plan, unit, numel, None, waits)
+
+    def _reduction(self, plan: Plan, unit: int, numel: int, during: Verb | None, times: int) -> Iterator[Traffic]:
+        dtype, wide, verb, others = _wire_dtype(plan), WIDE[plan.work.precision], Verb.BACKWARD, replicas(plan.mesh)
+        payload_bytes, what = numel * DTYPE_BYTES[dtype], f"gradients of {_named(unit)}"
+        yield Traffic(Collective.REDUCE_SCATTER, self.axis, payload_bytes, dtype, verb, during, what, times)
+        if plan.mesh.degree(others) > 1:
+            shard_bytes = payload_bytes // plan.mesh.dp_shard
+            yield Traffic(Collective.ALL_REDUCE, others, shard_bytes, dtype, verb, during, what, times)
+        if _from_host(plan):
+            shard_bytes, what = numel // plan.mesh.dp_shard * DTYPE_BYTES[wide], f"{what}, to the host"
+            yield Traffic(Collective.COPY, "", shard_bytes, wide, verb, during, what, times)
 
     def divide(self, part: torch.nn.Module, this_rank: ThisRank) -> None:
         """Shard the part with fully_shard: each block is a unit, and the rest of the part is the root unit."""
