@@ -110,7 +110,8 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     if resolved is None:
         raise UserError(*problems, *wrong, *_misfit(config, mesh, world_size, None, _builds))
     # Without a solution: values that no strategy refuses, so that no second problem hides the first.
-    usual = config.parallel.data_parallel, mesh.pp if config.train.microbatch_size else 1
+    asked = config.train.microbatch_size
+    usual = asked or max(1, config.train.global_batch_size // mesh.dp), mesh.pp if asked else 1
     microbatch_size, num_microbatches = usual if isinstance(batch, str) else batch
     model, task = resolved.model, resolved.task
     layout = Layout(**{field.name: getattr(config.parallel, field.name) for field in dataclasses.fields(Layout)})
@@ -125,7 +126,7 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     )
     update = _update(config, mesh)
     tokens = config.train.global_batch_tokens or 0, resolved.sample_tokens
-    candidate = Candidate(mesh, model, task, work, layout, world_size, config.train.microbatch_size, update, *tokens)
+    candidate = Candidate(mesh, model, task, work, layout, world_size, asked, update, *tokens)
     others = [*too_long(candidate, resolved.shape.seq_len), *_unsupported(config, resolved, candidate)]
 
     def builds(other: Candidate) -> bool:
@@ -301,7 +302,7 @@ def _misfit(
     """A problem if the size of the mesh is not the number of ranks. `candidate`: None if the model is unknown."""
     if mesh.world_size == ranks:
         return
-    said, copies = f"{mesh.world_size} ranks, but the run has {ranks}", [mesh.dp_replicate]
+    said, copies = f"{counted(mesh.world_size, 'rank')}, but the run has {ranks}", [mesh.dp_replicate]
     near: list[int] = []
     if config.parallel.dp_replicate is None:
         copy = mesh.world_size

@@ -17,7 +17,7 @@ from codescent.config.load import load, shipped
 from codescent.config.sections import Config
 from codescent.cost.lengths import lengths
 from codescent.cost.memory import state_bytes, wire_bytes
-from codescent.plan import AXES, Plan, Verb
+from codescent.plan import AXES, Collective, Plan, Verb
 from codescent.strategies.ddp import buckets
 
 OPENAI = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
@@ -79,6 +79,44 @@ def test_the_last_bucket_overlaps_with_nothing(bucket_bytes: int) -> None:
     unit_flops = sum(plan.model.forward_flops) * plan.work.microbatch_size * plan.work.seq_len
     assert waits[Verb.REDUCE] == pytest.approx(sent * flops_per_byte / unit_flops)
     assert waits.get(Verb.BACKWARD, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_the_first_gather_and_the_last_sum_of_zero_overlap_with_nothing(
+    zero_stage: int, copies: int, microbatches: int
+) -> None:
+    """A pass cannot begin without its first weights, and it has computed its last gradient when it ends."""
+    train = {"global_batch_size": 2 * copies * microbatches, "microbatch_size": 1}
+    plan = build(config(train=train, parallel={"dp_shard": 2, "zero_stage": zero_stage}), 11, 2 * copies)
+    own = [record for record in plan.traffic if record.what.startswith(("weights", "gradients"))]
+    waited = [record for record in own if record.during is None]
+    gathers = microbatches if zero_stage == 3 else 1
+    expected = {("all_gather", gathers), ("reduce_scatter", 1), *([("all_reduce", 1)] if copies > 1 else [])}
+    assert {(str(record.collective), record.times) for record in waited} == expected
+    assert {record.what for record in waited} == {"weights of the root", "gradients of the root"}
+    assert {record.during for record in own} == {None, Verb.FORWARD, Verb.BACKWARD}
+    # The last sum of each earlier micro-batch overlaps with the next one.
+    sums = [record for record in own if record.what == "gradients of the root" and record not in waited]
+    assert {record.times for record in sums} == ({microbatches - 1} if zero_stage > 1 and microbatches > 1 else set())
+    exchanges = lengths(plan, flops_per_byte := 1e-6).exchanges  # so fast that computation hides all others
+    sent = sum(record.times * record.wire_bytes(plan.mesh.degree(record.axis)) for record in waited)
+    waits = sum(exchange.waits_s for (_, at), exchange in exchanges.items() if at.verb in (Verb.FORWARD, Verb.BACKWARD))
+    unit_flops = sum(plan.model.forward_flops) * plan.work.microbatch_size * plan.work.seq_len
+    assert waits == pytest.approx(sent * flops_per_byte / unit_flops)
+
+
+@pytest.mark.parametrize(("parallel", "waited"), [({"pp": 2}, 2), ({"pp": 4}, 4)])
+def test_every_stage_waits_for_its_own_first_unit(parallel: dict[str, int], waited: int) -> None:
+    """A stage in the middle has no root: its first block is gathered first and reduced last."""
+    layers = {**SMALL, "num_layers": 8}
+    plan = build(config(model=layers, parallel={"dp_shard": 2, **parallel}), 11, 2 * parallel["pp"])
+    for collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
+        found = [record for record in plan.traffic if (record.collective, record.during) == (collective, None)]
+        assert sorted({record.stage for record in found}) == list(range(waited))
+        middle = [record.what for record in found if record.stage not in (0, waited - 1)]
+        assert all("block" in what for what in middle)
 
 
 def test_flops_by_both_formulas() -> None:

@@ -308,6 +308,53 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
             ({"train.microbatch_size": 6}, 2),
         ],
     ),
+    "batch in tokens over the ranks": (
+        {"train.global_batch_tokens": 48 * 12, "train.microbatch_size": 2},
+        5,
+        ["2 samples of a micro-batch x 5 data-parallel ranks; nearest that would do: 480 or 960, or 3 or 6 ranks"],
+        [({"train.global_batch_tokens": 480}, 5), ({"train.global_batch_tokens": 960}, 5), ({}, 3), ({}, 6)],
+    ),
+    "two: batch in tokens that are no whole samples, and copies": (
+        {"train.global_batch_tokens": 384, "parallel.dp_replicate": 2, "model.seq_len": 17},
+        1,
+        [
+            "= 2 ranks, but the run has 1; nearest that would do: parallel.dp_replicate = 1 and train.global_batch_tokens"
+        ],
+        [({"parallel.dp_replicate": 1, "train.global_batch_tokens": 374}, 1)],
+    ),
+    "positions over tp, with a batch in tokens": (
+        {"parallel.tp": 4, "model.seq_len": 46, "train.global_batch_tokens": 46 * 4},
+        4,
+        ["44 positions (data.seq_len) and train.global_batch_tokens = 176 or 220, or 48 positions (model.seq_len at "],
+        [
+            ({"data.seq_len": 44, "train.global_batch_tokens": 176}, 4),
+            ({"model.seq_len": 48, "train.global_batch_tokens": 192}, 4),
+        ],
+    ),
+    "samples longer than the model, with a batch in tokens": (
+        {"data.seq_len": 50, "train.global_batch_tokens": 50 * 4},
+        1,
+        ["do: data.seq_len = 48 and train.global_batch_tokens = 192 or 240, or model.seq_len = 50"],
+        [({"data.seq_len": 48, "train.global_batch_tokens": 240}, 1), ({"model.seq_len": 50}, 1)],
+    ),
+    "two: a copy whose ranks do not share the batch": (
+        {"parallel.pp": 5, "parallel.dp_shard": 8, "train.microbatch_size": 1},
+        44,
+        ["do not divide the run's 44 ranks; nearest that would do: 40 ranks and train.global_batch_size = 8 or 16"],
+        [({"train.global_batch_size": 16}, 40)],
+    ),
+    "two: given copies that do not share the batch": (
+        {"parallel.dp_replicate": 5},
+        10,
+        ["but the run has 10", "train.global_batch_size = 10 or 20, or 5 ranks and train.global_batch_size = 10 or 15"],
+        [({"parallel.dp_replicate": 5, "train.global_batch_size": 15}, 5)],
+    ),
+    "devices of one process": (
+        {"parallel.data_parallel": 5, "train.microbatch_size": 4},
+        1,
+        ["do not reach 5 devices; nearest that would do: parallel.data_parallel = 4, or train.microbatch_size = 6"],
+        [({"parallel.data_parallel": 4}, 1), ({"train.microbatch_size": 6}, 1)],
+    ),
     "samples longer than the model": (
         {"data.seq_len": 50},
         1,
@@ -341,7 +388,9 @@ def test_a_refusal_says_why_and_what_would_do(
         assert planned({**keys, **others}, as_many).mesh.world_size == as_many
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("virtual stages", "one virtual"))])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if not name.startswith(("two: ", "virtual stages", "one virtual"))]
+)
 def test_one_thing_that_is_wrong_is_one_refusal(name: str) -> None:
     keys, ranks, _, _ = CASES[name]
     assert len(refusals(keys, ranks)) == 1
@@ -370,6 +419,29 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     assert len(problems) == 7
 
 
+@pytest.mark.parametrize(
+    ("keys", "ranks"),
+    [
+        ({"parallel.tp": 5}, 16),  # 12 heads
+        ({"parallel.pp": 7}, 10),  # 6 layers
+        ({"parallel.dp_replicate": 3, "data.seq_len": 50}, 2),
+        ({"parallel.tp": 2, "model.num_heads": 5}, 3),
+        ({"parallel.tp": 5, "parallel.dp_shard": 5, "train.microbatch_size": 1}, 25),
+    ],
+)
+def test_no_number_of_ranks_is_advised_that_another_rule_refuses(keys: Keys, ranks: int) -> None:
+    problems = refusals(keys, ranks)
+    assert len(problems) > 1
+    assert [changed for problem in problems for changed in advised(problem) if not changed[0]] == []
+
+
+def test_positions_are_divided_only_among_ranks_that_divide_the_heads() -> None:
+    """No other length would do while the heads do not."""
+    (problem,) = refusals({"parallel.tp": 5}, 5)
+    assert "12 heads" in problem
+    assert "positions" not in problem
+
+
 @pytest.mark.parametrize("axis", ["tp", "pp", "cp", "dp_shard", "dp_replicate"])
 @pytest.mark.parametrize("degree", [1_000_001, 10**15])
 def test_a_degree_that_no_machine_has_is_refused_at_once(axis: str, degree: int) -> None:
@@ -384,7 +456,10 @@ def test_ranks_that_no_machine_has_are_refused_at_once() -> None:
 
 
 def test_degrees_far_above_those_that_would_do_are_refused_at_once() -> None:
-    """Only divisors of the ranks are tried, and no more heads than the model has."""
+    """Only divisors of the ranks are tried, no more heads than the model has, and none with advice of its own."""
+    assert (
+        "pp = 9360 with dp_replicate = 77" in refusals({"parallel.pp": 499_979, "model.num_layers": 10_000}, 720_720)[0]
+    )
     assert "tp = 12 with dp_replicate = 60060" in refusals({"parallel.tp": 16384}, 720_720)[0]
     assert "pp = 6 with dp_replicate = 120120" in refusals({"parallel.pp": 99991}, 720_720)[0]
     assert "dp_shard = 360360 with dp_replicate = 2" in refusals({"parallel.dp_shard": 499_979}, 720_720)[0]
@@ -417,8 +492,8 @@ SIZES: dict[str, dict[str, list[Any]]] = {
         **SMALL,
         "num_encoder_layers": [1, 2, 4],
         "num_decoder_layers": [1, 2, 3],
-        "source_len": [8, 9, 12],
-        "target_len": [7, 8, 12],
+        "source_len": [6, 8, 9, 12, 17, 24],
+        "target_len": [5, 7, 8, 12, 25, 30],
     },
 }
 PRESETS = {"gpt2": "gpt2-xl", "llama": "llama3-70b", "bert": "bert-base-uncased", "transformer": "transformer-base"}
@@ -429,7 +504,9 @@ LAYOUT: dict[str, list[Any]] = {
     "parallel.virtual_stages": [1, 1, 1, 2, 3],
     "parallel.cut": ["cost", "cost", "cost", "encoder-decoder"],
     "parallel.sequence_parallel": [True, True, False],
+    "parallel.data_parallel": [1, 1, 1, 1, 1, 1, 2, 3, 5],
     "train.global_batch_size": [1, 4, 6, 12, 20, 24],
+    "train.global_batch_tokens": [None, None, None, 96, 384, 400, 720, 1024],
     "train.microbatch_size": [None, None, 1, 2, 3],
     "data.seq_len": [None, None, None, 8, 17, 64],
 }
@@ -441,10 +518,13 @@ def asked_for(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
     kind = draw(st.sampled_from(sorted(SIZES)))
     values = {f"model.{size}": possible for size, possible in SIZES[kind].items()}
     if draw(st.booleans()):
-        values = {"model.preset": [PRESETS[kind]]}
+        lengths = {"model.source_len": [8, 9, 255], "model.target_len": [7, 12, 250]} if kind == "transformer" else {}
+        values = {"model.preset": [PRESETS[kind]], **lengths}
     keys = {key: draw(st.sampled_from(possible)) for key, possible in {**values, **LAYOUT}.items()}
     if kind == "transformer":
         keys["data.seq_len"] = None
+    if keys["train.global_batch_tokens"] is not None:
+        del keys["train.global_batch_size"]
     copy = math.prod(keys[f"parallel.{axis}"] for axis in ("tp", "pp", "cp", "dp_shard"))
     needed = copy * (keys["parallel.dp_replicate"] or draw(st.sampled_from([1, 1, 2, 3])))
     ranks = draw(st.sampled_from([needed, needed, needed, 1, 2, 6, 8, 36]))
@@ -540,7 +620,7 @@ def test_a_resume_advises_no_key_that_decides_the_losses(asked: tuple[dict[str, 
     else:
         return
     before = planned({}, 1).trajectory()
-    decides = {"model.seq_len", *before}
+    decides = {"model.seq_len", "train.global_batch_tokens", *before}
     for problem in problems:
         said = on_resume(problem, config_of(keys), before).replace(" on a resume: ", ": ")
         kept, free = advised(said), [one for one in advised(problem) if not is_fixed(one[0], decides)]
@@ -568,6 +648,11 @@ def is_fixed(changed: Keys, decides: set[str]) -> bool:
             {"parallel.tp": 5, "optimizer.scale_learning_rate": "linear"},
             10,
             "parts; the run cannot continue so: a resume changes no model, data and batch, and with optimizer.scale_",
+        ),
+        (
+            {"train.global_batch_tokens": 48 * 12},
+            5,
+            "data-parallel ranks; nearest that would do on a resume: 4 or 6 ranks",
         ),
         ({"parallel.dp_shard": 5}, 5, "5 data-parallel ranks; the run cannot continue so: a resume changes no model"),
     ],

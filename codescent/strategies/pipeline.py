@@ -40,7 +40,8 @@ class Pipeline(Strategy):
         if _cut_between(layout) and not candidate.model.encoder_layers:
             yield 'parallel.cut = "encoder-decoder": this model is not an encoder-decoder; set parallel.cut = "cost"'
         elif _cut_between(layout) and degree == 1:
-            near = near_degrees(candidate, self.axis, 2, lambda other: not any(self.refuse(other)))
+            most = 2 if layout.data_parallel == 1 else 1  # torch.nn.DataParallel is one process
+            near = near_degrees(candidate, self.axis, most, lambda other: not any(self.refuse(other)))
             yield (
                 'parallel.cut = "encoder-decoder": parallel.pp = 1 does not cut the model; nearest that would do: '
                 f'{near and f"{near}, or "}parallel.cut = "cost"'

@@ -117,6 +117,8 @@ def near_meshes(candidate: Candidate, fits: Callable[[Candidate], bool]) -> list
     Where these ranks cannot share the batch, the text names the nearest batch that they can.
     """
     mesh, found = candidate.mesh, []
+    if candidate.layout.data_parallel > 1 and candidate.world_size > 1:  # torch.nn.DataParallel is one process
+        return []
     copies, rest = divmod(candidate.world_size, mesh.world_size // mesh.dp_replicate)
     if copies and not rest:
         other = replace(mesh, dp_replicate=copies)

@@ -141,7 +141,8 @@ class TensorParallel(Strategy):
 
 def _fits(candidate: Candidate) -> bool:
     mesh, model = candidate.mesh, candidate.model
-    whole = all(length // mesh.cp % mesh.tp == 0 for length in _divided_lengths(candidate))
+    cp = 1 if candidate.work.streams else mesh.cp
+    whole = all(length // cp % mesh.tp == 0 for length in _divided_lengths(candidate))
     return model.num_heads % mesh.tp == 0 and model.num_kv_heads % mesh.tp == 0 and whole
 
 

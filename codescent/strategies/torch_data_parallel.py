@@ -42,7 +42,7 @@ class DataParallel(Strategy):
                 f"{key}: torch.nn.DataParallel is one process with all the devices, but the run has {axes} = "
                 f"{mesh.world_size} ranks; leave it out: dp_replicate gives each device its own rank"
             )
-        if size < devices:
+        elif size < devices:
             enough = [number for number in divisors(candidate.work.global_batch_size) if number >= devices]
             larger = f", or train.microbatch_size = {min(enough)}" if enough and candidate.whole_samples else ""
             yield (
