@@ -317,9 +317,7 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
     "two: batch in tokens that are no whole samples, and copies": (
         {"train.global_batch_tokens": 384, "parallel.dp_replicate": 2, "model.seq_len": 17},
         1,
-        [
-            "= 2 ranks, but the run has 1; nearest that would do: parallel.dp_replicate = 1 and train.global_batch_tokens"
-        ],
+        ["but the run has 1; nearest that would do: parallel.dp_replicate = 1 and train.global_batch_tokens = 374"],
         [({"parallel.dp_replicate": 1, "train.global_batch_tokens": 374}, 1)],
     ),
     "positions over tp, with a batch in tokens": (
