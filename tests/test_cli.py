@@ -81,7 +81,7 @@ def test_plan_shows_who_has_what_and_who_sends_to_whom(project: Path) -> None:
         "stage 3: receive_activation 0 from stage 2, load 0, forward 0",
         "memory per rank activations not counted; ranks of the fullest stage",
         "send between stages: at most",
-        "360 send over cp (2 ranks): 1.41 GiB",
+        "360 send over cp (2 ranks) (keys and values; gradients of keys and values): 1.41 GiB",
         "all_reduce over dp_replicate x cp (4 ranks)",
         "1 all_reduce between stages 0 and 3 (partial gradients of 1 replicated tensor)",
         "all_reduce over all 64 ranks (loss and stop request)",
