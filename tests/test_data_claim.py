@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,26 @@ def test_who_has_waited_for_a_folder_that_goes_makes_another(tmp_path: Path, mon
         (partial / "a").write_text("of who has waited")
     other.join()
     assert is_waited_for.is_set()
+
+
+def test_what_another_has_built_while_one_waited_is_not_built_again(tmp_path: Path) -> None:
+    target, made, is_claimed, may_build = tmp_path / "x", [], threading.Event(), threading.Event()
+
+    def make(partial: Path) -> None:
+        made.append(threading.current_thread().name)
+        is_claimed.set()
+        assert may_build.wait(60)
+        (partial / prepared.DESCRIPTION).write_text("{}")
+
+    def build() -> None:
+        assert prepared.prepared(target, make, lambda _: None) == target
+
+    others = [threading.Thread(target=build) for _ in range(2)]
+    others[0].start()
+    assert is_claimed.wait(60)
+    others[1].start()
+    time.sleep(0.2)  # it waits by now; if it does not, the folder is found at once, and nothing is lost
+    may_build.set()
+    for other in others:
+        other.join(60)
+    assert len(made) == 1
