@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codescent import models, tasks
-from codescent.base.counted import counted, plural
+from codescent.base.counted import counted
 from codescent.base.errors import UserError
-from codescent.base.nearest import in_words, near_divisors, nearest_multiples
+from codescent.base.nearest import nearest_divisors, nearest_multiples
+from codescent.base.refusal import Change, Refusal, each
 from codescent.config.decided import undivided, with_samples
 from codescent.models.lora import declare as lora_shape
 from codescent.plan import (
@@ -99,6 +100,36 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     Raises:
         UserError: all problems of the config.
     """
+    config, resolved, candidate = _accepted(config, vocab_size, world_size)
+    model, work = candidate.model, candidate.work
+    parameters = models.parameters_of(model.kind, resolved.shape, model.lora)
+    tensors = tuple(_tensor(parameter, config, work.num_microbatches) for parameter in parameters)
+    schedule = accumulate(work.num_microbatches, len(model.forward_flops))
+    for strategy in serving(candidate):
+        tensors = tuple(strategy.place(tensor, candidate) for tensor in tensors)
+        schedule = strategy.schedule(schedule, candidate)
+    plan = Plan(
+        mesh=candidate.mesh,
+        model=model,
+        task=candidate.task,
+        work=work,
+        layout=candidate.layout,
+        tensors=tensors,
+        schedule=schedule,
+        seed=config.run.seed,
+        update=candidate.update,
+        objective=Objective(config.train.label_smoothing, config.train.z_loss),
+    )
+    traffic = tuple(record for strategy in serving(plan) for record in traffic_of(strategy, plan))
+    return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)))
+
+
+def _accepted(config: Config, vocab_size: int | None, world_size: int) -> tuple[Config, Resolved, Candidate]:
+    """The config with the samples of a step, its model and task, and the candidate from which its plan is built.
+
+    Raises:
+        UserError: all problems of the config.
+    """
     problems: list[str] = []
     resolved = _resolve(config, vocab_size, problems)
     if resolved is None and config.train.global_batch_tokens is not None:  # the samples of a step are unknown
@@ -106,15 +137,32 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
     config = with_samples(config, resolved.sample_tokens if resolved else 0)
     mesh = _mesh(config, world_size, problems)
     batch = _batch(config, mesh, resolved)
-    wrong = [batch] if isinstance(batch, str) else []
+    wrong = batch if isinstance(batch, Refusal) else None
     if resolved is None:
-        raise UserError(*problems, *wrong, *_misfit(config, mesh, world_size, None, _builds))
+        raise UserError(*problems, *filter(None, [wrong, _misfit(config, mesh, world_size, None, _builds)]))
     # Without a solution: values that no strategy refuses, so that no second problem hides the first.
     asked = config.train.microbatch_size
     usual = asked or max(1, config.train.global_batch_size // mesh.dp), mesh.pp if asked else 1
-    microbatch_size, num_microbatches = usual if isinstance(batch, str) else batch
-    model, task = resolved.model, resolved.task
-    layout = Layout(**{field.name: getattr(config.parallel, field.name) for field in dataclasses.fields(Layout)})
+    candidate = _candidate(config, resolved, mesh, world_size, usual if isinstance(batch, Refusal) else batch)
+    others = [*too_long(candidate, resolved.shape.seq_len), *_unsupported(config, resolved, candidate)]
+
+    def builds(other: Candidate) -> bool:
+        return not (problems or others) and _builds(other)
+
+    misfit = _misfit(config, mesh, world_size, candidate, builds)
+    if wrong and misfit and misfit.changes:  # which include a batch
+        wrong = Refusal(wrong.said)
+    elif wrong and not wrong.startswith("train.microbatch_size"):
+        wrong = Refusal(wrong.said, [*wrong.changes, *_on_near_ranks(config, candidate, builds)])
+    refused = (problem for strategy in ORDER for problem in strategy.refuse(candidate))
+    if found := [*filter(None, [misfit]), *problems, *filter(None, [wrong]), *others, *refused]:
+        raise UserError(*found)
+    return config, resolved, candidate
+
+
+def _candidate(config: Config, resolved: Resolved, mesh: Mesh, world_size: int, batch: tuple[int, int]) -> Candidate:
+    """`batch`: see `_batch`."""
+    microbatch_size, num_microbatches = batch
     work = Work(
         seq_len=resolved.seq_len,
         global_batch_size=config.train.global_batch_size,
@@ -124,44 +172,18 @@ def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
         streams=resolved.shape.streams,
         prefetch=config.data.prefetch,
     )
-    update = _update(config, mesh)
-    tokens = config.train.global_batch_tokens or 0, resolved.sample_tokens
-    candidate = Candidate(mesh, model, task, work, layout, world_size, asked, update, *tokens)
-    others = [*too_long(candidate, resolved.shape.seq_len), *_unsupported(config, resolved, candidate)]
-
-    def builds(other: Candidate) -> bool:
-        return not (problems or others) and _builds(other)
-
-    if wrong and not wrong[0].startswith("train.microbatch_size"):
-        wrong = [wrong[0] + _or_ranks(config, candidate, builds)]
-    if refused := [
-        *_misfit(config, mesh, world_size, candidate, builds),
-        *problems,
-        *wrong,
-        *others,
-        *(problem for strategy in ORDER for problem in strategy.refuse(candidate)),
-    ]:
-        raise UserError(*refused)
-    parameters = models.parameters_of(model.kind, resolved.shape, model.lora)
-    tensors = tuple(_tensor(parameter, config, num_microbatches) for parameter in parameters)
-    schedule = accumulate(num_microbatches, len(model.forward_flops))
-    for strategy in serving(candidate):
-        tensors = tuple(strategy.place(tensor, candidate) for tensor in tensors)
-        schedule = strategy.schedule(schedule, candidate)
-    plan = Plan(
+    return Candidate(
         mesh=mesh,
-        model=model,
-        task=task,
+        model=resolved.model,
+        task=resolved.task,
         work=work,
-        layout=layout,
-        tensors=tensors,
-        schedule=schedule,
-        seed=config.run.seed,
-        update=update,
-        objective=Objective(config.train.label_smoothing, config.train.z_loss),
+        layout=Layout(**{field.name: getattr(config.parallel, field.name) for field in dataclasses.fields(Layout)}),
+        world_size=world_size,
+        microbatch_size=config.train.microbatch_size,
+        update=_update(config, mesh),
+        batch_tokens=config.train.global_batch_tokens or 0,
+        sample_tokens=resolved.sample_tokens,
     )
-    traffic = tuple(record for strategy in serving(plan) for record in traffic_of(strategy, plan))
-    return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)))
 
 
 def _resolve(config: Config, vocab_size: int | None, problems: list[str]) -> Resolved | None:
@@ -204,11 +226,11 @@ def _without(refused: Mapping[str, str], parallel: Parallel, candidate: Candidat
     for key, why in refused.items():
         value, mesh = getattr(parallel, key), candidate.mesh
         if mesh.degree(key) > 1 if key in AXES else value and mesh.tp > 1:
-            without = _one(candidate, key) if key in AXES else f"parallel.{key} = false"
-            yield f"parallel.{key} = {str(value).lower()}: {why}; nearest that would do: {without}"
+            without = _one(candidate, key) if key in AXES else [Change({f"parallel.{key}": False})]
+            yield Refusal(f"parallel.{key} = {str(value).lower()}: {why}", without)
 
 
-def _one(candidate: Candidate, axis: str) -> str:
+def _one(candidate: Candidate, axis: str) -> list[Change]:
     return near_degrees(candidate, axis, 1, lambda other: other.mesh.degree(axis) == 1)
 
 
@@ -298,23 +320,22 @@ def _equation(config: Config) -> str:
 
 def _misfit(
     config: Config, mesh: Mesh, ranks: int, candidate: Candidate | None, builds: Callable[[Candidate], bool]
-) -> Iterator[str]:
-    """A problem if the size of the mesh is not the number of ranks. `candidate`: None if the model is unknown."""
+) -> Refusal | None:
+    """A problem if the size of the mesh is not the number of ranks. `candidate`: None if the model is unknown.
+
+    Each change also gives the ranks a batch that they can share.
+    """
     if mesh.world_size == ranks:
-        return
+        return None
     said, copies = f"{counted(mesh.world_size, 'rank')}, but the run has {ranks}", [mesh.dp_replicate]
-    near: list[int] = []
+    near: list[Change] = []
     if config.parallel.dp_replicate is None:
         copy = mesh.world_size
         said = f"{copy} ranks for one copy of the model, which do not divide the run's {counted(ranks, 'rank')}"
         copies = [ranks // copy, ranks // copy + 1]
-        near = near_ranks(candidate, ranks / copy, builds) if candidate else []
-    ways = near_meshes(candidate, _builds) if candidate else []
-    if near:
-        ways.append(f"{in_words(near)} {plural(near[-1], 'rank')}")
-    elif candidate and (way := near_copies(candidate, copies, builds)):
-        ways.append(way)
-    yield f"parallel: {_equation(config)} = {said}" + ("; nearest that would do: " + ", or ".join(ways) if ways else "")
+        near = [Change({}, number) for number in near_ranks(candidate, ranks / copy, builds)] if candidate else []
+    ways = near_meshes(candidate, _builds) + (near or near_copies(candidate, copies, builds)) if candidate else []
+    return Refusal(f"parallel: {_equation(config)} = {said}", ways)
 
 
 def _builds(candidate: Candidate) -> bool:
@@ -331,7 +352,7 @@ def _stages(layout: Parallel | Layout, mesh: Mesh) -> int:
     return mesh.pp * (layout.virtual_stages if layout.schedule == "interleaved" else 1) if mesh.pp > 1 else 1
 
 
-def _batch(config: Config, mesh: Mesh, resolved: Resolved | None) -> tuple[int, int] | str:
+def _batch(config: Config, mesh: Mesh, resolved: Resolved | None) -> tuple[int, int] | Refusal:
     """(microbatch_size, num_microbatches) from: global_batch_size = dp x microbatch_size x num_microbatches.
 
     If there is no solution, the problem.
@@ -339,26 +360,26 @@ def _batch(config: Config, mesh: Mesh, resolved: Resolved | None) -> tuple[int, 
     size, microbatch = config.train.global_batch_size, config.train.microbatch_size
     multiple, stages = mesh.pp if config.parallel.schedule == "interleaved" else 1, _stages(config.parallel, mesh)
     unit = mesh.dp * (microbatch or 1) * multiple
-    if wrong := undivided(config, resolved.sample_tokens, mesh.dp, unit) if resolved else []:
-        return wrong[0]
+    if wrong := undivided(config, resolved.sample_tokens, mesh.dp, unit) if resolved else None:
+        return wrong
     share, rest = divmod(size, mesh.dp)
     if rest:
-        samples = nearest_multiples(size, unit)
-        return (
-            f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks; nearest that would "
-            f"do: {in_words(samples)} {plural(samples[-1], 'sample')}"
+        return Refusal(
+            f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks",
+            each("train.global_batch_size", nearest_multiples(size, unit)),
         )
     if microbatch is None:
         return share, 1
     if share % microbatch:
-        return (
+        divisors = [] if share % multiple else nearest_divisors(share // multiple, microbatch)
+        return Refusal(
             f"train.microbatch_size = {microbatch}: {size} (global_batch_size) = {mesh.dp} (data-parallel ranks) x "
-            f"{microbatch} (microbatch_size) x {share / microbatch:g}, which is not a whole number of micro-batches"
-            + ("" if share % multiple else f"; nearest that would do: {near_divisors(share // multiple, microbatch)}")
+            f"{microbatch} (microbatch_size) x {share / microbatch:g}, which is not a whole number of micro-batches",
+            each("train.microbatch_size", divisors),
         )
     if share // microbatch * stages > MAX_MICROBATCHES and not (resolved and stages > resolved.model.num_layers):
         where = f" on each of {stages:,} stages" if stages > 1 else ""
-        return (
+        return Refusal(
             f"train.microbatch_size = {microbatch}: a step would have {share // microbatch:,} micro-batches{where}, "
             f"more than {MAX_MICROBATCHES:,}; give at least {-(-share * stages // MAX_MICROBATCHES)}, or a smaller "
             "train.global_batch_size"
@@ -366,14 +387,13 @@ def _batch(config: Config, mesh: Mesh, resolved: Resolved | None) -> tuple[int, 
     return microbatch, share // microbatch
 
 
-def _or_ranks(config: Config, candidate: Candidate, builds: Callable[[Candidate], bool]) -> str:
-    """The nearest numbers of ranks that can share the batch equally, as text to append to what else would do."""
-    mesh = candidate.mesh
-    if not (ranks := near_ranks(candidate, mesh.dp_replicate, builds)):
-        return ""
-    said = f"{in_words(ranks)} {plural(ranks[-1], 'rank')}"
-    copies = in_words([number * mesh.dp_replicate // mesh.world_size for number in ranks])
-    return f", or {'' if config.parallel.dp_replicate is None else f'parallel.dp_replicate = {copies} on '}{said}"
+def _on_near_ranks(config: Config, candidate: Candidate, builds: Callable[[Candidate], bool]) -> list[Change]:
+    """The nearest numbers of ranks that can share the batch equally."""
+    mesh, ranks = candidate.mesh, near_ranks(candidate, candidate.mesh.dp_replicate, builds)
+    if config.parallel.dp_replicate is None:
+        return [Change({}, number) for number in ranks]
+    one = mesh.world_size // mesh.dp_replicate
+    return [Change({"parallel.dp_replicate": number // one}, number) for number in ranks]
 
 
 def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> TensorPlan:

@@ -12,11 +12,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from codescent import models, tasks
+from codescent.advice import Began, on_resume
 from codescent.base.command import how_to_tune
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.build import build, needs_vocab_size, resolve, task_request
-from codescent.config import advice, decided, effects
+from codescent.config import decided, effects
 from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
 from codescent.config.words import KEYS, toml_value
@@ -95,12 +96,10 @@ def notes(loaded: LoadedConfig) -> list[str]:
     return [*without_effect(loaded), *found]
 
 
-def plan_with(
-    config: Config, dataset: AnyDataset, world_size: int, before: Mapping[str, Scalar] | None = None
-) -> tuple[Config, Plan]:
+def plan_with(config: Config, dataset: AnyDataset, world_size: int, began: Began | None = None) -> tuple[Config, Plan]:
     """Build the plan of a config for an open dataset.
 
-    `before`: `Plan.trajectory` of the run to resume, which messages do not advise to change; None: a new run.
+    `began`: how the run to resume began: messages advise only what continues it; None: a new run.
 
     Returns:
         The config, with numbers in train.num_steps and train.global_batch_size where train.num_epochs and
@@ -113,9 +112,9 @@ def plan_with(
     try:
         plan = build(config, dataset.vocab_size, world_size)
     except UserError as error:
-        if before is None:
+        if began is None:
             raise
-        raise UserError(*(advice.on_resume(problem, config, before) for problem in error.problems)) from error
+        raise on_resume(error, config, dataset.vocab_size, world_size, began) from error
     if problems := list(tasks.task_named(plan.task.name).misfits(dataset, plan)):
         raise UserError(*problems)
     work, size = plan.work, plan.work.global_batch_size
@@ -190,7 +189,7 @@ def check(config: Config, world_size: int, *, resume: bool, creates_folder: bool
         RunFolder.refuse_taken(path)
     request = task_request(config)
     dataset = tasks.prepare_and_open(dataclasses.replace(request, pinned=pin(request, folder)), progress=True)
-    config, plan = plan_with(config, dataset, world_size, None if folder is None else saved_plan(folder).trajectory())
+    config, plan = plan_with(config, dataset, world_size, None if folder is None else Began.of(saved_plan(folder)))
     check_weights(plan, dataset, resume=resume)
     if folder is not None:
         check_same_trajectory(folder, plan, dataset, config.train.num_steps)

@@ -169,7 +169,7 @@ def test_every_problem_of_a_request_is_told_at_once(tmp_path: Path, request_: As
     wrong = questions("none.json", tokenizer="gpt2", seq_len=4, stride=1, question_len=1)
     assert refusal(wrong, tmp_path / "datasets") == (
         "data.seq_len: 4 leaves no room for a context next to a question of data.question_len = 1 tokens and 3 control "
-        "tokens; nearest that would do: 5",
+        "tokens; nearest that would do: data.seq_len = 5",
         "none.json: cannot be read: No such file or directory: the train questions",
         "none.json: name a validation file too (data.validation), such as SQuAD's dev-v1.1.json",
         "tokenizer gpt2: questions need a WordPiece tokenizer: bert, bert-cased, bert:FILE, bert-cased:FILE, or a JSON "

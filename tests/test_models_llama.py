@@ -464,7 +464,7 @@ def test_planning_needs_no_torch(project: Path) -> None:
     assert "8,030,261,248" in done.stdout
     done = called(project, "plan", "big.toml", "--ranks", "16", "parallel.tp=16", "train.global_batch_size=16")
     assert done.returncode == 2
-    assert "8 key-value heads do not divide into 16 parts; nearest that would do: tp = 8" in done.stderr
+    assert "8 key-value heads do not divide into 16 parts; nearest that would do: parallel.tp = 8" in done.stderr
 
 
 @pytest.mark.slow

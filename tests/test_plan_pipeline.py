@@ -209,8 +209,8 @@ def test_interleaved_takes_p_micro_batches_through_a_chunk_at_a_time() -> None:
         (("pipedream", 2, 4, 1), "there is naive, gpipe, 1f1b, interleaved, zero-bubble"),
         (("1f1b", 0, 4, 1), "0 pipeline stages; the least is 1"),
         (("gpipe", 2, 0, 1), "0 micro-batches; the least is 1"),
-        (("zero-bubble", 2, 4, 2), "1 virtual stage, or schedule interleaved"),
-        (("interleaved", 2, 4, 1), "nearest that would do: 2, or schedule 1f1b"),
+        (("zero-bubble", 2, 4, 2), 'parallel.virtual_stages = 1, or parallel.schedule = "interleaved"'),
+        (("interleaved", 2, 4, 1), 'nearest that would do: parallel.virtual_stages = 2, or parallel.schedule = "1f1b"'),
         (("interleaved", 1, 4, 2), "1 pipeline stage has no neighbour"),
         (("interleaved", 4, 6, 2), "6 micro-batches are no multiple of 4 pipeline stages"),
     ],
@@ -226,7 +226,7 @@ def test_interleaved_names_the_nearest_numbers_of_micro_batches(p: int, m: int, 
     problems = list(refusals("interleaved", p, m, v))
     assert bool(problems) == (m % p != 0)
     for problem in problems:
-        nearest = [int(number) for number in re.findall(r"\d+", problem.partition("nearest that would do: ")[2])]
+        nearest = [int(number) for number in re.findall(r"\d+", problem.partition("pipeline stages (")[2])]
         assert [list(refusals("interleaved", p, near, v)) for near in nearest] == [[]] * len(nearest)
         assert nearest == [near for near in (m // p * p, m // p * p + p) if near]
 

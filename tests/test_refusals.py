@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from advice import advised
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import called
 
 from codescent import tasks
+from codescent.advice import Began, on_resume
 from codescent.base.errors import UserError
+from codescent.base.refusal import Change, Refusal
 from codescent.build import build, task_request
-from codescent.config.advice import on_resume
 from codescent.config.load import load, to_toml
 from codescent.config.sections import Config
 from codescent.plan import Plan
@@ -44,6 +44,11 @@ def planned(keys: Keys, ranks: int) -> Plan:
     return build(config_of(keys), 11, ranks)
 
 
+def advised(problem: str) -> tuple[Change, ...]:
+    """The changes with which it would do. A problem without any may be a plain sentence."""
+    return problem.changes if isinstance(problem, Refusal) else ()
+
+
 def refusals(keys: Keys, ranks: int) -> tuple[str, ...]:
     with pytest.raises(UserError) as caught:
         planned(keys, ranks)
@@ -61,7 +66,10 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
     "copies that no number of would be the world": (
         {"parallel.dp_replicate": 2, "parallel.tp": 4},
         6,
-        ["= 8 ranks, but the run has 6; nearest that would do: tp = 3 with dp_replicate = 2, or ", ", or 8 ranks"],
+        [
+            "= 8 ranks, but the run has 6; nearest that would do: parallel.tp = 3 and parallel.dp_replicate = 2, or ",
+            ", or 8 ranks",
+        ],
         [({"parallel.tp": 3, "parallel.dp_replicate": 2}, 6), ({}, 8)],
     ),
     "one copy that does not divide the world": (
@@ -74,15 +82,16 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
         {"parallel.tp": 2, "train.microbatch_size": 2},
         9,
         [
-            "which do not divide the run's 9 ranks; nearest that would do: tp = 1 with dp_replicate = 9 and "
-            "train.global_batch_size = 18, or tp = 3 with dp_replicate = 3, or 6 or 12 ranks"
+            "which do not divide the run's 9 ranks; nearest that would do: parallel.tp = 1 and "
+            "parallel.dp_replicate = 9 and "
+            "train.global_batch_size = 18, or parallel.tp = 3 and parallel.dp_replicate = 3, or 6 or 12 ranks"
         ],
         [({"parallel.tp": 1, "train.global_batch_size": 18}, 9), ({"parallel.tp": 3}, 9), ({}, 6), ({}, 12)],
     ),
     "heads that no degree above 1 divides on these ranks": (
         {"parallel.tp": 2, "model.num_heads": 5, "model.hidden_dim": 20, "train.global_batch_size": 16},
         8,
-        ["5 heads do not divide into 2 parts; nearest that would do: tp = 1 with dp_replicate = 8"],
+        ["5 heads do not divide into 2 parts; nearest that would do: parallel.tp = 1 and parallel.dp_replicate = 8"],
         [({"parallel.tp": 1}, 8)],
     ),
     "heads, where the batch of the other degree does not divide among the ranks": (
@@ -90,7 +99,8 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
         64,
         [
             "5 heads do not divide into 2 parts",
-            "do: tp = 1 with dp_replicate = 64 and train.global_batch_size = 64, or tp = 1 on 32 ranks",
+            "do: parallel.tp = 1 and parallel.dp_replicate = 64 and train.global_batch_size = 64, or "
+            "parallel.tp = 1 on 32 ranks",
         ],
         [({"parallel.tp": 1, "train.global_batch_size": 64}, 64)],
     ),
@@ -104,8 +114,10 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
         {"parallel.tp": 3},
         64,
         [
-            "do not divide the run's 64 ranks; nearest that would do: tp = 2 with dp_replicate = 32 and train.",
-            "global_batch_size = 32, or tp = 4 with dp_replicate = 16 and train.global_batch_size = 16, or 36 ranks",
+            "do not divide the run's 64 ranks; nearest that would do: parallel.tp = 2 and parallel.dp_replicate "
+            "= 32 and train.",
+            "global_batch_size = 32, or parallel.tp = 4 and parallel.dp_replicate = 16 and "
+            "train.global_batch_size = 16, or 36 ranks",
         ],
         [
             ({"parallel.tp": 2, "train.global_batch_size": 32}, 64),
@@ -116,31 +128,37 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
     "heads, where the micro-batch does not divide the share of a rank": (
         {"parallel.tp": 8, "train.microbatch_size": 4},
         24,
-        ["12 heads do not divide into 8 parts", "tp = 6 with dp_replicate = 4 and train.microbatch_size = 3, or "],
+        [
+            "12 heads do not divide into 8 parts",
+            "parallel.tp = 6 and parallel.dp_replicate = 4 and train.microbatch_size = 3, or ",
+        ],
         [({"parallel.tp": 6, "train.microbatch_size": 3}, 24)],
     ),
     "heads, where the batch is given in tokens": (
         {"parallel.tp": 8, "train.global_batch_tokens": 48 * 8},
         64,
-        ["12 heads do not divide", "tp = 4 with dp_replicate = 16 and train.global_batch_tokens = 768"],
+        [
+            "12 heads do not divide",
+            "parallel.tp = 4 and parallel.dp_replicate = 16 and train.global_batch_tokens = 768",
+        ],
         [({"parallel.tp": 4, "train.global_batch_tokens": 768}, 64)],
     ),
     "batch over the ranks": (
         {"parallel.tp": 2},
         10,
-        ["train.global_batch_size = 12 does not divide into 5", "10 or 15 samples, or 8 or 12 ranks"],
+        ["train.global_batch_size = 12 does not divide into 5", "train.global_batch_size = 10 or 15, or 8 or 12 ranks"],
         [({"train.global_batch_size": 10}, 10), ({"train.global_batch_size": 15}, 10), ({}, 8), ({}, 12)],
     ),
     "batch over the ranks, in micro-batches": (
         {"train.microbatch_size": 2},
         5,
-        ["train.global_batch_size = 12 does not divide into 5", "10 or 20 samples, or 3 or 6 ranks"],
+        ["train.global_batch_size = 12 does not divide into 5", "train.global_batch_size = 10 or 20, or 3 or 6 ranks"],
         [({"train.global_batch_size": 10}, 5), ({"train.global_batch_size": 20}, 5), ({}, 3), ({}, 6)],
     ),
     "batch that no number of copies divides": (
         {"parallel.dp_shard": 5},
         5,
-        ["12 does not divide into 5 data-parallel ranks; nearest that would do: 10 or 15 samples"],
+        ["12 does not divide into 5 data-parallel ranks; nearest that would do: train.global_batch_size = 10 or 15"],
         [({"train.global_batch_size": 10}, 5), ({"train.global_batch_size": 15}, 5)],
     ),
     "micro-batches": (
@@ -148,7 +166,7 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
         2,
         [
             "24 (global_batch_size) = 2 (data-parallel ranks) x 8 (microbatch_size) x 1.5",
-            "nearest that would do: 6 or 12",
+            "nearest that would do: train.microbatch_size = 6 or 12",
         ],
         [({"train.microbatch_size": 6}, 2), ({"train.microbatch_size": 12}, 2)],
     ),
@@ -157,32 +175,38 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
         8,
         [
             "parallel.tp = 8: 12 heads do not divide into 8 parts",
-            "tp = 4 with dp_replicate = 2, or tp = 12 on 12 ranks",
+            "parallel.tp = 4 and parallel.dp_replicate = 2, or parallel.tp = 12 on 12 ranks",
         ],
         [({"parallel.tp": 4, "parallel.dp_replicate": 2}, 8), ({"parallel.tp": 12}, 12)],
     ),
     "heads, where copies are given": (
         {"parallel.tp": 8, "parallel.dp_replicate": 2},
         16,
-        ["parallel.tp = 8: 12 heads", "tp = 4 with dp_replicate = 4, or tp = 12 on 24 ranks"],
+        ["parallel.tp = 8: 12 heads", "parallel.tp = 4 and parallel.dp_replicate = 4, or parallel.tp = 12 on 24 ranks"],
         [({"parallel.tp": 4, "parallel.dp_replicate": 4}, 16), ({"parallel.tp": 12}, 24)],
     ),
     "heads, where other copies would not share the batch": (
         {"parallel.tp": 9, "model.seq_len": 36},
         36,
-        ["parallel.tp = 9: 12 heads", "tp = 6 with dp_replicate = 6, or tp = 12 with dp_replicate = 3"],
+        [
+            "parallel.tp = 9: 12 heads",
+            "parallel.tp = 6 and parallel.dp_replicate = 6, or parallel.tp = 12 and parallel.dp_replicate = 3",
+        ],
         [({"parallel.tp": 6}, 36), ({"parallel.tp": 12}, 36)],
     ),
     "heads, a degree that the sequence does not bear": (
         {"parallel.tp": 5, "model.seq_len": 30},
         5,
-        ["parallel.tp = 5: 12 heads", "tp = 3 on 3 ranks, or tp = 6 on 6 ranks"],
+        ["parallel.tp = 5: 12 heads", "parallel.tp = 3 on 3 ranks, or parallel.tp = 6 on 6 ranks"],
         [({"parallel.tp": 3}, 3), ({"parallel.tp": 6}, 6)],
     ),
     "positions over tp": (
         {"parallel.tp": 4, "model.seq_len": 46},
         4,
-        ["parallel.tp = 4: 46 positions (data.seq_len) do not divide", "44 positions (data.seq_len), or 48 positions"],
+        [
+            "parallel.tp = 4: 46 positions (data.seq_len) do not divide",
+            "data.seq_len = 44, or data.seq_len = 48 and model.seq_len = 48",
+        ],
         [({"data.seq_len": 44}, 4), ({"model.seq_len": 48}, 4), ({"parallel.sequence_parallel": False}, 4)],
     ),
     "positions over tp and cp": (
@@ -190,8 +214,7 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
         6,
         [
             "parallel.tp = 3: 40 positions (data.seq_len) / 2 (cp)",
-            "36 positions (data.seq_len), or 48 positions (model.seq_len at least that), or "
-            "parallel.sequence_parallel = false",
+            "data.seq_len = 36, or data.seq_len = 48 and model.seq_len = 48, or parallel.sequence_parallel = false",
         ],
         [({"data.seq_len": 36}, 6), ({"model.seq_len": 48}, 6), ({"parallel.sequence_parallel": False}, 6)],
     ),
@@ -200,21 +223,21 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
         4,
         [
             "parallel.cp = 4: 44 positions (data.seq_len) are no multiple of 2 x 4 slices",
-            "40 positions (data.seq_len), or 48 positions (model.seq_len at least that); or cp = 2 with "
-            "dp_replicate = 2, or cp = 11 on 11 ranks",
+            "data.seq_len = 40, or data.seq_len = 48 and model.seq_len = 48, or parallel.cp = 2 and "
+            "parallel.dp_replicate = 2, or parallel.cp = 11 on 11 ranks",
         ],
         [({"data.seq_len": 40}, 4), ({"model.seq_len": 48}, 4), ({"parallel.cp": 2}, 4), ({"parallel.cp": 11}, 11)],
     ),
     "fewer positions than slices": (
         {"parallel.cp": 4, "model.seq_len": 6},
         4,
-        ["parallel.cp = 4: 6 positions", "8 positions (model.seq_len at least that); or cp = 3 on 3 ranks"],
+        ["parallel.cp = 4: 6 positions", "data.seq_len = 8 and model.seq_len = 8, or parallel.cp = 3 on 3 ranks"],
         [({"model.seq_len": 8}, 4), ({"parallel.cp": 3}, 3)],
     ),
     "fewer layers than stages": (
         {"parallel.pp": 8},
         8,
-        ["parallel.pp = 8: the model has 6 layers, fewer than stages", "pp = 4 with dp_replicate = 2"],
+        ["parallel.pp = 8: the model has 6 layers, fewer than stages", "parallel.pp = 4 and parallel.dp_replicate = 2"],
         [({"parallel.pp": 4}, 8), ({"model.num_layers": 8}, 8)],
     ),
     "fewer layers than virtual stages": (
@@ -228,7 +251,7 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
         4,
         [
             "parallel.pp = 4 x 2 (virtual_stages) = 8: the model has 6 layers",
-            "pp = 2 with dp_replicate = 2, or model.num_layers = 8",
+            "parallel.pp = 2 and parallel.dp_replicate = 2, or model.num_layers = 8",
         ],
         [({"parallel.pp": 2}, 4), ({"model.num_layers": 8}, 4)],
     ),
@@ -243,20 +266,21 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
         4,
         [
             "parallel.pp = 4: schedule interleaved: 6 micro-batches are no multiple of 4 pipeline stages",
-            "4 or 8 micro-batches (train.global_batch_size = 8 or 16)",
+            "(4 or 8 would be)",
+            "train.global_batch_size = 8 or 16, or train.microbatch_size = 1 or 3",
         ],
         [({"train.global_batch_size": 8}, 4), ({"train.global_batch_size": 16}, 4)],
     ),
     "micro-batches over stages, where none are asked for": (
         {"parallel.pp": 3, "parallel.schedule": "interleaved", "parallel.virtual_stages": 2},
         3,
-        ["1 micro-batch is no multiple of 3", "nearest that would do: 3 micro-batches (train.microbatch_size = 4)"],
+        ["1 micro-batch is no multiple of 3", "(3 would be)", "do: train.microbatch_size = 4"],
         [({"train.microbatch_size": 4}, 3)],
     ),
     "micro-batches over stages, where the batch is no multiple": (
         {"parallel.pp": 3, "parallel.schedule": "interleaved", "parallel.virtual_stages": 2, "parallel.dp_shard": 3},
         9,
-        ["3 micro-batches (train.global_batch_size = 9 or 18, train.microbatch_size = 1)"],
+        ["train.global_batch_size = 9 or 18 and train.microbatch_size = 1"],
         [
             ({"train.global_batch_size": 9, "train.microbatch_size": 1}, 9),
             ({"train.global_batch_size": 18, "train.microbatch_size": 1}, 9),
@@ -265,31 +289,37 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
     "batch over the ranks, where copies are given": (
         {"parallel.tp": 2, "parallel.dp_replicate": 5},
         10,
-        ["10 or 15 samples, or parallel.dp_replicate = 4 or 6 on 8 or 12 ranks"],
+        ["10 or 15, or parallel.dp_replicate = 4 on 8 ranks, or parallel.dp_replicate = 6 on 12 ranks"],
         [({"parallel.dp_replicate": 4}, 8), ({"parallel.dp_replicate": 6}, 12)],
     ),
     "virtual stages that a schedule has not": (
         {"parallel.pp": 3, "parallel.virtual_stages": 2, "train.microbatch_size": 4},
         3,
-        ["parallel.pp = 3: schedule 1f1b: 2 virtual stages per rank", "1 virtual stage, or schedule interleaved"],
+        [
+            "parallel.pp = 3: schedule 1f1b: 2 virtual stages per rank",
+            'parallel.virtual_stages = 1, or parallel.schedule = "interleaved"',
+        ],
         [({"parallel.virtual_stages": 1}, 3), ({"parallel.schedule": "interleaved"}, 3)],
     ),
     "virtual stages that no schedule could have": (
         {"parallel.pp": 4, "parallel.virtual_stages": 2, "train.microbatch_size": 1},
         4,
-        ["nearest that would do: 1 virtual stage"],
+        ["nearest that would do: parallel.virtual_stages = 1"],
         [({"parallel.virtual_stages": 1}, 4)],
     ),
     "one virtual stage, interleaved": (
         {"parallel.pp": 3, "parallel.schedule": "interleaved", "train.microbatch_size": 1},
         3,
-        ["parallel.pp = 3: schedule interleaved: 1 virtual stage per rank; nearest that would do: 2, or schedule 1f1b"],
+        [
+            "parallel.pp = 3: schedule interleaved: 1 virtual stage per rank",
+            'do: parallel.virtual_stages = 2, or parallel.schedule = "1f1b"',
+        ],
         [({"parallel.virtual_stages": 2}, 3), ({"parallel.schedule": "1f1b"}, 3)],
     ),
     "one virtual stage, and no layers for two": (
         {"parallel.pp": 4, "parallel.schedule": "interleaved", "train.microbatch_size": 1},
         4,
-        ["schedule interleaved: 1 virtual stage per rank; nearest that would do: schedule 1f1b"],
+        ['schedule interleaved: 1 virtual stage per rank; nearest that would do: parallel.schedule = "1f1b"'],
         [({"parallel.schedule": "1f1b"}, 4)],
     ),
     "zero-bubble and shards": (
@@ -311,7 +341,10 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
     "batch in tokens over the ranks": (
         {"train.global_batch_tokens": 48 * 12, "train.microbatch_size": 2},
         5,
-        ["2 samples of a micro-batch x 5 data-parallel ranks; nearest that would do: 480 or 960, or 3 or 6 ranks"],
+        [
+            "2 samples of a micro-batch x 5 data-parallel ranks; nearest that would do: "
+            "train.global_batch_tokens = 480 or 960, or 3 or 6 ranks"
+        ],
         [({"train.global_batch_tokens": 480}, 5), ({"train.global_batch_tokens": 960}, 5), ({}, 3), ({}, 6)],
     ),
     "two: batch in tokens that are no whole samples, and copies": (
@@ -323,7 +356,10 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
     "positions over tp, with a batch in tokens": (
         {"parallel.tp": 4, "model.seq_len": 46, "train.global_batch_tokens": 46 * 4},
         4,
-        ["44 positions (data.seq_len) and train.global_batch_tokens = 176 or 220, or 48 positions (model.seq_len at "],
+        [
+            "data.seq_len = 44 and train.global_batch_tokens = 176 or 220, or data.seq_len = 48 and "
+            "model.seq_len = 48 and "
+        ],
         [
             ({"data.seq_len": 44, "train.global_batch_tokens": 176}, 4),
             ({"model.seq_len": 48, "train.global_batch_tokens": 192}, 4),
@@ -338,13 +374,13 @@ CASES: dict[str, tuple[dict[str, Any], int, list[str], list[tuple[dict[str, Any]
     "two: a copy whose ranks do not share the batch": (
         {"parallel.pp": 5, "parallel.dp_shard": 8, "train.microbatch_size": 1},
         44,
-        ["do not divide the run's 44 ranks; nearest that would do: 40 ranks and train.global_batch_size = 8 or 16"],
+        ["do not divide the run's 44 ranks; nearest that would do: train.global_batch_size = 8 or 16 on 40 ranks"],
         [({"train.global_batch_size": 16}, 40)],
     ),
     "two: given copies that do not share the batch": (
         {"parallel.dp_replicate": 5},
         10,
-        ["but the run has 10", "train.global_batch_size = 10 or 20, or 5 ranks and train.global_batch_size = 10 or 15"],
+        ["but the run has 10", "train.global_batch_size = 10 or 20, or train.global_batch_size = 10 or 15 on 5 ranks"],
         [({"parallel.dp_replicate": 5, "train.global_batch_size": 15}, 5)],
     ),
     "devices of one process": (
@@ -430,7 +466,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 def test_no_number_of_ranks_is_advised_that_another_rule_refuses(keys: Keys, ranks: int) -> None:
     problems = refusals(keys, ranks)
     assert len(problems) > 1
-    assert [changed for problem in problems for changed in advised(problem) if not changed[0]] == []
+    assert [change for problem in problems for change in advised(problem) if not change.values] == []
 
 
 def test_positions_are_divided_only_among_ranks_that_divide_the_heads() -> None:
@@ -456,11 +492,15 @@ def test_ranks_that_no_machine_has_are_refused_at_once() -> None:
 def test_degrees_far_above_those_that_would_do_are_refused_at_once() -> None:
     """Only divisors of the ranks are tried, no more heads than the model has, and none with advice of its own."""
     assert (
-        "pp = 9360 with dp_replicate = 77" in refusals({"parallel.pp": 499_979, "model.num_layers": 10_000}, 720_720)[0]
+        "parallel.pp = 9360 and parallel.dp_replicate = 77"
+        in refusals({"parallel.pp": 499_979, "model.num_layers": 10_000}, 720_720)[0]
     )
-    assert "tp = 12 with dp_replicate = 60060" in refusals({"parallel.tp": 16384}, 720_720)[0]
-    assert "pp = 6 with dp_replicate = 120120" in refusals({"parallel.pp": 99991}, 720_720)[0]
-    assert "dp_shard = 360360 with dp_replicate = 2" in refusals({"parallel.dp_shard": 499_979}, 720_720)[0]
+    assert "parallel.tp = 12 and parallel.dp_replicate = 60060" in refusals({"parallel.tp": 16384}, 720_720)[0]
+    assert "parallel.pp = 6 and parallel.dp_replicate = 120120" in refusals({"parallel.pp": 99991}, 720_720)[0]
+    assert (
+        "parallel.dp_shard = 360360 and parallel.dp_replicate = 2"
+        in refusals({"parallel.dp_shard": 499_979}, 720_720)[0]
+    )
 
 
 def test_virtual_stages_that_no_model_has_are_advised_down_at_once() -> None:
@@ -555,36 +595,35 @@ def test_what_is_said_to_do_does(asked: tuple[dict[str, Any], int]) -> None:
         return
     for problem in problems:
         before_it = [one for one in keys_of(problems) if one != keys_of([problem])[0]]
-        changes = advised(problem)
         if problem.startswith("parallel.tp") and "divide into" in problem and "heads" in problem:
             copy = math.prod(keys[f"parallel.{axis}"] for axis in ("pp", "cp", "dp_shard"))
-            kept = [changed for changed, as_many in changes if as_many is None and "parallel.tp" in changed]
+            kept = [change for change in advised(problem) if change.ranks is None and "parallel.tp" in change.values]
             assert kept or ranks % copy, problem
-        for changed, as_many in changes:
-            before = before_it
-            others = {**keys, **changed}
-            if as_many is not None and "parallel.dp_replicate" not in changed and "dp_replicate" not in problem:
-                others["parallel.dp_replicate"] = None
+        for change in advised(problem):
             try:
-                planned(others, as_many or ranks)
+                planned({**keys, **change.values}, change.ranks or ranks)
             except UserError as error:
                 left = list(error.problems)
             else:
                 left = []
-            # An advice that changes the batch, too, leaves no problem with the batch.
-            before = [one for one in before if not (one.startswith("train.") and any(map(is_of_batch, changed)))]
+            # An advice that changes the mesh or the batch leaves no problem with the batch.
+            solves_batch = problem.startswith("parallel: ") or any(map(is_of_batch, change.values))
+            before = [one for one in before_it if not (one.startswith("train.") and solves_batch)]
             hidden = [one for one in left if problem.startswith("model.") and not re.search(r"^model\.|heads", one)]
             others_left = [one for one in left if one not in hidden and keys_of([one])[0] not in before]
             same = len(keys_of(problems)) - len(before_it) - 1  # other problems of the same key
-            assert len(others_left) <= same, f"{problem}\n{changed} on {as_many or ranks} ranks leaves:\n{left}"
+            assert len(others_left) <= same, f"{problem}\n{change} leaves:\n{left}"
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["plan", "parallel.tp=3"], ["tp 3 = 3 ranks for one copy", "parallel.tp = 3: 2 heads do not divide"]),
-        (["plan", "parallel.pp=4", "--ranks", "4"], ["the model has 2 layers", "pp = 2 with dp_replicate = 2"]),
-        (["train", "parallel.cp=3", "--ranks", "3"], ["parallel.cp = 3: 16 positions", "12 positions"]),
+        (
+            ["plan", "parallel.pp=4", "--ranks", "4"],
+            ["the model has 2 layers", "parallel.pp = 2 and parallel.dp_replicate = 2"],
+        ),
+        (["train", "parallel.cp=3", "--ranks", "3"], ["parallel.cp = 3: 16 positions", "data.seq_len = 12"]),
         (["train", "--ranks", "3"], ["train.global_batch_size = 8 does not divide into 3", "2 or 4 ranks"]),
     ],
 )
@@ -600,65 +639,67 @@ def test_the_command_line_refuses_before_anything_is_written(
     assert {path for path in project.rglob("*") if "datasets" not in path.parts} == before
 
 
-def on_a_resume(keys: Keys, ranks: int, before: Keys) -> list[str]:
-    """What a resume says of a run that began with the keys `before` on one rank."""
-    trajectory = planned(before, 1).trajectory()
-    return [on_resume(problem, config_of(keys), trajectory) for problem in refusals(keys, ranks)]
+def on_a_resume(keys: Keys, ranks: int, began: Plan) -> tuple[str, ...]:
+    """What a resume with `keys` says of a run that began with the plan `began`."""
+    with pytest.raises(UserError) as caught:
+        planned(keys, ranks)
+    return on_resume(caught.value, config_of(keys), 11, ranks, Began.of(began)).problems
 
 
-@given(asked_for())
-def test_a_resume_advises_no_key_that_decides_the_losses(asked: tuple[dict[str, Any], int]) -> None:
-    keys, ranks = asked
+def decides(plan: Plan) -> dict[str, Any]:
+    """What a resume must keep. Keys of the optimizer are checked elsewhere."""
+    return {key: value for key, value in plan.trajectory().items() if not key.startswith("optimizer.")}
+
+
+@given(asked_for(), st.sampled_from(["none", "none", "linear", "sqrt"]))
+def test_a_resume_advises_what_continues_the_run(asked: tuple[dict[str, Any], int], scaling: str) -> None:
+    """If the run began with the same model and batch on one rank, there is always an advice: its layout."""
+    keys, ranks = {**asked[0], "optimizer.scale_learning_rate": scaling}, asked[1]
+    same = {key: value for key, value in keys.items() if not re.match(r"parallel|train\.microbatch", key)}
     try:
         planned(keys, ranks)
-    except UserError as error:
-        problems = error.problems
+    except UserError:
+        pass
     except ValueError:
         return
     else:
         return
-    before = planned({}, 1).trajectory()
-    decides = {"model.seq_len", "train.global_batch_tokens", *before}
-    for problem in problems:
-        said = on_resume(problem, config_of(keys), before).replace(" on a resume: ", ": ")
-        kept, free = advised(said), [one for one in advised(problem) if not is_fixed(one[0], decides)]
-        assert [one for one in kept if not is_fixed(one[0], decides)] == free, said
-        for changed, _ in kept:  # or back to the run's value
-            assert not is_fixed({key: value for key, value in changed.items() if value != before.get(key)}, decides)
-        assert ("cannot continue so" in said) == bool(advised(problem) and not kept)
-
-
-def is_fixed(changed: Keys, decides: set[str]) -> bool:
-    return any(key in decides or key.startswith("model.") for key in changed)
+    try:
+        began = planned(same, 1)
+    except UserError:
+        same, began = {}, planned({}, 1)
+    *_, last = on_a_resume(keys, ranks, began)
+    assert bool(advised(last)) or not same
+    for change in advised(last):
+        assert decides(planned({**keys, **change.values}, change.ranks or ranks)) == decides(began)
+    assert (" on a resume: " in last) == bool(advised(last))
 
 
 @pytest.mark.parametrize(
     ("keys", "ranks", "said"),
     [
-        ({"parallel.cp": 4, "model.seq_len": 44}, 4, "slices; nearest that would do on a resume: cp = 2 with dp_"),
-        (
-            {"train.global_batch_size": 10},
-            3,
-            "; nearest that would do on a resume: 2 or 5 ranks, or train.global",
-        ),
+        ({"parallel.cp": 4, "model.seq_len": 44}, 4, "slices; nearest that would do on a resume: parallel.cp = 2 and "),
+        ({"train.global_batch_size": 10}, 3, "; nearest that would do on a resume: 2 or 5 ranks"),
         ({"model.num_heads": 5}, 1, "hidden_dim = 24; nearest that would do on a resume: model.num_heads = 12"),
+        ({"train.global_batch_tokens": 48 * 12}, 5, "data-parallel ranks; nearest that would do on a resume: 4 or 6 "),
         (
-            {"parallel.tp": 5, "optimizer.scale_learning_rate": "linear"},
-            10,
-            "parts; the run cannot continue so: a resume changes no model, data and batch, and with optimizer.scale_",
-        ),
-        (
-            {"train.global_batch_tokens": 48 * 12},
+            {"parallel.dp_shard": 5},
             5,
-            "data-parallel ranks; nearest that would do on a resume: 4 or 6 ranks",
+            "5 data-parallel ranks; nearest that would do on a resume: parallel.dp_shard = 1",
         ),
-        ({"parallel.dp_shard": 5}, 5, "5 data-parallel ranks; the run cannot continue so: a resume changes no model"),
     ],
 )
 def test_a_resume_advises_what_it_may_change(keys: Keys, ranks: int, said: str) -> None:
-    before = {key: value for key, value in keys.items() if key in ("model.seq_len", "optimizer.scale_learning_rate")}
-    problem = on_a_resume(keys, ranks, before)[0]
+    same = {key: value for key, value in keys.items() if key in ("model.seq_len", "train.global_batch_size")}
+    (problem,) = on_a_resume(keys, ranks, planned(same, 1))
     assert said in problem
+
+
+def test_a_resume_with_a_scaled_learning_rate_keeps_the_data_parallel_ranks() -> None:
+    scaled = {"optimizer.scale_learning_rate": "linear"}
+    began = planned({**scaled, "parallel.tp": 2}, 2)
+    (problem,) = on_a_resume({**scaled, "parallel.tp": 5}, 10, began)
+    assert problem.endswith("nearest that would do on a resume: parallel.tp = 2 on 2 ranks")
 
 
 def test_a_run_that_is_resumed_is_advised_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -667,7 +708,7 @@ def test_a_run_that_is_resumed_is_advised_so(project: Path, monkeypatch: pytest.
     dataset = tasks.prepare_and_open(task_request(config), progress=False)
     config, plan = plan_with(config, dataset, 1)
     RunFolder.create(run_folder(config), to_toml(config), plan.to_json())
-    with pytest.raises(UserError, match=r"nearest that would do: 6 or 9 samples, or 2 or 4 ranks$"):
+    with pytest.raises(UserError, match=r"nearest that would do: train.global_batch_size = 6 or 9, or 2 or 4 ranks$"):
         check(load("run.toml", ["run.name=other"]).config, 3, resume=False)
     with pytest.raises(UserError, match=r"nearest that would do on a resume: 2 or 4 ranks$"):
         check(load("run.toml", []).config, 3, resume=True)

@@ -113,7 +113,7 @@ def test_tokens_that_do_not_divide_name_the_nearest_that_do(ranks: int, microbat
         work = planned(ranks, global_batch_tokens=tokens, microbatch_size=microbatch).work
     except UserError as error:
         (problem,) = error.problems
-        near = problem.rpartition("nearest that would do: ")[2].partition(", or ")[0].split(" or ")  # then ranks
+        near = problem.rpartition("train.global_batch_tokens = ")[2].partition(", or ")[0].split(" or ")  # then ranks
         for number in near:
             assert planned(ranks, global_batch_tokens=int(number), microbatch_size=microbatch).work.tokens == int(
                 number
@@ -138,7 +138,7 @@ def test_a_run_with_tokens_that_do_not_divide_is_refused(tmp_path: Path, capsys:
     make_project(tmp_path)
     said = refused(tmp_path, capsys, "train.global_batch_tokens=100", "--ranks", "2")
     assert said.startswith("error: train.global_batch_tokens = 100: not a multiple of 32 = ")
-    assert said.rstrip().endswith("nearest that would do: 96 or 128")
+    assert said.rstrip().endswith("nearest that would do: train.global_batch_tokens = 96 or 128")
 
 
 @pytest.mark.parametrize(("first", "second"), INSTEAD)

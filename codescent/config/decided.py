@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from codescent.base.counted import counted
-from codescent.base.nearest import near_multiples
+from codescent.base.nearest import nearest_multiples
+from codescent.base.refusal import Refusal, each
 
 if TYPE_CHECKING:
     from codescent.config.sections import Config
@@ -24,7 +25,7 @@ def without_tokens(config: Config) -> Config:
     return _with_train(config, global_batch_tokens=None)
 
 
-def undivided(config: Config, sample_tokens: int, dp: int, unit: int) -> list[str]:
+def undivided(config: Config, sample_tokens: int, dp: int, unit: int) -> Refusal | None:
     """A problem if `train.global_batch_tokens` is not a whole number of micro-batches on each data-parallel rank.
 
     Args:
@@ -35,12 +36,12 @@ def undivided(config: Config, sample_tokens: int, dp: int, unit: int) -> list[st
     tokens, microbatch = config.train.global_batch_tokens, config.train.microbatch_size or 1
     smallest = sample_tokens * microbatch * dp
     if tokens is None or tokens % smallest == 0:
-        return []
-    return [
+        return None
+    return Refusal(
         f"train.global_batch_tokens = {tokens}: not a multiple of {smallest} = {sample_tokens} tokens of a sample x "
-        f"{counted(microbatch, 'sample')} of a micro-batch x {counted(dp, 'data-parallel rank')}; nearest that "
-        f"would do: {near_multiples(tokens, sample_tokens * unit)}"
-    ]
+        f"{counted(microbatch, 'sample')} of a micro-batch x {counted(dp, 'data-parallel rank')}",
+        each("train.global_batch_tokens", nearest_multiples(tokens, sample_tokens * unit)),
+    )
 
 
 def with_steps(config: Config, num_samples: int) -> Config:

@@ -323,8 +323,8 @@ class Log(Section):
         0.8, "0: always the most probable token; 1: as the model says", ge=0, only=other_than("log.sample_tokens", 0)
     )
     expected_minutes: float | None = auto(
-        "minutes that the steps of the same file should take; if the first steps take longer, the run says why; other "
-        "steps, on the command line or in a later file, replace it; auto: none",
+        "minutes that the steps of this file should take. If the first steps take longer, the run says why. Has no "
+        "effect if the command line or a later file changes the steps. auto: none",
         gt=0,
     )
     tensorboard: bool = key(True, "write TensorBoard files, where tensorboard is installed")

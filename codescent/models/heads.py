@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from codescent.base.nearest import divisors, in_words, nearest, nearest_multiples
+from codescent.base.nearest import divisors, nearest, nearest_multiples
+from codescent.base.refusal import Change, Refusal, each
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,18 @@ class Heads:
         """What is wrong for every tp, with what would do. `where`: the config section that messages name."""
         queries, keys, width, ways = self.queries, self.keys, self.width, self._ways(where)
         if width % queries:
-            yield f"{where}.num_heads: {queries} heads do not divide {where}.hidden_dim = {width}{ways}"
+            yield Refusal(f"{where}.num_heads: {queries} heads do not divide {where}.hidden_dim = {width}", ways)
         elif width // queries % self.multiple:
-            yield (
+            yield Refusal(
                 f"{where}.num_heads: {queries} heads of {width} channels ({where}.hidden_dim) have {width // queries} "
-                f"each; rotary positions rotate pairs of channels: the number of channels must be even{ways}"
+                "each; rotary positions rotate pairs of channels: the number of channels must be even",
+                ways,
             )
         if keys is not None and queries % keys:
-            yield (
+            yield Refusal(
                 f"{where}.num_kv_heads: {keys} heads of keys and values cannot be shared equally by {queries} heads "
-                f"({where}.num_heads){ways}"
+                f"({where}.num_heads)",
+                ways,
             )
 
     def _fit(self) -> bool:
@@ -49,8 +52,8 @@ class Heads:
         divided = self.queries % self.tp == 0 and keys % self.tp == 0
         return not rest and each % self.multiple == 0 and self.queries % keys == 0 and divided
 
-    def _ways(self, where: str) -> str:
-        """The nearest numbers with which all is right, if only one of the three changes; "" if there are none."""
+    def _ways(self, where: str) -> list[Change]:
+        """The nearest numbers with which all is right, if only one of the three changes."""
         queries = nearest((n for n in divisors(self.width) if replace(self, queries=n)._fit()), self.queries)
         keys = nearest((n for n in divisors(self.queries) if replace(self, keys=n)._fit()), self.keys or 0)
         widths = nearest_multiples(self.width, self.queries * self.multiple)
@@ -59,5 +62,4 @@ class Heads:
             "num_kv_heads": [] if self.keys is None else keys,
             "hidden_dim": [width for width in widths if replace(self, width=width)._fit()],
         }
-        said = ", or ".join(f"{where}.{key} = {in_words(numbers)}" for key, numbers in ways.items() if numbers)
-        return said and f"; nearest that would do: {said}"
+        return [change for key, numbers in ways.items() for change in each(f"{where}.{key}", numbers)]

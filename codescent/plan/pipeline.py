@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 
 from codescent.base.counted import counted
 from codescent.base.nearest import near_multiples
+from codescent.base.refusal import Change, Refusal, each
 from codescent.plan.schedule import Instruction, Schedule, Verb
 
 Order = list[Instruction]
@@ -47,40 +48,44 @@ def refusals(
     num_chunks: int = 1,
     *,
     num_layers: int | None = None,
-    keys: str = "",
-) -> Iterator[str]:
-    """The reasons why `pipeline` cannot build this schedule, one sentence each, with the nearest possible numbers.
+    more: Iterable[Change] = (),
+) -> Iterator[Refusal]:
+    """The reasons why `pipeline` cannot build this schedule, one sentence each, with the nearest that would do.
 
     Args:
         num_layers: the sentences suggest at most this many virtual stages in total; None: no limit.
-        keys: text to append to a suggested number of micro-batches: the config keys to set.
+        more: what gives another number of micro-batches, if theirs does not fit the stages.
     """
     if name not in SCHEDULES:
-        yield f"schedule {name!r}: there is {', '.join(SCHEDULES)}"
+        yield Refusal(f"schedule {name!r}: there is {', '.join(SCHEDULES)}")
         return
     sizes = {"pipeline stages": num_stages, "micro-batches": num_microbatches, "virtual stages per rank": num_chunks}
-    small = [f"schedule {name}: {size} {what}; the least is 1" for what, size in sizes.items() if size < 1]
+    small = [Refusal(f"schedule {name}: {size} {what}; the least is 1") for what, size in sizes.items() if size < 1]
     yield from small
     if small or (name != "interleaved" and num_chunks == 1):
         return
     if name != "interleaved":
         layers_do = num_layers is None or num_layers >= num_stages * num_chunks
         interleaved_does = layers_do and num_stages > 1 and num_microbatches % num_stages == 0
-        yield (
-            f"schedule {name}: {num_chunks} virtual stages per rank, but it has one; nearest that would do: "
-            f"1 virtual stage{', or schedule interleaved' if interleaved_does else ''}"
+        interleaved = [Change({"parallel.schedule": "interleaved"})] if interleaved_does else []
+        yield Refusal(
+            f"schedule {name}: {num_chunks} virtual stages per rank, but it has one",
+            [Change({"parallel.virtual_stages": 1}), *interleaved],
         )
         return
+    other = Change({"parallel.schedule": "1f1b"})
     if num_chunks == 1:
-        two = "2, or " if num_layers is None or num_layers >= 2 * num_stages else ""
-        yield f"schedule interleaved: 1 virtual stage per rank; nearest that would do: {two}schedule 1f1b"
+        two = each("parallel.virtual_stages", [2] if num_layers is None or num_layers >= 2 * num_stages else [])
+        yield Refusal("schedule interleaved: 1 virtual stage per rank", [*two, other])
     if num_stages == 1:
-        yield "schedule interleaved: 1 pipeline stage has no neighbour; nearest that would do: 2, or schedule 1f1b"
+        two = each("parallel.pp", [2])
+        yield Refusal("schedule interleaved: 1 pipeline stage has no neighbour", [*two, other])
     if num_microbatches % num_stages:
         verb, near = "is" if num_microbatches == 1 else "are", near_multiples(num_microbatches, num_stages)
-        yield (
+        yield Refusal(
             f"schedule interleaved: {counted(num_microbatches, 'micro-batch')} {verb} no multiple of {num_stages} "
-            f"pipeline stages; nearest that would do: {near} micro-batches{keys}"
+            f"pipeline stages ({near} would be)",
+            more,
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from codescent.base.refusal import Refusal
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
 from codescent.strategies.refusals import length_factor, near_degrees, near_lengths
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
@@ -52,9 +53,9 @@ class ContextParallel(Strategy):
         degree, length = candidate.mesh.cp, candidate.work.seq_len
         if degree > 1 and length % (2 * degree) and not candidate.work.streams:  # with streams, the model refuses cp
             near = near_degrees(candidate, self.axis, length // 2, lambda other: length % length_factor(other) == 0)
-            yield (
-                f"parallel.cp = {degree}: {length} positions (data.seq_len) are no multiple of 2 x {degree} slices; "
-                f"nearest that would do: {near_lengths(candidate)}{near and f'; or {near}'}"
+            yield Refusal(
+                f"parallel.cp = {degree}: {length} positions (data.seq_len) are no multiple of 2 x {degree} slices",
+                [*near_lengths(candidate), *near],
             )
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.counted import counted
-from codescent.base.nearest import near_divisors, near_multiples
+from codescent.base.nearest import nearest_divisors, nearest_multiples
+from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import DTYPE_BYTES, SENDS, Collective, Layout, Plan, Schedule, TensorPlan, Traffic, Verb
 from codescent.plan.pipeline import cut, cut_at, pipeline, refusals
 from codescent.strategies.refusals import near_degrees
@@ -42,18 +43,18 @@ class Pipeline(Strategy):
         elif _cut_between(layout) and degree == 1:
             most = 2 if layout.data_parallel == 1 else 1  # torch.nn.DataParallel is one process
             near = near_degrees(candidate, self.axis, most, lambda other: not any(self.refuse(other)))
-            yield (
-                'parallel.cut = "encoder-decoder": parallel.pp = 1 does not cut the model; nearest that would do: '
-                f'{near and f"{near}, or "}parallel.cut = "cost"'
+            yield Refusal(
+                'parallel.cut = "encoder-decoder": parallel.pp = 1 does not cut the model',
+                [*near, Change({"parallel.cut": "cost"})],
             )
         if degree == 1:
             return
         layers, chunks, microbatches = candidate.model.num_layers, _chunks(layout), candidate.work.num_microbatches
-        keys = _batch_keys(candidate)
+        more = _more_microbatches(candidate)
         for problem in refusals(
-            layout.schedule, degree, microbatches, layout.virtual_stages, num_layers=layers, keys=keys
+            layout.schedule, degree, microbatches, layout.virtual_stages, num_layers=layers, more=more
         ):
-            yield f"parallel.pp = {degree}: {problem}"
+            yield Refusal(f"parallel.pp = {degree}: {problem.said}", problem.changes)
         if layers < degree * chunks:
             virtual = f" x {chunks} (virtual_stages) = {degree * chunks}" if chunks > 1 else ""
             near, encoder = (
@@ -61,10 +62,10 @@ class Pipeline(Strategy):
                 candidate.model.encoder_layers,
             )
             key = "model.num_decoder_layers" if encoder else "model.num_layers"
-            fewer = f"parallel.virtual_stages = {layers // degree}, or " if layers >= 2 * degree else ""
-            yield (
-                f"parallel.pp = {degree}{virtual}: the model has {counted(layers, 'layer')}, fewer than stages; "
-                f"nearest that would do: {fewer}{near and f'{near}, or '}{key} = {degree * chunks - encoder}"
+            fewer = each("parallel.virtual_stages", [layers // degree] if layers >= 2 * degree else [])
+            yield Refusal(
+                f"parallel.pp = {degree}{virtual}: the model has {counted(layers, 'layer')}, fewer than stages",
+                [*fewer, *near, Change({key: degree * chunks - encoder})],
             )
         if layout.schedule == "zero-bubble" and candidate.mesh.dp_shard > 1:
             yield (
@@ -117,20 +118,20 @@ class Pipeline(Strategy):
                     cast(Any, layer).deferred = deferred
 
 
-def _batch_keys(candidate: Candidate) -> str:
-    """Config keys that give a number of micro-batches that is a multiple of the stages, as text."""
+def _more_microbatches(candidate: Candidate) -> list[Change]:
+    """The nearest batches and micro-batches whose number is a multiple of the stages."""
     size, batch = candidate.microbatch_size, candidate.work.global_batch_size
     ranks = candidate.mesh.dp * candidate.mesh.pp
     divides = batch % ranks == 0 and candidate.whole_samples
     if size is None and divides:
-        return f" (train.microbatch_size = {batch // ranks})"
+        return each("train.microbatch_size", [batch // ranks])
     key, total, unit = "train.global_batch_size", batch, ranks * (size or 1)
     if candidate.batch_tokens:
         key, total, unit = "train.global_batch_tokens", candidate.batch_tokens, unit * candidate.sample_tokens
-    numbers = near_multiples(total, unit)
-    one = ", train.microbatch_size = 1" if size is None else ""
-    smaller = near_divisors(batch // ranks, size) if size is not None and divides else ""
-    return f" ({key} = {numbers}{one})" + (f", or train.microbatch_size = {smaller}" if smaller else "")
+    one = {"train.microbatch_size": 1} if size is None else {}
+    smaller = nearest_divisors(batch // ranks, size) if size is not None and divides else []
+    batches = [change.and_also(one) for change in each(key, nearest_multiples(total, unit))]
+    return [*batches, *each("train.microbatch_size", smaller)]
 
 
 def _chunks(layout: Layout) -> int:

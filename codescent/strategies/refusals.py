@@ -1,5 +1,5 @@
-"""In: a batch, a sequence length, or a size of a mesh axis, that cannot be used. Out: the nearest usable ones, as text.
-Does not decide what is usable: strategies do. The text is a part of an error message."""
+"""In: a batch, a sequence length, or a size of a mesh axis, that cannot be used. Out: the nearest usable ones.
+Does not decide what is usable: strategies do. A `Refusal` names the changes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from codescent.base.counted import plural
-from codescent.base.nearest import divisors, near_divisors, near_multiples
+from codescent.base.nearest import divisors, nearest_divisors, nearest_multiples
+from codescent.base.refusal import Change, Refusal
 
 if TYPE_CHECKING:
     from codescent.plan import Mesh
@@ -30,20 +30,22 @@ def length_factor(candidate: Candidate) -> int:
     return cp * math.lcm(2 if cp > 1 else 1, tp)
 
 
-def near_lengths(candidate: Candidate) -> str:
-    """The nearest lengths that cp and tp can divide, as text. More positions also need a larger model.seq_len."""
-    value, factor = candidate.work.seq_len, length_factor(candidate)
-    below, above = value // factor * factor, -(-value // factor) * factor
-    longer = f"{above} positions (model.seq_len at least that){and_tokens(candidate, above)}"
-    return f"{below} positions (data.seq_len){and_tokens(candidate, below)}, or {longer}" if below else longer
+def near_lengths(candidate: Candidate) -> list[Change]:
+    """The nearest lengths that cp and tp can divide. More positions than the model has need a larger model.seq_len."""
+    found: list[Change] = []
+    for length in nearest_multiples(candidate.work.seq_len, length_factor(candidate)):
+        longer = {"model.seq_len": length} if length > int(candidate.model.sizes["seq_len"]) else {}
+        found += with_tokens(candidate, Change({"data.seq_len": length, **longer}), length)
+    return found
 
 
-def and_tokens(candidate: Candidate, sample_tokens: int) -> str:
-    """What else has to change with the tokens of a sample, as text: a batch in tokens that would not divide."""
+def with_tokens(candidate: Candidate, change: Change, sample_tokens: int) -> list[Change]:
+    """A change of a sample's tokens, with each of the nearest batches in tokens if the run's would not divide."""
     factor = candidate.mesh.dp * candidate.multiple(candidate.mesh) * (candidate.microbatch_size or 1) * sample_tokens
     if candidate.batch_tokens % factor == 0:
-        return ""
-    return f" and train.global_batch_tokens = {near_multiples(candidate.batch_tokens, factor)}"
+        return [change]
+    batches = nearest_multiples(candidate.batch_tokens, factor)
+    return [change.and_also({"train.global_batch_tokens": tokens}) for tokens in batches]
 
 
 def too_long(candidate: Candidate, longest: int) -> Iterator[str]:
@@ -57,73 +59,76 @@ def too_long(candidate: Candidate, longest: int) -> Iterator[str]:
         )
     elif work.seq_len > longest:
         whole = longest // (factor := length_factor(candidate)) * factor
-        shorter = f"data.seq_len = {whole}{and_tokens(candidate, whole)}, or " if whole else ""
-        yield (
-            f"data.seq_len = {work.seq_len}: the model has {longest} positions (model.seq_len); nearest that "
-            f"would do: {shorter}model.seq_len = {work.seq_len}"
+        shorter = with_tokens(candidate, Change({"data.seq_len": whole}), whole) if whole else []
+        yield Refusal(
+            f"data.seq_len = {work.seq_len}: the model has {longest} positions (model.seq_len)",
+            [*shorter, Change({"model.seq_len": work.seq_len})],
         )
 
 
-def near_batch(candidate: Candidate, mesh: Mesh) -> str:
-    """The nearest batch that the ranks of a mesh can share equally, as text: its keys with values.
+def near_batches(candidate: Candidate, mesh: Mesh) -> list[dict[str, int]]:
+    """The nearest batches that the ranks of a mesh can share equally: values by config key.
 
-    It is the candidate's batch in other micro-batches, if possible.
+    They are the candidate's batch in other micro-batches, if possible.
     """
     size, microbatch, stages = candidate.work.global_batch_size, candidate.microbatch_size, candidate.multiple(mesh)
     share, rest = divmod(size, mesh.dp * stages)
     if not rest and candidate.whole_samples:
-        return f"train.microbatch_size = {near_divisors(share, microbatch) if microbatch else share}"
-    factor = mesh.dp * stages * (microbatch or 1)
-    batch = f"train.global_batch_size = {near_multiples(size, factor)}"
+        sizes = nearest_divisors(share, microbatch) if microbatch else [share]
+        return [{"train.microbatch_size": size} for size in sizes]
+    factor, one = (
+        mesh.dp * stages * (microbatch or 1),
+        {} if microbatch or stages == 1 else {"train.microbatch_size": 1},
+    )
     if tokens := candidate.batch_tokens:
-        batch = f"train.global_batch_tokens = {near_multiples(tokens, factor * candidate.sample_tokens)}"
-    return batch if microbatch or stages == 1 else f"{batch} and train.microbatch_size = 1"
+        batches = nearest_multiples(tokens, factor * candidate.sample_tokens)
+        return [{"train.global_batch_tokens": tokens, **one} for tokens in batches]
+    return [{"train.global_batch_size": size, **one} for size in nearest_multiples(size, factor)]
 
 
-def near_degrees(candidate: Candidate, axis: str, most: int, fits: Callable[[Candidate], bool]) -> str:
-    """The nearest degrees of an axis for which `fits` is true, as text: one below and one above the candidate's.
+def near_degrees(candidate: Candidate, axis: str, most: int, fits: Callable[[Candidate], bool]) -> list[Change]:
+    """The nearest degrees of an axis for which `fits` is true: one below and one above the candidate's.
 
     No degree is above `most`. Degrees that are possible on the run's ranks come first, with their dp_replicate. If
-    these ranks could not share the batch, the text names the nearest batch that they could, and a degree with the
+    these ranks could not share the batch, changes are the nearest batches that they could, and a degree with the
     number of ranks that it needs. Degree 1 comes last, because it does without the strategy; but it is named if no
-    other degree keeps the run's ranks. The text is empty if no degree does.
+    other degree keeps the run's ranks.
     """
     degree = candidate.mesh.degree(axis)
     if not candidate.advises:
-        return ""
+        return []
 
-    def first(on_ranks: Callable[..., str], numbers: list[int]) -> str:
-        return next(filter(None, (on_ranks(candidate, axis, number, fits) for number in numbers)), "")
+    def first(on_ranks: Callable[..., list[Change]], numbers: list[int]) -> list[Change]:
+        return next(filter(None, (on_ranks(candidate, axis, number, fits) for number in numbers)), [])
 
-    def nearest(degrees: range) -> list[str]:
+    def nearest(degrees: range) -> list[Change]:
         for numbers in ([number for number in degrees if number > 1], [number for number in degrees if number == 1]):
             if same := first(_on_these_ranks, numbers):
-                return [same]
-            if found := [text for on in (_with_another_batch, _on_other_ranks) if (text := first(on, numbers))]:
+                return same
+            if found := [*first(_with_another_batch, numbers), *first(_on_other_ranks, numbers)]:
                 return found
         return []
 
     most = min(most, LARGEST_DEGREE)
     below, above = range(min(degree - 1, most), 0, -1), range(degree + 1, most + 1)
     found = [*nearest(below), *nearest(above)]
-    if degree > 1 and not any(" with dp_replicate = " in text for text in found):
-        found.append(first(_on_these_ranks, [1]) or first(_with_another_batch, [1]))
-    return ", or ".join(filter(None, found))
+    if degree > 1 and all(change.ranks is not None for change in found):
+        found += first(_on_these_ranks, [1]) or first(_with_another_batch, [1])
+    return found
 
 
-def near_meshes(candidate: Candidate, fits: Callable[[Candidate], bool]) -> list[str]:
-    """The nearest meshes of as many ranks as the run has, as text: with another dp_replicate, else another degree.
+def near_meshes(candidate: Candidate, fits: Callable[[Candidate], bool]) -> list[Change]:
+    """The nearest meshes of as many ranks as the run has: with another dp_replicate, else another degree.
 
-    Where these ranks cannot share the batch, the text names the nearest batch that they can.
+    Where these ranks cannot share the batch, the changes have the nearest batches that they can.
     """
-    mesh, found = candidate.mesh, []
+    mesh, found = candidate.mesh, list[Change]()
     if candidate.layout.data_parallel > 1 and candidate.world_size > 1:  # torch.nn.DataParallel is one process
         return []
     copies, rest = divmod(candidate.world_size, mesh.world_size // mesh.dp_replicate)
     if copies and not rest:
         other = replace(mesh, dp_replicate=copies)
-        batch = "" if candidate.on(other) else f" and {near_batch(candidate, other)}"
-        return [f"parallel.dp_replicate = {copies}{batch}"]
+        return _with_batch(candidate, other, Change({"parallel.dp_replicate": copies}))
     possible = sorted(divisors(candidate.world_size))
     for axis in ("pp", "dp_shard", "cp", "tp"):
         degree = mesh.degree(axis)
@@ -132,7 +137,7 @@ def near_meshes(candidate: Candidate, fits: Callable[[Candidate], bool]) -> list
             ways = (
                 on(candidate, axis, number, fits) for on in (_on_these_ranks, _with_another_batch) for number in degrees
             )
-            found += list(itertools.islice(filter(None, ways), 1 if degree > 1 else 0))
+            found += next(filter(None, ways), []) if degree > 1 else []
     return found
 
 
@@ -146,14 +151,19 @@ def near_ranks(candidate: Candidate, wanted: float, fits: Callable[[Candidate], 
     return found
 
 
-def near_copies(candidate: Candidate, numbers: list[int], fits: Callable[[Candidate], bool]) -> str:
-    """The first of these numbers of copies that would do, as text: its ranks, with the batch that they can share."""
+def near_copies(candidate: Candidate, numbers: list[int], fits: Callable[[Candidate], bool]) -> list[Change]:
+    """The first of these numbers of copies that would do: its ranks, with the batches that they can share."""
     for mesh in (replace(candidate.mesh, dp_replicate=number) for number in numbers if number):
-        other = candidate.on(mesh)
-        if fits(other or _in_another_batch(candidate, mesh)):
-            batch = "" if other else f" and {near_batch(candidate, mesh)}"
-            return f"{mesh.world_size} {plural(mesh.world_size, 'rank')}{batch}"
-    return ""
+        if fits(candidate.on(mesh) or _in_another_batch(candidate, mesh)):
+            return _with_batch(candidate, mesh, Change({}, mesh.world_size))
+    return []
+
+
+def _with_batch(candidate: Candidate, mesh: Mesh, change: Change) -> list[Change]:
+    """A change of the mesh, with each of the nearest batches if the ranks of `mesh` cannot share the candidate's."""
+    if candidate.on(mesh) is not None:
+        return [change]
+    return [change.and_also(batch) for batch in near_batches(candidate, mesh)]
 
 
 def _in_another_batch(candidate: Candidate, mesh: Mesh) -> Candidate:
@@ -168,25 +178,26 @@ def _mesh_on_these_ranks(candidate: Candidate, axis: str, degree: int) -> Mesh |
     return replace(one, dp_replicate=replicas) if replicas and not rest else None
 
 
-def _on_these_ranks(candidate: Candidate, axis: str, degree: int, fits: Callable[[Candidate], bool]) -> str:
+def _on_these_ranks(candidate: Candidate, axis: str, degree: int, fits: Callable[[Candidate], bool]) -> list[Change]:
     mesh = _mesh_on_these_ranks(candidate, axis, degree)
     other = None if mesh is None else candidate.on(mesh)
-    return f"{axis} = {degree} with dp_replicate = {other.mesh.dp_replicate}" if other and fits(other) else ""
+    return [_to_degree(other.mesh, axis)] if other and fits(other) else []
 
 
-def _with_another_batch(candidate: Candidate, axis: str, degree: int, fits: Callable[[Candidate], bool]) -> str:
+def _with_another_batch(
+    candidate: Candidate, axis: str, degree: int, fits: Callable[[Candidate], bool]
+) -> list[Change]:
     mesh = _mesh_on_these_ranks(candidate, axis, degree)
-    if mesh is None or candidate.on(mesh) is not None:
-        return ""
-    if not fits(_in_another_batch(candidate, mesh)):
-        return ""
-    return f"{axis} = {degree} with dp_replicate = {mesh.dp_replicate} and {near_batch(candidate, mesh)}"
+    if mesh is None or candidate.on(mesh) is not None or not fits(_in_another_batch(candidate, mesh)):
+        return []
+    return _with_batch(candidate, mesh, _to_degree(mesh, axis))
 
 
-def _on_other_ranks(candidate: Candidate, axis: str, degree: int, fits: Callable[[Candidate], bool]) -> str:
+def _on_other_ranks(candidate: Candidate, axis: str, degree: int, fits: Callable[[Candidate], bool]) -> list[Change]:
     mesh = replace(candidate.mesh, **{axis: degree})
-    return (
-        f"{axis} = {degree} on {mesh.world_size} {plural(mesh.world_size, 'rank')}"
-        if fits(replace(candidate, mesh=mesh))
-        else ""
-    )
+    fitting = fits(replace(candidate, mesh=mesh))
+    return [Change({f"parallel.{axis}": degree}, mesh.world_size)] if fitting else []
+
+
+def _to_degree(mesh: Mesh, axis: str) -> Change:
+    return Change({f"parallel.{axis}": mesh.degree(axis), "parallel.dp_replicate": mesh.dp_replicate})

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.counted import counted
 from codescent.base.nearest import nearest_multiples
+from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Parameter, Placement, Plan, Role, TensorPlan, Traffic, Verb
-from codescent.strategies.refusals import and_tokens, length_factor, near_degrees, near_lengths
+from codescent.strategies.refusals import length_factor, near_degrees, near_lengths, with_tokens
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ class TensorParallel(Strategy):
         for what, number in (("head", model.num_heads), ("key-value head", model.num_kv_heads)):
             verb = "does" if number == 1 else "do"
             if number % degree and not (what != "head" and number == model.num_heads):
-                yield (
-                    f"parallel.tp = {degree}: {counted(number, what)} {verb} not divide into {degree} parts; nearest "
-                    f"that would do: {near_degrees(candidate, self.axis, number, _fits)}"
+                yield Refusal(
+                    f"parallel.tp = {degree}: {counted(number, what)} {verb} not divide into {degree} parts",
+                    near_degrees(candidate, self.axis, number, _fits),
                 )
         if model.num_heads % degree or model.num_kv_heads % degree:
             return
@@ -64,9 +65,9 @@ class TensorParallel(Strategy):
             if length // cp % degree:
                 shared = f" / {cp} (cp)" if cp > 1 else ""
                 more = _near_streams(candidate, key, length) if work.streams else near_lengths(candidate)
-                yield (
-                    f"parallel.tp = {degree}: {length} positions ({key}){shared} do not divide into {degree} "
-                    f"parts; nearest that would do: {more}, or parallel.sequence_parallel = false"
+                yield Refusal(
+                    f"parallel.tp = {degree}: {length} positions ({key}){shared} do not divide into {degree} parts",
+                    [*more, Change({"parallel.sequence_parallel": False})],
                 )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
@@ -146,12 +147,14 @@ def _fits(candidate: Candidate) -> bool:
     return model.num_heads % mesh.tp == 0 and model.num_kv_heads % mesh.tp == 0 and whole
 
 
-def _near_streams(candidate: Candidate, key: str, length: int) -> str:
+def _near_streams(candidate: Candidate, key: str, length: int) -> list[Change]:
     """Values of model.source_len or model.target_len, the tokens of a sample, that tp can divide."""
-    return ", or ".join(
-        f"{key} = {near}{and_tokens(candidate, near) if key == 'model.target_len' else ''}"
-        for near in nearest_multiples(length, length_factor(candidate))
-    )
+    changes = each(key, lengths := nearest_multiples(length, length_factor(candidate)))
+    if key == "model.source_len":
+        return changes
+    return [
+        more for change, near in zip(changes, lengths, strict=True) for more in with_tokens(candidate, change, near)
+    ]
 
 
 def _divided_lengths(candidate: Candidate) -> tuple[int, ...]:

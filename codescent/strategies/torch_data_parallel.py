@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from codescent.base.counted import counted
 from codescent.base.nearest import divisors
+from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import AXES, DTYPE_BYTES, WIDE, Collective, Plan, Traffic, Verb
 from codescent.strategies.strategy import Candidate, Strategy, ThisRank
 
@@ -44,10 +45,10 @@ class DataParallel(Strategy):
             )
         elif size < devices:
             enough = [number for number in divisors(candidate.work.global_batch_size) if number >= devices]
-            larger = f", or train.microbatch_size = {min(enough)}" if enough and candidate.whole_samples else ""
-            yield (
-                f"{key}: micro-batches of {counted(size, 'sample')} do not reach {devices} devices; nearest that would "
-                f"do: parallel.data_parallel = {size}{larger}"
+            larger = each("train.microbatch_size", [min(enough)]) if enough and candidate.whole_samples else []
+            yield Refusal(
+                f"{key}: micro-batches of {counted(size, 'sample')} do not reach {devices} devices",
+                [Change({"parallel.data_parallel": size}), *larger],
             )
         if candidate.task.extras:
             yield (

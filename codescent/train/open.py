@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from codescent import tasks
+from codescent.advice import Began
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
@@ -153,8 +154,8 @@ def open_data(
     world.in_turn(lambda: tasks.prepare_and_open(request, progress=world.is_first))
     dataset = tasks.prepare_and_open(request, progress=False)
     check_alike(dataset, world)
-    before = world.from_first(lambda: None if folder is None else saved_plan(folder).trajectory())
-    config, plan = plan_with(config, dataset, world.place.world_size, before)
+    began = world.from_first(lambda: None if folder is None else dataclasses.asdict(Began.of(saved_plan(folder))))
+    config, plan = plan_with(config, dataset, world.place.world_size, None if began is None else Began(**began))
     world.refuse_differences(_plan_facts(plan))
     check_weights(plan, dataset, resume=resume)
     world.from_first(lambda: machine.refuse_device(plan, world.device))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
+from codescent.base.refusal import Refusal, each
 from codescent.data.tokenizers.wordpiece import Pieces, WordPiece
 from codescent.tasks.answers.squad import Question
 
@@ -43,9 +44,11 @@ class WindowSizes:
         found = [f"{KEYS[name]}: {size} is not a number of tokens" for name, size in asdict(self).items() if size < 1]
         if not found and self.max_length < self.max_question + CONTROLS + 1:
             found.append(
-                f"data.seq_len: {self.max_length} leaves no room for a context next to a question of "
-                f"data.question_len = {self.max_question} tokens and {CONTROLS} control tokens; nearest that would do: "
-                f"{self.max_question + CONTROLS + 1}"
+                Refusal(
+                    f"data.seq_len: {self.max_length} leaves no room for a context next to a question of "
+                    f"data.question_len = {self.max_question} tokens and {CONTROLS} control tokens",
+                    each("data.seq_len", [self.max_question + CONTROLS + 1]),
+                )
             )
         return found
 
