@@ -117,6 +117,23 @@ def test_other_models_are_not_trained_on_questions_unasked(
     )
 
 
+def test_questions_beside_a_text_are_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the validation file of a text, and in a folder of texts."""
+    monkeypatch.chdir(project)
+    text = next(path for path in project.iterdir() if path.suffix == ".txt")
+    (note,) = notes(load("run.toml", [f"data.corpus={text}", "data.validation=dev.json"]))
+    assert note.startswith('data.task = "lm": data.validation = dev.json holds questions in SQuAD\'s form, and is read')
+    folder = project / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(text.read_bytes())
+    assert notes(load("run.toml", ["data.corpus=texts"])) == []
+    (folder / "dev.json").write_bytes((project / "dev.json").read_bytes())
+    (note,) = notes(load("run.toml", ["data.corpus=texts"]))
+    assert "data.corpus = texts has a file texts/dev.json, which holds questions in SQuAD's form, and is read" in note
+    done = called(project, "data", "texts")
+    assert (done.returncode, done.stderr.startswith("error: texts/dev.json: holds questions")) == (2, True)
+
+
 def test_questions_are_not_prepared_as_text_unasked(project: Path) -> None:
     done = called(project, "data", "train.json")
     assert done.returncode == 2

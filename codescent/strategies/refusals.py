@@ -75,15 +75,12 @@ def near_batches(candidate: Candidate, mesh: Mesh) -> list[dict[str, int]]:
     share, rest = divmod(size, mesh.dp * stages)
     if not rest and candidate.whole_samples:
         sizes = nearest_divisors(share, microbatch) if microbatch else [share]
-        return [{"train.microbatch_size": size} for size in sizes]
-    factor, one = (
-        mesh.dp * stages * (microbatch or 1),
-        {} if microbatch or stages == 1 else {"train.microbatch_size": 1},
-    )
-    if tokens := candidate.batch_tokens:
-        batches = nearest_multiples(tokens, factor * candidate.sample_tokens)
-        return [{"train.global_batch_tokens": tokens, **one} for tokens in batches]
-    return [{"train.global_batch_size": size, **one} for size in nearest_multiples(size, factor)]
+        return [{"train.microbatch_size": number} for number in sizes]
+    key, total, unit = "train.global_batch_size", size, mesh.dp * stages * (microbatch or 1)
+    if candidate.batch_tokens:
+        key, total, unit = "train.global_batch_tokens", candidate.batch_tokens, unit * candidate.sample_tokens
+    one = {} if microbatch or stages == 1 else {"train.microbatch_size": 1}
+    return [{key: number, **one} for number in nearest_multiples(total, unit)]
 
 
 def near_degrees(candidate: Candidate, axis: str, most: int, fits: Callable[[Candidate], bool]) -> list[Change]:
@@ -122,7 +119,7 @@ def near_meshes(candidate: Candidate, fits: Callable[[Candidate], bool]) -> list
 
     Where these ranks cannot share the batch, the changes have the nearest batches that they can.
     """
-    mesh, found = candidate.mesh, list[Change]()
+    mesh, found = candidate.mesh, []
     if candidate.layout.data_parallel > 1 and candidate.world_size > 1:  # torch.nn.DataParallel is one process
         return []
     copies, rest = divmod(candidate.world_size, mesh.world_size // mesh.dp_replicate)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codescent.base.errors import UserError
+from codescent.base.home import expanded
 from codescent.data.samples import AnyDataset
 from codescent.data.text import corpora
 from codescent.tasks.answers import Answers
@@ -45,6 +46,9 @@ FILES = (
     ".bz2",
 )
 """Endings of a corpus that is a file, not a name."""
+
+MOST_OPENED = 100
+"""Files of a folder that are opened, to see whether they have a form that a task reads."""
 
 
 def task_named(name: str) -> Task:
@@ -91,19 +95,27 @@ def _misfit(request: TaskRequest, task: Task, fitting: Sequence[Task]) -> str:
 
 def remarks(request: TaskRequest) -> Iterator[str]:
     """Sentences: what a user may not have meant, though the run can be made."""
-    task, corpus = task_of(request), request.data.corpus
+    task, data = task_of(request), request.data
     yield from task.remarks(request)
-    for other in TASKS:
-        if other is not task and other.also_text(request.data.corpus):
+    for key, given in (("data.corpus", data.corpus), ("data.validation", data.validation)):
+        other, file = (None, "") if given is None else beside_text(given)
+        if given is not None and other is not None and other is not task:
+            place = "" if file == given else f" has a file {file}, which"
             yield (
-                f'data.task = "{task.name}": data.corpus = {corpus} holds {other.form}, and is read as text; '
+                f'data.task = "{task.name}": {key} = {given}{place} holds {other.form}, and is read as text; '
                 f'data.task = "{other.name}" (model.kind = {" or ".join(other.kinds)}) reads {other.form}'
             )
 
 
-def task_beside_text(corpus: str) -> Task | None:
-    """The task for which a corpus is made that is a text as well: see `Task.also_text`. None: it is only a text."""
-    return next((task for task in TASKS if task.also_text(corpus)), None)
+def beside_text(corpus: str) -> tuple[Task | None, str]:
+    """The task for which a corpus is made that is a text as well (`Task.also_text`), and the file that shows it.
+
+    Of a folder or glob the first MOST_OPENED files are opened. No task: it is only a text.
+    """
+    for file in map(str, corpora.own_files(corpus)[:MOST_OPENED]):
+        if task := next((task for task in TASKS if task.also_text(file)), None):
+            return task, corpus if expanded(corpus) == Path(file) else file
+    return None, ""
 
 
 def task_line(plan: Plan) -> str:

@@ -37,9 +37,10 @@ def main(arguments: Namespace) -> int:
 
 
 def _tokens(arguments: Namespace) -> ShownDataset:
-    if not arguments.as_text and (task := tasks.task_beside_text(arguments.corpus)) is not None:
+    task, file = (None, "") if arguments.as_text else tasks.beside_text(arguments.corpus)
+    if task is not None:
         raise UserError(
-            f'{arguments.corpus}: holds {task.form}, and this command prepares text; data.task = "{task.name}" '
+            f'{file}: holds {task.form}, and this command prepares text; data.task = "{task.name}" '
             f"(model.kind = {' or '.join(task.kinds)}) reads them: `codescent train` prepares them by itself; to "
             "prepare them as text all the same, give --as-text"
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from codescent.base.errors import UserError
 from codescent.base.output import say, warn
 from codescent.preflight import saved_plan
-from codescent.tasks import ScoreRequest, task_beside_text
+from codescent.tasks import ScoreRequest, beside_text
 from codescent.tasks.answers.predictions import score_files
 
 
@@ -66,7 +66,7 @@ def evaluate_run(
             "give the file to score: --data FILE" if can_score else f"import it again, with another name, with {keys}"
         )
         raise UserError(f"{run}: was imported without a file of yours ({keys}), so it has no validation split; {give}")
-    other = None if data is None else task_beside_text(str(data))
+    other, _ = (None, "") if data is None else beside_text(str(data))
     if other is not None and other.name != trained.task.name:
         warn(f"--data {data}: holds {other.form}, and is read as text")
     request = ScoreRequest(

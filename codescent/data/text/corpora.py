@@ -67,6 +67,11 @@ def may_have_json_lines(corpus: str) -> bool:
     return any(may_be_json_lines(path) for path in _matches(corpus))
 
 
+def own_files(corpus: str) -> list[Path]:
+    """The files of a corpus that is a path or a glob; none of a published one."""
+    return [] if corpus in NAMES else _matches(corpus)
+
+
 def resolve(corpus: str, advance: Callable[[int], None] = lambda _: None) -> Corpus:
     """The corpus of this name or path. A published corpus is downloaded if the data folder and the cache lack it.
 
