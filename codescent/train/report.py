@@ -140,7 +140,7 @@ class Report:
                 f"{plan.model.kind}: {counted(plan.model.num_layers, 'layer')}, {plan.model.hidden_dim} channels"
                 f"{vocabulary}; {plan.num_parameters:,} parameters",
             ),
-            ("batch", f"{plan.work.tokens:,} tokens per step, {counted(run.config.train.num_steps, 'step')}"),
+            ("batch", f"{plan.work.tokens:,} tokens per step, {_length(run)}"),
             (
                 "device",
                 f"{ranks}{run.world.device.type} ({name}), {counted(found['num_threads'], 'thread')}, "
@@ -343,6 +343,15 @@ class Report:
     def _event(self, kind: str, **fields: Any) -> None:
         if self.run.folder is not None:
             self.run.folder.event(kind, **fields)
+
+
+def _length(run: OpenRun) -> str:
+    """Steps and epochs of a run, and what may end it before."""
+    train = run.config.train
+    epochs = train.num_steps / (run.source("train").num_samples // train.global_batch_size)
+    said = counted(round(epochs, 2), "epoch") if epochs >= 0.01 else "less than 0.01 epochs"
+    early = f", or until {counted(train.stop_after, 'validation')} without gain" if train.stop_after else ""
+    return f"{counted(train.num_steps, 'step')} ({said}){early}"
 
 
 def steps_between_rows(num_steps: int) -> int:
