@@ -1,0 +1,197 @@
+"""In: random models, batches and layouts. Out: each advice of a refusal does, also on a resume of a run.
+Does not check the words: test_refusals.py does."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refused import Keys, advised, config_of, planned
+
+from codescent import tasks
+from codescent.advice import Began, on_resume
+from codescent.base.errors import UserError
+from codescent.build import task_request
+from codescent.config.load import load, to_toml
+from codescent.plan import Plan
+from codescent.preflight import check, plan_with, run_folder
+from codescent.record import RunFolder
+
+SMALL = {"hidden_dim": [24, 32, 48, 60, 96, 100], "num_heads": [1, 2, 3, 4, 5, 6, 8, 12, 16, 25]}
+SIZES: dict[str, dict[str, list[Any]]] = {
+    "gpt2": {**SMALL, "num_layers": [1, 4, 6, 9], "seq_len": [5, 16, 17, 24, 30, 48]},
+    "llama": {
+        **SMALL,
+        "num_layers": [1, 4, 6],
+        "seq_len": [16, 17, 24, 30, 48],
+        "num_kv_heads": [None, 1, 2, 3, 4, 5, 8],
+    },
+    "bert": {**SMALL, "num_layers": [1, 4, 6], "seq_len": [16, 17, 24, 30, 48]},
+    "transformer": {
+        **SMALL,
+        "num_encoder_layers": [1, 2, 4],
+        "num_decoder_layers": [1, 2, 3],
+        "source_len": [6, 8, 9, 12, 17, 24],
+        "target_len": [5, 7, 8, 12, 25, 30],
+    },
+}
+PRESETS = {"gpt2": "gpt2-xl", "llama": "llama3-70b", "bert": "bert-base-uncased", "transformer": "transformer-base"}
+LAYOUT: dict[str, list[Any]] = {
+    **{f"parallel.{axis}": [1, 1, 1, 2, 3, 4, 5, 6, 8] for axis in ("tp", "pp", "cp", "dp_shard")},
+    "parallel.dp_replicate": [None, None, 1, 2, 3],
+    "parallel.schedule": ["1f1b", "1f1b", "naive", "gpipe", "interleaved", "zero-bubble"],
+    "parallel.virtual_stages": [1, 1, 1, 2, 3],
+    "parallel.cut": ["cost", "cost", "cost", "encoder-decoder"],
+    "parallel.sequence_parallel": [True, True, False],
+    "parallel.data_parallel": [1, 1, 1, 1, 1, 1, 2, 3, 5],
+    "train.global_batch_size": [1, 4, 6, 12, 20, 24],
+    "train.global_batch_tokens": [None, None, None, 96, 384, 400, 720, 1024],
+    "train.microbatch_size": [None, None, 1, 2, 3],
+    "data.seq_len": [None, None, None, 8, 17, 64],
+}
+
+
+@st.composite
+def asked_for(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
+    """(keys, ranks) of some model and layout, mostly on as many ranks as the layout needs."""
+    kind = draw(st.sampled_from(sorted(SIZES)))
+    values = {f"model.{size}": possible for size, possible in SIZES[kind].items()}
+    if draw(st.booleans()):
+        lengths = {"model.source_len": [8, 9, 255], "model.target_len": [7, 12, 250]} if kind == "transformer" else {}
+        values = {"model.preset": [PRESETS[kind]], **lengths}
+    keys = {key: draw(st.sampled_from(possible)) for key, possible in {**values, **LAYOUT}.items()}
+    if kind == "transformer":
+        keys["data.seq_len"] = None
+    if keys["train.global_batch_tokens"] is not None:
+        del keys["train.global_batch_size"]
+    copy = math.prod(keys[f"parallel.{axis}"] for axis in ("tp", "pp", "cp", "dp_shard"))
+    needed = copy * (keys["parallel.dp_replicate"] or draw(st.sampled_from([1, 1, 2, 3])))
+    ranks = draw(st.sampled_from([needed, needed, needed, 1, 2, 6, 8, 36]))
+    return {"model.kind": kind, "model.num_layers": None, "model.num_heads": None, "model.hidden_dim": None} | {
+        "model.seq_len": None,
+        **keys,
+    }, ranks
+
+
+def keys_of(problems: Sequence[str]) -> list[str]:
+    """The key that each problem is of."""
+    return [re.split(r"[ :]", problem)[0] for problem in problems]
+
+
+def is_of_batch(key: str) -> bool:
+    return key in ("train.global_batch_size", "train.global_batch_tokens", "train.microbatch_size")
+
+
+@given(asked_for())
+def test_what_is_said_to_do_does(asked: tuple[dict[str, Any], int]) -> None:
+    """Each advice takes its problem away and adds none. If sizes are wrong, the layout is not looked at before."""
+    keys, ranks = asked
+    try:
+        planned(keys, ranks)
+    except UserError as error:
+        problems = error.problems
+    except ValueError:  # the config contradicts itself
+        return
+    else:
+        return
+    for problem in problems:
+        before_it = [one for one in keys_of(problems) if one != keys_of([problem])[0]]
+        if problem.startswith("parallel.tp") and "divide into" in problem and "heads" in problem:
+            copy = math.prod(keys[f"parallel.{axis}"] for axis in ("pp", "cp", "dp_shard"))
+            kept = [change for change in advised(problem) if change.ranks is None and "parallel.tp" in change.values]
+            assert kept or ranks % copy, problem
+        for change in advised(problem):
+            try:
+                planned({**keys, **change.values}, change.ranks or ranks)
+            except UserError as error:
+                left = list(error.problems)
+            else:
+                left = []
+            # An advice that changes the mesh or the batch leaves no problem with the batch.
+            solves_batch = problem.startswith("parallel: ") or any(map(is_of_batch, change.values))
+            before = [one for one in before_it if not (one.startswith("train.") and solves_batch)]
+            hidden = [one for one in left if problem.startswith("model.") and not re.search(r"^model\.|heads", one)]
+            others_left = [one for one in left if one not in hidden and keys_of([one])[0] not in before]
+            same = len(keys_of(problems)) - len(before_it) - 1  # other problems of the same key
+            assert len(others_left) <= same, f"{problem}\n{change} leaves:\n{left}"
+
+
+def on_a_resume(keys: Keys, ranks: int, began: Plan) -> tuple[str, ...]:
+    """What a resume with `keys` says of a run that began with the plan `began`."""
+    with pytest.raises(UserError) as caught:
+        planned(keys, ranks)
+    return on_resume(caught.value, config_of(keys), 11, ranks, Began.of(began)).problems
+
+
+def decides(plan: Plan) -> dict[str, Any]:
+    """What a resume must keep. Keys of the optimizer are checked elsewhere."""
+    return {key: value for key, value in plan.trajectory().items() if not key.startswith("optimizer.")}
+
+
+@given(asked_for(), st.sampled_from(["none", "none", "linear", "sqrt"]))
+def test_a_resume_advises_what_continues_the_run(asked: tuple[dict[str, Any], int], scaling: str) -> None:
+    """If the run began with the same model and batch on one rank, there is always an advice: its layout."""
+    keys, ranks = {**asked[0], "optimizer.scale_learning_rate": scaling}, asked[1]
+    same = {key: value for key, value in keys.items() if not re.match(r"parallel|train\.microbatch", key)}
+    try:
+        planned(keys, ranks)
+    except UserError:
+        pass
+    except ValueError:
+        return
+    else:
+        return
+    try:
+        began = planned(same, 1)
+    except UserError:
+        same, began = {}, planned({}, 1)
+    *_, last = on_a_resume(keys, ranks, began)
+    assert bool(advised(last)) or not same
+    for change in advised(last):
+        assert decides(planned({**keys, **change.values}, change.ranks or ranks)) == decides(began)
+    assert (" on a resume: " in last) == bool(advised(last))
+
+
+@pytest.mark.parametrize(
+    ("keys", "ranks", "said"),
+    [
+        ({"parallel.cp": 4, "model.seq_len": 44}, 4, "slices; nearest that would do on a resume: parallel.cp = 2 and "),
+        ({"train.global_batch_size": 10}, 3, "; nearest that would do on a resume: 2 or 5 ranks"),
+        ({"model.num_heads": 5}, 1, "hidden_dim = 24; nearest that would do on a resume: model.num_heads = 12"),
+        ({"train.global_batch_tokens": 48 * 12}, 5, "data-parallel ranks; nearest that would do on a resume: 4 or 6 "),
+        (
+            {"parallel.dp_shard": 5},
+            5,
+            "5 data-parallel ranks; nearest that would do on a resume: parallel.dp_shard = 1",
+        ),
+    ],
+)
+def test_a_resume_advises_what_it_may_change(keys: Keys, ranks: int, said: str) -> None:
+    same = {key: value for key, value in keys.items() if key in ("model.seq_len", "train.global_batch_size")}
+    (problem,) = on_a_resume(keys, ranks, planned(same, 1))
+    assert said in problem
+
+
+def test_a_resume_with_a_scaled_learning_rate_keeps_the_data_parallel_ranks() -> None:
+    scaled = {"optimizer.scale_learning_rate": "linear"}
+    began = planned({**scaled, "parallel.tp": 2}, 2)
+    (problem,) = on_a_resume({**scaled, "parallel.tp": 5}, 10, began)
+    assert problem.endswith("nearest that would do on a resume: parallel.tp = 2 on 2 ranks")
+
+
+def test_a_run_that_is_resumed_is_advised_so(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    config = load("run.toml", []).config
+    dataset = tasks.prepare_and_open(task_request(config), progress=False)
+    config, plan = plan_with(config, dataset, 1)
+    RunFolder.create(run_folder(config), to_toml(config), plan.to_json())
+    with pytest.raises(UserError, match=r"nearest that would do: train.global_batch_size = 6 or 9, or 2 or 4 ranks$"):
+        check(load("run.toml", ["run.name=other"]).config, 3, resume=False)
+    with pytest.raises(UserError, match=r"nearest that would do on a resume: 2 or 4 ranks$"):
+        check(load("run.toml", []).config, 3, resume=True)
