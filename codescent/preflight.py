@@ -88,11 +88,17 @@ def without_effect(loaded: LoadedConfig) -> list[str]:
 
 
 def notes(loaded: LoadedConfig) -> list[str]:
-    """Sentences for the user before the run: `without_effect`, and what a task finds odd in its corpus."""
+    """Sentences for the user before the run: `without_effect`, what a task finds odd in its corpus, a long warm-up."""
     try:
         found = list(tasks.remarks(task_request(loaded.config)))
     except UserError:  # the run is refused, and the refusal says why
         found = []
+    train, warmup = loaded.config.train, loaded.config.optimizer.warmup_steps
+    if train.num_epochs is None and warmup >= train.num_steps:
+        found.append(
+            f"optimizer.warmup_steps = {warmup}: the run has {counted(train.num_steps, 'step')}, so the learning rate "
+            "only rises, and does not reach optimizer.learning_rate"
+        )
     return [*without_effect(loaded), *found]
 
 
@@ -380,12 +386,16 @@ def saved_plan(folder: RunFolder) -> Plan:
     try:
         return Plan.from_json(folder.plan)
     except OlderPlan:
-        pass
+        return _built_again(folder)
     except (KeyError, TypeError, ValueError) as error:
         file = folder.path / "plan.json"
         raise UserError(
             f"{file}: damaged: not the plan of a run ({error}); restore the file, or start a new run.name"
         ) from error
+
+
+def _built_again(folder: RunFolder) -> Plan:
+    """The plan of a run's config, in the form of this version."""
     try:
         config = Config.model_validate(tomllib.loads(folder.config_text))
         mesh = Mesh(**folder.plan["mesh"])
