@@ -12,11 +12,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from codescent import models, tasks
-from codescent.advice import Began, on_resume
 from codescent.base.command import how_to_tune
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
-from codescent.build import build, needs_vocab_size, resolve, task_request
+from codescent.build import Began, build, needs_vocab_size, on_resume, resolve, task_request
 from codescent.config import decided, effects
 from codescent.config.load import LoadedConfig
 from codescent.config.sections import Config
@@ -49,9 +48,10 @@ def plan_of(config: Config, world_size: int, *, without_data: bool = False) -> P
     vocab_size = None if without_data else tasks.task_of(request).vocab_size(request)
     if vocab_size is None and needs_vocab_size(config):
         vocab_size = tasks.prepare_and_open(request, progress=True).vocab_size
+    plan = build(config, vocab_size, world_size)
     if not without_data and config.train.num_epochs is not None and (dataset := prepared(config)) is not None:
-        config = settled(config, dataset)
-    return build(config, vocab_size, world_size)
+        return build(settled(config, dataset), vocab_size, world_size)
+    return plan
 
 
 def absent(config: Config) -> list[str]:

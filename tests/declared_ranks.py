@@ -29,6 +29,7 @@ from codescent.train.world import World
 VOCAB = 97
 KINDS: dict[str, str] = {
     "allreduce_": Collective.ALL_REDUCE,
+    "broadcast_": Collective.BROADCAST,
     "_allgather_base_": Collective.ALL_GATHER,
     "_reduce_scatter_base_": Collective.REDUCE_SCATTER,
     "send": Collective.SEND,

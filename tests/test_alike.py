@@ -97,6 +97,20 @@ def test_a_flipped_bit_is_named_and_nothing_is_saved(
     assert saved(runs) == ["step_00000002"]
 
 
+def test_copies_over_tp_stay_alike_where_it_divides_a_matrix_unequally(runs: Runs) -> None:
+    """Its ranks have 129 and 128 rows of the vocabulary, and send these gradients together with those of copies.
+
+    So the messages have different lengths, and sums over four ranks other last bits: with these sizes, at step 1.
+    """
+    sizes = ("model.num_layers=4", "model.num_heads=4", "model.hidden_dim=16", "model.vocab_size=257")
+    words = (*sizes, "train.global_batch_size=8", "train.check_every=1", "checkpoint.every=0")
+    layout = ("parallel.tp=2", "parallel.sequence_parallel=false")
+    run = runs.run(8, *layout, *words)
+    assert losses(run) == pytest.approx(losses(runs.run(1, *words)), rel=1e-5)
+    (copied,) = [record for record in run.plan["traffic"] if record["collective"] == "broadcast"]
+    assert copied["what"].startswith("gradients of ")
+
+
 def test_before_every_save_and_the_run_goes_on_from_the_last(runs: Runs) -> None:
     expected = runs.run(2)
     done = runs.start(2, "train.check_every=0", fault="flip model.tok.weight")

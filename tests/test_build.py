@@ -143,7 +143,7 @@ def refusal(config: Config, vocab_size: int | None = 11, world_size: int = 1) ->
 def test_batch_that_does_not_divide_over_the_ranks() -> None:
     message = refusal(config(train={"global_batch_size": 12}), world_size=5)
     assert "train.global_batch_size = 12" in message
-    assert "10 or 15 samples" in message
+    assert "train.global_batch_size = 10 or 15" in message
     assert "4 or 6 ranks" in message
 
 
@@ -213,7 +213,10 @@ def test_more_micro_batches_than_a_plan_can_list_are_refused() -> None:
     config = Config.model_validate(
         {"model": {"preset": "gpt2"}, "train": {"global_batch_size": 2**31 - 1, "microbatch_size": 1}}
     )
-    with pytest.raises(UserError, match=r"2,147,483,647 micro-batches, more than 100,000; give at least 21475"):
+    with pytest.raises(
+        UserError,
+        match="2,147,483,647 micro-batches, more than 100,000; nearest",
+    ):
         build(config, None, 1)
 
 

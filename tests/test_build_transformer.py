@@ -108,7 +108,7 @@ def test_a_cut_that_leaves_a_side_without_a_part_is_refused() -> None:
             MODEL,
             1,
             {"train": {"compile": "blocks", "global_batch_size": 16}},
-            ['train.compile = "blocks"', 'take train.compile = "none"'],
+            ['train.compile = "blocks"', 'do: train.compile = "none"'],
         ),
         (MODEL | {"num_layers": 3, "seq_len": 9}, 1, {}, ["model.num_layers: transformer has no such size"]),
         (MODEL | {"preset": "gpt2"}, 1, {}, ["a preset of model.kind"]),

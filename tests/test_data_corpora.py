@@ -176,3 +176,18 @@ def test_offline_says_what_to_put_where(tmp_path: Path, server: str, monkeypatch
     (tmp_path / "data" / "tinyshakespeare" / "input.txt").write_text("a changed play")
     assert str(tmp_path / "data") in refusal("shakespeare")
     assert corpora.is_present("shakespeare")
+
+
+def test_a_glob_enters_no_links_to_folders_and_no_hidden_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links may form circles, of which there are as many paths as one likes."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("corpus/sub", "corpus/.hidden"):
+        Path(folder).mkdir(parents=True)
+        Path(folder, "a.txt").write_text("a")
+    Path("corpus/b.txt").write_text("b")
+    for name in ("up", "again"):
+        Path("corpus/sub", name).symlink_to("..", target_is_directory=True)
+    for pattern in ("corpus/**", "corpus/**/*.txt", str(tmp_path / "corpus/**/*.txt")):
+        assert [source.name for source in resolve(pattern).sources] == ["sub/a.txt", "b.txt"]
+    assert [source.name for source in resolve("corpus/*.txt").sources] == ["b.txt"]
+    assert [source.name for source in resolve("corpus/.hid*/*").sources] == ["a.txt"]

@@ -180,10 +180,10 @@ def test_traffic_stays_inside_the_rank(precision: str, itemsize: int) -> None:
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda: planned(2, 2), "the run has dp_replicate 2 = 2 ranks; leave it out: dp_replicate gives each device"),
+        (lambda: planned(2, 2), "the run has dp_replicate 2 = 2 ranks; dp_replicate gives each device"),
         (lambda: planned(2, 2, tp=2), "tp 2 = 2 ranks"),
         (lambda: planned(7), r"micro-batches of 6 samples do not reach 7 devices; nearest that would do"),
-        (lambda: planned(2, recompute="full"), 'set recompute = "selective", or dp_replicate'),
+        (lambda: planned(2, recompute="full"), 'parallel.recompute = "selective", or parallel.data_parallel = 1'),
         (lambda: machine.refuse_device(planned(2), torch.device("cpu")), "this run computes on a CPU; remove the key"),
     ],
 )

@@ -317,21 +317,6 @@ def test_a_refusal_says_why_and_what_would_do(keys: Keys, ranks: int, said: list
 
 
 @pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("zero-bubble and shards", {"parallel.schedule": "1f1b"}),
-        ("zero-bubble and shards", {"parallel.dp_shard": 1}),
-        ("sums in bf16", {"parallel.reduce_dtype": "auto"}),
-        ("sums in bf16", {"parallel.zero_stage": 2}),
-        ("sums in bf16", {"train.microbatch_size": 6}),
-    ],
-)
-def test_what_is_only_described_does_too(name: str, values: Keys) -> None:
-    keys, ranks, _ = CASES[name]
-    assert planned({**keys, **values}, ranks).mesh.world_size == ranks
-
-
-@pytest.mark.parametrize(
     "name", [name for name in CASES if not name.startswith(("two: ", "virtual stages", "one virtual"))]
 )
 def test_one_thing_that_is_wrong_is_one_refusal(name: str) -> None:

@@ -1,5 +1,5 @@
 """In: what is wrong with a config, and changes with which it would do. Out: `Refusal`: one sentence, and the changes.
-Does not find changes (build.py and strategies do) and does not try them (advice.py does)."""
+Does not find changes (build and strategies do) and does not try them (build does)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from codescent.base.counted import plural
 
 RANKS = "ranks"
+Value = bool | int | float | str | None
+"""Of a config key. None is written "auto"."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +21,10 @@ class Change:
     `ranks` None: as many ranks as before.
     """
 
-    values: Mapping[str, int | str]
+    values: Mapping[str, Value]
     ranks: int | None = None
 
-    def and_also(self, values: Mapping[str, int | str]) -> Change:
+    def and_also(self, values: Mapping[str, Value]) -> Change:
         """This change with more values."""
         return Change({**self.values, **values}, self.ranks)
 
@@ -59,7 +61,7 @@ def in_words(changes: Iterable[Change]) -> str:
     """The changes as text. Neighbours that differ in one number are said once: "parallel.tp = 2 or 4"."""
     groups: list[dict[str, list[str]]] = []
     for change in changes:
-        slots = {key: json.dumps(value) for key, value in change.values.items()}
+        slots = {key: json.dumps("auto" if value is None else value) for key, value in change.values.items()}
         if change.ranks is not None:
             slots[RANKS] = str(change.ranks)
         last = groups[-1] if groups else {}

@@ -1,5 +1,5 @@
 """In: a config. Out: values that are valid alone and contradict each other, each with the problem in words.
-Does not check what depends on ranks, presets or corpora (build.py does), or keys without effect (effects.py does)."""
+Does not check what depends on ranks, presets or corpora (build does), or keys without effect (effects.py does)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Contradiction = tuple[tuple[str, ...], str]
 
 
 def contradictions(config: Config) -> Iterator[Contradiction]:
-    """Contradictions that do not depend on world size, preset or corpus. build.py finds the others."""
+    """Contradictions that do not depend on world size, preset or corpus. build finds the others."""
     optimizer, train = config.optimizer, config.train
     if optimizer.min_learning_rate > optimizer.learning_rate:
         yield (

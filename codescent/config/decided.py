@@ -1,6 +1,6 @@
 """In: a config, the tokens of a sample, the number of samples. Out: the config with the samples and the number of steps
 that its keys train.global_batch_tokens and train.num_epochs decide.
-Does not know models and data (build.py and preflight.py do)."""
+Does not know models and data (build and preflight do)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """In: a config. Out: the keys whose values change nothing, each with the reason.
-Does not know tasks and models (tasks/ and build.py do) and does not decide what is refused (preflight.py does)."""
+Does not know tasks and models (tasks and build do) and does not decide what is refused (preflight.py does)."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def key(default: Any, meaning: str, *, only: Only | None = None, **bounds: Any) 
 
     Args:
         only: the condition under which a value other than the default has an effect; None: it always has, or the task
-            or build.py says when.
+            or build says when.
         bounds: of numbers: ge, gt, le, lt.
     """
     extra: Any = {"only": only} if only else None

@@ -1,5 +1,5 @@
 """In: the values of the config keys. Out: frozen pydantic classes, one per section, with every key.
-Does not read files (load.py does) and does not check what depends on ranks, presets or corpora (build.py does)."""
+Does not read files (load.py does) and does not check what depends on ranks, presets or corpora (build does)."""
 
 from __future__ import annotations
 

@@ -47,10 +47,10 @@ class Heads:
             )
 
     def _fit(self) -> bool:
-        each, rest = divmod(self.width, self.queries)
+        channels, rest = divmod(self.width, self.queries)
         keys = self.queries if self.keys is None else self.keys
         divided = self.queries % self.tp == 0 and keys % self.tp == 0
-        return not rest and each % self.multiple == 0 and self.queries % keys == 0 and divided
+        return not rest and channels % self.multiple == 0 and self.queries % keys == 0 and divided
 
     def _ways(self, where: str) -> list[Change]:
         """The nearest numbers with which all is right, if only one of the three changes."""

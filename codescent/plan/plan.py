@@ -1,5 +1,5 @@
 """In: mesh, model, task, batch, tensors and schedule of a run. Out: the frozen dataclass Plan, to and from JSON.
-Does not check the values (build.py does), estimate costs (cost does) or run the plan (train does)."""
+Does not check the values (build does), estimate costs (cost does) or run the plan (train does)."""
 
 from __future__ import annotations
 

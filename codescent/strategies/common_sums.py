@@ -1,31 +1,59 @@
-"""In: a plan. Out: the all-reduces that every layout has: of partial gradients, and of scalars.
+"""In: a plan. Out: the collectives that every layout has: of gradients of replicated tensors, and of scalars.
 Does not know the other collectives: each strategy declares its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from codescent.base.counted import counted
-from codescent.plan import AXES, DIVIDING, DTYPE_BYTES, SCALARS, Collective, Plan, Traffic, Verb
+from codescent.plan import AXES, DIVIDING, DTYPE_BYTES, SCALARS, Collective, Plan, TensorPlan, Traffic, Verb
 
 
 def common_sums(plan: Plan) -> Iterator[Traffic]:
-    """The all-reduces of every layout: of partial gradients of replicated tensors, and of scalars."""
+    """The collectives of every layout: of gradients of replicated tensors, and of scalars."""
     mesh = plan.mesh
     for stage in range(mesh.pp):
         tensors = plan.held_by(stage)
         for axis in dict.fromkeys(axis for tensor in tensors for axis in tensor.partial):
             parts = [tensor for tensor in tensors if axis in tensor.partial]
-            dtype = parts[0].bucket_dtype or parts[0].gradient_dtype
-            numel = sum(tensor.optimizer.numel(tensor.parameter.shape, mesh) for tensor in parts)
-            payload_bytes, what = (
-                numel * DTYPE_BYTES[dtype],
-                f"partial gradients of {counted(len(parts), 'replicated tensor')}",
-            )
-            at = stage if mesh.pp > 1 else None
-            yield Traffic(Collective.ALL_REDUCE, axis, payload_bytes, dtype, Verb.REDUCE, None, what, stage=at)
+            yield _exchange(plan, stage, Collective.ALL_REDUCE, axis, parts, "partial gradients")
+        if parts := copied(plan, tensors):
+            yield _exchange(plan, stage, Collective.BROADCAST, "tp", parts, "gradients")
     everyone, parts_of = mesh.joint(*AXES), mesh.joint(*DIVIDING)
     if mesh.degree(everyone) > 1:
         yield Traffic(Collective.ALL_REDUCE, everyone, SCALARS * 8, "fp64", Verb.REDUCE, None, "loss and stop request")
     if mesh.degree(parts_of) > 1:
         yield Traffic(Collective.ALL_REDUCE, parts_of, 8, "fp64", Verb.STEP, None, "square of the gradient norm")
+
+
+def copied(plan: Plan, tensors: Sequence[TensorPlan]) -> list[TensorPlan]:
+    """The tensors of a stage whose gradients the ranks of tp compute alike, but may sum in another order.
+
+    A sum over three or more ranks is made piece by piece, each in its own order, and the pieces depend on the length of
+    the message. If tp divides a tensor unequally, its ranks send messages of different lengths. Then copies of the
+    same tensor would drift apart, so the first rank of tp sends its gradients to the others.
+    """
+    mesh = plan.mesh
+    unequal = any(
+        tensor.parameter.shape[tensor.gradients.shards["tp"]] % mesh.tp
+        for tensor in tensors
+        if tensor.parameter.trained and "tp" in tensor.gradients.shards
+    )
+    if not unequal or mesh.dp_replicate * mesh.dp_shard * mesh.cp < 3:
+        return []
+    return [
+        tensor
+        for tensor in tensors
+        if tensor.parameter.trained and "tp" not in tensor.gradients.shards and "tp" not in tensor.partial
+    ]
+
+
+def _exchange(
+    plan: Plan, stage: int, collective: Collective, axis: str, tensors: Sequence[TensorPlan], what: str
+) -> Traffic:
+    """A collective after the sums over data-parallel ranks, of gradients of tensors that an axis replicates."""
+    dtype = tensors[0].bucket_dtype or tensors[0].gradient_dtype
+    numel = sum(tensor.optimizer.numel(tensor.parameter.shape, plan.mesh) for tensor in tensors)
+    what = f"{what} of {counted(len(tensors), 'replicated tensor')}"
+    at = stage if plan.mesh.pp > 1 else None
+    return Traffic(collective, axis, numel * DTYPE_BYTES[dtype], dtype, Verb.REDUCE, None, what, stage=at)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from codescent.base.refusal import Change, Refusal
 from codescent.plan import DTYPE_BYTES, Collective, Memory, Plan, TensorPlan, Traffic, Verb
 from codescent.strategies.strategy import Candidate, Strategy
 
@@ -26,10 +27,11 @@ class Offload(Strategy):
         """Refuse weights in host memory that zero does not gather block by block."""
         degree, stage = candidate.mesh.dp_shard, candidate.layout.zero_stage
         if candidate.layout.offload == "all" and (degree == 1 or stage < 3):
-            yield (
+            sharded = [Change({"parallel.zero_stage": 3})] if degree > 1 else []
+            yield Refusal(
                 f'parallel.offload = "all" with dp_shard = {degree} and zero_stage = {stage}: weights in the host\'s '
-                "memory must be gathered block by block, which needs zero_stage = 3 and dp_shard >= 2; "
-                'set these, or offload = "optimizer"'
+                "memory must be gathered block by block, which needs zero_stage = 3 and dp_shard >= 2",
+                [*sharded, Change({"parallel.offload": "optimizer"})],
             )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:

@@ -1,6 +1,7 @@
 """In: a rank's gradients, and which are partial: several ranks of tp or pp hold the same tensor, and each computes
 one term of its gradient (pp: an embedding that first and last stage share). Out: the partial gradients, all-reduced.
-Does not decide which gradients are partial: `TensorPlan.partial` does."""
+Also gradients that the ranks of tp compute alike up to rounding: the first rank's, on all of them.
+Does not decide which gradients these are: `TensorPlan.partial` and `common_sums.copied` do."""
 
 from __future__ import annotations
 
@@ -31,12 +32,15 @@ class PartialGradients:
         self.collected = self.before.collect()
         parts = [self.collected[index] for index in self.indices]
         if len(parts) == 1 and parts[0].is_contiguous():
-            dist.all_reduce(parts[0], group=self.group)
+            self._exchange(parts[0])
             return
         together = torch.cat([part.reshape(-1) for part in parts])
-        dist.all_reduce(together, group=self.group)
+        self._exchange(together)
         for part, summed in zip(parts, torch.split(together, [part.numel() for part in parts]), strict=True):
             part.copy_(summed.view_as(part))
+
+    def _exchange(self, gradients: torch.Tensor) -> None:
+        dist.all_reduce(gradients, group=self.group)
 
     def collect(self) -> Sequence[torch.Tensor]:
         """See Gradients."""
@@ -51,3 +55,10 @@ class PartialGradients:
         """See Gradients."""
         self.before.close()
         self.group = None
+
+
+class CopiedGradients(PartialGradients):
+    """Wrap gradients: those of `before.collect()` at `indices` become those of the group's first rank."""
+
+    def _exchange(self, gradients: torch.Tensor) -> None:
+        dist.broadcast(gradients, group=self.group, group_src=0)

@@ -39,7 +39,8 @@ class Pipeline(Strategy):
         """Refuse impossible schedules, fewer layers than stages, and weight gradients that zero could not reduce."""
         layout, degree = candidate.layout, candidate.mesh.pp
         if _cut_between(layout) and not candidate.model.encoder_layers:
-            yield 'parallel.cut = "encoder-decoder": this model is not an encoder-decoder; set parallel.cut = "cost"'
+            what = 'parallel.cut = "encoder-decoder": this model is not an encoder-decoder'
+            yield Refusal(what, [Change({"parallel.cut": "cost"})])
         elif _cut_between(layout) and degree == 1:
             most = 2 if layout.data_parallel == 1 else 1  # torch.nn.DataParallel is one process
             near = near_degrees(candidate, self.axis, most, lambda other: not any(self.refuse(other)))
@@ -68,10 +69,12 @@ class Pipeline(Strategy):
                 [*fewer, *near, Change({key: degree * chunks - encoder})],
             )
         if layout.schedule == "zero-bubble" and candidate.mesh.dp_shard > 1:
-            yield (
-                f'parallel.schedule = "zero-bubble" with dp_shard = {candidate.mesh.dp_shard}: fully_shard reduces '
-                "gradients in the input part of backward, before the weight part computes them; set "
-                'schedule = "1f1b", or dp_replicate instead of dp_shard'
+            mesh = candidate.mesh
+            copies = {"parallel.dp_shard": 1, "parallel.dp_replicate": mesh.dp_replicate * mesh.dp_shard}
+            yield Refusal(
+                f'parallel.schedule = "zero-bubble" with dp_shard = {mesh.dp_shard}: fully_shard reduces gradients in '
+                "the input part of backward, before the weight part computes them",
+                [Change({"parallel.schedule": "1f1b"}), Change(copies)],
             )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:

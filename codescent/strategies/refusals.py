@@ -52,10 +52,10 @@ def too_long(candidate: Candidate, longest: int) -> Iterator[str]:
     """A problem if data.seq_len does not fit the `longest` positions of the model."""
     work = candidate.work
     if work.streams and work.seq_len != longest:
-        yield (
+        yield Refusal(
             f"data.seq_len = {work.seq_len}: a sample is a source of {work.streams[0]} tokens (model.source_len) and a "
-            f"target of {work.streams[1]} (model.target_len), {longest} together; leave out data.seq_len, or "
-            "change model.source_len and model.target_len"
+            f"target of {work.streams[1]} (model.target_len), {longest} together",
+            [Change({"data.seq_len": None})],
         )
     elif work.seq_len > longest:
         whole = longest // (factor := length_factor(candidate)) * factor

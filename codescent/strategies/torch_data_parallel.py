@@ -36,12 +36,14 @@ class DataParallel(Strategy):
         devices = candidate.layout.data_parallel
         if devices == 1:
             return
+        without = Change({"parallel.data_parallel": 1})
         mesh, size, key = candidate.mesh, candidate.work.microbatch_size, f"parallel.data_parallel = {devices}"
         if mesh.world_size > 1:
             axes = " x ".join(f"{axis} {mesh.degree(axis)}" for axis in AXES if mesh.degree(axis) > 1)
-            yield (
+            yield Refusal(
                 f"{key}: torch.nn.DataParallel is one process with all the devices, but the run has {axes} = "
-                f"{mesh.world_size} ranks; leave it out: dp_replicate gives each device its own rank"
+                f"{mesh.world_size} ranks; dp_replicate gives each device its own rank",
+                [without],
             )
         elif size < devices:
             enough = [number for number in divisors(candidate.work.global_batch_size) if number >= devices]
@@ -51,14 +53,15 @@ class DataParallel(Strategy):
                 [Change({"parallel.data_parallel": size}), *larger],
             )
         if candidate.task.extras:
-            yield (
-                f"{key}: this task's samples have more than tokens (such as lengths), which is not scattered; leave "
-                "it out: dp_replicate gives each device its own rank"
+            yield Refusal(
+                f"{key}: this task's samples have more than tokens (such as lengths), which is not scattered; "
+                "dp_replicate gives each device its own rank",
+                [without],
             )
         if candidate.layout.recompute == "full":
-            yield (
-                f'{key}: parallel.recompute = "full" recomputes blocks with the weights of the first device; set '
-                'recompute = "selective", or dp_replicate instead of data_parallel'
+            yield Refusal(
+                f'{key}: parallel.recompute = "full" recomputes blocks with the weights of the first device',
+                [Change({"parallel.recompute": "selective"}), without],
             )
 
     def traffic(self, plan: Plan, stage: int) -> Iterator[Traffic]:

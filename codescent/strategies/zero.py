@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from codescent.base.refusal import Change, Refusal, each
 from codescent.plan import DTYPE_BYTES, WIDE, Collective, Memory, Mesh, Placement, Plan, TensorPlan, Traffic, Verb
 from codescent.strategies.ddp import replicas
 from codescent.strategies.strategy import Candidate, Gradients, Strategy, ThisRank
@@ -52,9 +53,15 @@ class Zero(Strategy):
         """Refuse reduce_dtype = "bf16" in stage 1 with several micro-batches: sums in bf16 lose small contributions."""
         narrow = candidate.layout.reduce_dtype == "bf16"
         if narrow and self.serves(candidate) and _sums_in_wire_dtype(candidate):
-            yield (
-                'parallel.reduce_dtype = "bf16": zero_stage = 1 adds micro-batches in the format in which it sends; '
-                'set reduce_dtype to "auto" or "fp32", set zero_stage = 2, or make train.microbatch_size larger'
+            share, rest = divmod(candidate.work.global_batch_size, candidate.mesh.dp)
+            whole = not rest and candidate.whole_samples and candidate.multiple(candidate.mesh) == 1
+            yield Refusal(
+                'parallel.reduce_dtype = "bf16": zero_stage = 1 adds micro-batches in the format in which it sends',
+                [
+                    Change({"parallel.reduce_dtype": "fp32"}),
+                    Change({"parallel.zero_stage": 2}),
+                    *each("train.microbatch_size", [share] if whole else []),
+                ],
             )
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:

@@ -110,9 +110,10 @@ def remarks(request: TaskRequest) -> Iterator[str]:
 def beside_text(corpus: str) -> tuple[Task | None, str]:
     """The task for which a corpus is made that is a text as well (`Task.also_text`), and the file that shows it.
 
-    Of a folder or glob the first MOST_OPENED files are opened. No task: it is only a text.
+    Of a folder or glob MOST_OPENED files are opened, first those that are named like JSON. No task: it is only a text.
     """
-    for file in map(str, corpora.own_files(corpus)[:MOST_OPENED]):
+    files = sorted(corpora.own_files(corpus), key=lambda file: ".json" not in file.suffixes)
+    for file in map(str, files[:MOST_OPENED]):
         if task := next((task for task in TASKS if task.also_text(file)), None):
             return task, corpus if expanded(corpus) == Path(file) else file
     return None, ""

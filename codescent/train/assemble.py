@@ -20,7 +20,8 @@ from codescent.data.samples import AnyDataset
 from codescent.models.part import Part
 from codescent.plan import DIVIDING, WIDE, Memory, Plan, TensorPlan, Verb
 from codescent.strategies import ORDER, Gradients, ThisRank, serving
-from codescent.strategies.partial_gradients import PartialGradients
+from codescent.strategies.common_sums import copied
+from codescent.strategies.partial_gradients import CopiedGradients, PartialGradients
 from codescent.train.execute import Executor
 from codescent.train.initial import write_initial_values_
 from codescent.train.muon import matrix_rounds
@@ -183,6 +184,9 @@ def _gradients(parts: list[nn.Module], this_rank: ThisRank) -> Gradients:
     for axis in dict.fromkeys(axis for tensor in this_rank.trained for axis in tensor.partial):
         indices = [number for number, tensor in enumerate(this_rank.trained) if axis in tensor.partial]
         owner = PartialGradients(owner, indices, this_rank.groups[axis])
+    if tensors := copied(this_rank.plan, this_rank.tensors):
+        indices = [number for number, tensor in enumerate(this_rank.trained) if tensor in tensors]
+        owner = CopiedGradients(owner, indices, this_rank.groups["tp"])
     return owner
 
 

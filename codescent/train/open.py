@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from codescent import tasks
-from codescent.advice import Began
 from codescent.base.agreement import together
 from codescent.base.errors import UserError
 from codescent.base.rank import Rank
-from codescent.build import task_request
+from codescent.build import Began, task_request
 from codescent.checkpoint.checkpoints import Checkpoints, Saved
 from codescent.config.load import flat, to_toml
 from codescent.config.sections import Config

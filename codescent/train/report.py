@@ -350,7 +350,8 @@ def _length(run: OpenRun) -> str:
     train = run.config.train
     epochs = train.num_steps / (run.source("train").num_samples // train.global_batch_size)
     said = counted(round(epochs, 2), "epoch") if epochs >= 0.01 else "less than 0.01 epochs"
-    early = f", or until {counted(train.stop_after, 'validation')} without gain" if train.stop_after else ""
+    ends_early = train.stop_after and train.eval_every
+    early = f", or until {counted(train.stop_after, 'validation')} without gain" if ends_early else ""
     return f"{counted(train.num_steps, 'step')} ({said}){early}"
 
 

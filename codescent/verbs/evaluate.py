@@ -66,9 +66,10 @@ def evaluate_run(
             "give the file to score: --data FILE" if can_score else f"import it again, with another name, with {keys}"
         )
         raise UserError(f"{run}: was imported without a file of yours ({keys}), so it has no validation split; {give}")
-    other, _ = (None, "") if data is None else beside_text(str(data))
+    other, file = (None, "") if data is None else beside_text(str(data))
     if other is not None and other.name != trained.task.name:
-        warn(f"--data {data}: holds {other.form}, and is read as text")
+        place = "" if file == str(data) else f" has a file {file}, which"
+        warn(f"--data {data}:{place} holds {other.form}, and is read as text")
     request = ScoreRequest(
         task=trained.request,
         work=saved_plan(trained.folder).work,

@@ -9,7 +9,7 @@ import hashlib
 import os
 import platform
 import sysconfig
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,10 +134,23 @@ def _matches(corpus: str) -> list[Path]:
         return list(_walk(path))
     if path.exists():
         return [path]
-    if glob.has_magic(corpus):
-        names = glob.glob(str(path), recursive=True)  # noqa: PTH207  Path.glob takes no absolute pattern
-        return [Path(name) for name in sorted(names) if Path(name).is_file()]
-    return []
+    return sorted(_of_glob(path)) if glob.has_magic(corpus) else []
+
+
+def _of_glob(path: Path) -> Iterator[Path]:
+    """The regular files of a glob. Hidden ones are left out, unless the glob names them.
+
+    "**" does not enter links to folders (Path.glob; glob.glob would), because they may form circles.
+    """
+    first = next(number for number, part in enumerate(path.parts) if glob.has_magic(part))
+    root, pattern = Path(*path.parts[:first]), Path(*path.parts[first:])
+    if pattern.name == "**":  # which alone gives folders
+        pattern /= "*"
+    names_hidden = any(part.startswith(".") for part in pattern.parts)
+    for file in root.glob(str(pattern)):
+        is_hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
+        if file.is_file() and (names_hidden or not is_hidden):
+            yield file
 
 
 def _nothing_there(corpus: str, path: Path) -> UserError:

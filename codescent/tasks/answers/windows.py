@@ -47,7 +47,10 @@ class WindowSizes:
                 Refusal(
                     f"data.seq_len: {self.max_length} leaves no room for a context next to a question of "
                     f"data.question_len = {self.max_question} tokens and {CONTROLS} control tokens",
-                    each("data.seq_len", [self.max_question + CONTROLS + 1]),
+                    [
+                        *each("data.seq_len", [self.max_question + CONTROLS + 1]),
+                        *each("data.question_len", [room] if (room := self.max_length - CONTROLS - 1) > 0 else []),
+                    ],
                 )
             )
         return found

@@ -8,25 +8,28 @@ from dataclasses import dataclass, fields
 from itertools import islice, product
 from typing import Any
 
+from codescent import tasks
 from codescent.base.errors import UserError
 from codescent.base.refusal import Change, Refusal
-from codescent.build import build
+from codescent.build.accept import changed
+from codescent.build.plan import trajectory
 from codescent.config import effects
 from codescent.config.sections import Config
 from codescent.config.words import KEYS
 from codescent.plan import AXES, Plan, Scalar
 
 MOST_TRIED = 64
-"""Combinations of changes that are tried: a refusal should take about a second, also of a large model."""
+"""Combinations of changes that are tried. Each takes some milliseconds, also of a large model."""
 
 
 @dataclass(frozen=True)
 class Began:
-    """How a run began: `Plan.trajectory`, its layout as values by config key, and the number of its ranks."""
+    """How a run began: `Plan.trajectory`, its layout as values by config key, its ranks, and the tokens of a step."""
 
     trajectory: Mapping[str, Scalar]
     layout: Mapping[str, Any]
     ranks: int
+    tokens: int
 
     @classmethod
     def of(cls, plan: Plan) -> Began:
@@ -34,7 +37,7 @@ class Began:
         degrees = {f"parallel.{axis}": plan.mesh.degree(axis) for axis in AXES}
         keys = {f"parallel.{field.name}": getattr(plan.layout, field.name) for field in fields(plan.layout)}
         batch = {"train.microbatch_size": plan.work.microbatch_size}
-        return cls(plan.trajectory(), {**degrees, **keys, **batch}, plan.mesh.world_size)
+        return cls(plan.trajectory(), {**degrees, **keys, **batch}, plan.mesh.world_size, plan.work.tokens)
 
 
 def on_resume(error: UserError, config: Config, vocab_size: int | None, ranks: int, began: Began) -> UserError:
@@ -45,44 +48,46 @@ def on_resume(error: UserError, config: Config, vocab_size: int | None, ranks: i
     """
 
     def does(change: Change) -> bool:
-        return _continues(changed(config, change), vocab_size, change.ranks or ranks, began)
+        return _continues(config, change, vocab_size, ranks, began)
 
     problems = [problem if isinstance(problem, Refusal) else Refusal(problem) for problem in error.problems]
     ways = [change for change in islice(_together(problems), MOST_TRIED) if does(change)]
     if not ways:
-        ways = [change for change in _back(config, began) if does(change)][:1]
-    *first, last = (problem.said for problem in problems)
-    return UserError(*first, Refusal(last, ways, where=" on a resume"))
-
-
-def changed(config: Config, change: Change) -> Config:
-    """The config with other values."""
-    sections: dict[str, dict[str, Any]] = {}
-    for key, value in change.values.items():
-        section, _, name = key.partition(".")
-        sections.setdefault(section, {})[name] = value
-    updated = {name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
-    return config.model_copy(update=updated)
+        ways = [change for change in _back(config, ranks, began) if does(change)][:1]
+    said = [problem.said for problem in problems]
+    if not ways:
+        return UserError(*said, "give the values with which the run began: config.toml in its folder has them")
+    if len(said) == 1:
+        return UserError(Refusal(said[0], ways, where=" on a resume"))
+    return UserError(*said, Refusal("all of these together", ways, where=" on a resume"))
 
 
 def _together(problems: list[Refusal]) -> Iterator[Change]:
-    """A change of each problem, put together; nothing if their numbers of ranks differ, or a problem has none."""
-    for changes in product(*(problem.changes for problem in problems)):
+    """A change of each problem that has some, put together, each once; nothing if their numbers of ranks differ."""
+    found: list[Change] = []
+    for changes in product(*(problem.changes for problem in problems if problem.changes)):
         ranks = {change.ranks for change in changes} - {None}
-        if len(ranks) <= 1:
-            values = {key: value for change in changes for key, value in change.values.items()}
-            yield Change(values, next(iter(ranks), None))
+        values = {key: value for change in changes for key, value in change.values.items()}
+        change = Change(values, next(iter(ranks), None))
+        if len(ranks) <= 1 and change not in found:
+            found.append(change)
+            yield change
 
 
-def _back(config: Config, began: Began) -> Iterator[Change]:
+def _back(config: Config, ranks: int, began: Began) -> Iterator[Change]:
     """Back to the sizes and the batch with which the run began; then also to its layout."""
-    kept = {key: value for key, value in began.trajectory.items() if key.startswith(("model.", "data.", "train."))}
+    kept = {
+        key: value for key, value in began.trajectory.items() if key.startswith(("run.", "model.", "data.", "train."))
+    }
+    for key in _movable(began):
+        kept.pop(key, None)
     if config.train.global_batch_tokens is not None:  # decides the samples
         del kept["train.global_batch_size"]
+        kept["train.global_batch_tokens"] = began.tokens
     values = _other_values(config, kept)
     if values:
         yield Change(values)
-    yield Change({**values, **_other_values(config, began.layout)}, began.ranks)
+    yield Change({**values, **_other_values(config, began.layout)}, None if began.ranks == ranks else began.ranks)
 
 
 def _other_values(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,10 +96,19 @@ def _other_values(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: values[key] for key, value in given.items() if value is not None and value != values[key]}
 
 
-def _continues(config: Config, vocab_size: int | None, ranks: int, began: Began) -> bool:
+def _continues(config: Config, change: Change, vocab_size: int | None, ranks: int, began: Began) -> bool:
     """Whether the run continues with the same losses. Keys of the optimizer that the config changes do not count."""
     try:
-        after = build(config, vocab_size, ranks).trajectory()
-    except UserError:
+        after = trajectory(changed(config, change), vocab_size, change.ranks or ranks)
+    except (UserError, ValueError):
         return False
-    return all(after.get(key) == value for key, value in began.trajectory.items() if not key.startswith("optimizer."))
+    free = _movable(began)
+    kept = {
+        key: value for key, value in began.trajectory.items() if key not in free and not key.startswith("optimizer.")
+    }
+    return all(after.get(key) == value for key, value in kept.items())
+
+
+def _movable(began: Began) -> set[str]:
+    """Keys of files that may have been moved. `preflight.check_same_trajectory` compares their contents."""
+    return {"model.weights", *tasks.task_named(str(began.trajectory["data.task"])).kept}

@@ -1,0 +1,10 @@
+"""In: a config, the tokenizer's vocabulary size, the number of ranks. Out: the Plan, or all problems of the config.
+Does not start a process, allocate a tensor or import torch."""
+
+from __future__ import annotations
+
+from codescent.build.plan import build
+from codescent.build.resolve import Resolved, needs_vocab_size, resolve, task_request
+from codescent.build.resume import Began, on_resume
+
+__all__ = ["Began", "Resolved", "build", "needs_vocab_size", "on_resume", "resolve", "task_request"]

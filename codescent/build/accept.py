@@ -1,0 +1,286 @@
+"""In: a config, the tokenizer's vocabulary size, the number of ranks. Out: the candidate from which a plan is built, or
+all problems of the config, with changes that would do: each has been tried.
+Does not build a plan (plan.py does). Strategies refuse what they cannot do (codescent/strategies)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from codescent import models, tasks
+from codescent.base.counted import counted
+from codescent.base.errors import UserError
+from codescent.base.nearest import divisors, nearest_divisors, nearest_multiples
+from codescent.base.refusal import Change, Refusal, each
+from codescent.build.resolve import Resolved, resolve_into
+from codescent.config.decided import undivided, with_samples
+from codescent.plan import AXES, Layout, Mesh, Scalar, Work
+from codescent.strategies import ORDER, Candidate
+from codescent.strategies.muon import decided
+from codescent.strategies.refusals import near_copies, near_degrees, near_meshes, near_ranks, too_long
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Config, Parallel
+
+MAX_MICROBATCHES = 100_000
+"""Largest number of micro-batches of a step, times virtual stages: a plan has an instruction for each."""
+
+MOST_RANKS = 1_000_000
+"""More ranks than this are refused: the largest clusters have some hundred thousand devices."""
+
+Accepted = tuple["Config", Resolved, Candidate]
+"""The config with the samples of a step, its model and task, and the candidate from which its plan is built."""
+
+
+def accepted(config: Config, vocab_size: int | None, world_size: int) -> Accepted:
+    """Look at all that decides whether a config has a plan.
+
+    Raises:
+        UserError: all problems of the config. A change that a `Refusal` names leaves fewer problems, and so none if it
+            is the only one.
+    """
+    problems, found = _look(config, vocab_size, world_size)
+    if found is None:
+        raise UserError(*problems)
+    if not problems:
+        return found
+
+    def does(change: Change) -> bool:
+        try:
+            other = changed(config, change)
+        except ValueError:
+            return False
+        left, found = _look(other, vocab_size, change.ranks or world_size, advises=False)
+        return found is not None and len(left) < len(problems)
+
+    raise UserError(*(_with_changes(problem, does) for problem in problems))
+
+
+def changed(config: Config, change: Change) -> Config:
+    """The config with other values. Raises ValueError: it has no such value, or values contradict each other."""
+    given = config.model_dump(exclude_unset=True)
+    if config.train.global_batch_tokens is not None:  # decides the samples
+        given["train"].pop("global_batch_size", None)
+    for key, value in change.values.items():
+        section, _, name = key.partition(".")
+        given.setdefault(section, {})[name] = value
+    return type(config).model_validate(given)
+
+
+def _with_changes(problem: str, does: Callable[[Change], bool]) -> str:
+    """A problem with those of its changes that do."""
+    return Refusal(problem.said, filter(does, problem.changes)) if isinstance(problem, Refusal) else problem
+
+
+def _look(
+    config: Config, vocab_size: int | None, world_size: int, *, advises: bool = True
+) -> tuple[list[str], Accepted | None]:
+    """All problems of a config, and what `accepted` returns; None if the model or the mesh cannot be looked at.
+
+    `advises` False: the problems come without changes.
+    """
+    problems: list[str] = []
+    resolved = resolve_into(config, vocab_size, problems)
+    if resolved is None and config.train.global_batch_tokens is not None:  # the samples of a step are unknown
+        return problems, None
+    config = with_samples(config, resolved.sample_tokens if resolved else 0)
+    mesh = _mesh(config, world_size)
+    if too_many := list(_too_many(config, mesh, world_size)):
+        return [*problems, *too_many], None
+    batch = _batch(config, mesh, resolved)
+    wrong = batch if isinstance(batch, Refusal) else None
+    if resolved is None:
+        return [*problems, *filter(None, [wrong, _misfit(config, mesh, world_size)])], None
+    # Without a solution: values that no strategy refuses, so that no second problem hides the first.
+    asked = config.train.microbatch_size
+    usual = asked or max(1, config.train.global_batch_size // mesh.dp), mesh.pp if asked else 1
+    sizes = usual if isinstance(batch, Refusal) else batch
+    candidate = dataclasses.replace(_candidate(config, resolved, mesh, world_size, sizes), advises=advises)
+    others = [*too_long(candidate, resolved.shape.seq_len), *_unsupported(config, resolved, candidate)]
+
+    def builds(other: Candidate) -> bool:
+        return not (problems or others) and _builds(other)
+
+    misfit = _misfit(config, mesh, world_size)
+    if misfit and advises:
+        misfit = Refusal(misfit.said, _fitting(config, candidate, builds))
+    if wrong and misfit and misfit.changes:  # which include a batch
+        wrong = Refusal(wrong.said)
+    elif wrong and advises:
+        wrong = Refusal(wrong.said, [*wrong.changes, *_on_near_ranks(config, candidate, builds)])
+    refused = (problem for strategy in ORDER for problem in strategy.refuse(candidate))
+    found = [*filter(None, [misfit]), *problems, *filter(None, [wrong]), *others, *refused]
+    return found, (config, resolved, candidate)
+
+
+def _candidate(config: Config, resolved: Resolved, mesh: Mesh, world_size: int, batch: tuple[int, int]) -> Candidate:
+    """`batch`: see `_batch`."""
+    microbatch_size, num_microbatches = batch
+    work = Work(
+        seq_len=resolved.seq_len,
+        global_batch_size=config.train.global_batch_size,
+        microbatch_size=microbatch_size,
+        num_microbatches=num_microbatches,
+        precision=config.train.precision,
+        streams=resolved.shape.streams,
+        prefetch=config.data.prefetch,
+    )
+    return Candidate(
+        mesh=mesh,
+        model=resolved.model,
+        task=resolved.task,
+        work=work,
+        layout=Layout(**{field.name: getattr(config.parallel, field.name) for field in dataclasses.fields(Layout)}),
+        world_size=world_size,
+        microbatch_size=config.train.microbatch_size,
+        update=_update(config, mesh),
+        batch_tokens=config.train.global_batch_tokens or 0,
+        sample_tokens=resolved.sample_tokens,
+    )
+
+
+def _update(config: Config, mesh: Mesh) -> dict[str, Scalar]:
+    """The keys of [optimizer] that decide what a step does to the weights, with their values for this mesh."""
+    optimizer, train = config.optimizer, config.train
+    num_steps = train.num_steps if train.num_epochs is None else None  # None: unknown before the data is prepared
+    return {
+        **decided(optimizer.model_dump(exclude={"fused"}), train.precision),
+        "decay_steps": None if optimizer.schedule == "constant" else optimizer.decay_steps or num_steps,
+        "num_workers": 1 if optimizer.scale_learning_rate == "none" else mesh.dp,
+    }
+
+
+def _without(refused: Mapping[str, str], parallel: Parallel, candidate: Candidate) -> Iterator[str]:
+    """A problem for each key of [parallel] that is set although the model does not support it."""
+    for key, why in refused.items():
+        value, mesh = getattr(parallel, key), candidate.mesh
+        if mesh.degree(key) > 1 if key in AXES else value and mesh.tp > 1:
+            without = _one(candidate, key) if key in AXES else [Change({f"parallel.{key}": False})]
+            yield Refusal(f"parallel.{key} = {str(value).lower()}: {why}", without)
+
+
+def _one(candidate: Candidate, axis: str) -> list[Change]:
+    return near_degrees(candidate, axis, 1, lambda other: other.mesh.degree(axis) == 1)
+
+
+def _unsupported(config: Config, resolved: Resolved, candidate: Candidate) -> Iterator[str]:
+    """Problems with settings that model or task do not support: layouts, generating text, torch.compile."""
+    kind = resolved.model.kind
+    yield from _without(resolved.shape.refuses, config.parallel, candidate)
+    yield from tasks.refusals(resolved.request)
+    if config.log.sample_tokens and kind not in models.GENERATING:
+        yield Refusal(
+            f"log.sample_tokens = {config.log.sample_tokens}: only {' and '.join(models.GENERATING)} can generate "
+            f'text, not model.kind = "{kind}"',
+            [Change({"log.sample_tokens": 0})],
+        )
+    if config.train.compile != "none" and kind in models.UNCOMPILED:
+        yield Refusal(
+            f'train.compile = "{config.train.compile}": model.kind = "{kind}" {models.UNCOMPILED[kind]}',
+            [Change({"train.compile": "none"})],
+        )
+
+
+def _mesh(config: Config, world_size: int) -> Mesh:
+    """The mesh of the config; if parallel.dp_replicate is auto, with as many copies as make the run's ranks."""
+    mesh = Mesh(**{axis: getattr(config.parallel, axis) or 1 for axis in AXES})
+    left, rest = divmod(world_size, mesh.world_size // mesh.dp_replicate)
+    return mesh if config.parallel.dp_replicate or rest else dataclasses.replace(mesh, dp_replicate=left)
+
+
+def _too_many(config: Config, mesh: Mesh, world_size: int) -> Iterator[str]:
+    """A problem if nobody has so many ranks: no other check of the mesh is of use then."""
+    for place, ranks in (("parallel.ranks", world_size), (f"parallel: {_equation(config)}", mesh.world_size)):
+        if ranks > MOST_RANKS:
+            yield f"{place} = {ranks} ranks: more than anybody has; give at most {MOST_RANKS:,}"
+            return
+
+
+def _equation(config: Config) -> str:
+    degrees = {axis: getattr(config.parallel, axis) for axis in AXES}
+    return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items() if degree is not None)
+
+
+def _misfit(config: Config, mesh: Mesh, ranks: int) -> Refusal | None:
+    """A problem if the size of the mesh is not the number of ranks."""
+    if mesh.world_size == ranks:
+        return None
+    said = f"{counted(mesh.world_size, 'rank')}, but the run has {ranks:,}"
+    if config.parallel.dp_replicate is None:
+        one = f"{mesh.world_size:,} ranks for one copy of the model"
+        said = f"{one}, which do not divide the run's {counted(ranks, 'rank')}"
+    return Refusal(f"parallel: {_equation(config)} = {said}")
+
+
+def _fitting(config: Config, candidate: Candidate, builds: Callable[[Candidate], bool]) -> list[Change]:
+    """The nearest meshes of the run's ranks and the nearest numbers of ranks, each with a batch that they can share."""
+    mesh, ranks = candidate.mesh, candidate.world_size
+    near, copies = [], [mesh.dp_replicate]
+    if config.parallel.dp_replicate is None:
+        near = [Change({}, number) for number in near_ranks(candidate, ranks / mesh.world_size, builds)]
+        copies = [ranks // mesh.world_size, ranks // mesh.world_size + 1]
+    return near_meshes(candidate, _builds) + (near or near_copies(candidate, copies, builds))
+
+
+def _builds(candidate: Candidate) -> bool:
+    """Whether no strategy refuses a candidate, and no plan would be too long."""
+    mesh, microbatches = candidate.mesh, candidate.work.num_microbatches
+    if mesh.world_size > MOST_RANKS or microbatches * _stages(candidate.layout, mesh) > MAX_MICROBATCHES:
+        return False
+    candidate = dataclasses.replace(candidate, advises=False)
+    return not any(True for strategy in ORDER for _ in strategy.refuse(candidate))
+
+
+def _stages(layout: Parallel | Layout, mesh: Mesh) -> int:
+    """Number of (virtual) stages: each has a program with an instruction for each micro-batch."""
+    return mesh.pp * (layout.virtual_stages if layout.schedule == "interleaved" else 1) if mesh.pp > 1 else 1
+
+
+def _batch(config: Config, mesh: Mesh, resolved: Resolved | None) -> tuple[int, int] | Refusal:
+    """(microbatch_size, num_microbatches) from: global_batch_size = dp x microbatch_size x num_microbatches.
+
+    If there is no solution, the problem.
+    """
+    size, microbatch = config.train.global_batch_size, config.train.microbatch_size
+    multiple, stages = mesh.pp if config.parallel.schedule == "interleaved" else 1, _stages(config.parallel, mesh)
+    unit = mesh.dp * (microbatch or 1) * multiple
+    if wrong := undivided(config, resolved.sample_tokens, mesh.dp, unit) if resolved else None:
+        return wrong
+    share, rest = divmod(size, mesh.dp)
+    if rest:
+        return Refusal(
+            f"train.global_batch_size = {size} does not divide into {mesh.dp} data-parallel ranks",
+            each("train.global_batch_size", nearest_multiples(size, unit)),
+        )
+    if microbatch is None:
+        return share, 1
+    if share % microbatch:
+        sizes = [] if share % multiple else nearest_divisors(share // multiple, microbatch)
+        return Refusal(
+            f"train.microbatch_size = {microbatch}: {size} (global_batch_size) = {mesh.dp} (data-parallel ranks) x "
+            f"{microbatch} (microbatch_size) x {share / microbatch:g}, which is not a whole number of micro-batches",
+            each("train.microbatch_size", sizes),
+        )
+    if share // microbatch * stages > MAX_MICROBATCHES and not (resolved and stages > resolved.model.num_layers):
+        where = f" on each of {stages:,} stages" if stages > 1 else ""
+        return Refusal(
+            f"train.microbatch_size = {microbatch}: a step would have {share // microbatch:,} micro-batches{where}, "
+            f"more than {MAX_MICROBATCHES:,}",
+            each("train.microbatch_size", _larger(share // multiple, -(-share * stages // MAX_MICROBATCHES))),
+        )
+    return microbatch, share // microbatch
+
+
+def _larger(share: int, least: int) -> list[int]:
+    """The smallest divisor of a share of samples that is at least `least`, if there is one."""
+    return sorted(number for number in divisors(share) if number >= least)[:1]
+
+
+def _on_near_ranks(config: Config, candidate: Candidate, builds: Callable[[Candidate], bool]) -> list[Change]:
+    """The nearest numbers of ranks that can share the batch equally."""
+    mesh, ranks = candidate.mesh, near_ranks(candidate, candidate.mesh.dp_replicate, builds)
+    if config.parallel.dp_replicate is None:
+        return [Change({}, number) for number in ranks]
+    one = mesh.world_size // mesh.dp_replicate
+    return [Change({"parallel.dp_replicate": number // one}, number) for number in ranks]

@@ -1,0 +1,86 @@
+"""In: a config, the tokenizer's vocabulary size, the number of ranks. Out: the Plan, or all errors of the config.
+Does not start a process, allocate a tensor or import torch, and does not refuse anything itself (accept.py does)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from codescent import models
+from codescent.build.accept import accepted
+from codescent.plan import WIDE, Objective, Parameter, Placement, Plan, Scalar, Schedule, TensorPlan
+from codescent.plan.schedule import accumulate
+from codescent.strategies import Candidate, serving, traffic_of
+from codescent.strategies.common_sums import common_sums
+
+if TYPE_CHECKING:
+    from codescent.config.sections import Config
+
+ONE_STATE_TENSOR = ("sgd", "adagrad")
+"""Kinds of torch's optimizers with one state tensor per parameter. The others have two; sgd and rmsprop have one fewer
+without momentum. Of muon this is the AdamW part: the strategy Muon sets the others."""
+
+
+def build(config: Config, vocab_size: int | None, world_size: int) -> Plan:
+    """Build the plan of a run.
+
+    Args:
+        config: of the run.
+        vocab_size: see `resolve`.
+        world_size: number of ranks.
+
+    Raises:
+        UserError: all problems of the config.
+    """
+    config, resolved, candidate = accepted(config, vocab_size, world_size)
+    model, work = candidate.model, candidate.work
+    parameters = models.parameters_of(model.kind, resolved.shape, model.lora)
+    tensors = tuple(_tensor(parameter, config, work.num_microbatches) for parameter in parameters)
+    schedule = accumulate(work.num_microbatches, len(model.forward_flops))
+    for strategy in serving(candidate):
+        tensors = tuple(strategy.place(tensor, candidate) for tensor in tensors)
+        schedule = strategy.schedule(schedule, candidate)
+    plan = _plan(config, candidate, tensors, schedule)
+    traffic = tuple(record for strategy in serving(plan) for record in traffic_of(strategy, plan))
+    return dataclasses.replace(plan, traffic=(*traffic, *common_sums(plan)))
+
+
+def trajectory(config: Config, vocab_size: int | None, world_size: int) -> dict[str, Scalar]:
+    """`Plan.trajectory` of the plan of `build`, and its errors. A schedule of many micro-batches would take seconds."""
+    config, _, candidate = accepted(config, vocab_size, world_size)
+    return _plan(config, candidate, (), Schedule(())).trajectory()
+
+
+def _plan(config: Config, candidate: Candidate, tensors: tuple[TensorPlan, ...], schedule: Schedule) -> Plan:
+    return Plan(
+        mesh=candidate.mesh,
+        model=candidate.model,
+        task=candidate.task,
+        work=candidate.work,
+        layout=candidate.layout,
+        tensors=tensors,
+        schedule=schedule,
+        seed=config.run.seed,
+        update=candidate.update,
+        objective=Objective(config.train.label_smoothing, config.train.z_loss),
+    )
+
+
+def _tensor(parameter: Parameter, config: Config, num_microbatches: int) -> TensorPlan:
+    """The plan of a tensor before any strategy changes it.
+
+    Trained bf16 weights have fp32 master copies, optimizer state and sums of gradients. Frozen weights have none.
+    """
+    precision, optimizer = config.train.precision, config.optimizer
+    momentum = optimizer.kind not in ("sgd", "rmsprop") or optimizer.momentum > 0
+    return TensorPlan(
+        parameter=parameter,
+        weight_dtype=precision,
+        gradient_dtype=WIDE[precision] if num_microbatches > 1 else precision,
+        optimizer_dtype=WIDE[precision],
+        master_dtype=WIDE[precision] if WIDE[precision] != precision and parameter.trained else "",
+        optimizer_tensors=(1 if optimizer.kind in ONE_STATE_TENSOR else 2) - (not momentum),
+        weights=Placement(),
+        gradients=Placement(),
+        optimizer=Placement(),
+    )
