@@ -88,17 +88,11 @@ def without_effect(loaded: LoadedConfig) -> list[str]:
 
 
 def notes(loaded: LoadedConfig) -> list[str]:
-    """Sentences for the user before the run: `without_effect`, what a task finds odd in its corpus, a long warm-up."""
+    """Sentences for the user before the run: `without_effect`, and what a task finds odd in its corpus."""
     try:
         found = list(tasks.remarks(task_request(loaded.config)))
     except UserError:  # the run is refused, and the refusal says why
         found = []
-    train, warmup = loaded.config.train, loaded.config.optimizer.warmup_steps
-    if train.num_epochs is None and warmup >= train.num_steps:
-        found.append(
-            f"optimizer.warmup_steps = {warmup}: the run has {counted(train.num_steps, 'step')}, so the learning rate "
-            "only rises, and does not reach optimizer.learning_rate"
-        )
     return [*without_effect(loaded), *found]
 
 

@@ -180,14 +180,6 @@ def test_waiting_for_a_core_is_counted() -> None:
     assert waited_s() > before_s + 0.02
 
 
-def test_a_warmup_that_is_longer_than_the_run_is_told(tmp_path: Path) -> None:
-    make_project(tmp_path)
-    done = called(tmp_path, "plan", "run.toml", "optimizer.warmup_steps=8", "train.num_steps=8")
-    assert "optimizer.warmup_steps = 8: the run has 8 steps, so the learning rate only rises" in done.stderr
-    done = called(tmp_path, "plan", "run.toml", "optimizer.warmup_steps=7", "train.num_steps=8")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_a_run_says_what_it_does_before_it_does_it(tmp_path: Path) -> None:
     make_project(tmp_path)
     words = ("log.sample_tokens=8", "log.sample_prompt=many ", "log.sample_temperature=0", "train.num_steps=2")

@@ -13,7 +13,7 @@ from codescent.plan.schedule import accumulate
 from codescent.strategies import ORDER, Candidate, Strategy, ThisRank, serving, traffic_of
 from codescent.strategies.strategy import Strategy as Base
 
-MODEL = ModelFacts("gpt2", 6, 24, 12, 12, 2, 11, forward_flops=(1.0,) * 8)
+MODEL = ModelFacts("gpt2", 6, 24, 12, 12, 2, 11, forward_flops=(1.0,) * 8, sizes={"seq_len": 48})
 WORK = Work(seq_len=48, global_batch_size=12, microbatch_size=2, num_microbatches=6, precision="bf16")
 KEYS: list[dict[str, Any]] = [{}, *(variant for strategy in ORDER for variant in strategy.variants)]
 

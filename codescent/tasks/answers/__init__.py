@@ -65,14 +65,6 @@ class Answers(FolderTask):
         path = expanded(corpus)
         return corpus not in (SQUAD, *corpora.NAMES) and path.is_file() and has_questions(path)
 
-    def refuse(self, request: TaskRequest) -> Iterator[str]:
-        """See `Task`: sizes of windows, too."""
-        yield from super().refuse(request)
-        try:
-            yield from _sizes(request).problems()
-        except UserError as error:
-            yield from error.problems
-
     def remarks(self, request: TaskRequest) -> Iterator[str]:
         """See `Task`: windows that do not overlap."""
         sizes = _sizes(request)
@@ -87,7 +79,7 @@ class Answers(FolderTask):
     def vocab_size(self, request: TaskRequest) -> int | None:
         """See `Task`."""
         refuse_no_wordpiece(self, request.data)
-        return None if any(self.refuse(request)) else super().vocab_size(request)
+        return super().vocab_size(request)
 
     def parts(self, request: TaskRequest) -> Mapping[str, Any]:
         """See `FolderTask`. Published files are not read, because their sha256 is known."""
