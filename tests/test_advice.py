@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forker import Forker
 from hypothesis import given
 from hypothesis import strategies as st
 from refused import Keys, advised, config_of, planned
@@ -157,12 +158,48 @@ def test_a_resume_advises_what_continues_the_run(asked: tuple[dict[str, Any], in
             5,
             "5 data-parallel ranks; nearest that would do on a resume: parallel.dp_shard = 1",
         ),
+        (
+            {"data.validation": "v.txt", "parallel.tp": 5},
+            5,
+            'on a resume: data.validation = "auto" and parallel.tp = 1',
+        ),
+        (
+            {"model.weights": "moved", "parallel.tp": 5},
+            5,
+            "on a resume: parallel.tp = 4 on 4 ranks, or parallel.tp = 6",
+        ),
+        (
+            {"train.global_batch_tokens": 96, "parallel.tp": 5},
+            5,
+            "resume: train.global_batch_tokens = 576 and parallel",
+        ),
+        ({"run.seed": 5, "parallel.tp": 5}, 5, "on a resume: run.seed = 1337 and parallel.tp = 1 on 1 rank"),
     ],
 )
 def test_a_resume_advises_what_it_may_change(keys: Keys, ranks: int, said: str) -> None:
     same = {key: value for key, value in keys.items() if key in ("model.seq_len", "train.global_batch_size")}
     (problem,) = on_a_resume(keys, ranks, planned(same, 1))
     assert said in problem
+
+
+def test_a_resume_with_several_problems_is_advised_what_solves_all() -> None:
+    *said, last = on_a_resume({"parallel.dp_replicate": 5}, 2, planned({}, 1))
+    assert len(said) == 2
+    assert not any(advised(problem) for problem in said)
+    assert last == "all of these together; nearest that would do on a resume: parallel.dp_replicate = 2"
+
+
+def test_what_cannot_be_continued_is_advised_its_own_values() -> None:
+    *_, last = on_a_resume({"lora.rank": 2, "parallel.tp": 5}, 5, planned({}, 1))
+    assert last == "give the values with which the run began: config.toml in its folder has them"
+
+
+def test_ranks_that_resume_are_advised_alike(project: Path, forker: Forker) -> None:
+    """Where no launcher of ours has looked before them."""
+    forker.train(project, "begun", 2, "train.num_steps=1")
+    done = forker.run(project, 2, ["run.name=begun", "train.num_steps=1", "parallel.dp_replicate=3"], resume=True)
+    assert done.codes == [2, 2]
+    assert done.said.count("nearest that would do on a resume: parallel.dp_replicate = 2") == 2
 
 
 def test_a_resume_with_a_scaled_learning_rate_keeps_the_data_parallel_ranks() -> None:

@@ -1,5 +1,5 @@
 """In: why a config is refused with which a run is resumed, and the plan with which it began. Out: the changes that do.
-Tries each change: the plan of the changed config must be there, and keep what decides the losses of the run."""
+Does not find changes (accept.py and strategies do). It tries them: a plan must be there, with the losses of the run."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Strategy:
         return run.mesh.degree(self.axis) > 1
 
     def refuse(self, candidate: Candidate) -> Iterator[str]:
-        """Error messages for values that the strategy does not support, each with the nearest supported values."""
+        """A `Refusal` for each value that the strategy does not support, with the nearest changes that would do."""
         yield from ()
 
     def place(self, tensor: TensorPlan, candidate: Candidate) -> TensorPlan:
