@@ -32,6 +32,8 @@ from measure import (
 from systems import Watched, die_with_parent
 from work import WORKS, Work, environment, training, write_tokens
 
+from codescent.base.counted import counted
+
 BUSY = "while True: pass"
 LIBRARY = "GOMP_SPINCOUNT=300000"
 """libgomp's own spins, if no variable is set."""
@@ -61,11 +63,11 @@ def systems_of(arguments: argparse.Namespace, work: Work, folder: Path) -> list[
     many = arguments.threads
     variants: dict[str, tuple[int, dict[str, str]]] = {
         "1 thread": (1, {}),
-        f"{many} threads": (many, {}),
-        f"{many} threads, libgomp's spins": (many, dict([LIBRARY.split("=")])),
+        counted(many, "thread"): (many, {}),
+        f"{counted(many, 'thread')}, libgomp's spins": (many, dict([LIBRARY.split("=")])),
     }
     for spins in filter(None, arguments.spins.split(",")):
-        variants[f"{many} threads, {spins} spins"] = (many, {"GOMP_SPINCOUNT": spins})
+        variants[f"{counted(many, 'thread')}, {spins} spins"] = (many, {"GOMP_SPINCOUNT": spins})
     systems = []
     for number, (name, (threads, extra)) in enumerate(variants.items()):
         run = folder / f"run-{number}"
@@ -124,7 +126,7 @@ def show(cells: Cells) -> str:
 
 def musts(cells: Cells, many: int) -> list[dict[str, Any]]:
     """Short spins lose nothing alone, and are no slower than libgomp's beside a busy process."""
-    name = f"{many} threads"
+    name = counted(many, "thread")
     ratio = {
         load: statistics.median(cells[f"{name}, libgomp's spins"][load]) / statistics.median(cells[name][load])
         for load in ("alone", "beside")
