@@ -19,6 +19,7 @@ from measure import ROOT
 sys.path.insert(0, str(ROOT))
 
 from codescent.base.beats import ENDED
+from codescent.base.stopwatch import Stopwatch
 from codescent.build import build
 from codescent.config.sections import Config
 from codescent.data.text.dataset import Dataset, open_dataset
@@ -26,7 +27,7 @@ from codescent.launch.environment import read
 from codescent.models.gpt2.module import GPT2
 from codescent.plan import Instruction
 from codescent.train.assemble import Trainer, assemble
-from codescent.train.execute import COLUMN, Executor, Stopwatch
+from codescent.train.execute import COLUMN, WAIT_COLUMN, Executor
 from codescent.train.stop import StopRequest
 from codescent.train.world import World
 
@@ -165,7 +166,7 @@ class Laps(Stopwatch):
     """
 
     def __init__(self, executor: Executor) -> None:
-        super().__init__(executor.device)
+        super().__init__(executor.device, WAIT_COLUMN)
         self.chunks = executor.chunks
         self.begin_s = 0.0
         self.held: list[int] = []
@@ -179,6 +180,12 @@ class Laps(Stopwatch):
             flying = (one for chunk in self.chunks for one in chunk.in_flight.values())
             self.held.append(sum(one.outputs is not None or one.deferred is not None for one in flying))
         super().lap(part)
+
+    def pause(self) -> None:
+        """See Stopwatch. A lap is a whole instruction here."""
+
+    def go_on(self) -> None:
+        """See Stopwatch."""
 
     def read(self) -> dict[str, float]:
         """See Stopwatch. Sets `spans` to all laps: (part, begin, end, held)."""

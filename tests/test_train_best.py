@@ -223,3 +223,14 @@ def test_a_run_that_would_end_early_without_a_number_has_failed(project: Path, f
     assert done.codes == [1]
     assert "ended at step 1, which is not saved: the validation loss is nan" in done.said
     assert kept(RunFolder.open(project / "runs" / "nan")) == []
+
+
+def test_a_run_that_is_only_measured_saves_nothing_at_its_end(project: Path, forker: Forker) -> None:
+    words = ("checkpoint.last=false", "train.num_steps=3", "train.eval_every=0")
+    assert list(forker.train(project, "measured", 1, *words, "checkpoint.every=0").checkpoints.iterdir()) == []
+    run = forker.train(project, "now-and-then", 1, *words, "checkpoint.every=2")
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step_00000002"]
+    assert len(run.read_metrics()) == 3
+    again = forker.train(project, "now-and-then", 1, *words, "checkpoint.every=2", resume=True)
+    assert [event["step"] for event in again.read_events() if event["kind"] == "resume"] == [2]
+    assert [row["step"] for row in again.read_metrics()] == [1, 2, 3]

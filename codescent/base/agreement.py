@@ -5,7 +5,7 @@ Does not set a timeout (the process group does) and sends no pickle: ranks excha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -85,6 +85,16 @@ def from_first(error: type[UserError], make: Callable[[], T]) -> T:
     answer, cause = _tried(make) if rank() == 0 else ({}, None)
     result: T = _shared(error, answer, cause)
     return result
+
+
+def gather_numbers(mine: Sequence[float]) -> list[list[float]]:
+    """The numbers of every rank, equally many, on rank 0 in the order of the ranks; elsewhere none. One collective."""
+    if alone():
+        return [list(mine)]
+    numbers = torch.tensor(mine, dtype=torch.float64)
+    everyone = [torch.empty_like(numbers) for _ in range(world_size())] if rank() == 0 else None
+    dist.gather(numbers, everyone, dst=0)
+    return [one.tolist() for one in everyone or []]
 
 
 _Answer = dict[str, Any]

@@ -302,6 +302,7 @@ class Checkpoint(Section):
     """When checkpoints are written, and which of them stay."""
 
     every: int = key(250, "steps between checkpoints; 0: only at the end, and the best ones", ge=0)
+    last: bool = key(True, "save a checkpoint after the last step; false: for runs that are only measured")
     keep_last: int = key(2, "number of newest checkpoints to keep", ge=1)
     keep_best: bool = key(
         True,

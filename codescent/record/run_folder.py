@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from codescent.base.durable import replace_file, write_synced
 from codescent.base.errors import UserError
 from codescent.base.formats import unreadable
 from codescent.base.published import published
+from codescent.record import ranks
 from codescent.record.lines import append, forward, user_errors
 from codescent.record.rows import METRICS_CSV, METRICS_JSONL, Rows, header_of, json_line, strict
 
@@ -39,6 +40,9 @@ METRICS: tuple[str, ...] = (
     "exposed_comm_s",
     "optimizer_s",
     "peak_memory_bytes",
+    "forward_s",
+    "backward_s",
+    "other_s",
 )
 INTEGERS = frozenset({"step", "tokens", "peak_memory_bytes"})
 HEADER = ",".join(METRICS) + "\n"
@@ -206,6 +210,15 @@ class RunFolder:
         for listen in self.listeners:
             listen("metrics", row)
 
+    def write_ranks(self, rows: Sequence[ranks.RankRow]) -> None:
+        """Append a row for each rank to ranks.csv. Raises UserError: the file cannot be written."""
+        self.follow()
+        ranks.write(self.path, rows)
+
+    def iter_ranks(self) -> Iterator[ranks.RankRow]:
+        """Read ranks.csv: the parts of a step and the memory of each rank. Raises UserError: a line is not a row."""
+        yield from ranks.read(self.path)
+
     def read_metrics(self) -> list[dict[str, Any]]:
         """All rows of metrics as a list; see `iter_metrics`."""
         return list(self.iter_metrics())
@@ -218,7 +231,11 @@ class RunFolder:
         yield from self._rows.read()
 
     def rewind(self, step: int) -> int:
-        """On resume: delete the rows of steps after `step` (event "rewind"), then `mend`. Returns their number."""
+        """On resume: delete the rows of steps after `step` (event "rewind"), then `mend`. Returns their number.
+
+        The rows of ranks.csv are not counted.
+        """
+        ranks.rewind(self.path, step)
         if dropped := self._rows.rewind(step):
             self.event("rewind", step=step, dropped_rows=dropped)
         self.mend()

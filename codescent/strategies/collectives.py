@@ -1,4 +1,5 @@
 """In: a tensor and a process group. Out: torch's collectives. In: a function. Out: its call at the end of backward.
+A collective that blocks counts as waiting (base/stopwatch.py), except in code that torch.compile compiles.
 Does not decide what is sent. Strategies use names that are private in torch, or differ between versions, only here."""
 
 from __future__ import annotations
@@ -10,10 +11,44 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from codescent.base.stopwatch import waiting
+
 # torch 2.13 renamed the first two and warns if the old names are used.
-all_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+start_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+start_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 assert_async: Any = torch._assert_async
+
+
+def _blocking(collective: Callable[..., Any]) -> Callable[..., None]:
+    """A collective that returns when it is done."""
+
+    def wait_for(*arguments: Any, **options: Any) -> None:
+        if torch.compiler.is_compiling():
+            collective(*arguments, **options)
+            return
+        with waiting():
+            collective(*arguments, **options)
+
+    return wait_for
+
+
+all_gather_into = _blocking(start_all_gather)
+reduce_scatter_into = _blocking(start_reduce_scatter)
+all_reduce = _blocking(dist.all_reduce)
+all_to_all = _blocking(dist.all_to_all_single)
+
+
+class Awaited(dist.Work):
+    """The handle of a collective. To wait for it counts as waiting."""
+
+    def __init__(self, work: Any) -> None:
+        super().__init__()
+        self.work = work
+
+    def wait(self, *timeout: Any) -> bool:
+        """Wait until the collective is done."""
+        with waiting():
+            return bool(self.work.wait(*timeout))
 
 
 def at_end_of_backward(scheduled: Container[int], act: Callable[[int], None]) -> int:

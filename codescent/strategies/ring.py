@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from codescent.base.stopwatch import waiting
 from codescent.strategies.causal_tiles import CausalTiles
 from codescent.strategies.collectives import all_gather_into, reduce_scatter_into
 
@@ -89,8 +90,9 @@ class _RingMessage:
 
     def wait(self) -> Tensor:
         """Wait for both transfers and return the received tensor. The sent tensor may then be overwritten."""
-        for work in self.works:
-            work.wait()
+        with waiting():
+            for work in self.works:
+                work.wait()
         return self.received
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from codescent.strategies.collectives import all_gather_into, reduce_scatter_into
+from codescent.strategies.collectives import all_gather_into, all_reduce, reduce_scatter_into
 
 # Shapes: B samples, T positions, t = T / degree positions of this rank, D hidden_dim, n ranks of the group (degree).
 #
@@ -106,7 +106,7 @@ def _summed_part(x_BTD: Tensor, group: dist.ProcessGroup) -> Tensor:
 def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """All-reduce into a copy, because x may have other readers (autograd passes one gradient to all terms of a sum)."""
     total = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
+    all_reduce(total, group=group)
     return total
 
 

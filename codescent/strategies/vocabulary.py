@@ -21,7 +21,7 @@ from codescent.operators.softmax import (
     with_z_loss,
 )
 from codescent.plan.objective import CROSS_ENTROPY, Objective
-from codescent.strategies.collectives import assert_async
+from codescent.strategies.collectives import all_reduce, assert_async
 from codescent.strategies.sequence import enter, gather_alike, gather_sequence, leave, scatter_sum
 
 # Shapes: B samples, T positions, t = T / degree positions of this rank, N tokens of a chunk, M selected rows,
@@ -183,7 +183,7 @@ class SplitVocabulary:
         else:
             mine_2N1[0] = -math.inf
         largest_N1 = mine_2N1[0].clone()
-        dist.all_reduce(largest_N1, dist.ReduceOp.MAX, group=self.group)
+        all_reduce(largest_N1, dist.ReduceOp.MAX, group=self.group)
 
         part_N1 = (mine_2N1[0] - largest_N1).exp_() / mine_2N1[1]
         sums_2N1 = torch.zeros_like(mine_2N1)  # of exp(z - m); of z - m, weighted by the (smoothed) target
@@ -194,7 +194,7 @@ class SplitVocabulary:
             if total_N1 is not None:
                 sums_2N1[1] *= 1.0 - objective.label_smoothing
                 sums_2N1[1] += share * (total_N1 - columns * largest_N1)
-        dist.all_reduce(sums_2N1, group=self.group)
+        all_reduce(sums_2N1, group=self.group)
         log_sum_N1 = sums_2N1[0].log()
         log_z_N1 = log_sum_N1 + largest_N1
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from codescent.plan import TensorPlan
+from codescent.strategies.collectives import all_to_all
 from codescent.strategies.muon import Round
 from codescent.strategies.strategy import ThisRank
 
@@ -91,5 +92,5 @@ def _all_to_all(
 ) -> tuple[torch.Tensor, ...]:
     """Send a flat tensor to each rank of a group, and receive one of so many elements from each."""
     received = sent[0].new_empty(sum(numels))
-    dist.all_to_all_single(received, torch.cat(list(sent)), list(numels), [part.numel() for part in sent], group=group)
+    all_to_all(received, torch.cat(list(sent)), list(numels), [part.numel() for part in sent], group=group)
     return torch.split(received, list(numels))

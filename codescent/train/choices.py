@@ -4,6 +4,7 @@ Does not measure: machine.py and threads.py do. A resumed run keeps its choices 
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from codescent.config.sections import Config
 from codescent.operators import products
 from codescent.plan import Plan
 from codescent.train import machine, threads
+from codescent.train.devices import name_of
 from codescent.train.world import World
 
 KEPT = "as at the beginning"
@@ -44,6 +46,8 @@ def choose(config: Config, plan: Plan, world: World, before: dict[str, Any]) -> 
     """
     device, precision = world.device, plan.work.precision
     here = machine.describe(device, world.num_threads, world.place.world_size)
+    mine = {"host": socket.gethostname(), "device": name_of(world.device)}
+    here["ranks"] = together(UserError, lambda: mine)
     here["machines"] = _distinct(together(UserError, lambda: {fact: here[fact] for fact in KIND}))
     kept: dict[str, Any] = world.from_first(lambda: _kept(before, here))
     machine.set_deterministic(config.train.deterministic)

@@ -4,15 +4,15 @@ Does not decide which instructions a step has (the plan does). cost/simulate.py 
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 
+from codescent.base.stopwatch import Stopwatch
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Batch, Loader, Portion
 from codescent.models.part import Part
@@ -24,15 +24,16 @@ from codescent.train.optimize import Optimizer
 from codescent.train.world import World
 
 WAIT_COLUMN = "exposed_comm_s"
-"""Metrics column charged with waiting for other ranks: for an activation, a gradient or an all-reduce."""
+"""Metrics column charged with waiting for other ranks, in whichever verb: for messages and for collectives."""
 
 COLUMN: dict[Verb, str] = {
     Verb.LOAD: "data_s",
-    **dict.fromkeys((Verb.FORWARD, Verb.BACKWARD, Verb.BACKWARD_INPUT, Verb.BACKWARD_WEIGHT), "compute_s"),
+    Verb.FORWARD: "forward_s",
+    **dict.fromkeys((Verb.BACKWARD, Verb.BACKWARD_INPUT, Verb.BACKWARD_WEIGHT), "backward_s"),
     **dict.fromkeys((*SENDS, *RECEIVES, Verb.REDUCE), WAIT_COLUMN),
     Verb.STEP: "optimizer_s",
 }
-"""Metrics column charged with the time of each verb."""
+"""Metrics column charged with the time of each verb, without waiting."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class StepResult:
         train_loss: mean loss of the global batch.
         grad_norm: gradient norm before clipping.
         stop: whether any rank has received a request to stop.
-        seconds: of this rank, by metrics column.
+        seconds: of this rank, by metrics column: each part of the step, without the others.
     """
 
     train_loss: float
@@ -51,38 +52,20 @@ class StepResult:
     stop: bool
     seconds: dict[str, float]
 
+    def parts(self, step_s: float) -> dict[str, float]:
+        """The parts of the step by metrics column, in seconds. They sum to `step_s`, without compute_s: forward and
+        backward together.
+
+        `step_s`: wall time of the step on this rank.
+        """
+        parts = {name: self.seconds.get(name, 0.0) for name in dict.fromkeys(COLUMN.values())}
+        rest = max(0.0, step_s - sum(parts.values()))
+        return {**parts, "compute_s": parts["forward_s"] + parts["backward_s"], "other_s": rest}
+
     @property
     def skipped(self) -> bool:
         """Whether loss or gradients were not finite; then no rank has updated its weights."""
         return not (math.isfinite(self.train_loss) and math.isfinite(self.grad_norm))
-
-
-class Stopwatch:
-    """Measures the seconds between laps. On CUDA it records events, so that the host does not wait for the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-        self.laps: list[tuple[str, Any]] = []
-
-    def lap(self, part: str) -> None:
-        """End a lap: the time since the last lap is charged to `part`."""
-        if self.cuda:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self.laps.append((part, event))
-        else:
-            self.laps.append((part, time.perf_counter()))
-
-    def read(self) -> dict[str, float]:
-        """Return the seconds of each part between the first lap and the last, and reset the stopwatch."""
-        if self.cuda:
-            torch.cuda.synchronize()
-        seconds: dict[str, float] = {}
-        for (_, begin), (part, end) in zip(self.laps, self.laps[1:]):
-            elapsed = begin.elapsed_time(end) / 1e3 if self.cuda else end - begin
-            seconds[part] = seconds.get(part, 0.0) + elapsed
-        self.laps.clear()
-        return seconds
 
 
 @dataclass
@@ -152,7 +135,7 @@ class Executor:
         self.sample_ids = torch.split(samples, plan.work.microbatch_size)  # by micro-batch, the same in every step
         self.pipelined = plan.mesh.pp > 1
         self.messages = world.messages(self.dtype, message_shape(plan))
-        self.watch = Stopwatch(self.device)
+        self.watch = Stopwatch(self.device, WAIT_COLUMN)
         self.arms: dict[Verb, Callable[[Instruction], None]] = {verb: getattr(self, f"_{verb}") for verb in Verb}
         self.number = 0
         self.rate = 0.0
@@ -166,7 +149,7 @@ class Executor:
         """Execute step `number` (from 0) with learning rate `rate`."""
         self.number, self.rate = number, rate
         self.loss_sum.zero_()
-        self.watch.lap("begin")
+        self.watch.start(COLUMN[Verb.LOAD])
         self.portion = self.loader.next()
         self.watch.lap(COLUMN[Verb.LOAD])
         if self.pipelined:
@@ -175,8 +158,9 @@ class Executor:
             self.world.at(number + done / (len(self.program) + 1))
             if self._wait(instruction):
                 self.watch.lap(WAIT_COLUMN)
+            self.watch.part = COLUMN[instruction.verb]
             self.arms[instruction.verb](instruction)
-            self.watch.lap(COLUMN[instruction.verb])
+            self.watch.lap(self.watch.part)
         self.world.at(number + 1)
         loss, stops = self.sums.tolist()
         return StepResult(loss / self.portion.losses, self.grad_norm, stops > 0, self.watch.read())

@@ -21,8 +21,10 @@ from codescent.train.assemble import Trainer, assemble
 from codescent.train.continuing import nothing_to_do, with_new_places
 from codescent.train.execute import StepResult
 from codescent.train.loggers import Logger, load
+from codescent.train.machine import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
 from codescent.train.optimize import learning_rate
+from codescent.train.ranks import RankTimes
 from codescent.train.report import Report
 from codescent.train.stop import StopRequest
 from codescent.train.threads import Watch
@@ -119,6 +121,7 @@ class _Steps:
         self.config, self.plan = run.config, run.plan
         self.copies = replicated_tensors(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
         self.threads = Watch(run.plan, run.world, run.machine["threads"])
+        self.times = RankTimes()
         self.skipped = 0  # consecutive skipped steps, up to the current step
         self.overdue = False  # a checkpoint was due at a step that could not be saved; the next good step is saved
         self.unproven = False  # no finite step has followed the newest checkpoint yet, so older checkpoints stay
@@ -161,7 +164,11 @@ class _Steps:
         val_loss = self._validate(step) if _is_due(step, self.config.train.eval_every, num_steps) else None
         if self.validations.exhausted and not (self.skipped or result.stop):  # after a skipped step: the next good one
             self.last = step
-        self.report.step(step, rate, result, seconds, val_loss, last=step == self.last)
+        parts = result.parts(seconds)
+        self.report.step(step, rate, result, parts, seconds, val_loss, last=step == self.last)
+        self.times.add(seconds, parts)
+        if result.stop or _is_due(step, self.config.log.every, self.last):
+            self.report.ranks(self.times.gather(step, peak_memory_bytes(self.run.world.device)))
         if self.skipped and (result.stop or step == self.last or self.skipped == SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {self.skipped}"
             raise self.report.failed(step, why, ruined_step=step - self.skipped)
@@ -192,7 +199,9 @@ class _Steps:
         Raises:
             RunFailed: the last step cannot be saved.
         """
-        due, why = step == self.last or _is_due(step, self.config.checkpoint.every, self.last), ""
+        checkpoint = self.config.checkpoint
+        at_end = checkpoint.last and step == self.last
+        due, why = at_end or bool(checkpoint.every and step % checkpoint.every == 0), ""
         if self.skipped:
             why = "steps are skipped"
         elif val_loss is not None and not math.isfinite(val_loss):

@@ -4,7 +4,7 @@ Does not decide what a run does. Only rank 0 writes; on other ranks no method pr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +20,7 @@ from codescent.config.load import to_toml
 from codescent.huggingface.folder import open_folder
 from codescent.huggingface.tokens import Controls, has_same_tokens, tokenizer_text
 from codescent.models.lora.declare import is_adapter
+from codescent.record.ranks import RankRow
 from codescent.record.rows import strict
 from codescent.train import machine
 from codescent.train.alike import Diverged
@@ -202,7 +203,15 @@ class Report:
             self.display.say(f"its control tokens are not kept for an export: {error}")
 
     def step(
-        self, step: int, rate: float, result: StepResult, seconds: float, val_loss: float | None, *, last: bool
+        self,
+        step: int,
+        rate: float,
+        result: StepResult,
+        parts: Mapping[str, float],
+        seconds: float,
+        val_loss: float | None,
+        *,
+        last: bool,
     ) -> None:
         """Write one row of metrics and update the terminal. The `last` step has a row and a line always."""
         run = self.run
@@ -220,7 +229,7 @@ class Report:
             "flops_per_s": self.flops / seconds,
             "mfu": self._mfu(step, self.flops / seconds),
             "step_s": seconds,
-            **result.seconds,
+            **parts,
             "peak_memory_bytes": machine.peak_memory_bytes(run.world.device),
         }
         if last or result.stop or val_loss is not None or step % self.row_every == 0:
@@ -238,6 +247,11 @@ class Report:
             if not math.isfinite(val_loss):
                 self._event("validation_not_finite", step=step, val_loss=val_loss)
                 self.display.say(f"warning: step {step}: the validation loss is {val_loss}")
+
+    def ranks(self, rows: Sequence[RankRow]) -> None:
+        """Write the times and memory of each rank."""
+        if self.run.folder is not None:
+            self.run.folder.write_ranks(rows)
 
     def _mfu(self, step: int, flops_per_s: float) -> float:
         """FLOP/s of a step, relative to the products of all devices.

@@ -24,6 +24,7 @@ from codescent.base.cores import OUR_THREADS, available_cores, threads_per_rank
 from codescent.base.errors import UserError
 from codescent.base.parent import end_with_parent
 from codescent.base.rank import Rank
+from codescent.base.stopwatch import waiting
 from codescent.plan import AXES, Mesh, Plan
 from codescent.train.addresses import is_local, name_interface
 from codescent.train.devices import choose_device, name_of
@@ -142,7 +143,8 @@ class World:
     def sum_over(self, values: torch.Tensor, axis: str) -> torch.Tensor:
         """Sum `values` over the ranks of an axis, in place, and return them. Collective."""
         if self.mesh.degree(axis) > 1:
-            dist.all_reduce(values, group=self.groups[axis])
+            with waiting():
+                dist.all_reduce(values, group=self.groups[axis])
         return values
 
     def in_turn(self, work: Callable[[], object]) -> None:

@@ -161,8 +161,8 @@ def find(run: Path, *, best: bool = False, step: int | None = None) -> Trained:
         saved = checkpoints.latest()
         if saved is None:
             raise UserError(
-                f"{folder.checkpoints}: no checkpoint yet; the run saves one at its end, and every checkpoint.every "
-                "steps"
+                f"{folder.checkpoints}: no checkpoint yet; the run saves one at its end (checkpoint.last), and every "
+                "checkpoint.every steps"
             )
         if best and (saved := checkpoints.best()) is None:
             raise UserError(f"{folder.checkpoints}: no checkpoint has a validation loss, so --best cannot choose one")

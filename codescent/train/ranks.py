@@ -1,0 +1,46 @@
+"""In: the parts of each step on this rank. Out: on rank 0, their means over some steps on every rank, with its memory.
+Does not measure a step (execute.py does) and does not write a file (record/ranks.py does)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from codescent.base.agreement import gather_numbers
+from codescent.record.ranks import PARTS, RankRow
+
+
+class RankTimes:
+    """Sums the parts of this rank's steps, until `gather` sends them to rank 0."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self.steps = 0
+        self.sums = dict.fromkeys(("step_s", *PARTS), 0.0)
+
+    def add(self, step_s: float, parts: Mapping[str, float]) -> None:
+        """Add a step: its wall time and its parts, in seconds."""
+        self.steps += 1
+        self.sums["step_s"] += step_s
+        for name in PARTS:
+            self.sums[name] += parts[name]
+
+    def gather(self, step: int, peak_memory_bytes: int) -> list[RankRow]:
+        """A row of record/ranks.py for each rank, on rank 0; on other ranks none. Starts new sums. Collective.
+
+        One collective of some numbers. `step`: the last step that was added.
+        """
+        means = {name: total / self.steps for name, total in self.sums.items()}
+        numbers, steps = [*means.values(), float(peak_memory_bytes)], self.steps
+        self._begin()
+        return [
+            {
+                "step": step,
+                "rank": rank,
+                "steps": steps,
+                **dict(zip(means, found, strict=False)),
+                "peak_memory_bytes": int(found[-1]),
+            }
+            for rank, found in enumerate(gather_numbers(numbers))
+        ]
