@@ -152,7 +152,7 @@ def test_a_damaged_line_in_the_middle_is_named(run: RunFolder) -> None:
         lines = (run.path / name).read_text().splitlines(keepends=True)
         lines[2] = "what,is,this\n"
         (run.path / name).write_text("".join(lines))
-    with pytest.raises(UserError, match=r"metrics\.csv line 3: not a row of 15 numbers"):
+    with pytest.raises(UserError, match=r"metrics\.csv line 3: not a row of 18 numbers"):
         run.read_metrics()
     with pytest.raises(UserError, match=r"events\.jsonl line 3"):
         run.read_events()
@@ -214,7 +214,9 @@ def test_config_and_plan_of_a_resumed_run_are_replaced_whole(run: RunFolder) -> 
 
 def test_every_metric_is_documented() -> None:
     page = (Path(__file__).resolve().parent.parent / "docs" / "run_folder.md").read_text()
-    documented = [line.split("`")[1] for line in page.split("## Events")[0].splitlines() if line.startswith("| `")]
+    documented = [
+        line.split("`")[1] for line in page.split("### Where the time")[0].splitlines() if line.startswith("| `")
+    ]
     assert tuple(documented) == METRICS
 
 
