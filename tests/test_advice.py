@@ -19,7 +19,7 @@ from codescent.base.errors import UserError
 from codescent.build import Began, on_resume, task_request
 from codescent.config.load import load, to_toml
 from codescent.plan import Plan
-from codescent.preflight import check, plan_with, run_folder
+from codescent.preflight import check, plan_of, plan_with, run_folder
 from codescent.record import RunFolder
 
 SMALL = {"hidden_dim": [24, 32, 48, 60, 96, 100], "num_heads": [1, 2, 3, 4, 5, 6, 8, 12, 16, 25]}
@@ -108,6 +108,21 @@ def test_what_is_said_to_do_does(asked: tuple[dict[str, Any], int]) -> None:
             if problem.startswith("model."):
                 left = tuple(one for one in left if re.search(r"^model\.|heads", one))
             assert len(left) < len(problems), f"{problem}\n{change} leaves:\n{left}"
+
+
+@pytest.mark.parametrize("words", [(), ("data.seq_len=64",), ("data.seq_len=68",), ("data.seq_len=40",)])
+def test_an_advice_on_lengths_leaves_room_for_questions(words: tuple[str, ...]) -> None:
+    """For SQuAD a window holds a question and some of a context: at least 68 tokens. The model has 64 positions."""
+
+    def squad(*more: str) -> Plan:
+        return plan_of(load("bert_squad", ["model.seq_len=64", *words, *more]).config, 1)
+
+    with pytest.raises(UserError) as caught:
+        squad()
+    changes = [change for problem in caught.value.problems for change in advised(problem)]
+    assert changes
+    for change in changes:
+        assert squad(*(f"{key}={value}" for key, value in change.values.items())).task.name == "qa"
 
 
 def on_a_resume(keys: Keys, ranks: int, began: Plan) -> tuple[str, ...]:

@@ -134,6 +134,8 @@ def test_sizes_that_leave_no_room(small: WordPiece) -> None:
         "data.seq_len: 67 leaves no room for a context next to a question of data.question_len = 64 tokens and 3 "
         "control tokens; nearest that would do: data.seq_len = 68, or data.question_len = 63"
     ]
+    (problem,) = WindowSizes(67, 1, 64).problems(67)
+    assert problem.endswith("do: data.seq_len = 68 and model.seq_len = 68, or data.question_len = 63")
     assert len(WindowSizes(0, -1, 0).problems()) == 3
     with pytest.raises(UserError, match="no room"):
         cut([ask("?", "city")], small, WindowSizes(67, 1, 64))

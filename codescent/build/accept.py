@@ -45,6 +45,7 @@ def accepted(config: Config, vocab_size: int | None, world_size: int) -> Accepte
         raise UserError(*problems)
     if not problems:
         return found
+    number = len(problems) + _unpreparable(found)
 
     def does(change: Change) -> bool:
         try:
@@ -52,7 +53,7 @@ def accepted(config: Config, vocab_size: int | None, world_size: int) -> Accepte
         except ValueError:
             return False
         left, found = _look(other, vocab_size, change.ranks or world_size, advises=False)
-        return found is not None and len(left) < len(problems)
+        return found is not None and len(left) + _unpreparable(found) < number
 
     raise UserError(*(_with_changes(problem, does) for problem in problems))
 
@@ -66,6 +67,12 @@ def changed(config: Config, change: Change) -> Config:
         section, _, name = key.partition(".")
         given.setdefault(section, {})[name] = value
     return type(config).model_validate(given)
+
+
+def _unpreparable(found: Accepted) -> int:
+    """The number of problems that preparing the data would find."""
+    request = found[1].request
+    return len(list(tasks.task_of(request).unpreparable(request)))
 
 
 def _with_changes(problem: str, does: Callable[[Change], bool]) -> str:

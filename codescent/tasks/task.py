@@ -183,6 +183,10 @@ class Task:
                 'take "tied" or "untied", or tensors (data.corpus = "synthetic:2048", or a file of them)'
             )
 
+    def unpreparable(self, request: TaskRequest) -> Iterator[str]:
+        """Messages: why the data could not be prepared, as far as the keys tell. An imported model may be so."""
+        yield from ()
+
     def unused(self, request: TaskRequest) -> Iterator[tuple[str, str]]:
         """Keys, as "section.key", that the task reads but that this corpus makes useless, with the reason as a clause.
         Keys with defaults may be among them.

@@ -65,6 +65,10 @@ class Answers(FolderTask):
         path = expanded(corpus)
         return corpus not in (SQUAD, *corpora.NAMES) and path.is_file() and has_questions(path)
 
+    def unpreparable(self, request: TaskRequest) -> Iterator[str]:
+        """See `Task`: sizes of windows that leave no room for a context."""
+        yield from _sizes(request).problems(_positions(request))
+
     def remarks(self, request: TaskRequest) -> Iterator[str]:
         """See `Task`: windows that do not overlap."""
         sizes = _sizes(request)
@@ -86,7 +90,7 @@ class Answers(FolderTask):
         data, sizes = request.data, _sizes(request)
         return {
             **asdict(sizes),
-            "max_length": sizes.checked_length,
+            "max_length": partial(sizes.checked_length, _positions(request)),
             "max_train": data.train_questions,
             "max_validation": data.validation_questions,
             **{split: partial(_sha256, data, split) for split in SPLITS},
@@ -149,10 +153,14 @@ class Answers(FolderTask):
         return answer_lines(request, request.out or request.task.run / PREDICTIONS)
 
 
+def _positions(request: TaskRequest) -> int | None:
+    """Positions of the model; None: not given."""
+    model = request.model
+    return model.seq_len or (None if model.preset is None else models.preset_positions(model.preset))
+
+
 def _sizes(request: TaskRequest) -> WindowSizes:
-    max_length = request.data.seq_len or request.model.seq_len
-    if max_length is None and request.model.preset is not None:
-        max_length = models.preset_positions(request.model.preset)
+    max_length = request.data.seq_len or _positions(request)
     if max_length is None:
         raise UserError("data.seq_len: give the number of tokens of a window of question and context; BERT's is 384")
     return WindowSizes(max_length, request.data.stride, request.data.question_len)

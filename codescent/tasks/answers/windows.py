@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.base.errors import UserError
-from codescent.base.refusal import Refusal, each
+from codescent.base.refusal import Change, Refusal, each
 from codescent.data.tokenizers.wordpiece import Pieces, WordPiece
 from codescent.tasks.answers.squad import Question
 
@@ -39,25 +39,27 @@ class WindowSizes:
     stride: int = 128
     max_question: int = 64
 
-    def problems(self) -> list[str]:
-        """A message for each size that cannot be used."""
+    def problems(self, positions: int | None = None) -> list[str]:
+        """A message for each size that cannot be used. `positions`: of the model; None: unknown."""
+        least = self.max_question + CONTROLS + 1
         found = [f"{KEYS[name]}: {size} is not a number of tokens" for name, size in asdict(self).items() if size < 1]
-        if not found and self.max_length < self.max_question + CONTROLS + 1:
+        if not found and self.max_length < least:
+            longer = {"model.seq_len": least} if positions is not None and positions < least else {}
             found.append(
                 Refusal(
                     f"data.seq_len: {self.max_length} leaves no room for a context next to a question of "
                     f"data.question_len = {self.max_question} tokens and {CONTROLS} control tokens",
                     [
-                        *each("data.seq_len", [self.max_question + CONTROLS + 1]),
+                        Change({"data.seq_len": least, **longer}),
                         *each("data.question_len", [room] if (room := self.max_length - CONTROLS - 1) > 0 else []),
                     ],
                 )
             )
         return found
 
-    def checked_length(self) -> int:
+    def checked_length(self, positions: int | None = None) -> int:
         """`max_length`. Raises UserError: every problem of the sizes."""
-        if problems := self.problems():
+        if problems := self.problems(positions):
             raise UserError(*problems)
         return self.max_length
 
