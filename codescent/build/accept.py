@@ -37,8 +37,8 @@ def accepted(config: Config, vocab_size: int | None, world_size: int) -> Accepte
     """Look at all that decides whether a config has a plan.
 
     Raises:
-        UserError: all problems of the config. A change that a `Refusal` names leaves fewer problems, and so none if it
-            is the only one.
+        UserError: all problems of the config. A change that a `Refusal` names leaves fewer problems, with no other
+            key, and so none if it is the only one.
     """
     problems, found = _look(config, vocab_size, world_size)
     if found is None:
@@ -53,7 +53,8 @@ def accepted(config: Config, vocab_size: int | None, world_size: int) -> Accepte
         except ValueError:
             return False
         left, found = _look(other, vocab_size, change.ranks or world_size, advises=False)
-        return found is not None and len(left) + _unpreparable(found) < number
+        fewer = found is not None and len(left) + _unpreparable(found) < number
+        return fewer and set(map(_key, left)) <= set(map(_key, problems))
 
     raise UserError(*(_with_changes(problem, does) for problem in problems))
 
@@ -67,6 +68,11 @@ def changed(config: Config, change: Change) -> Config:
         section, _, name = key.partition(".")
         given.setdefault(section, {})[name] = value
     return type(config).model_validate(given)
+
+
+def _key(problem: str) -> str:
+    """The key that a problem begins with."""
+    return problem.split(" ")[0].rstrip(":")
 
 
 def _unpreparable(found: Accepted) -> int:
