@@ -38,6 +38,19 @@ def advised(problem: str) -> tuple[Change, ...]:
     return problem.changes if isinstance(problem, Refusal) else ()
 
 
+def problems_of(keys: Keys, ranks: int) -> tuple[str, ...]:
+    """Why a plan is refused; empty if it is not, or if the config contradicts itself before there is a plan."""
+    try:
+        config = config_of(keys)
+    except ValueError:
+        return ()
+    try:
+        build(config, 11, ranks)
+    except UserError as error:
+        return error.problems
+    return ()
+
+
 def refusals(keys: Keys, ranks: int) -> tuple[str, ...]:
     with pytest.raises(UserError) as caught:
         planned(keys, ranks)

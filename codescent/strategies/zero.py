@@ -104,8 +104,8 @@ class Zero(Strategy):
     ) -> Iterator[Traffic]:
         """All-gathers of a chunk's units. Shards in host memory are first copied to the device.
 
-        A pass gathers the next unit while one computes. So its first gather has nothing to overlap with: in forward
-        that of the first unit; in backward that of the last block or of the root, if they had to be gathered again.
+        A pass gathers the next unit while one computes. So the first gather of a pass overlaps with nothing. In forward
+        this is the first unit. In backward it is the last block, or the root if that was freed.
         """
         narrow, wide = plan.work.precision, WIDE[plan.work.precision]
         last, first = max(gathered, default=ROOT), min(gathered, default=ROOT)
