@@ -12,7 +12,7 @@ import pytest
 from forker import Forker
 from hypothesis import given
 from hypothesis import strategies as st
-from refused import Keys, advised, config_of, planned
+from refused import Keys, advised, config_of, planned, problems_of
 
 from codescent import tasks
 from codescent.base.errors import UserError

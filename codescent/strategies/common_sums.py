@@ -29,7 +29,7 @@ def common_sums(plan: Plan) -> Iterator[Traffic]:
 def copied(plan: Plan, tensors: Sequence[TensorPlan]) -> list[TensorPlan]:
     """The tensors of a stage whose gradients the ranks of tp compute alike, but may sum in another order.
 
-    A message is summed over three or more ranks piece by piece. Each piece has its own order of ranks, and the length of
+    A message is summed over three or more ranks piece by piece. Each piece has its own order of ranks. The length of
     the message decides where the pieces begin. If tp divides a tensor unequally, its ranks send messages of different
     lengths. Their copies of other tensors would then drift apart. So the first rank of tp sends its gradients to the
     others.
