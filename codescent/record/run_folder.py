@@ -43,6 +43,8 @@ METRICS: tuple[str, ...] = (
     "forward_s",
     "backward_s",
     "other_s",
+    "mfu_spec",
+    "hfu",
 )
 INTEGERS = frozenset({"step", "tokens", "peak_memory_bytes"})
 HEADER = ",".join(METRICS) + "\n"

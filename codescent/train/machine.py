@@ -9,7 +9,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +23,7 @@ from codescent.base.errors import UserError
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.operators import products
 from codescent.plan import Plan
+from codescent.plan.device_specs import spec_of
 
 if TYPE_CHECKING:
     from codescent.config.sections import Optimizer as OptimizerConfig
@@ -162,6 +163,24 @@ def peak_flops_per_s(device: torch.device, precision: str) -> float:
         tries = 0 if seconds < PEAK_FASTER * best else tries + 1
         best = min(best, seconds)
     return 2.0 * side**3 / best
+
+
+def published_peak(devices: Sequence[str], precision: str, matmul: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The peak of a device that its maker publishes, for environment.json: name, precision, peak_flops_per_s, source.
+
+    None: the ranks have different devices, or no peak is published for the device and the precision.
+
+    Args:
+        devices: name of the device of each kind of machine, as `describe` gives it.
+        precision: of the run.
+        matmul: the choice of fp32 kernels; on CUDA the fast ones are TF32.
+    """
+    spec = spec_of(devices[0]) if len(set(devices)) == 1 else None
+    of_products = "tf32" if precision == "fp32" and matmul["choice"] == "fast" else precision
+    peak = None if spec is None else spec.peak_flops_per_s(of_products)
+    if spec is None or peak is None:
+        return None
+    return {"name": spec.name, "precision": of_products, "peak_flops_per_s": peak, "source": spec.source}
 
 
 def refuse_device(plan: Plan, device: torch.device) -> None:

@@ -48,7 +48,9 @@ class Report:
 
     def __init__(self, run: OpenRun, loggers: Sequence[Logger], notes: Sequence[str] = ()) -> None:
         self.notes = notes
-        self.run, self.flops = run, run.plan.flops().total_flops
+        found = run.plan.flops()
+        self.run, self.flops, self.hardware_flops = run, found.total_flops, found.hardware_flops
+        self.spec_peak: float | None = (run.machine["spec"] or {}).get("peak_flops_per_s")  # of a device
         log, steps = run.config.log, run.config.train.num_steps
         self.row_every = log.metrics_every or steps_between_rows(steps)
         self.display = Display(shown=run.world.is_first, num_steps=steps, first_step=run.first_step)
@@ -232,6 +234,7 @@ class Report:
             **parts,
             "peak_memory_bytes": machine.peak_memory_bytes(run.world.device),
         }
+        row |= self._of_peaks(row["mfu"], self.flops / seconds)
         if last or result.stop or val_loss is not None or step % self.row_every == 0:
             run.folder.metrics(row)
         self._check_outputs()
@@ -252,6 +255,12 @@ class Report:
         """Write the times and memory of each rank."""
         if self.run.folder is not None:
             self.run.folder.write_ranks(rows)
+
+    def _of_peaks(self, mfu: float, flops_per_s: float) -> dict[str, float | None]:
+        """mfu_spec and hfu of a step. `mfu`: of the step, relative to the products measured here."""
+        devices = self.run.world.place.world_size * self.run.plan.devices
+        spec = None if self.spec_peak is None else flops_per_s / (self.spec_peak * devices)
+        return {"mfu_spec": spec, "hfu": mfu * self.hardware_flops / self.flops}
 
     def _mfu(self, step: int, flops_per_s: float) -> float:
         """FLOP/s of a step, relative to the products of all devices.
