@@ -168,7 +168,8 @@ class _Steps:
         self.report.step(step, rate, result, parts, seconds, val_loss, last=step == self.last)
         self.times.add(seconds, parts)
         if result.stop or _is_due(step, self.config.log.every, self.last):
-            self.report.ranks(self.times.gather(step, peak_memory_bytes(self.run.world.device)))
+            memory = self.trainer.executor.memory.numbers()
+            self.report.ranks(*self.times.gather(step, peak_memory_bytes(self.run.world.device), memory))
         if self.skipped and (result.stop or step == self.last or self.skipped == SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {self.skipped}"
             raise self.report.failed(step, why, ruined_step=step - self.skipped)

@@ -30,6 +30,7 @@ from codescent.train.display import Display
 from codescent.train.estimate import Estimate
 from codescent.train.execute import StepResult
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
+from codescent.train.memory import row
 from codescent.train.open import OpenRun
 from codescent.train.validations import Validations
 
@@ -251,10 +252,12 @@ class Report:
                 self._event("validation_not_finite", step=step, val_loss=val_loss)
                 self.display.say(f"warning: step {step}: the validation loss is {val_loss}")
 
-    def ranks(self, rows: Sequence[RankRow]) -> None:
-        """Write the times and memory of each rank."""
+    def ranks(self, rows: Sequence[RankRow], memory: Sequence[list[float]]) -> None:
+        """Write the times of each rank, and its memory: `MemoryWatch.numbers`."""
         if self.run.folder is not None:
             self.run.folder.write_ranks(rows)
+            step, plan = int(rows[0]["step"]), self.run.plan
+            self.run.folder.write_memory([row(plan, step, rank, found) for rank, found in enumerate(memory)])
 
     def _of_peaks(self, mfu: float, flops_per_s: float) -> dict[str, float | None]:
         """mfu_spec and hfu of a step. `mfu`: of the step, relative to the products measured here."""
