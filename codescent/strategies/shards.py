@@ -159,14 +159,14 @@ class ShardedGradients:
         In stage 1 fully_shard adds the micro-batches before it sends them. If it adds in another dtype than that of
         backward, no public call reaches these sums: their bytes are those of their shapes.
         """
-        found = Held()
+        found, coming = Held(), set()
         for one in self.in_flight:
             found.gradients += one.sums.values()
-            found.buffers += [tensor for reduction in one.reductions for tensor in (reduction.whole, reduction.wire)]
-            found.gradients += [reduction.shard for reduction in one.reductions]
+            for reduction in one.reductions:
+                found.buffers += (reduction.whole, reduction.wire, reduction.shard)
+                coming.update(reduction.parameters)  # fully_shard has set `.grad`, but it has no values yet
             found.buffers += one.gathers
-        shards = [local_gradient(p) for p in self.parameters if p.grad is not None]
-        found.gradients += shards
+        found.gradients += [local_gradient(p) for p in self.parameters if p.grad is not None and p not in coming]
         for number, part in enumerate(self.parts):
             gathered = [p for p in part.parameters() if p.requires_grad and not isinstance(p, DTensor)]
             whole = [p.grad for p in gathered if p.grad is not None]
