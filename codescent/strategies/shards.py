@@ -159,7 +159,7 @@ class ShardedGradients:
         In stage 1 fully_shard adds the micro-batches before it sends them. If it adds in another dtype than that of
         backward, no public call reaches these sums: their bytes are those of their shapes.
         """
-        found, coming = Held(), set()
+        found, coming = Held(), set[nn.Parameter]()
         for one in self.in_flight:
             found.gradients += one.sums.values()
             for reduction in one.reductions:

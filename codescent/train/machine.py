@@ -49,7 +49,7 @@ BF16_SLOW = 2.0
 """bf16 products are computed in fp32 if the processor's own take this many times as long. With bf16 instructions they
 take less than fp32's time, without them at least 5 times as long, so noise does not change the choice."""
 
-CPUINFO = Path("/proc/cpuinfo")
+CPUINFO, STATM = Path("/proc/cpuinfo"), Path("/proc/self/statm")
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "sve", "bf16", "svebf16")
 """Flags of /proc/cpuinfo (x86, Arm) on which the speed of matrix products depends."""
 
@@ -241,6 +241,15 @@ def peak_memory_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def memory_now_bytes(device: torch.device) -> int:
+    """Memory that is in use now: allocated by torch on a CUDA device, resident set size on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    if not STATM.is_file():
+        return peak_memory_bytes(device)
+    return int(STATM.read_text().split()[1]) * resource.getpagesize()
 
 
 def set_deterministic(wanted: bool) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from codescent.plan import Plan
+from codescent.plan import Instruction, Plan, Verb
 from codescent.record.memory import MOST, PARTS, MemoryRow
-from codescent.train.machine import peak_memory_bytes
+from codescent.train.machine import memory_now_bytes, peak_memory_bytes
 
 if TYPE_CHECKING:
     from codescent.train.execute import Executor
@@ -57,6 +58,7 @@ class SavedStorages:
 
     def __init__(self) -> None:
         self._refs: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.touched: set[int] = set()  # places of the storages saved in the running instruction
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -73,16 +75,27 @@ class SavedStorages:
     def forget(self) -> None:
         """Drop all notes."""
         self._refs.clear()
+        self.touched.clear()
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
             return tensor
         storage = _local(tensor).untyped_storage()
         place = storage.data_ptr()
+        self.touched.add(place)
         noted = self._refs.get(place)
         if noted is None or noted() is None:  # the memory may be that of a storage that was freed
             self._refs[place] = weakref.ref(storage)
         return tensor.detach()  # the tensor itself would be a cycle of references
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a rank held when a step failed. `activations_bytes`: about those of a whole step; 0: unknown."""
+
+    held_bytes: int
+    split: Split
+    activations_bytes: float
 
 
 class MemoryWatch:
@@ -99,6 +112,7 @@ class MemoryWatch:
         peak_bytes: of the process or the device, so far.
         peak_at: the step and the instruction in which the peak rose last: an index, or BEFORE or BETWEEN.
         running: the step (from 1) and the index of the instruction that runs now.
+        failed: what the rank held when a step failed; None: none has.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -111,19 +125,21 @@ class MemoryWatch:
         self.counted_at, self.host_bytes, self.counted = BEFORE, 0, False
         self.peak_bytes, self.peak_at = 0, (0, BEFORE)
         self.running = (0, BEFORE)
+        self.failed: Failed | None = None
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """A block that computes step `number` (from 0)."""
+        """A block that computes step `number` (from 0). If it fails, `failed` has what the rank held."""
         self._look(BETWEEN if self.counted else BEFORE)
         self.running = number + 1, 0
-        if self.counted:
-            yield
-        else:
-            with self.saved.noted():
+        try:
+            with nullcontext() if self.counted else self.saved.noted():
                 yield
-            self.counted = True
-            self.saved.forget()
+        except Exception:
+            self.failed = self._failed()
+            raise
+        self.counted = True
+        self.saved.forget()
         self.running = number + 1, BETWEEN
 
     def after(self, index: int) -> None:
@@ -131,6 +147,7 @@ class MemoryWatch:
         self._look(index)
         if not self.counted:
             self._count(index)
+        self.saved.touched.clear()
         self.running = self.running[0], index + 1
 
     def numbers(self) -> list[float]:
@@ -141,9 +158,28 @@ class MemoryWatch:
         parts = [float(split[part]) for split in (self.split, self.most) for part in PARTS]
         return [self.peak_bytes, step, index, *parts, self.counted_at, self.host_bytes, reserved, retries]
 
-    def now(self) -> Split:
-        """Bytes of each part now."""
-        return self._parts()[0]
+    def _failed(self) -> Failed:
+        """What the rank holds, in the middle of an instruction. After the counted step its activations are those of
+        that step."""
+        split, most = self._parts()[0], self.most["activations_bytes"]
+        if self.counted:
+            split["activations_bytes"] = most
+            return Failed(memory_now_bytes(self.device), split, most)
+        plan, stage, index = self.executor.plan, self.executor.world.stage, self.running[1]
+        at_once = plan.schedule.most_in_flight(stage)
+        whole = most * at_once / plan.schedule.most_in_flight(stage, index) if index else 0.0
+        if passes := plan.schedule.in_flight(stage, index) + self._passed(plan.schedule.programs[stage][index]):
+            whole = max(whole, split["activations_bytes"] * at_once / passes)
+        return Failed(memory_now_bytes(self.device), split, whole)
+
+    def _passed(self, instruction: Instruction) -> float:
+        """Which share of a forward pass has been computed: by the matrices of the blocks that autograd has saved."""
+        if instruction.verb is not Verb.FORWARD:
+            return 0.0
+        blocks = self.executor.chunks[instruction.chunk].part.blocks
+        matrices = [_local(p) for p in blocks.parameters() if p.dim() > 1]
+        read = sum(p.numel() for p in matrices if p.untyped_storage().data_ptr() in self.saved.touched)
+        return read / max(1, sum(p.numel() for p in matrices))
 
     def _look(self, index: int) -> None:
         peak_bytes = peak_memory_bytes(self.device)

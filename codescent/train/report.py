@@ -32,6 +32,7 @@ from codescent.train.execute import StepResult
 from codescent.train.loggers import END, START, Failure, Logger, Loggers
 from codescent.train.memory import row
 from codescent.train.open import OpenRun
+from codescent.train.out_of_memory import is_out_of_memory
 from codescent.train.validations import Validations
 
 ROWS = 100_000
@@ -70,7 +71,7 @@ class Report:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not isinstance(error, RunFailed):  # RunFailed has its own event already
+        if error is not None and not (isinstance(error, RunFailed) or is_out_of_memory(error)):  # they have their own
             with suppress(UserError):  # the disk may be full, or the folder removed
                 self._event("error", problems=getattr(error, "problems", (repr(error),)))
         with suppress(UserError):
