@@ -167,7 +167,9 @@ class MemoryWatch:
             return Failed(memory_now_bytes(self.device), split, most)
         plan, stage, index = self.executor.plan, self.executor.world.stage, self.running[1]
         at_once = plan.schedule.most_in_flight(stage)
-        whole = most * at_once / plan.schedule.most_in_flight(stage, index) if index else 0.0
+        whole = float(split["activations_bytes"])
+        if index:
+            whole = max(whole, most * at_once / plan.schedule.most_in_flight(stage, index))
         if passes := plan.schedule.in_flight(stage, index) + self._passed(plan.schedule.programs[stage][index]):
             whole = max(whole, split["activations_bytes"] * at_once / passes)
         return Failed(memory_now_bytes(self.device), split, whole)
