@@ -86,8 +86,7 @@ class Explained:
         except MemoryError:  # not even for words
             sentences, change = [said], None
         if change is not None and self.has_begun:
-            words = (f"{key}={str(value).lower()}" for key, value in change.values.items())
-            sentences.append(f"to go on with the first of them: {resume_command(run.path, *words)}")
+            sentences.append(f"to go on with the first of them: {resume_command(run.path, *change.words())}")
         self._record(short, asked, sentences)
         raise OutOfMemory(*sentences) from None
 
