@@ -102,4 +102,4 @@ def _verdict(last: Sequence[Holdings]) -> str:
     if any(holds != right for holds in last):
         return "WRONG: not every rank holds every sum."
     steps = 2 * (len(last) - 1)
-    return f"Every rank holds every sum. Each has sent {steps} of {len(last)} chunks: {steps / len(last):.3g} arrays."
+    return f"Every rank holds every sum. Each has sent {steps} chunks: {steps / len(last):.3g} times its array."
