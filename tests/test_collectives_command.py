@@ -157,7 +157,7 @@ def test_what_fails_on_one_rank_alone_spoils_no_other_call(capfd: pytest.Capture
 def test_a_group_that_cannot_be_made_says_why_for_every_call() -> None:
     """gloo's group of ranks whose interface does not exist."""
     column = Column("gloo", "cpu")
-    command = ("env", "GLOO_SOCKET_IFNAME=nowhere0", sys.executable, "-m", "codescent.collectives.rank")
+    command = ("env", "GLOO_SOCKET_IFNAME=nowhere0", sys.executable, "-m", "codescent.collectives")
     Survey(2, 20.0, command).probe(column, ["send", "all_reduce"])
     assert states(column) == {"send fp32": NO, "all_reduce fp32": NO}
     assert "nowhere0" in column.outcomes["send fp32"].why
@@ -212,6 +212,7 @@ REFUSED = {
     "no size": (["--size", "nonsense"], "argument --size: 'nonsense' is not a size, such as 16MiB"),
     "a size below a byte": (["--size", "0.5"], "argument --size: '0.5' is not a size"),
     "a size without end": (["--size", "9" * 15 + "GiB"], "more than half of this machine's memory; give at most "),
+    "both": (["--explain", "--size", "1MiB"], "--size: is of the timed all-reduces; --explain shows a small array"),
     "no time": (["--timeout", "0"], "argument --timeout: '0' is not a whole number of at least 1"),
 }
 

@@ -4,7 +4,6 @@ Does not start ranks and prints nothing. It trusts no group: the ranks agree thr
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Mapping
@@ -40,8 +39,6 @@ def main(folder: Path, calls: Mapping[str, Call] = CALLS) -> None:
     """
     place = read(os.environ)
     assert place is not None, "survey.py starts the ranks"
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)  # at once, in whichever call: nothing here is worth saving
     end_with_parent(f"rank {place.rank} of {place.world_size}")
     warnings.simplefilter("ignore")
     task = Task.read(folder)
@@ -109,6 +106,3 @@ def run(folder: Path, calls: Mapping[str, Call] = CALLS) -> None:
         print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
         sys.exit(error.exit_code)
 
-
-if __name__ == "__main__":
-    run(Path(sys.argv[1]))

@@ -32,7 +32,7 @@ from codescent.collectives.task import (
 )
 from codescent.launch.local import STOP_SIGNALS, run_ranks
 
-RANK = (sys.executable, "-P", "-m", "codescent.collectives.rank")
+RANK = (sys.executable, "-P", "-m", "codescent.collectives")
 SHOWN_BACKENDS = ("gloo", "mpi", "nccl")
 """Shown also where torch lacks them. Other backends of this torch are shown beside them."""
 DEVICES: Mapping[str, str] = {"cpu": "CPU", "cuda": "GPU"}

@@ -119,7 +119,7 @@ def _collectives(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     ranks_help = "number of ranks to start (default: one for each CUDA device of several, else 4)"
     add("--ranks", type=_positive, metavar="N", help=ranks_help)
-    add("--size", type=size_bytes, default="16MiB", help="of the tensor of the timed all-reduces (default 16MiB)")
+    add("--size", type=size_bytes, metavar="SIZE", help="of the tensor of the timed all-reduces (default 16MiB)")
     add("--timeout", type=_positive, default=30, metavar="SECONDS", help="a longer call counts as hanging (default 30)")
     explain_help = "show instead what each rank holds after each step of our all-reduce, on 2 to 8 ranks"
     add("--explain", action="store_true", help=explain_help)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from codescent.collectives.survey import Survey
 
 DEFAULT_RANKS, MAX_RANKS, MOST_EXPLAINED = 4, 64, 8
+DEFAULT_BYTES = 16 * 2**20
 COPIES = 5
 """Tensors of --size that a rank holds at its peak while it is timed (collectives/timing.py)."""
 ROUNDS, BUDGET_S = 9, 10.0
@@ -38,13 +39,14 @@ def main(arguments: Namespace) -> int:
 
     devices = survey.cuda_devices()
     ranks = arguments.ranks or (min(devices, MAX_RANKS) if devices > 1 and not arguments.explain else DEFAULT_RANKS)
-    _refuse_size(ranks, arguments.size)
+    size = arguments.size or DEFAULT_BYTES
+    _refuse_size(ranks, size)
     asked = survey.Survey(ranks, arguments.timeout)
     try:
         if arguments.explain:
             _explain(asked)
         else:
-            _show(asked, arguments.size, devices)
+            _show(asked, size, devices)
     except survey.Ended as ended:
         return ended.code
     return 0
@@ -63,6 +65,8 @@ def _refuse(arguments: Namespace) -> None:
     if ranks is not None and ranks > (most := MOST_EXPLAINED if arguments.explain else MAX_RANKS):
         what = "can be shown in 80 columns" if arguments.explain else "can be tried on one machine"
         problems.append(f"--ranks {ranks}: at most {counted(most, 'rank')} {what}")
+    if arguments.explain and arguments.size is not None:
+        problems.append("--size: is of the timed all-reduces; --explain shows a small array: give one of the two")
     if problems:
         raise UserError(*problems)
 
