@@ -105,4 +105,3 @@ def run(folder: Path, calls: Mapping[str, Call] = CALLS) -> None:
     except UserError as error:
         print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
         sys.exit(error.exit_code)
-
