@@ -12,8 +12,9 @@ from measure import ROOT, finish, hardware, machine_line, must, must_lines, pars
 
 sys.path.insert(0, str(ROOT))
 
+from codescent.base.amounts import of_bytes
 from codescent.base.cores import available_cores
-from codescent.base.sizes import in_units, size_bytes
+from codescent.base.sizes import size_bytes
 from codescent.collectives.calls import MAX_RANKS
 from codescent.collectives.survey import Column, Ended, Survey
 from codescent.collectives.timing import BACKEND, OURS
@@ -43,7 +44,7 @@ def main() -> int:
         return ended.code
     result = evaluated(found, arguments.ranks, arguments.size)
     print(machine_line(record))
-    print(NOTES.format(size=in_units(arguments.size), cores=available_cores(), **result))
+    print(NOTES.format(size=of_bytes(arguments.size), cores=available_cores(), **result))
     print("\n".join(["", *lines(result), "", *must_lines(result["musts"])]))
     write_json(
         arguments.json, {"hardware": record, **result, "hardware_after": {"load_average": hardware()["load_average"]}}

@@ -16,7 +16,8 @@ import pytest
 from forker import TESTS, Forker
 from runs import codescent
 
-from codescent.base.sizes import in_units, size_bytes
+from codescent.base.amounts import of_bytes
+from codescent.base.sizes import size_bytes
 from codescent.collectives.calls import CALLS
 from codescent.collectives.holdings import explain, in_words
 from codescent.collectives.survey import Column, Outcome, Survey
@@ -245,7 +246,7 @@ def test_a_launcher_around_it_is_refused(monkeypatch: pytest.MonkeyPatch, capsys
 def test_sizes() -> None:
     found = [size_bytes(word) for word in ("16MiB", "64 KiB", "1.5kB", "4096", "7B", "2GiB")]
     assert found == [2**24, 2**16, 1500, 4096, 7, 2**31]
-    assert [in_units(size) for size in found] == [
+    assert [of_bytes(size) for size in found] == [
         "16.00 MiB", "64.00 KiB", "1.46 KiB", "4.00 KiB", "7 bytes", "2.00 GiB",
     ]  # fmt: skip
 

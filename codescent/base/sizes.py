@@ -1,4 +1,4 @@
-"""In: a word of a command line, such as 16MiB; or a number of bytes. Out: its bytes; or the number with a unit.
+"""In: a word of a command line, such as 16MiB. Out: its number of bytes.
 Does not limit sizes: each command does."""
 
 from __future__ import annotations
@@ -16,11 +16,3 @@ def size_bytes(word: str) -> int:
     if found is None or found[2] not in UNITS or (size := int(float(found[1]) * UNITS[found[2]])) < 1:
         raise argparse.ArgumentTypeError(f"{word!r} is not a size, such as 16MiB, 64KiB, 1.5GB or 4096 (bytes)")
     return size
-
-
-def in_units(number: float) -> str:
-    """A number of bytes, in the largest unit of which there is one."""
-    for unit in ("GiB", "MiB", "KiB"):
-        if number >= UNITS[unit]:
-            return f"{number / UNITS[unit]:,.2f} {unit}"
-    return f"{number:,.0f} bytes"

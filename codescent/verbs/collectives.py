@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from codescent.base.amounts import of_bytes
 from codescent.base.cores import memory_bytes
 from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.output import say
-from codescent.base.sizes import in_units
 from codescent.launch.environment import read
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _refuse_size(ranks: int, size: int) -> None:
     """Raise UserError: the tensors need more than half of this machine's memory."""
     if (most := memory_bytes() // (2 * COPIES * ranks)) < size:
         raise UserError(
-            f"--size: {in_units(size)} on {counted(ranks, 'rank')} need {in_units(COPIES * ranks * size)}, more than "
+            f"--size: {of_bytes(size)} on {counted(ranks, 'rank')} need {of_bytes(COPIES * ranks * size)}, more than "
             f"half of this machine's memory; give at most {most // 2**20}MiB"
         )
 
@@ -106,4 +106,4 @@ def _show(asked: Survey, size: int, devices: int) -> None:
         if all(column.offers(call) for call in NEEDED):
             with console.status(f"{column.name}: timing"):
                 found = asked.time(column, size, ROUNDS, BUDGET_S)
-            say(["", *timing(column.name, in_units(size), found)])
+            say(["", *timing(column.name, of_bytes(size), found)])
