@@ -1,5 +1,6 @@
 """In: a tensor and a process group. Out: torch's collectives. In: a function. Out: its call at the end of backward.
-A collective that blocks counts as waiting (base/stopwatch.py), except in code that torch.compile compiles.
+A collective that blocks counts as waiting (base/stopwatch.py), except in code that torch.compile compiles. A profile
+has each collective's name (base/ranges.py).
 Does not decide what is sent. Strategies use names that are private in torch, or differ between versions, only here."""
 
 from __future__ import annotations
@@ -11,31 +12,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from codescent.base.ranges import Flight, named_collective
 from codescent.base.stopwatch import waiting
+from codescent.plan import Collective
 
 # torch 2.13 renamed the first two and warns if the old names are used.
-start_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-start_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 assert_async: Any = torch._assert_async
-
-
-def _blocking(collective: Callable[..., Any]) -> Callable[..., None]:
-    """A collective that returns when it is done."""
-
-    def wait_for(*arguments: Any, **options: Any) -> None:
-        if torch.compiler.is_compiling():
-            collective(*arguments, **options)
-            return
-        with waiting():
-            collective(*arguments, **options)
-
-    return wait_for
-
-
-all_gather_into = _blocking(start_all_gather)
-reduce_scatter_into = _blocking(start_reduce_scatter)
-all_reduce = _blocking(dist.all_reduce)
-all_to_all = _blocking(dist.all_to_all_single)
 
 
 class Awaited(dist.Work):
@@ -49,6 +33,41 @@ class Awaited(dist.Work):
         """Wait until the collective is done."""
         with waiting():
             return bool(self.work.wait(*timeout))
+
+
+def _blocking(kind: Collective, collective: Callable[..., Any]) -> Callable[..., None]:
+    """A collective that returns when it is done."""
+
+    def wait_for(*arguments: Any, group: dist.ProcessGroup | None, **options: Any) -> None:
+        if torch.compiler.is_compiling():
+            collective(*arguments, group=group, **options)
+            return
+        with waiting(), named_collective(kind, group):
+            collective(*arguments, group=group, **options)
+
+    return wait_for
+
+
+def _starting(kind: Collective, collective: Callable[..., Any]) -> Callable[..., Awaited]:
+    """A collective that runs beside the computations that follow."""
+
+    def start(*arguments: Any, group: dist.ProcessGroup | None, **options: Any) -> Awaited:
+        flight = Flight(kind, group)
+        work = collective(*arguments, group=group, async_op=True, **options)
+        flight.ends_with(work)
+        return Awaited(work)
+
+    return start
+
+
+all_gather_into = _blocking(Collective.ALL_GATHER, _all_gather)
+reduce_scatter_into = _blocking(Collective.REDUCE_SCATTER, _reduce_scatter)
+all_reduce = _blocking(Collective.ALL_REDUCE, dist.all_reduce)
+all_to_all = _blocking(Collective.ALL_TO_ALL, dist.all_to_all_single)
+broadcast = _blocking(Collective.BROADCAST, dist.broadcast)
+start_all_gather = _starting(Collective.ALL_GATHER, _all_gather)
+start_reduce_scatter = _starting(Collective.REDUCE_SCATTER, _reduce_scatter)
+start_all_reduce = _starting(Collective.ALL_REDUCE, dist.all_reduce)
 
 
 def at_end_of_backward(scheduled: Container[int], act: Callable[[int], None]) -> int:

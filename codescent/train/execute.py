@@ -6,12 +6,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 
+from codescent.base.range_names import NEXT_BATCH, WAITING
+from codescent.base.ranges import named
 from codescent.base.stopwatch import Stopwatch
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Batch, Loader, Portion
@@ -150,17 +152,20 @@ class Executor:
         self.number, self.rate = number, rate
         self.loss_sum.zero_()
         self.watch.start(COLUMN[Verb.LOAD])
-        self.portion = self.loader.next()
+        with named(NEXT_BATCH):
+            self.portion = self.loader.next()
         self.watch.lap(COLUMN[Verb.LOAD])
         if self.pipelined:
             self.messages.begin(self.program, self.plan.work.microbatch_size)
         for done, instruction in enumerate(self.program, start=1):
             self.world.at(number + done / (len(self.program) + 1))
-            if self._wait(instruction):
-                self.watch.lap(WAIT_COLUMN)
-            self.watch.part = COLUMN[instruction.verb]
-            self.arms[instruction.verb](instruction)
-            self.watch.lap(self.watch.part)
+            with named(instruction):
+                if self._wait(instruction):
+                    self.watch.lap(WAIT_COLUMN)
+                self.watch.part = column = COLUMN[instruction.verb]
+                with named(WAITING) if column == WAIT_COLUMN else nullcontext():
+                    self.arms[instruction.verb](instruction)
+                self.watch.lap(column)
         self.world.at(number + 1)
         loss, stops = self.sums.tolist()
         return StepResult(loss / self.portion.losses, self.grad_norm, stops > 0, self.watch.read())
@@ -226,7 +231,8 @@ class Executor:
         _, one = self._operands(instruction)
         if one.message is None:
             return False
-        received, one.message = one.message.wait(), None
+        with named(WAITING):
+            received, one.message = one.message.wait(), None
         if instruction.verb is Verb.FORWARD:
             one.inputs = received
         else:
