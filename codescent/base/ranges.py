@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, ClassVar
 
 import torch.distributed as dist
@@ -43,19 +43,28 @@ def named_collective(kind: str, group: dist.ProcessGroup | None) -> AbstractCont
 
 
 class Flight:
-    """A collective that runs beside computations. It begins here, and ends when `end` is called or its work is done."""
+    """A collective that runs beside computations. It begins here."""
 
     def __init__(self, kind: str, group: dist.ProcessGroup | None) -> None:
         self.name = _name(kind, group) if Recording.on and Recording.sees_flights else ""
         self.begin_ns = time.time_ns() if self.name else 0
+        self.tells = False
 
     def ends_with(self, work: Any) -> None:
-        """The flight ends when the work is done, whether or not anybody waits for it."""
+        """The flight ends when the work is done, whether or not anybody waits for it. If its backend does not tell
+        (gloo does not for messages and reduce-scatters), it ends with `waited`."""
         if self.name:
-            work.get_future().add_done_callback(lambda _: self.end())
+            with suppress(RuntimeError):
+                work.get_future().add_done_callback(lambda _: self.end())
+                self.tells = True
+
+    def waited(self) -> None:
+        """Somebody has waited until the work was done."""
+        if not self.tells:
+            self.end()
 
     def end(self) -> None:
-        """The flight has ended: of a message, which says so only to a rank that waits for it."""
+        """The flight has ended."""
         if self.name:
             Recording.flights.append((self.name, self.begin_ns, time.time_ns()))
             self.name = ""

@@ -25,14 +25,16 @@ assert_async: Any = torch._assert_async
 class Awaited(dist.Work):
     """The handle of a collective. To wait for it counts as waiting."""
 
-    def __init__(self, work: Any) -> None:
+    def __init__(self, work: Any, flight: Flight) -> None:
         super().__init__()
-        self.work = work
+        self.work, self.flight = work, flight
 
     def wait(self, *timeout: Any) -> bool:
         """Wait until the collective is done."""
         with waiting():
-            return bool(self.work.wait(*timeout))
+            done = bool(self.work.wait(*timeout))
+        self.flight.waited()
+        return done
 
 
 def _blocking(kind: Collective, collective: Callable[..., Any]) -> Callable[..., None]:
@@ -55,7 +57,7 @@ def _starting(kind: Collective, collective: Callable[..., Any]) -> Callable[...,
         flight = Flight(kind, group)
         work = collective(*arguments, group=group, async_op=True, **options)
         flight.ends_with(work)
-        return Awaited(work)
+        return Awaited(work, flight)
 
     return start
 

@@ -96,7 +96,7 @@ class _RingMessage:
         with waiting():
             for work in self.works:
                 work.wait()
-        self.flight.end()
+        self.flight.waited()
         return self.received
 
 

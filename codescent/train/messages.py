@@ -29,7 +29,7 @@ class Message:
     def wait(self) -> torch.Tensor:
         """Wait until the tensor has arrived, and return it."""
         self.work.wait()
-        self.flight.end()
+        self.flight.waited()
         return self.memory
 
 
@@ -147,4 +147,4 @@ class Messages:
 def _wait(work: Any, message: torch.Tensor, flight: Flight) -> None:
     """Wait until `message` has been sent."""
     work.wait()
-    flight.end()
+    flight.waited()
