@@ -78,8 +78,8 @@ def waiting() -> Iterator[None]:
         yield
         return
     part = watch.part
-    with named(WAITING):
-        watch.pause()
+    watch.pause()
+    with named(WAITING):  # may wait for the GIL when it has begun and ended: the laps lie before both
         watch.part = watch.waits
         try:
             yield

@@ -87,16 +87,16 @@ def profile_report(run: Path, plan: Plan, window: int = 1) -> ProfileReport:
     step_s = statistics.fmean(one.step_s for one in found)
     slow = sorted(_slow(found, plan), key=lambda one: -one.ratio)
     bubble = max(bubble_s(plan.schedule, _stages(found, plan))) if plan.mesh.pp > 1 else None
-    summed = _summed(tables)
+    rows = sorted(collective_rows(found, plan), key=lambda row: -row.flight_s)
     return ProfileReport(
         window,
         place,
         there,
         found,
-        sorted(collective_rows(found, plan), key=lambda row: -row.flight_s),
-        summed,
+        rows,
+        _summed(tables),
         step_s,
-        _candidates(found, step_s, slow, bubble, summed),
+        _candidates(found, step_s, slow, bubble, rows),
         slow,
         bubble,
     )
@@ -171,14 +171,14 @@ def _slow(found: Sequence[RankSteps], plan: Plan) -> Iterator[Slow]:
         peers = [other for other in found if other is not one and share[other.head.rank] == share[one.head.rank]]
         usual, most, words = 0.0, SLOW, "the others"
         if peers:
-            usual = statistics.median(other.busy_s for other in peers)
+            usual = statistics.median(other.usual_busy_s for other in peers)
             words = f"rank {peers[0].head.rank}" if len(peers) == 1 else "the median of the others"
         elif len(found) > 1:
-            others = [other.busy_s / share[other.head.rank] for other in found if other is not one]
+            others = [other.usual_busy_s / share[other.head.rank] for other in found if other is not one]
             usual, most = statistics.median(others) * share[one.head.rank], SLOW_STAGE
             words = "the FLOPs of its stage explain"
-        if usual > 0 and one.busy_s > most * usual:
-            yield Slow(one.head.rank, one.busy_s / usual, words, one.busy_s - usual)
+        if usual > 0 and one.usual_busy_s > most * usual:
+            yield Slow(one.head.rank, one.usual_busy_s / usual, words, one.usual_busy_s - usual)
 
 
 def _candidates(
@@ -186,14 +186,14 @@ def _candidates(
     step_s: float,
     slow: Sequence[Slow],
     bubble: float | None,
-    summed: Sequence[operators.Operator],
+    rows: Sequence[CollectiveRow],
 ) -> list[Candidate]:
     """What a step could be rid of. No step is shorter than the work of its busiest rank, which bounds each gain."""
     busiest = max(one.busy_s + one.data_s + one.host_s for one in found)
     others = max(0.0, step_s - busiest - (bubble or 0.0))
-    several = len(found) > 1
+    most = max(rows, key=lambda row: row.exposed_s, default=None)
     candidates = [
-        *([Candidate("communication that nothing hides", others)] if several else []),
+        *([Candidate(f"communication, most of it {most.kind} over {most.axis}", others)] if most else []),
         *([Candidate("the bubble of the pipeline", min(bubble, step_s))] if bubble is not None else []),
         *(Candidate(f"rank {one.rank}, which is slow", one.gain_s) for one in slow),
         Candidate("waiting for data", max(one.data_s for one in found)),

@@ -4,6 +4,7 @@ Does not compare ranks (profile.py does). Holds two numbers for each block and c
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,17 @@ class RankSteps:
     @property
     def busy_s(self) -> float:
         """Mean seconds of a step in which the rank works: it waits neither for others nor for data nor for its host."""
-        return self.step_s - self.per_step(union([*self.waiting, *self.data, *self.host]))
+        return statistics.fmean(self.busy())
+
+    @property
+    def usual_busy_s(self) -> float:
+        """The median of the same: one step that another program has delayed does not count."""
+        return statistics.median(self.busy())
+
+    def busy(self) -> list[float]:
+        """Seconds of work of each step."""
+        waits = union([*self.waiting, *self.data, *self.host])
+        return [seconds(without([step], waits)) for step in self.steps.values()]
 
     def pass_s(self, name: str) -> float:
         """Mean seconds of a step in passes of a name, without waiting."""
@@ -119,7 +130,7 @@ def read_rank(path: Path) -> RankSteps:
         for event in trace.events():
             reader.add(event)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: damaged: an event lacks {error}") from error
+        raise UserError(f"{path}: damaged: an event: {type(error).__name__}: {error}") from error
     if not reader.steps:
         raise UserError(f"{path}: has no whole step: the run ended in the first recorded one")
     return reader.found()

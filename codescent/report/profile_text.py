@@ -16,6 +16,7 @@ from codescent.trace.operators import DEVICE
 
 MOST_OPERATORS = 10
 MOST_RANKS = 8
+NAME_WIDTH = 50
 SMALL = 0.05
 """A part of a step that is smaller than this share is not worth a look."""
 
@@ -30,6 +31,8 @@ def tables(report: ProfileReport) -> Iterator[Table | str]:
     more = [str(number) for number in report.windows if number != report.window]
     if more:
         yield f"window {report.window}; others: --window {', '.join(more)}"
+    if error := max(one.head.error_s for one in report.ranks):
+        yield f"the clocks of the ranks were compared to {_time(error)}: a smaller skew means nothing"
     yield _ranks(report)
     yield from _collectives(report)
     yield _operators(report)
@@ -88,7 +91,7 @@ def _ranks(report: ProfileReport) -> Table:
     for one in shown:
         waits = [one.waiting_s, one.data_s, *([one.host_s] if host else [])]
         shares = [f"{_time(part)} {part / one.step_s:4.0%}" for part in (one.busy_s, *waits)]
-        table.add_row(str(one.head.rank), _time(one.step_s), *shares, f"± {_time(one.head.error_s)}")
+        table.add_row(str(one.head.rank), _time(one.step_s), *shares)
     if not host:
         table.caption = "on a CPU the device is the host, and does not wait for it"
         table.caption_justify = "left"
@@ -100,7 +103,7 @@ def _collectives(report: ProfileReport) -> Iterator[Table | str]:
         return
     table = _table("Collectives of a step")
     table.add_column("collective", no_wrap=True)
-    table.add_column("axis", overflow="fold", ratio=1)
+    table.add_column("axis", overflow="fold")
     for heading in ("calls", "sent", "on wire", "busbw", "skew", "hidden"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in report.collectives:
@@ -122,7 +125,7 @@ def _cells(row: CollectiveRow) -> list[str]:
     skew = "" if row.skew_s is None else _time(row.skew_s)
     hidden = "" if row.hidden is None else f"{row.hidden:.0%}"
     wire = _time(row.wire_s) if row.calls else ""
-    return [f"{row.calls:g}", _bytes(row.sent_bytes), wire, bus, skew, hidden]
+    return [f"{row.calls:.3g}", _bytes(row.sent_bytes), wire, bus, skew, hidden]
 
 
 def _operators(report: ProfileReport) -> Table:
@@ -131,14 +134,14 @@ def _operators(report: ProfileReport) -> Table:
     rows = device or report.operators
     total, steps = sum(row.self_s for row in rows), len(report.ranks[0].steps) * len(report.ranks)
     table = _table("Kernels" if device else "Operators")
-    table.add_column("name", overflow="ellipsis", no_wrap=True, ratio=1)
+    table.add_column("name", overflow="ellipsis", no_wrap=True, max_width=NAME_WIDTH)
     if any(row.shapes for row in rows):
         table.add_column("shapes", overflow="fold", max_width=24)
     for heading in ("calls", "self time", "share"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows[:MOST_OPERATORS]:
         shapes = [row.shapes] if any(one.shapes for one in rows) else []
-        cells = [f"{row.calls / steps:g}", _time(row.self_s / steps), f"{row.self_s / total:.0%}"]
+        cells = [f"{row.calls / steps:.3g}", _time(row.self_s / steps), f"{row.self_s / total:.0%}"]
         table.add_row(Text(row.operator), *map(Text, shapes), *cells)
     return table
 

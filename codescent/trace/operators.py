@@ -47,7 +47,7 @@ class Operators:
 
     def __init__(self) -> None:
         self.keys: dict[tuple[str, str, str], int] = {}
-        self.threads: dict[tuple[object, object], tuple[array[float], array[float], array[int]]] = {}
+        self.threads: dict[tuple[object, ...], tuple[array[float], array[float], array[int]]] = {}
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Add an event, if it is an operator."""
@@ -57,7 +57,7 @@ class Operators:
         shapes = event.get("args", {}).get("Input Dims", "")
         key = (str(event["name"]), str(shapes) if shapes else "", where)
         number = self.keys.setdefault(key, len(self.keys))
-        thread = (event.get("pid"), event.get("tid"))
+        thread = (event.get("pid"), event.get("tid"), where)
         starts, ends, numbers = self.threads.setdefault(thread, (array("d"), array("d"), array("q")))
         starts.append(float(event["ts"]))
         ends.append(float(event["ts"]) + float(event.get("dur", 0)))
