@@ -175,7 +175,7 @@ def test_a_rank_slowed_by_1_3_is_named(project: Path, forker: Forker) -> None:
     words = [*LONG, *LARGER, "parallel.dp_replicate=2", "run.name=slow"]
     assert forker.run(project, 2, words, fault="slow 0.3").codes == [0, 0]
     printed = called(project, "report", "--profile", "runs/slow").stdout
-    assert "Who is slow: rank 1 works 1." in printed
+    assert "Rank 1 is slow: it works 1." in printed
     assert [one.rank for one in report_of(RunFolder.open(project / "runs" / "slow")).slow] == [1]
 
 

@@ -117,6 +117,7 @@ def test_self_time_is_without_the_operators_inside(tmp_path: Path) -> None:
         span("other thread", 2e6, 9e6, tid=1),
         span("outer", 9e6, 1e6),
         span("a range", 0, 9e6, "user_annotation"),
+        span("waiting", 6.25e6, 0.25e6, "user_annotation"),  # in outer
         span("gemm", 0, 5e6, "kernel", args={"Input Dims": [[4, 5]]}),
         {"ph": "M", "name": "process_name"},
     ):
@@ -124,8 +125,9 @@ def test_self_time_is_without_the_operators_inside(tmp_path: Path) -> None:
     rows = [
         Operator("other thread", "", "host", 1, 9.0, 9.0),
         Operator("gemm", "[[4, 5]]", "device", 1, 5.0, 5.0),
-        Operator("outer", "", "host", 2, 4.0, 7.0),
+        Operator("outer", "", "host", 2, 3.75, 7.0),
         Operator("inner", "", "host", 2, 3.0, 3.0),
+        Operator("waiting", "", "host", 1, 0.25, 0.25),
     ]
     assert found.rows() == rows
     path = tmp_path / "operators.csv"

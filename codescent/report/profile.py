@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codescent.base.errors import UserError
+from codescent.base.range_names import WAITING
 from codescent.cost.bubble import bubble_s
 from codescent.plan import Plan
 from codescent.report.profile_collectives import CollectiveRow, collective_rows
@@ -20,15 +21,27 @@ SLOW = 1.1
 SLOW_STAGE = 1.2
 """The same for ranks of other pipeline stages, whose work is known by its FLOPs only."""
 
+_WAITS = (WAITING, "c10d::", "_c10d_functional::", "nccl")
+"""How names of operators and kernels begin in which a rank waits for others."""
+
 
 @dataclass(frozen=True)
 class Slow:
-    """A rank that works longer than others: so many times as long as `others` in words."""
+    """A rank that works longer than others.
+
+    Attributes:
+        rank: of the run.
+        ratio: so many times as long as the others.
+        others: in words.
+        gain_s: so much longer.
+        is_sure: the others do the same work; else only its FLOPs are known.
+    """
 
     rank: int
     ratio: float
     others: str
     gain_s: float
+    is_sure: bool
 
 
 @dataclass(frozen=True)
@@ -143,9 +156,9 @@ def _read_ranks(place: Path, plan: Plan) -> list[RankSteps]:
 
 
 def _summed(tables: Sequence[Sequence[operators.Operator]]) -> list[operators.Operator]:
-    """The operators of all ranks together."""
+    """The operators of all ranks together, without those in which a rank waits for others."""
     sums: dict[tuple[str, str, str], list[float]] = {}
-    for row in (row for table in tables for row in table):
+    for row in (row for table in tables for row in table if not row.operator.startswith(_WAITS)):
         of = sums.setdefault((row.operator, row.shapes, row.where), [0.0, 0.0, 0.0])
         for at, value in enumerate((row.calls, row.self_s, row.total_s)):
             of[at] += value
@@ -178,7 +191,7 @@ def _slow(found: Sequence[RankSteps], plan: Plan) -> Iterator[Slow]:
             usual, most = statistics.median(others) * share[one.head.rank], SLOW_STAGE
             words = "the FLOPs of its stage explain"
         if usual > 0 and one.usual_busy_s > most * usual:
-            yield Slow(one.head.rank, one.usual_busy_s / usual, words, one.usual_busy_s - usual)
+            yield Slow(one.head.rank, one.usual_busy_s / usual, words, one.usual_busy_s - usual, bool(peers))
 
 
 def _candidates(

@@ -13,7 +13,7 @@ from codescent.plan import AXES, SENDS, Collective, Plan, Traffic
 from codescent.report.profile_rank import RECEIVE, Ran, RankSteps
 from codescent.trace.intervals import intersection, seconds
 
-BETWEEN_STAGES = "pp, stages"
+BETWEEN_STAGES = "stages"
 """The axis of messages between pipeline stages. Each pair of stages has a group of its own."""
 
 

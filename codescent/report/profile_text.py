@@ -42,27 +42,30 @@ def tables(report: ProfileReport) -> Iterator[Table | str]:
 def sentences(report: ProfileReport) -> list[str]:
     """What to look at first, what it would bring, who is slow."""
     top, step_s = report.candidates[0], report.step_s
-    if top.gain_s < SMALL * step_s:
-        total = sum(row.self_s for row in report.operators)
-        most = report.operators[0]
-        look = f"computation: waiting is below {SMALL:.0%} of a step; {most.operator} takes most of it"
-        bring = f"without {most.operator} a step would have {1 - most.self_s / total:.0%} of the time in operators"
-    else:
-        look = top.name
-        left = max(0.0, step_s - top.gain_s)
-        bring = f"at most {top.gain_s / step_s:.0%} of a step: from {_time(step_s)} to {_time(left)}"
-    return [f"Look first at: {look}.", f"It would bring: {bring}.", f"Who is slow: {_who(report)}."]
+    look, gain_s = top.name, top.gain_s
+    if gain_s < SMALL * step_s and report.operators:
+        first = report.operators[0]
+        share = first.self_s / sum(row.self_s for row in report.operators)
+        look = f"computation: {first.operator} takes {share:.0%} of it, and all waiting is small"
+        gain_s = min(step_s, first.self_s / len(report.ranks[0].steps) / len(report.ranks))
+    left_s = max(0.0, step_s - gain_s)
+    bring = f"at most {gain_s / step_s:.0%} of a step: from {_time(step_s)} to {_time(left_s)}"
+    return [f"Look first at {look}.", f"It would bring {bring}.", f"{_who(report)}."]
 
 
 def _who(report: ProfileReport) -> str:
     if len(report.ranks) == 1:
-        return "there is one rank only"
+        return "There is one rank, so none is slow"
     if report.slow:
-        said = "; ".join(f"rank {one.rank} works {one.ratio:.2f} times as long as {one.others}" for one in report.slow)
-        return said
+        said = (
+            f"ank {one.rank} {'is' if one.is_sure else 'may be'} slow: it works {one.ratio:.2f} times as long as "
+            f"{one.others}"
+            for one in report.slow
+        )
+        return f"R{'; r'.join(said)}"
     busy = [one.busy_s for one in report.ranks]
     longest = busy.index(max(busy))
-    return f"no rank; the longest work is that of rank {longest}, {_time(max(busy))} of a step"
+    return f"No rank is slow: the longest work is that of rank {longest}, {_time(max(busy))} of a step"
 
 
 def _table(title: str) -> Table:
@@ -78,15 +81,8 @@ def _ranks(report: ProfileReport) -> Table:
     of = f", the {MOST_RANKS} of {len(report.ranks)} ranks that work longest" if many else ""
     table = _table(f"Where a step goes{of}")
     host = report.ranks[0].head.device == "cuda"
-    for heading in (
-        "rank",
-        "step",
-        "works",
-        "waits for ranks",
-        "for data",
-        *(["for the host"] if host else []),
-        "clock",
-    ):
+    of_host = ["for the host"] if host else []
+    for heading in ("rank", "step", "works", "waits for ranks", "for data", *of_host):
         table.add_column(heading, justify="right", no_wrap=True)
     for one in shown:
         waits = [one.waiting_s, one.data_s, *([one.host_s] if host else [])]
@@ -132,8 +128,10 @@ def _operators(report: ProfileReport) -> Table:
     """The operators with most self time; those of the device, if there are any."""
     device = [row for row in report.operators if row.where == DEVICE]
     rows = device or report.operators
+    if not rows:
+        return _table("No operators")
     total, steps = sum(row.self_s for row in rows), len(report.ranks[0].steps) * len(report.ranks)
-    table = _table("Kernels" if device else "Operators")
+    table = _table("Kernels" if device else "Operators, without waiting")
     table.add_column("name", overflow="ellipsis", no_wrap=True, max_width=NAME_WIDTH)
     if any(row.shapes for row in rows):
         table.add_column("shapes", overflow="fold", max_width=24)

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from codescent.base.errors import UserError
+from codescent.base.range_names import WAITING
 
 HOST, DEVICE = "host", "device"
 CATEGORIES = {"cpu_op": HOST, "kernel": DEVICE, "gpu_memcpy": DEVICE, "gpu_memset": DEVICE}
-"""Where events of a category run. Others, such as ranges and calls of Python functions, are no operators."""
+"""Where events of a category run. Others, such as calls of Python functions, are no operators. Of the ranges only
+WAITING is one, so that the self time of an operator has no waiting."""
 COLUMNS = ("operator", "shapes", "where", "calls", "self_s", "total_s")
 
 
@@ -51,7 +53,7 @@ class Operators:
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Add an event, if it is an operator."""
-        where = CATEGORIES.get(event.get("cat", ""))
+        where = HOST if event.get("name") == WAITING else CATEGORIES.get(event.get("cat", ""))
         if where is None or event.get("ph") != "X":
             return
         shapes = event.get("args", {}).get("Input Dims", "")
