@@ -122,7 +122,7 @@ def _parts(head: Mapping[str, Any], lines: Iterable[str]) -> Iterator[str]:
 
 
 def _packed(parts: Iterable[str]) -> Iterator[bytes]:
-    packer = zlib.compressobj(level=6, wbits=zlib.MAX_WBITS | 16)  # with the header of gzip
+    packer = zlib.compressobj(level=1, wbits=zlib.MAX_WBITS | 16)  # with the header of gzip
     for part in parts:
         yield packer.compress(part.encode())
     yield packer.flush()
