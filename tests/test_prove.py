@@ -19,6 +19,7 @@ from runs import called, codescent, environment
 from codescent.base.errors import UserError
 from codescent.config.sections import Config
 from codescent.plan import AXES
+from codescent.results import start
 from codescent.verbs import prove
 from codescent.verbs.arguments import parse
 from codescent.verbs.prove import Finding, LayoutCase, layouts_of, parse_layouts
@@ -139,10 +140,10 @@ def test_a_file_has_the_verdict_on_a_layout_before_the_next_one_runs(tmp_path: P
 
 
 def test_a_run_that_is_killed_is_told(project: Path) -> None:
-    assert prove._cause(-9, "") == "killed by SIGKILL"
+    assert start._cause(-9, "") == "killed by SIGKILL"
     said = "codescent: rank 1 of 2 (pid 3) was killed by SIGKILL (9)\ncodescent: what each rank printed is kept"
-    assert prove._cause(137, said) == "rank 1 of 2 (pid 3) was killed by SIGKILL (9)"
-    assert prove._cause(2, "error: no room\n") == "no room"
+    assert start._cause(137, said) == "rank 1 of 2 (pid 3) was killed by SIGKILL (9)"
+    assert start._cause(2, "error: no room\n") == "no room"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

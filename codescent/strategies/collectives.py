@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from codescent.base.ranges import Flight, named_collective
 from codescent.base.stopwatch import waiting
@@ -37,17 +38,30 @@ class Awaited(dist.Work):
         return done
 
 
+def _waited(function: Callable[..., Any]) -> Callable[..., None]:
+    """A function that returns when its collective is done. Its time counts as waiting."""
+
+    def wait_for(*arguments: Any, **options: Any) -> None:
+        if torch.compiler.is_compiling():
+            function(*arguments, **options)
+            return
+        with waiting():
+            function(*arguments, **options)
+
+    return wait_for
+
+
 def _blocking(kind: Collective, collective: Callable[..., Any]) -> Callable[..., None]:
     """A collective that returns when it is done."""
 
-    def wait_for(*arguments: Any, group: dist.ProcessGroup | None, **options: Any) -> None:
+    def named(*arguments: Any, group: dist.ProcessGroup | None, **options: Any) -> None:
         if torch.compiler.is_compiling():
             collective(*arguments, group=group, **options)
             return
-        with waiting(), named_collective(kind, group):
+        with named_collective(kind, group):
             collective(*arguments, group=group, **options)
 
-    return wait_for
+    return _waited(named)
 
 
 def _starting(kind: Collective, collective: Callable[..., Any]) -> Callable[..., Awaited]:
@@ -70,6 +84,21 @@ broadcast = _blocking(Collective.BROADCAST, dist.broadcast)
 start_all_gather = _starting(Collective.ALL_GATHER, _all_gather)
 start_reduce_scatter = _starting(Collective.REDUCE_SCATTER, _reduce_scatter)
 start_all_reduce = _starting(Collective.ALL_REDUCE, dist.all_reduce)
+
+
+FULLY_SHARD_WAITS = ("wait_for_unshard", "post_backward", "finalize_backward")
+"""Methods of a unit of fully_shard in which the computation waits for collectives on fully_shard's CUDA streams. They
+also copy into and out of the memory of its messages."""
+
+
+def count_fully_shard_waits(unit: FSDPModule) -> None:
+    """Count what a unit of fully_shard waits for on CUDA as waiting. torch has no public hook around these waits."""
+    state: Any = unit._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.11 has one group at most
+    for group in [state._fsdp_param_group] if groups is None else groups:
+        if group is not None:  # None: a unit without parameters
+            for name in FULLY_SHARD_WAITS:
+                setattr(group, name, _waited(getattr(group, name)))
 
 
 def at_end_of_backward(scheduled: Container[int], act: Callable[[int], None]) -> int:

@@ -5,15 +5,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,16 +24,15 @@ from codescent.base.errors import UserError
 from codescent.config.decided import with_samples
 from codescent.config.load import load
 from codescent.config.sections import Config, Parallel
-from codescent.launch.launchers import TORCHRUN_SET
 from codescent.plan import AXES
 from codescent.preflight import plan_of
 from codescent.record import RunFolder
+from codescent.results import stopped_by_signals, train_run
 from codescent.strategies import ORDER
 
 TOLERANCE: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-4}  # largest relative difference with the verdict "same"
 COLUMNS = ("train_loss", "grad_norm", "val_loss")
 MAX_RANKS = 64  # per layout: all ranks of a layout run on this machine
-STOP_S = 30.0  # seconds for a stopped run to save and to end its ranks
 
 
 @dataclass(frozen=True)
@@ -254,56 +248,11 @@ class Prover:
         folder = self.folder / f"run{self.number}"
         for number, layout in enumerate(layouts, 1):
             words = [*self._words(layout, self.steps * number // len(layouts)), f"run.folder={folder}"]
-            if failure := _train(self.config, words, resume=number > 1):
+            if failure := train_run(self.config, [*words, *(["--resume"] if number > 1 else [])]).why:
                 return failure
         rows = [dict(row) for row in RunFolder.open(folder).read_metrics()]
         shutil.rmtree(folder, ignore_errors=True)
         return rows
-
-
-def _train(config: str, words: Sequence[str], *, resume: bool) -> str:
-    """Run `codescent train`. Returns the reason of its failure, or "" if it did not fail."""
-    env = {key: value for key, value in os.environ.items() if key not in TORCHRUN_SET}
-    flags = ["--resume"] if resume else []
-    command = [sys.executable, "-P", "-m", "codescent", "train", config, *words, *flags]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        try:
-            _, stderr = child.communicate()
-        except BaseException:  # this process is being stopped: give the run time to stop its ranks
-            child.terminate()
-            try:
-                child.communicate(timeout=STOP_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-            raise
-    return _cause(child.returncode, stderr) if child.returncode else ""
-
-
-def _cause(code: int, stderr: str) -> str:
-    """Why a run failed, in one line: its error message, else the launcher's message about the first failed rank."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    for beginning in ("error: ", "codescent: "):
-        for line in lines:
-            if line.startswith(beginning):
-                return line.removeprefix(beginning)
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return lines[-1] if lines else f"exit code {code}"
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit, so that runs are stopped and temporary folders removed."""
-
-    def leave(number: int, _frame: object) -> None:
-        sys.exit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _finding(layout: str, ranks: int, found: list[dict[str, float]] | str, expected: list[dict[str, float]]) -> Finding:
@@ -337,7 +286,7 @@ def main(arguments: Namespace) -> int:
         raise UserError(f"--ranks: {max(ranks)} ranks; at most {MAX_RANKS} can be tried on one machine")
     tried = list(layouts_of(ranks)) if layouts is None else parse_layouts(layouts)
     console = Console(highlight=False)
-    with _stopped_by_signals(), tempfile.TemporaryDirectory(prefix="codescent-prove-") as folder:
+    with stopped_by_signals(), tempfile.TemporaryDirectory(prefix="codescent-prove-") as folder:
         prover = Prover(arguments.config, arguments.overrides, arguments.steps, arguments.precision, Path(folder))
         prover.check(tried)
         tried = [prover.filled(layout) for layout in tried]

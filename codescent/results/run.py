@@ -1,0 +1,159 @@
+"""In: the path of a run folder. Out: its keys, plan, environment, state, and columns of its metrics.
+Does not compare or draw, and does not load torch. A run that is still training can be read, too."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from codescent.base.errors import UserError
+from codescent.plan import OlderPlan, Plan
+from codescent.record import METRICS, PLAN, RunFolder
+from codescent.record.ranks import RankRow
+
+Values = npt.NDArray[np.float64]
+
+BEGINS = ("start", "resume")
+"""Events with which a run, or its continuation, begins."""
+
+
+class State(StrEnum):
+    """How a run ended, by its last events."""
+
+    DONE = "done"  # all steps, or ended early by train.stop_after
+    STOPPED = "stopped"  # it was asked to stop, and has saved
+    FAILED = "failed"  # an error, or numbers that are not finite
+    UNFINISHED = "not ended"  # it still trains, or it was killed
+
+
+STATES: Mapping[str, State] = {
+    "end": State.DONE,
+    "stop": State.STOPPED,
+    "error": State.FAILED,
+    "failed": State.FAILED,
+    "diverged": State.FAILED,
+}
+"""The state that an event gives a run. Later events change it; other events do not."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder says.
+
+    Attributes:
+        folder: the files.
+        name: the folder's name.
+        keys: the values of all config keys, by name such as "train.num_steps"; a key without a value is missing.
+        environment: environment.json; empty if the run was killed before it was written.
+        events: all events in order.
+    """
+
+    folder: RunFolder
+    name: str
+    keys: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    events: Sequence[Mapping[str, Any]]
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        """The plan; None: an older version wrote it in another form. Raises UserError: the file is damaged."""
+        path = self.folder.path / PLAN
+        try:
+            return Plan.from_json(self.folder.plan)
+        except OlderPlan:
+            return None
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}: not a plan ({type(error).__name__}: {error})") from error
+
+    @property
+    def state(self) -> State:
+        """How the run ended."""
+        return STATES[self._ending["kind"]] if self._ending else State.UNFINISHED
+
+    @property
+    def why(self) -> str:
+        """Why the run failed, in the words that it printed; "": it did not fail, or it was killed."""
+        if self.state is not State.FAILED or not self._ending:
+            return ""
+        return "; ".join(map(str, self._ending.get("problems") or [self._ending.get("reason", self._ending["kind"])]))
+
+    @property
+    def _ending(self) -> Mapping[str, Any] | None:
+        """The last event that ends a run, if none of BEGINS follows it."""
+        last = [event for event in self.events if event.get("kind") in (*BEGINS, *STATES)][-1:]
+        return last[0] if last and last[0]["kind"] in STATES else None
+
+    @cached_property
+    def columns(self) -> Mapping[str, Values]:
+        """All columns of the metrics, one value per row. NaN: no value. An infinite loss stays infinite.
+
+        Raises UserError: a line of the metrics is damaged.
+        """
+        columns = {name: array("d") for name in METRICS}
+        for row in self.folder.iter_metrics():
+            for name, values in columns.items():
+                value = row[name]
+                values.append(math.nan if value is None else value)
+        return {name: np.frombuffer(values) if values else np.empty(0) for name, values in columns.items()}
+
+    def after(self, warmup: int, column: str) -> Values:
+        """The values of a column in the rows of all steps after the first `warmup` ones."""
+        return self.columns[column][self.columns["step"] > warmup]
+
+    @cached_property
+    def ranks(self) -> Sequence[RankRow]:
+        """The rows of ranks.csv; none in folders of older versions. Raises UserError: a line is damaged."""
+        return list(self.folder.iter_ranks())
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks with which the run began, or was continued last."""
+        return self.plan.mesh.world_size if self.plan is not None else int(self.environment.get("world_size", 1))
+
+
+def open_run(path: Path | str) -> Run:
+    """Read a run folder. Raises UserError: it is no run folder, or a file of it is damaged."""
+    folder = RunFolder.open(path)
+    try:
+        sections = tomllib.loads(folder.config_text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{folder.path / 'config.toml'}: not valid TOML ({error})") from error
+    keys = {f"{section}.{key}": value for section, given in sections.items() for key, value in _items(given)}
+    environment = folder.read_environment()
+    return Run(folder, folder.path.resolve().name, keys, environment, folder.read_events())
+
+
+def open_runs(paths: Iterable[Path | str]) -> list[Run]:
+    """Read several run folders, each once. Raises UserError with the problems of all of them."""
+    runs: list[Run] = []
+    problems: list[str] = []
+    for path in dict.fromkeys(Path(path).resolve() for path in paths):
+        try:
+            runs.append(open_run(path))
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(*problems)
+    return runs
+
+
+def differing(runs: Sequence[Run], but: Iterable[str] = ("run.name", "run.folder")) -> dict[str, list[Any]]:
+    """The keys with different values, without those of `but`; for each key its value in every run, None: no value."""
+    keys = sorted({key for run in runs for key in run.keys} - set(but))
+    values = {key: [run.keys.get(key) for run in runs] for key in keys}
+    return {key: of_runs for key, of_runs in values.items() if any(value != of_runs[0] for value in of_runs)}
+
+
+def _items(given: Any) -> Iterable[tuple[str, Any]]:
+    """The keys of a section. A section that is no table has none."""
+    return given.items() if isinstance(given, Mapping) else ()

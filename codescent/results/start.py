@@ -1,0 +1,80 @@
+"""In: a config file and overrides. Out: a run, done by `codescent train` in a process of its own; why it failed.
+Does not read the run folder (run.py does), and does not decide what is run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from codescent.launch.launchers import TORCHRUN_SET
+
+STOP_S = 30.0
+"""Seconds for a stopped run to save and to end its ranks."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: the exit code of its process, negative for a signal; why, in one line, "" if it succeeded."""
+
+    code: int
+    why: str = ""
+
+
+def train_words(config: str, words: Sequence[str]) -> list[str]:
+    """The command that `train_run` starts."""
+    return [sys.executable, "-P", "-m", "codescent", "train", config, *words]
+
+
+def train_run(config: str, words: Sequence[str], environment: Mapping[str, str] | None = None) -> Ended:
+    """Run `codescent train CONFIG WORDS` and wait for its end. If this process is stopped, the run is stopped first.
+
+    Args:
+        config: the config file.
+        words: overrides and flags.
+        environment: more environment variables. Those of a launcher are not passed on.
+    """
+    env = {key: value for key, value in os.environ.items() if key not in TORCHRUN_SET} | dict(environment or {})
+    command = train_words(config, words)
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            _, stderr = child.communicate()
+        except BaseException:  # this process is being stopped: give the run time to stop its ranks
+            child.terminate()
+            try:
+                child.communicate(timeout=STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+            raise
+    return Ended(child.returncode, _cause(child.returncode, stderr) if child.returncode else "")
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise SystemExit, so that runs are stopped and temporary folders removed."""
+
+    def leave(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _cause(code: int, stderr: str) -> str:
+    """Why a run failed, in one line: its error message, else the launcher's message about the first failed rank."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    for beginning in ("error: ", "codescent: "):
+        for line in lines:
+            if line.startswith(beginning):
+                return line.removeprefix(beginning)
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return lines[-1] if lines else f"exit code {code}"

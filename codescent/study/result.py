@@ -1,0 +1,139 @@
+"""In: nothing. Out: the dataclasses of an evaluated study: points with intervals, groups of points, fits, sentences.
+Does not run or evaluate anything: other files of this room do, report/ draws what is here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from codescent.results import Interval
+
+
+class Kind(StrEnum):
+    """What stays constant while the number of workers grows."""
+
+    STRONG = "strong"  # the global batch
+    WEAK = "weak"  # the batch of each rank
+    THREADS = "threads"  # the batch; the workers are threads of one rank
+    GRID = "grid"  # nothing grows: the points are compared with the baseline
+
+
+class PointState(StrEnum):
+    """How far a point has come."""
+
+    DONE = "done"
+    FAILED = "failed"
+    OUT_OF_MEMORY = "out of memory"
+    REFUSED = "refused"  # it cannot exist; the reason is `build`'s
+    TO_DO = "to do"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A quantity of a point in all its time, and in its computation alone; None: unknown."""
+
+    total: Interval | None = None
+    compute: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a study, over its repeats.
+
+    Attributes:
+        name: short and unique in the study, such as "ranks=2 batch=8".
+        axes: value of each axis.
+        workers: ranks, or threads for Kind.THREADS: the horizontal axis of figures. None: the study has no such axis.
+        state: of the point: DONE if at least one repeat is done.
+        why: why it is FAILED, OUT_OF_MEMORY or REFUSED.
+        repeats: number of repeats that are done.
+        step_s: seconds of a step, and of its forward and backward passes.
+        speed_up: seconds of the baseline / seconds; for Kind.WEAK multiplied by the growth of the work.
+        efficiency: speed-up / growth of the workers.
+        flops_per_s: model FLOPs / seconds, of all ranks.
+        tokens_per_s: of all ranks.
+        mfu: model FLOPs per second / (workers' measured peak).
+        parts_s: mean seconds of each part of `results.PARTS` over ranks and repeats; empty: unknown.
+        memory_bytes: largest peak memory of a rank; None: unknown.
+        serial_share: the share that Amdahl's law gives this point (Karp & Flatt 1990); None: the baseline, or unknown.
+        load: largest load of the machine per core during its repeats; None: unknown.
+        marks: what a reader must know, such as "super-linear", "spreads 12 %".
+        runs: the run folders of its repeats.
+    """
+
+    name: str
+    axes: Mapping[str, Any]
+    workers: int | None
+    state: PointState
+    why: str = ""
+    repeats: int = 0
+    step_s: Measured = Measured()
+    speed_up: Measured = Measured()
+    efficiency: Measured = Measured()
+    flops_per_s: Measured = Measured()
+    tokens_per_s: Interval | None = None
+    mfu: Interval | None = None
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    memory_bytes: int | None = None
+    serial_share: float | None = None
+    load: float | None = None
+    marks: Sequence[str] = ()
+    runs: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A law fitted to the points of a group.
+
+    Attributes:
+        law: "Amdahl", "Gustafson" or "universal scalability law".
+        parameters: each with its interval: "serial share"; for the last law "contention" and "coherency".
+        said: the fit in a sentence; or why there is none, such as "too few points".
+        curve: speed-up that the law gives for each number of workers; empty without a fit.
+    """
+
+    law: str
+    parameters: Mapping[str, Interval]
+    said: str
+    curve: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Points that differ only in their number of workers: one line of a figure.
+
+    Attributes:
+        label: the other axes, such as "batch=8"; "" if there are none.
+        points: by number of workers, all states.
+        baseline: name of the point that speed-up refers to.
+    """
+
+    label: str
+    points: Sequence[Point]
+    baseline: str
+    fits: Sequence[Fit] = ()
+
+
+@dataclass(frozen=True)
+class Study:
+    """An evaluated study.
+
+    Attributes:
+        name: of the study file.
+        kind: what stays constant.
+        groups: in order of the study file.
+        paragraphs: what it says, in plain words.
+        machine: facts about the machine and software, as in environment.json of its runs.
+        folder: where its run folders are; None: a table that others measured.
+        unit: of `workers`: "ranks" or "threads".
+    """
+
+    name: str
+    kind: Kind
+    groups: Sequence[Group]
+    paragraphs: Sequence[str] = ()
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    folder: str | None = None
+    unit: str = "ranks"
