@@ -22,7 +22,7 @@ from codescent.data import verified
 from codescent.data.text import dataset
 from codescent.operators.linear import Linear
 from codescent.strategies import shards
-from codescent.train import loop, machine, range_test, world
+from codescent.train import loop, machine, profile, range_test, world
 from codescent.train.execute import Executor
 from codescent.train.loop import train
 
@@ -211,6 +211,11 @@ def asked_to_stop(step: str = "10") -> None:
     at_step(int(step), "_reduce", lambda executor: os.kill(os.getpid(), signal.SIGTERM))
 
 
+def other_clock() -> None:
+    """The last rank is on another machine, as far as clocks go."""
+    profile.clock_of = lambda: "another machine"
+
+
 def slow(share: str) -> None:
     """Forward and backward passes take longer, by a share of their time."""
     for method in ("_forward", "_backward"):
@@ -252,6 +257,7 @@ FAULTS: dict[str, Callable[..., None]] = {
         asked_to_stop,
         killed,
         slow,
+        other_clock,
         validation_without_a_number,
         earlier_fingerprint,
         reads_no_file_whole,

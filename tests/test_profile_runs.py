@@ -133,7 +133,11 @@ def test_windows_beyond_the_steps_are_refused_with_the_numbers(project: Path) ->
 
 
 def test_traces_of_another_layout_or_without_a_rank_are_refused(project: Path, forker: Forker) -> None:
-    run = forker.train(project, "pair", 2, *WINDOW)
+    run = forker.train(project, "pair", 2, *WINDOW, fault="other_clock")
+    heads = [RankTrace(file_of(folder_of(run.path, 1), rank)).head for rank in (0, 1)]
+    assert (heads[0].offset_s, heads[0].error_s) == (0.0, 0.0)
+    assert 0 < abs(heads[1].offset_s) <= heads[1].error_s  # measured by way of the store; it is the same clock
+    assert "the clocks of the ranks were compared to " in called(project, "report", "--profile", str(run.path)).stdout
     forker.train(project, "pair", 1, *WINDOW, "train.num_steps=8", resume=True)
     with pytest.raises(UserError, match="recorded on 2 ranks, but the run was continued on 1"):
         report_of(RunFolder.open(run.path))
