@@ -181,6 +181,12 @@ def _plot(verb: argparse.ArgumentParser) -> None:
     add("--x", choices=("steps", "tokens", "time"), help="the only horizontal axis (default: the loss over each)")
 
 
+def _report(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    add("--profile", type=_path, required=True, metavar="RUN", help="run folder, of a run with profile.active")
+    add("--window", type=_positive, default=1, metavar="N", help="which window, with profile.repeat (default 1)")
+
+
 def _export(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("run", type=_path, metavar="RUN", help="run folder")
@@ -215,6 +221,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("sample", "generate text with a trained model", _sample),
     ("evaluate", "score a trained model, or a file of answers to questions", _evaluate),
     ("plot", "draw loss, learning rate, gradient norm and speed of runs", _plot),
+    ("report", "read the profile of a run: what costs time, and who is slow", _report),
     ("export", "write a trained model as a Hugging Face folder", _export),
     ("import", "create a run from a Hugging Face folder", _import),
 )

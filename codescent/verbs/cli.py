@@ -27,6 +27,7 @@ VERBS: Mapping[str, str] = {
     "sample": "sample.main",
     "evaluate": "evaluate.main",
     "plot": "plot.main",
+    "report": "report_profile.main",
     "export": "exchange.export_main",
     "import": "exchange.import_main",
 }
