@@ -170,6 +170,15 @@ def _plot(verb: argparse.ArgumentParser) -> None:
     add("--x", choices=("steps", "tokens", "time"), help="the only horizontal axis (default: the loss over each)")
 
 
+def _compare(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    add("runs", type=_path, nargs="+", metavar="RUN", help="run folders A and B; with --with: all those of A")
+    add("--with", dest="others", type=_path, nargs="+", metavar="RUN", help="run folders of B")
+    add("--warmup", type=_whole, metavar="N", help="steps to leave out at the begin of each run (default: a tenth)")
+    fail_help = "exit with 1 if a step of B surely takes more than so much longer, such as 3%%"
+    add("--fail-above", type=_percent, metavar="X%", help=fail_help)
+
+
 def _export(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("run", type=_path, metavar="RUN", help="run folder")
@@ -203,6 +212,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("sample", "generate text with a trained model", _sample),
     ("evaluate", "score a trained model, or a file of answers to questions", _evaluate),
     ("plot", "draw loss, learning rate, gradient norm and speed of runs", _plot),
+    ("compare", "say what differs between runs: step time by part, losses, memory, config, machine", _compare),
     ("export", "write a trained model as a Hugging Face folder", _export),
     ("import", "create a run from a Hugging Face folder", _import),
 )
@@ -213,6 +223,18 @@ def _positive(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
     return int(word)
+
+
+def _whole(word: str) -> int:
+    if not word.isdecimal():
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 0")
+    return int(word)
+
+
+def _percent(word: str) -> float:
+    if not re.fullmatch(r"\d{1,3}(\.\d+)?\s*%", word):
+        raise argparse.ArgumentTypeError(f"{word!r} is not a percentage of at least 0, such as 3%")
+    return float(word.rstrip("% ")) / 100
 
 
 def _numbers(word: str) -> list[int]:
