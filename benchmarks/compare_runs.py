@@ -272,8 +272,8 @@ def main() -> int:
     print(machine_line(record), "", table(header, lines), "", *must_lines(claims), sep="\n")
     result = {
         "benchmark": "compare_runs", "hardware": {**record, "load_average_after": hardware()["load_average"]},
-        "runs": options.runs, "planted_runs": options.planted_runs, "steps": options.steps, "planted_share": options.share, "comparisons": entries,
-        "musts": claims,
+        "runs": options.runs, "planted_runs": options.planted_runs, "steps": options.steps,
+        "planted_share": options.share, "comparisons": entries, "musts": claims,
     }  # fmt: skip
     write_json(options.json, result)
     return 0

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from codescent.base.errors import UserError
 from codescent.results import student
 from codescent.results.run import Run
 from codescent.results.statistics import LEVEL, Interval, Values
-from codescent.results.typical import ENOUGH, Rows, rows_of, span
+from codescent.results.typical import ENOUGH, Rows, rows_of
 
 SMALLEST = 0.01
 """Smallest change that is shown, as a share of A's step. Where the same program lies in memory already changes its
@@ -33,6 +34,12 @@ BESIDE = 0.8
 
 WARMUP_SHARE, WARMUP_LEAST, WARMUP_MOST = 10, 5, 50
 """Steps left out by default: the shortest run's steps / 10, at least 5, at most 50."""
+
+
+STEP, MEAN = "step_s", "mean_step_s"
+
+Sample = Mapping[str, float]
+"""Mean seconds of STEP, MEAN and each part in some steps."""
 
 
 class Way(StrEnum):
@@ -122,7 +129,11 @@ def times(a: Sequence[Run], b: Sequence[Run], warmup: int | None = None) -> Time
     warmup = default_warmup([*a, *b]) if warmup is None else warmup
     scale = tokens_of_step(a) / tokens_of_step(b)
     of_a, of_b = _steps(a, warmup), _steps(b, warmup)
-    of_b = [replace(rows, seconds=rows.seconds * scale) for rows in of_b]
+    return of_rows(of_a, [replace(rows, seconds=rows.seconds * scale) for rows in of_b], warmup, scale)
+
+
+def of_rows(of_a: Sequence[Rows], of_b: Sequence[Rows], warmup: int, scale: float) -> Times:
+    """As `times`, for rows of the runs of each side, in order of time. `scale`: by which B's are multiplied already."""
     of_a, of_b = _alike(of_a, of_b)
     pairs = _pairs(of_a, of_b)
     beside = bool(pairs) and all(_beside(one, other) for one, other in pairs)
@@ -149,11 +160,6 @@ def times(a: Sequence[Run], b: Sequence[Run], warmup: int | None = None) -> Time
     )
 
 
-STEP, MEAN = "step_s", "mean_step_s"
-
-Sample = Mapping[str, float]
-
-
 def default_warmup(runs: Sequence[Run]) -> int:
     """Steps to leave out at the begin of each of the runs."""
     shortest = min(int(run.columns["step"][-1]) if len(run.columns["step"]) else 0 for run in runs)
@@ -169,15 +175,15 @@ def tokens_of_step(runs: Sequence[Run]) -> float:
 def _steps(runs: Sequence[Run], warmup: int) -> list[Rows]:
     """The rows of each run. Raises UserError: runs without any."""
     found = [rows_of(run, warmup) for run in runs]
-    if empty := [rows.run.folder.path for rows in found if not len(rows)]:
+    if empty := [run.folder.path for run, rows in zip(runs, found, strict=True) if not len(rows)]:
         raise UserError(*(f"{path}: no step is left after a warm-up of {warmup}: lower --warmup" for path in empty))
     if len({rows.seconds.shape[1] for rows in found}) == 1:  # one rank for the whole side
         pace = int(np.argmin(np.mean([rows.waiting for rows in found], axis=0)))
         found = [replace(rows, pace=pace) for rows in found]
-    return sorted(found, key=lambda rows: span(rows.run)[0])
+    return sorted(found, key=lambda rows: rows.begin)
 
 
-def _alike(a: list[Rows], b: list[Rows]) -> tuple[list[Rows], list[Rows]]:
+def _alike(a: Sequence[Rows], b: Sequence[Rows]) -> tuple[Sequence[Rows], Sequence[Rows]]:
     """Rows with the same columns: where a run has no seconds of each pass, those of the others are added up."""
     if all("forward_s" in rows.columns for rows in (*a, *b)) or not any("forward_s" in r.columns for r in (*a, *b)):
         return a, b
@@ -197,18 +203,12 @@ def _with_compute(rows: Rows) -> Rows:
 
 def _pairs(a: Sequence[Rows], b: Sequence[Rows]) -> list[tuple[Rows, Rows]]:
     """Each run of A with a run of B that began next to it; none if the runs were not taken in turns."""
-    order = sorted(
-        [(span(rows.run)[0], 0, rows) for rows in a] + [(span(rows.run)[0], 1, rows) for rows in b], key=_begin
-    )
+    order = sorted([(rows.begin, side, rows) for side, some in enumerate((a, b)) for rows in some], key=itemgetter(0))
     couples = [order[number : number + 2] for number in range(0, len(order), 2)]
     if not all(sorted(side for _, side, _ in couple) == [0, 1] for couple in couples):
         return []
-    of_sides = [sorted(couple, key=lambda one: one[1]) for couple in couples]
+    of_sides = [sorted(couple, key=itemgetter(1)) for couple in couples]
     return [(one[2], other[2]) for one, other in of_sides]
-
-
-def _begin(one: tuple[float, int, Rows]) -> tuple[float, int]:
-    return one[:2]
 
 
 def _beside(one: Rows, other: Rows) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codescent.plan import Plan
 from codescent.record.ranks import PARTS as COLUMNS
 from codescent.results.parts import bubbles
 from codescent.results.run import BEGINS, STATES, Run
@@ -30,7 +31,8 @@ class Rows:
     ranks.csv.
 
     Attributes:
-        run: whose steps.
+        plan: of the run; None: unknown.
+        begin: when the run began, in seconds since 1970.
         columns: names of the parts, which sum to the step.
         seconds: [rows, ranks, columns].
         at: [rows], seconds since 1970 at which a row's last step ended.
@@ -38,7 +40,8 @@ class Rows:
         every_rank: whether the rows are of all ranks, from ranks.csv; else of rank 0, from metrics.csv.
     """
 
-    run: Run
+    plan: Plan | None
+    begin: float
     columns: tuple[str, ...]
     seconds: Values
     at: Values
@@ -81,7 +84,7 @@ class Rows:
         if self.every_rank:
             numbered = [{**mean, WAITING: 0.0, "rank": rank} for rank, mean in enumerate(means)]
             numbered[self.pace][WAITING] = waiting
-            bubble = bubbles(numbered, self.run.plan)[self.pace]
+            bubble = bubbles(numbered, self.plan)[self.pace]
         return {**found, "communication_s": waiting - bubble, "bubble_s": bubble}
 
     def mean_step_s(self) -> float:
@@ -111,7 +114,7 @@ def _of_ranks(run: Run, begins: Sequence[int], warmup: int) -> Rows | None:
     steps, lasts = (np.array([float(rows[0][name]) for _, rows in whole]) for name in ("steps", "step"))
     ends = _ends(run, np.cumsum(seconds.sum(axis=2).mean(axis=1) * steps))
     kept = _warm(lasts - steps, begins, warmup)
-    found = Rows(run, COLUMNS, seconds[kept], ends[kept], 0, every_rank=True)
+    found = Rows(run.plan, _span(run)[0], COLUMNS, seconds[kept], ends[kept], 0, every_rank=True)
     return replace(found, pace=int(np.argmin(found.waiting))) if len(found) else found
 
 
@@ -124,9 +127,8 @@ def _of_metrics(run: Run, begins: Sequence[int], warmup: int) -> Rows:
     seconds = np.stack([_column(found, name, names) for name in names], axis=-1)
     steps = np.diff(found["step"], prepend=0.0)
     kept = _warm(found["step"] - 1, begins, warmup) & np.isfinite(seconds).all(axis=1)
-    return Rows(
-        run, names, seconds[kept][:, None], _ends(run, np.cumsum(found["step_s"] * steps))[kept], 0, every_rank=False
-    )
+    ends = _ends(run, np.cumsum(found["step_s"] * steps))
+    return Rows(run.plan, _span(run)[0], names, seconds[kept][:, None], ends[kept], 0, every_rank=False)
 
 
 def _column(found: Mapping[str, Values], name: str, names: Sequence[str]) -> Values:
@@ -147,12 +149,12 @@ def _ends(run: Run, trained_s: Values) -> Values:
 
     What is between steps, such as validation, is taken to be spread evenly over the run.
     """
-    begin, end = span(run)
+    begin, end = _span(run)
     stretch = (end - begin) / trained_s[-1] if end is not None and len(trained_s) else 1.0
     return begin + trained_s * stretch
 
 
-def span(run: Run) -> tuple[float, float | None]:
+def _span(run: Run) -> tuple[float, float | None]:
     """When the run first began, and when it last ended, in seconds since 1970; None: it has not ended."""
     begins, ends = _times(run, BEGINS), _times(run, tuple(STATES))
     return begins[0] if begins else 0.0, ends[-1] if ends else None
