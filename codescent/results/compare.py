@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 import numpy as np
 
@@ -129,12 +129,13 @@ def times(a: Sequence[Run], b: Sequence[Run], warmup: int | None = None) -> Time
     warmup = default_warmup([*a, *b]) if warmup is None else warmup
     scale = tokens_of_step(a) / tokens_of_step(b)
     of_a, of_b = _steps(a, warmup), _steps(b, warmup)
+    _refuse_empty([*a, *b], [*of_a, *of_b], warmup)
     return of_rows(of_a, [replace(rows, seconds=rows.seconds * scale) for rows in of_b], warmup, scale)
 
 
 def of_rows(of_a: Sequence[Rows], of_b: Sequence[Rows], warmup: int, scale: float) -> Times:
-    """As `times`, for rows of the runs of each side, in order of time. `scale`: by which B's are multiplied already."""
-    of_a, of_b = _alike(of_a, of_b)
+    """As `times`, for rows of the runs of each side. `scale`: by which B's are multiplied already."""
+    of_a, of_b = (sorted(side, key=attrgetter("begin")) for side in _alike(of_a, of_b))
     pairs = _pairs(of_a, of_b)
     beside = bool(pairs) and all(_beside(one, other) for one, other in pairs)
     if beside:
@@ -173,14 +174,18 @@ def tokens_of_step(runs: Sequence[Run]) -> float:
 
 
 def _steps(runs: Sequence[Run], warmup: int) -> list[Rows]:
-    """The rows of each run. Raises UserError: runs without any."""
+    """The rows of the runs of one side, in order of time."""
     found = [rows_of(run, warmup) for run in runs]
-    if empty := [run.folder.path for run, rows in zip(runs, found, strict=True) if not len(rows)]:
-        raise UserError(*(f"{path}: no step is left after a warm-up of {warmup}: lower --warmup" for path in empty))
-    if len({rows.seconds.shape[1] for rows in found}) == 1:  # one rank for the whole side
-        pace = int(np.argmin(np.mean([rows.waiting for rows in found], axis=0)))
+    if all(len(rows) and rows.seconds.shape[1] == found[0].seconds.shape[1] for rows in found):
+        pace = int(np.argmin(np.mean([rows.waiting for rows in found], axis=0)))  # one rank for the whole side
         found = [replace(rows, pace=pace) for rows in found]
-    return sorted(found, key=lambda rows: rows.begin)
+    return found
+
+
+def _refuse_empty(runs: Sequence[Run], rows: Sequence[Rows], warmup: int) -> None:
+    """Raise UserError for the runs whose steps all belong to the warm-up."""
+    if empty := [run.folder.path for run, of_run in zip(runs, rows, strict=True) if not len(of_run)]:
+        raise UserError(*(f"{path}: no step is left after a warm-up of {warmup}: lower --warmup" for path in empty))
 
 
 def _alike(a: Sequence[Rows], b: Sequence[Rows]) -> tuple[Sequence[Rows], Sequence[Rows]]:
