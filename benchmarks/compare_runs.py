@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import socket
 import statistics
 import sys
@@ -126,7 +127,13 @@ def train(runs: Sequence[Run], folder: Path, options: argparse.Namespace) -> Non
             port = free.getsockname()[1]
         words = [str(folder / "job.toml"), f"train.num_steps={options.steps}", f"run.folder={one.folder}"]
         pids += [_fork(words, rank, one, port, output) for rank in range(one.ranks)]
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    codes: list[int] = []
+    try:
+        for pid in pids:
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    finally:
+        for pid in pids[len(codes) :]:  # this process is being stopped
+            os.kill(pid, signal.SIGKILL)
     if any(codes):
         raise SystemFailed(f"codescent train ended with {codes}:\n{output.read_text()[-2000:]}")
 
@@ -226,11 +233,11 @@ def arguments_of() -> argparse.Namespace:
     """The command line."""
     parsed = parser("Compare runs of one config, and runs with a planted delay, as `codescent compare` does.")
     parsed.add_argument("--pairs", type=positive, default=20, help="comparisons of equal runs")
-    parsed.add_argument("--runs", type=positive, default=5, help="runs of each side of a comparison of equal runs")
-    parsed.add_argument("--planted-runs", type=positive, default=10, help="the same where a delay is planted")
-    parsed.add_argument("--steps", type=positive, default=150, help="steps of a run")
+    parsed.add_argument("--runs", type=positive, default=2, help="runs of each side of a comparison of equal runs")
+    parsed.add_argument("--planted-runs", type=positive, default=3, help="the same where a delay is planted")
+    parsed.add_argument("--steps", type=positive, default=200, help="steps of a run")
     parsed.add_argument("--ranks", default="1,2", help="numbers of ranks, with commas")
-    parsed.add_argument("--ways", default=f"{BESIDE},{TURNS}", help=f"{BESIDE} (side by side), {TURNS} (in turns)")
+    parsed.add_argument("--ways", default=BESIDE, help=f"{BESIDE} (side by side), {TURNS} (in turns)")
     parsed.add_argument("--share", type=float, default=0.1, help="planted delay, as a share of the step")
     arguments = parsed.parse_args()
     ways, ranks = arguments.ways.split(","), arguments.ranks.split(",")

@@ -22,8 +22,9 @@ SMALLEST = 0.01
 """Smallest change that is shown, as a share of A's step. Where the same program lies in memory already changes its
 speed by such amounts (Mytkowicz et al. 2009), and that stays the same during a run."""
 
-SAMPLES = 3
-"""Fewest runs or pairs of runs of which each is one sample."""
+FEWEST_PAIRS, FEWEST_RUNS = 5, 3
+"""Fewest pairs of runs, and fewest runs of a side, of which each is one sample. A pair counts for two runs, but pairs
+do not see what both of their runs saw of the machine."""
 
 BLOCKS = 6
 """Blocks of a run, where its blocks are the samples. Steps are correlated: many short blocks would seem independent,
@@ -115,8 +116,8 @@ class Times:
 def times(a: Sequence[Run], b: Sequence[Run], warmup: int | None = None) -> Times:
     """Compare the times of a step.
 
-    The samples are pairs of runs, if the runs of A and B were taken in turns or side by side, at least `SAMPLES` pairs;
-    else runs, if each side has `SAMPLES`; else blocks of steps.
+    The samples are pairs of runs, if at least `FEWEST_PAIRS` were taken in turns or side by side. Of fewer pairs side
+    by side they are blocks of the same seconds. Else they are runs, if each side has `FEWEST_RUNS`, or blocks of steps.
 
     Args:
         a: at least one run.
@@ -232,15 +233,15 @@ def _samples(
     a: Sequence[Rows], b: Sequence[Rows], pairs: Sequence[tuple[Rows, Rows]], *, beside: bool
 ) -> tuple[Way, bool, list[Rows], list[Rows]]:
     """What the samples are; whether sample i of A belongs to sample i of B; the samples of A and of B."""
-    if len(pairs) >= SAMPLES:
+    if len(pairs) >= FEWEST_PAIRS:
         return Way.PAIRS, True, [one for one, _ in pairs], [other for _, other in pairs]
-    if min(len(a), len(b)) >= SAMPLES:
-        return Way.RUNS, False, list(a), list(b)
     if beside:
         cut = [(_cut(one, one, other), _cut(other, one, other)) for one, other in pairs]
         left, right = ([block for blocks in side for block in blocks] for side in zip(*cut, strict=True))
         if min(map(len, (*left, *right))) >= ENOUGH // BLOCKS:
             return Way.BLOCKS, True, left, right
+    if min(len(a), len(b)) >= FEWEST_RUNS:
+        return Way.RUNS, False, list(a), list(b)
     left, right = ([block for rows in side for block in _blocks(rows)] for side in (a, b))
     return Way.BLOCKS, False, left, right
 

@@ -12,7 +12,7 @@ from codescent.base.counted import counted
 from codescent.base.errors import UserError
 from codescent.base.output import say
 from codescent.results import Run, State, open_run
-from codescent.results.compare import SAMPLES, Change, Times, Way, times
+from codescent.results.compare import FEWEST_PAIRS, Change, Times, Way, times
 from codescent.results.differences import (
     Alike,
     Amount,
@@ -176,11 +176,9 @@ def _samples(a: Sequence[Run], b: Sequence[Run], found: Times) -> Iterator[str]:
     }
     yield said[found.way] + (", side by side" if found.way is Way.BLOCKS and found.beside else "")
     yield f"without the first {counted(found.warmup, 'step')} of each run (--warmup)"
-    if min(len(a), len(b)) < SAMPLES:
-        yield (
-            f"the intervals leave out how much runs of one config differ: take at least {SAMPLES} of each, in turns "
-            "or side by side"
-        )
+    if found.way is Way.BLOCKS:
+        yield "the intervals leave out how much runs of one config differ from run to run:"
+        yield f"take at least {FEWEST_PAIRS} of each, in turns or side by side"
 
 
 def _memory(amount: Amount | None) -> str:
