@@ -155,7 +155,7 @@ def test_one_run_each_is_compared_by_blocks_and_says_what_that_leaves_out(projec
     assert lines[0].startswith("No difference shown: ")
     assert "6 blocks of steps of A, 6 of B" in text
     assert "without the first 6 steps of each run (--warmup)" in text
-    assert "take at least 3 of each, in turns or side by side" in text
+    assert "take at least 5 of each, in turns or side by side" in text
 
 
 def test_too_few_steps_have_no_interval(project: Path, write: Writer) -> None:
