@@ -244,7 +244,7 @@ def test_wrong_words_are_one_message_each(project: Path, write: Writer, tmp_path
         ((a, tmp_path / "none", "--with", tmp_path), "no such run folder"),
         ((a, tmp_path / "none", "--with", tmp_path), "not a run folder"),
         ((a, empty), "has no row of metrics"),
-        ((a, empty, "--fail-above", "3"), "'3' is not a percentage of at least 0, such as 3%"),
+        ((a, empty, "--fail-above", "3"), "--fail-above 3: is not a percentage of at least 0; give one such as 3%"),
         ((a, empty, "--warmup", "-1"), "--warmup"),
     ):
         code, lines, errors = compare(project, *words)

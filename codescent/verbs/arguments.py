@@ -187,7 +187,7 @@ def _compare(verb: argparse.ArgumentParser) -> None:
     add("--with", dest="others", type=_path, nargs="+", metavar="RUN", help="run folders of B")
     add("--warmup", type=_whole, metavar="N", help="steps to leave out at the begin of each run (default: a tenth)")
     fail_help = "exit with 1 if a step of B surely takes more than so much longer, such as 3%%"
-    add("--fail-above", type=_percent, metavar="X%", help=fail_help)
+    add("--fail-above", type=_text, metavar="PERCENT", help=fail_help)
 
 
 def _export(verb: argparse.ArgumentParser) -> None:
@@ -241,12 +241,6 @@ def _whole(word: str) -> int:
     if not word.isdecimal():
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 0")
     return int(word)
-
-
-def _percent(word: str) -> float:
-    if not re.fullmatch(r"\d{1,3}(\.\d+)?\s*%", word):
-        raise argparse.ArgumentTypeError(f"{word!r} is not a percentage of at least 0, such as 3%")
-    return float(word.rstrip("% ")) / 100
 
 
 def _numbers(word: str) -> list[int]:

@@ -3,6 +3,7 @@ Does not compute what differs (results/ does) and does not write a run folder. I
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,9 +41,9 @@ def main(arguments: Namespace) -> int:
 
     Raises UserError: wrong folders or options; --fail-above without an interval.
     """
+    bound = None if arguments.fail_above is None else _bound(arguments.fail_above)
     a, b = _sides(arguments.runs, arguments.others)
     found, differences = times(a, b, arguments.warmup), facts(a, b)
-    bound = arguments.fail_above
     if bound is not None and not found.has_interval:
         raise UserError(f"--fail-above: {too_few(found)}, so nothing can be said; let the runs take more steps")
     say(verdict(found, differences))
@@ -53,6 +54,13 @@ def main(arguments: Namespace) -> int:
     fails = found.step.share.low > bound
     say(["", judgement(found, bound)])
     return FAILED if fails else 0
+
+
+def _bound(text: str) -> float:
+    """A percentage as a share. Raises UserError: it is none."""
+    if not re.fullmatch(r"\d{1,3}(\.\d+)?\s*%", text.strip()):
+        raise UserError(f"--fail-above {text}: is not a percentage of at least 0; give one such as 3%")
+    return float(text.strip().rstrip("% ")) / 100
 
 
 def _sides(runs: Sequence[Path], others: Sequence[Path] | None) -> tuple[list[Run], list[Run]]:
