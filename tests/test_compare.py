@@ -165,7 +165,7 @@ def test_too_few_steps_have_no_interval(project: Path, write: Writer) -> None:
     assert lines[0].startswith("Too few steps to tell: ")
     code, _, errors = compare(project, a, b, "--fail-above", "3%")
     assert code == 2
-    assert "--fail-above: 1 sample after a warm-up of 5 allow no interval" in errors
+    assert "--fail-above: 1 sample after a warm-up of 5 steps allows no interval" in errors
     code, _, errors = compare(project, a, b, "--warmup", "12")
     assert code == 2
     assert errors.count("no step is left after a warm-up of 12: lower --warmup") == 2
@@ -186,7 +186,7 @@ def test_what_differs_is_listed_by_group(project: Path, write: Writer) -> None:
         "layout    parallel.recompute  none | full",
         "software  torch  2.13 | 2.14",
         "hardware  cores  2 | 4",
-        "memory    peak 256 MiB | 512 MiB: +100.0 %",
+        "memory    peak 256 MiB | 512 MiB: +100 %",
         "products of matrices ran at 100 | 200 GFLOP/s",
         "load of the machine when the runs began: 1.0 | 3.0",
     ):

@@ -128,7 +128,8 @@ def times(a: Sequence[Run], b: Sequence[Run], warmup: int | None = None) -> Time
         UserError: a run has no step after the warm-up, or a file is damaged.
     """
     warmup = default_warmup([*a, *b]) if warmup is None else warmup
-    scale = tokens_of_step(a) / tokens_of_step(b)
+    scale = _tokens_of_step(a) / _tokens_of_step(b)
+    scale = scale if math.isfinite(scale) else 1.0
     of_a, of_b = _steps(a, warmup), _steps(b, warmup)
     _refuse_empty([*a, *b], [*of_a, *of_b], warmup)
     return of_rows(of_a, [replace(rows, seconds=rows.seconds * scale) for rows in of_b], warmup, scale)
@@ -148,7 +149,7 @@ def of_rows(of_a: Sequence[Rows], of_b: Sequence[Rows], warmup: int, scale: floa
     parts = [name for name in left[0] if name not in (STEP, MEAN)]
     matter = sum(_matters(left, name) or _matters(right, name) for name in parts)
     together = 1 - (1 - LEVEL) / max(1, matter)  # Bonferroni
-    every_rank = of_a[0].every_rank and of_b[0].every_rank
+    every_rank = all(rows.every_rank for rows in (*of_a, *of_b))
     return Times(
         way=way,
         beside=beside,
@@ -168,8 +169,8 @@ def default_warmup(runs: Sequence[Run]) -> int:
     return min(WARMUP_MOST, max(WARMUP_LEAST, shortest // WARMUP_SHARE))
 
 
-def tokens_of_step(runs: Sequence[Run]) -> float:
-    """Mean tokens of a step of the first of the runs."""
+def _tokens_of_step(runs: Sequence[Run]) -> float:
+    """Mean tokens of a step of the first of the runs; NaN: unknown."""
     columns = runs[0].columns
     return float(columns["tokens"][-1] / columns["step"][-1]) if len(columns["step"]) else math.nan
 

@@ -37,7 +37,7 @@ class Rows:
         seconds: [rows, ranks, columns].
         at: [rows], seconds since 1970 at which a row's last step ended.
         pace: the rank that waits least: the others wait for it, so its parts say where the time goes.
-        every_rank: whether the rows are of all ranks, from ranks.csv; else of rank 0, from metrics.csv.
+        every_rank: whether the rows are of all ranks; else of rank 0, from metrics.csv.
     """
 
     plan: Plan | None
@@ -128,7 +128,7 @@ def _of_metrics(run: Run, begins: Sequence[int], warmup: int) -> Rows:
     steps = np.diff(found["step"], prepend=0.0)
     kept = _warm(found["step"] - 1, begins, warmup) & np.isfinite(seconds).all(axis=1)
     ends = _ends(run, np.cumsum(found["step_s"] * steps))
-    return Rows(run.plan, _span(run)[0], names, seconds[kept][:, None], ends[kept], 0, every_rank=False)
+    return Rows(run.plan, _span(run)[0], names, seconds[kept][:, None], ends[kept], 0, every_rank=run.num_ranks == 1)
 
 
 def _column(found: Mapping[str, Values], name: str, names: Sequence[str]) -> Values:

@@ -46,7 +46,7 @@ def main(arguments: Namespace) -> int:
     found, differences = times(a, b, arguments.warmup), facts(a, b)
     if bound is not None and not found.has_interval:
         raise UserError(f"--fail-above: {too_few(found)}, so nothing can be said; let the runs take more steps")
-    say(verdict(found, differences))
+    say(verdict(found, differences, max(run.num_ranks for run in (*a, *b))))
     say(["", *table(found), ""])
     print(columns(list(rows(a, b, found, differences))))
     if bound is None:
@@ -91,37 +91,38 @@ def _twice(paths: Sequence[Path]) -> list[Path]:
     return [path for path in dict.fromkeys(paths) if paths.count(path) > 1]
 
 
-def verdict(found: Times, differences: Facts) -> Iterator[str]:
-    """The first lines: whether B is slower, and by which part."""
+def verdict(found: Times, differences: Facts, num_ranks: int) -> Iterator[str]:
+    """The first lines: whether B is slower, and by which part. `num_ranks`: the most that a run has."""
     model = "The models differ. " if differences.model else ""
     step, cause = found.step, found.cause
     if not found.has_interval:
-        yield f"{model}Too few steps to tell: {percent(step.share.value)} a step; {too_few(found)}."
-        return
-    if step.shown:
+        yield f"{model}Too few steps to tell: {percent(step.share.value)} a step."
+        yield f"{too_few(found).capitalize()}."
+    elif step.shown:
         word = "slower" if step.share.value > 0 else "faster"
         yield f"{model}B is {word} than A: {changed(step, 'a step')}."
-    elif cause is not None:
-        yield f"{model}No difference of the whole step is shown: {changed(step, 'a step')}."
     else:
-        yield f"{model}No difference shown: {changed(step, 'a step')}."
+        yield f"{model}No difference{' of the step' if cause else ''} shown: {changed(step, 'a step')}."
     if cause is None:
         return
-    where = "" if found.rank is None or max(found.rank) == 0 else f", on rank {found.rank[1]}"
+    of_ranks = found.rank if num_ranks > 1 else None
+    where = "" if of_ranks is None else f", on rank {of_ranks[cause.share.value > 0]},"
+    whole = changed(cause, "of A's step")
     if not cause.shown:
-        yield f"No part alone is shown to explain it. The largest change: {name_of(cause)}, {changed(cause)}{where}."
+        yield "No part alone is shown to explain it. The largest change is"
+        yield f"{name_of(cause)}{where or ':'} {whole}."
     elif step.shown:
-        share = cause.share.value / step.share.value
-        whole = changed(cause, "of A's step")
-        yield f"{name_of(cause).capitalize()} explains {100 * share:.0f} % of it: {whole}{where}."
+        share = f"{100 * cause.share.value / step.share.value:.0f} %"
+        yield f"{name_of(cause).capitalize()}{where} explains {share}: {whole}."
     else:
-        whole = changed(cause, "of A's step")
-        yield f"But {name_of(cause)} changes: {whole}{where}."
+        yield f"But {name_of(cause)}{where} changes: {whole}."
 
 
 def too_few(found: Times) -> str:
     """Why there is no interval."""
-    return f"{counted(min(found.samples), 'sample')} after a warm-up of {found.warmup} allow no interval"
+    few = min(found.samples)
+    allow = "allows" if few == 1 else "allow"
+    return f"{counted(few, 'sample')} after a warm-up of {counted(found.warmup, 'step')} {allow} no interval"
 
 
 def name_of(change: Change) -> str:
@@ -130,14 +131,19 @@ def name_of(change: Change) -> str:
 
 
 def percent(share: float) -> str:
-    """Such as "+3.1 %"."""
-    return f"{100 * share:+.1f} %"
+    """Such as "+3.1 %", or "+312 %"."""
+    return f"{number(share)} %"
+
+
+def number(share: float) -> str:
+    """A share in hundredths, with its sign."""
+    return f"{100 * share:+.{1 if abs(share) < 1 else 0}f}"
 
 
 def changed(change: Change, of: str = "") -> str:
     """A change with its interval, such as "+3.1 % a step (+2.0 to +4.2 %)"."""
     share = change.share
-    return f"{percent(share.value)}{of and f' {of}'} ({100 * share.low:+.1f} to {percent(share.high)})"
+    return f"{percent(share.value)}{of and f' {of}'} ({number(share.low)} to {percent(share.high)})"
 
 
 def table(found: Times) -> Iterator[str]:
