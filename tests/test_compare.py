@@ -18,6 +18,7 @@ from codescent.preflight import plan_of
 from codescent.record import METRICS, RunFolder
 from codescent.results import open_run
 from codescent.results.differences import Alike, losses
+from codescent.results.typical import rows_of
 
 PARTS_S = {"data_s": 0.001, "forward_s": 0.03, "backward_s": 0.06, "exposed_comm_s": 0.004, "optimizer_s": 0.005}
 
@@ -232,6 +233,35 @@ def test_folders_of_older_versions_have_one_part_for_both_passes(project: Path, 
     assert any(line.startswith("compute ") for line in lines)
     assert not any(line.startswith("forward") for line in lines)
     assert lines[1].startswith("Compute explains ")
+
+
+def test_warm_up_steps_are_left_out_after_a_continuation_too(write: Writer) -> None:
+    path = write(steps=40)
+    events = path / "events.jsonl"
+    start, end = events.read_text().splitlines()
+    resume = json.dumps({**json.loads(start), "kind": "resume", "step": 20})
+    events.write_text("\n".join([start, resume, end]) + "\n")
+    rows = rows_of(open_run(path), warmup=5)
+    assert len(rows) == 40 - 2 * 5
+    assert (rows.every_rank, rows.pace) == (True, 0)
+    seconds = open_run(path).columns["step_s"]
+    kept = [*range(5, 20), *range(25, 40)]
+    np.testing.assert_allclose(rows.step_s, seconds[kept])
+    assert rows.at[-1] - rows.begin == pytest.approx(seconds.sum())
+
+
+def test_the_rows_of_every_rank_are_used_where_there_are_enough(project: Path, forker: Forker) -> None:
+    words = ("parallel.pp=2", "train.microbatch_size=2", "train.num_steps=26", "checkpoint.last=false")
+    run = open_run(forker.train(project, "every2", 2, *words, "log.every=2").path)
+    rows = rows_of(run, warmup=2)
+    assert (len(rows), rows.every_rank, rows.seconds.shape) == (12, True, (12, 2, 6))
+    typical = rows.typical()
+    assert 0 <= typical["bubble_s"] <= rows.seconds[:, rows.pace, 3].max()
+    assert sum(typical.values()) == pytest.approx(np.sort(rows.step_s)[3:9].mean(), rel=0.05)
+    assert rows.pace == int(np.argmin(rows.waiting))
+    few = rows_of(run, warmup=4)
+    assert (len(few), few.every_rank, few.seconds.shape) == (22, False, (22, 1, 6))
+    assert few.typical()["bubble_s"] == 0
 
 
 def test_wrong_words_are_one_message_each(project: Path, write: Writer, tmp_path: Path) -> None:
