@@ -126,7 +126,7 @@ class Messages:
     def buffers(self) -> Iterator[torch.Tensor]:
         """The memory of unfinished sends and of receives that nobody reads yet."""
         for sent in self.sent.values():
-            yield from (memory for _, memory in sent)
+            yield from (memory for _, memory, _ in sent)
         yield from (message.memory for message in self.posted.values())
 
     def forget(self) -> None:

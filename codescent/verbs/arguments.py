@@ -187,6 +187,15 @@ def _report(verb: argparse.ArgumentParser) -> None:
     add("--window", type=_positive, default=1, metavar="N", help="which window, with profile.repeat (default 1)")
 
 
+def _compare(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    add("runs", type=_path, nargs="+", metavar="RUN", help="run folders A and B; with --with: all those of A")
+    add("--with", dest="others", type=_path, nargs="+", metavar="RUN", help="run folders of B")
+    add("--warmup", type=_whole, metavar="N", help="steps to leave out at the begin of each run (default: a tenth)")
+    fail_help = "exit with 1 if a step of B surely takes more than so much longer, such as 3%%"
+    add("--fail-above", type=_text, metavar="PERCENT", help=fail_help)
+
+
 def _export(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("run", type=_path, metavar="RUN", help="run folder")
@@ -222,6 +231,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("evaluate", "score a trained model, or a file of answers to questions", _evaluate),
     ("plot", "draw loss, learning rate, gradient norm and speed of runs", _plot),
     ("report", "read the profile of a run: what costs time, and who is slow", _report),
+    ("compare", "say what differs between runs: step time by part, losses, memory, config, machine", _compare),
     ("export", "write a trained model as a Hugging Face folder", _export),
     ("import", "create a run from a Hugging Face folder", _import),
 )
@@ -231,6 +241,12 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
 def _positive(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 1")
+    return int(word)
+
+
+def _whole(word: str) -> int:
+    if not word.isdecimal():
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number of at least 0")
     return int(word)
 
 

@@ -28,6 +28,7 @@ VERBS: Mapping[str, str] = {
     "evaluate": "evaluate.main",
     "plot": "plot.main",
     "report": "report_profile.main",
+    "compare": "compare.main",
     "export": "exchange.export_main",
     "import": "exchange.import_main",
 }
