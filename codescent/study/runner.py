@@ -63,7 +63,7 @@ def turns_of(folder: StudyFolder, *, retry: bool = False) -> list[Turn]:
         if spec.name in definition.refused or spec.nodes > 1:
             continue
         attempts = folder.attempts(spec)
-        failed = [attempt for attempt in attempts if attempt.state in (PointState.FAILED, PointState.OUT_OF_MEMORY)]
+        failed = [one for one in attempts if one.state not in (PointState.DONE, PointState.TO_DO)]
         if failed and not retry:
             continue
         for attempt in attempts:
