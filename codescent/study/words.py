@@ -71,7 +71,7 @@ def _group(study: Study, group: Group) -> Iterator[str]:
     yield from _marked(group, study.unit)
     efficiency = last.efficiency.total
     if efficiency is not None and efficiency.value < KEPT:
-        yield said_of(group, study.groups, baseline, last, study.unit)
+        yield said_of(study, group, baseline, last)
 
 
 def _trust(study: Study) -> Iterator[str]:
@@ -211,9 +211,15 @@ def _grid(study: Study) -> Iterator[str]:
         for value in dict.fromkeys(str(point.axes[axis]) for point in points):
             if value != str(usual):
                 yield from _effect(points, axis, str(usual), value)
-    if fastest := max(points, key=lambda point: point.speed_up.total.value if point.speed_up.total else 0.0):
-        assert fastest.speed_up.total is not None
-        yield f"Fastest: {fastest.name}, {fastest.speed_up.total.value:.2f} times as fast as {baseline.name}."
+    others = [point for point in points if point is not baseline]
+    fastest = max(others, key=lambda point: point.speed_up.total.value if point.speed_up.total else 0.0, default=None)
+    if fastest is None or fastest.speed_up.total is None:
+        return
+    gain = fastest.speed_up.total
+    if gain.value <= 1 or gain.low <= 1:
+        yield f"No point is shown to be faster than {baseline.name}."
+    else:
+        yield f"Fastest: {fastest.name}, {gain.value:.2f} times as fast as {baseline.name}."
 
 
 def _effect(points: Sequence[Point], axis: str, usual: str, value: str) -> Iterator[str]:
@@ -228,15 +234,15 @@ def _effect(points: Sequence[Point], axis: str, usual: str, value: str) -> Itera
         return
     ratios = [seconds(after) / seconds(before) for before, after in pairs]
     middle = statistics.median(ratios)
-    said = f"{abs(middle - 1):.1%} {'more' if middle > 1 else 'less'} time"
-    between = (
-        f" (from {min(ratios) - 1:+.1%} to {max(ratios) - 1:+.1%} in {len(pairs)} pairs)" if len(pairs) > 1 else ""
-    )
-    noisy = any(
-        one.step_s.total is not None and other.step_s.total is not None and _overlap(one, other) for one, other in pairs
-    )
-    shown = " In some pairs the intervals overlap: no difference is shown there." if noisy else ""
-    yield f"{axis.rpartition('.')[2]} {value} instead of {usual}: {said} per step{between}.{_moved(pairs)}{shown}"
+    ends = f" ({min(ratios) - 1:+.1%} to {max(ratios) - 1:+.1%} in {len(pairs)} pairs)" if len(pairs) > 1 else ""
+    change = f"{abs(middle - 1):.1%} {'more' if middle > 1 else 'less'} time{ends}"
+    unclear = sum(_overlap(one, other) for one, other in pairs)
+    if unclear == len(pairs):
+        said = f"no difference is shown, the intervals overlap; the medians say {change}."
+    else:
+        some = f" In {unclear} of them the intervals overlap." if unclear else ""
+        said = f"{change}.{some}{_moved(pairs)}"
+    yield f"{axis.rpartition('.')[2]} {value} instead of {usual}: {said}"
 
 
 def _moved(pairs: Sequence[tuple[Point, Point]]) -> str:

@@ -52,7 +52,8 @@ def main(arguments: Namespace) -> int:
         return 0
     specs = specs_of(study)
     definition = Definition.of(study, specs, refusals(study, specs))
-    check_baseline(definition)
+    for given in filter(None, (definition.baseline, baseline)):
+        check_baseline(replace(definition, baseline=given))
     folder = StudyFolder.create(arguments.folder or Path(FOLDER) / study.study.name, definition)
     if arguments.list:
         _list(folder)
