@@ -4,18 +4,22 @@ Does not check how long anything takes, and not the laws of scaling (test_study_
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
+import os
 import shlex
+import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from forker import Forker
-from runs import called, codescent, make_project
+from runs import called, codescent, make_project, start
 
 from codescent.base.errors import UserError
+from codescent.record import RunFolder
 from codescent.results import PARTS, Ended
-from codescent.results.start import train_words
 from codescent.study import PointState, Study, open_study, runner
 from codescent.study.folder import StudyFolder
 from codescent.study.table import COLUMNS
@@ -198,6 +202,27 @@ def test_a_weak_study_grows_the_batch(project: Path, started: list[str]) -> None
     assert two.serial_share == pytest.approx(2 - gain), "Gustafson: speed-up = serial + (1 - serial) x 2"
 
 
+def test_points_that_their_data_refuses_are_listed(project: Path, started: list[str]) -> None:
+    write(project, "batch = [8, 100000]\nranks = [1]", repeats=1)
+    done = called(project, "study", "study.toml")
+    assert done.returncode == 0, done.stderr
+    small, large = (group.points[0] for group in study_of(project).groups)
+    assert (small.state, large.state) == (PointState.DONE, PointState.REFUSED)
+    assert "fewer than train.global_batch_size = 100000" in large.why
+    assert large.why in done.stdout
+    assert started == ["batch-8_ranks-1/1"]
+
+
+def test_a_run_that_the_machine_refuses_is_refused(
+    project: Path, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(project, "ranks = [1]", repeats=2)
+    monkeypatch.setattr(runner, "train_run", lambda config, words: Ended(2, "train.device: there is no CUDA device"))
+    assert called(project, "study", "study.toml").returncode == 0
+    (point,) = study_of(project).groups[0].points
+    assert (point.state, point.why) == (PointState.REFUSED, "train.device: there is no CUDA device")
+
+
 def test_threads_beyond_the_cores_are_marked_and_no_part_of_a_fit(project: Path, started: list[str]) -> None:
     write(project, "threads = [1, 512]", kind="threads", repeats=1, baseline="threads = 1")
     file = project / "study.toml"
@@ -292,4 +317,24 @@ def test_the_command_runs_a_study_of_its_own(project: Path) -> None:
     assert "2 of 2  ranks=2, repeat 1" in done.stdout
     (point, _) = study_of(project).groups[0].points
     assert point.load is not None
-    assert train_words("a", ["b=1"])[-2:] == ["a", "b=1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("all_processes", [True, False])
+def test_ctrl_c_ends_the_run_and_the_same_command_goes_on(project: Path, all_processes: bool) -> None:
+    file = write(project, "ranks = [2]", repeats=1, baseline="ranks = 2")
+    file.write_text(file.read_text().replace("steps = 3", "steps = 2000"))
+    study = start(project, "study", "study.toml", start_new_session=True)
+    run = project / "study-runs" / "tiny" / "ranks-2" / "1"
+    while not (run / "metrics.csv").is_file() or len((run / "metrics.csv").read_text().splitlines()) < 5:
+        assert study.poll() is None
+        time.sleep(0.1)
+    (os.killpg if all_processes else os.kill)(study.pid, signal.SIGINT)
+    _, stderr = study.communicate(timeout=120)
+    assert study.returncode == 130
+    assert "stopped after 0 of 1 run" in stderr
+    assert study_of(project).groups[0].points[0].state is PointState.TO_DO
+    with RunFolder.open(run).path.joinpath(".writer").open() as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody writes the run any more
+    listed = called(project, "study", "study.toml", "--list")
+    assert "ranks-2/1" in listed.stdout, "it is to do"

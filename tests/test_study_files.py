@@ -178,6 +178,18 @@ def test_what_never_keeps_the_efficiency_is_said(project: Path) -> None:
     assert "computation alone reaches 56%" in called(project, "study", "s.toml", "--table", "t.csv").stdout
 
 
+def test_the_batch_of_a_weak_study(project: Path) -> None:
+    """Efficiency with batch B over 2 ranks: (2 x 0.1 + B / 80) / (2 x (0.6 + B / 160)); 0.8 at B = 304."""
+    (project / "s.toml").write_text(HEAD.replace("strong", "weak") + RANKS)
+    (project / "t.csv").write_text(
+        "ranks,step_s,tokens,data_s,forward_s,backward_s,communication_s,bubble_s,optimizer_s,other_s\n"
+        "1,1.1,80,0,0.5,0.5,0,0,0.1,0\n2,1.6,160,0,0.5,0.5,0.5,0,0.1,0\n"
+    )
+    said = called(project, "study", "s.toml", "--table", "t.csv").stdout
+    assert "80% at 2 ranks would need about 304 tokens a step instead of 160" in said
+    assert "2 ranks are 1.38 times as fast as 1 rank, an efficiency of 69%" in said
+
+
 NEEDS_PROFILE = pytest.mark.xfail("profile.active" not in KEYS, reason="needs the section [profile]", strict=True)
 
 
