@@ -85,8 +85,8 @@ def _repeat(attempt: Attempt, warmup: int, machine: Mapping[str, Any]) -> Repeat
     if attempt.run.state is not State.DONE:
         notes.append(f"repeat {attempt.number}: its run has not ended ({attempt.run.state})")
     facts = attempt.run.environment
-    if others := [
-        f"{name} {facts.get(name)}, not {machine[name]}" for name in DECIDE if facts.get(name) != machine[name]
-    ]:
-        notes.append(f"other machine: {', '.join(others)}")
+    differ = [name for name in DECIDE if facts.get(name) != machine[name]]
+    if differ:
+        said = ", ".join(f"{name} {facts.get(name)}, not {machine[name]}" for name in differ)
+        notes.append(f"other machine: {said}")
     return replace(repeat, notes=(*repeat.notes, *notes))
