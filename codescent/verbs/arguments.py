@@ -196,6 +196,20 @@ def _compare(verb: argparse.ArgumentParser) -> None:
     add("--fail-above", type=_text, metavar="PERCENT", help=fail_help)
 
 
+def _study(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    add("file", type=_path, metavar="FILE", help="study file, name of a shipped one, or the folder of a study: read it")
+    add("--folder", type=_path, metavar="DIR", help="folder of the study (default study-runs/NAME)")
+    words = "another baseline: values of axes, such as ranks=1"
+    add("--baseline", nargs="+", default=[], metavar="AXIS=VALUE", help=words)
+    what = verb.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="print the command of each run that is to do, and run none")
+    what.add_argument("--collect", type=_path, nargs="+", metavar="RUN", help="take finished runs of other machines")
+    what.add_argument("--table", type=_path, metavar="FILE.csv", help="evaluate a table that others measured")
+    retry_help = "also run points again that have failed or had too little memory"
+    what.add_argument("--retry", choices=("failed",), help=retry_help)
+
+
 def _export(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("run", type=_path, metavar="RUN", help="run folder")
@@ -232,6 +246,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("plot", "draw loss, learning rate, gradient norm and speed of runs", _plot),
     ("report", "read the profile of a run: what costs time, and who is slow", _report),
     ("compare", "say what differs between runs: step time by part, losses, memory, config, machine", _compare),
+    ("study", "measure one config at many points, and say how it scales", _study),
     ("export", "write a trained model as a Hugging Face folder", _export),
     ("import", "create a run from a Hugging Face folder", _import),
 )

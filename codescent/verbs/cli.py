@@ -29,6 +29,7 @@ VERBS: Mapping[str, str] = {
     "plot": "plot.main",
     "report": "report_profile.main",
     "compare": "compare.main",
+    "study": "study.main",
     "export": "exchange.export_main",
     "import": "exchange.import_main",
 }
