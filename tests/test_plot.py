@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from runs import called
 
 from codescent.record import RunFolder
-from codescent.verbs.curves import POINTS, coinciding, draw, smooth
-from codescent.verbs.picture import PALETTE
-from codescent.verbs.plot import SECONDS, read
+from codescent.report.curves import POINTS, coinciding, draw, smooth
+from codescent.report.metrics import SECONDS, read
+from codescent.report.style import PALETTE
 
 NAN = math.nan
 

@@ -170,6 +170,15 @@ def _plot(verb: argparse.ArgumentParser) -> None:
     add("--x", choices=("steps", "tokens", "time"), help="the only horizontal axis (default: the loss over each)")
 
 
+def _report(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    add("runs", type=_path, nargs="+", metavar="RUN", help="run folders, or the folder of a study")
+    add("--out", type=_path, metavar="FILE", help="page to write (default: report.html); with --markdown a .md file")
+    add("--markdown", action="store_true", help="print Markdown instead of a page, or write it to --out")
+    add("--figures", type=_path, metavar="FOLDER", help="also write each figure into a file of this folder")
+    add("--format", choices=("svg", "png"), default="svg", help="format of these files (default svg)")
+
+
 def _export(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("run", type=_path, metavar="RUN", help="run folder")
@@ -203,6 +212,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("sample", "generate text with a trained model", _sample),
     ("evaluate", "score a trained model, or a file of answers to questions", _evaluate),
     ("plot", "draw loss, learning rate, gradient norm and speed of runs", _plot),
+    ("report", "write what runs or a study say into one page: speed, limits, slow ranks, figures", _report),
     ("export", "write a trained model as a Hugging Face folder", _export),
     ("import", "create a run from a Hugging Face folder", _import),
 )
