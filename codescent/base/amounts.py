@@ -45,7 +45,16 @@ def of_share(number: float | None) -> str:
     """Such as "12 %", "3.4 %"; one digit after the point below 10 %."""
     if number is None or not math.isfinite(number):
         return NOTHING
+    if number == 0:
+        return "0 %"
     return f"{100 * number:.{1 if abs(number) < 0.0995 else 0}f} %"
+
+
+def of_number(number: float | None) -> str:
+    """Such as "13,400", "3.21": three digits that count, and whole numbers above a hundred."""
+    if number is None or not math.isfinite(number):
+        return NOTHING
+    return three_digits(float(f"{number:.4g}"))
 
 
 def three_digits(number: float) -> str:

@@ -103,12 +103,16 @@ class Section:
     items: Sequence[Item]
 
 
+Said = tuple[str, str]
+"""What a sentence is about, such as a run's name ("": nothing in particular), and the sentence."""
+
+
 @dataclass(frozen=True)
 class Answer:
-    """A question that a reader has first, and what the runs say to it, in sentences."""
+    """A question that a reader has first, and what the runs say to it."""
 
     question: str
-    sentences: Sequence[str]
+    sentences: Sequence[Said]
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ LOG_RATIO = 10.0  # values whose largest is so many times the smallest have a lo
 COINCIDING = 0.01  # runs whose losses differ by at most this part of their range are drawn on top of each other
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1, 1, 1)))
 """Line styles of the first runs, and of those that get the same colours again."""
-LINE, BROAD = 1.5, 2.8  # width of a line; added for each later run that coincides with it
+LINE, BROAD, BROADEST = 1.5, 2.8, 5.6  # width of a line; added for each later run that coincides with it; in all
 PANELS_IN, LEFT_IN, LINE_IN = 6.2, 0.75, 0.22  # height of all panels; margin at the left; height of a line of text
 LEGEND_CHARACTERS = 120  # in a line of the legend
 UNITS = (("s", 1.0), ("minutes", 60.0), ("hours", 3600.0), ("days", 86400.0))
@@ -89,11 +89,13 @@ def draw(runs: Sequence[Curves], x: str | None = None) -> Figure:
 def looks_of(runs: Sequence[Curves], pairs: Sequence[tuple[int, int, float, int]]) -> list[Look]:
     """The look of each run. Of `coinciding` runs the earlier is broad, and the later has no single rows behind it."""
     hidden = {later for _, later, _, rows in pairs if rows == len(runs[later].columns["step"])}
+    later = [sum(i == earlier for earlier, *_ in pairs) for i in range(len(runs))]
+    broad = min(BROAD, BROADEST / max(later, default=1)) if any(later) else BROAD
     return [
         Look(
             PALETTE[i % len(PALETTE)],
             DASHES[i // len(PALETTE) % len(DASHES)],
-            LINE + BROAD * sum(i == earlier for earlier, *_ in pairs),
+            LINE + broad * later[i],
             len(runs) <= MOST_PALE and i not in hidden,
         )
         for i in range(len(runs))
@@ -246,6 +248,7 @@ def _caption(runs: Sequence[Curves], pairs: Sequence[tuple[int, int, float, int]
 
 
 def x_of(run: Curves, over: str) -> Values:
+    """The column of the horizontal axis."""
     return _column(run, X_AXES[over])
 
 

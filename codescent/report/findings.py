@@ -4,7 +4,7 @@ Does not read files. Every sentence follows from numbers of the report; the limi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -12,11 +12,11 @@ from statistics import median
 
 import numpy as np
 
-from codescent.base.amounts import of_rate, of_seconds, of_share
+from codescent.base.amounts import of_number, of_seconds, of_share
 from codescent.base.counted import counted
 from codescent.cost.lengths import lengths
 from codescent.plan import Plan
-from codescent.report.content import Answer
+from codescent.report.content import Answer, Said
 from codescent.report.summary import Summary
 from codescent.results import State
 
@@ -26,6 +26,10 @@ WAITED = 0.02
 """And if the others wait for at least this share of a step longer than it does."""
 UNEVEN = 0.25
 """Steps vary if the slowest tenth takes so much longer than the median."""
+SLOW_PLANNED = 0.25
+"""The same, if FLOPs of the plan say what is to be expected: passes do more than the FLOPs that are counted."""
+STEADY = 0.75
+"""A rank that is slow in a smaller share of the rows is slow at times: other programs may be the cause."""
 COMPUTES = 0.85
 """If computing has at least this share of a step, it limits the run."""
 MOST = 12
@@ -68,6 +72,11 @@ class Straggler:
     host: str
     planned: bool
 
+    @property
+    def steady(self) -> bool:
+        """Whether it is slow in most rows."""
+        return math.isnan(self.rows) or self.rows >= STEADY
+
 
 def stragglers(summary: Summary) -> list[Straggler]:
     """The ranks whose passes are more than SLOW slower than those of the other ranks, which wait for them.
@@ -81,8 +90,11 @@ def stragglers(summary: Summary) -> list[Straggler]:
     slower = _slower([one.compute_s for one in parts], plan)
     found = []
     for one, (share, planned) in zip(parts, slower, strict=True):
+        limit = SLOW_PLANNED if planned else SLOW
+        if planned and one.compute_s < max(other.compute_s for other in parts):
+            continue  # the others wait for a stage that computes longer
         waited_s = median(other.exposed_comm_s for other in parts if other.rank != one.rank) - one.exposed_comm_s
-        if share > SLOW and waited_s > WAITED * one.step_s:
+        if share > limit and waited_s > WAITED * one.step_s:
             rows = _rows_slow(summary, one.rank, plan)
             found.append(Straggler(one.rank, share, one.compute_s, waited_s, rows, host_of(summary, one.rank), planned))
     return found
@@ -138,113 +150,117 @@ def _rows_slow(summary: Summary, rank: int, plan: Plan) -> float:
 def answers(summaries: Sequence[Summary]) -> list[Answer]:
     """What a reader wants to know first."""
     return [
-        Answer("How fast is it?", _few(list(fast(summaries)), "run")),
-        Answer("What limits it?", _few(list(limits(summaries)), "run")),
-        Answer("What is odd?", _few(list(odd(summaries)), "remark") or ["Nothing that this report looks for."]),
+        Answer("How fast is it?", few(list(fast(summaries)), "run")),
+        Answer("What limits it?", few(list(limits(summaries)), "run")),
+        Answer("What is odd?", few(list(odd(summaries)), "remark") or [("", "Nothing that this report looks for.")]),
     ]
 
 
-def _few(sentences: list[str], noun: str) -> list[str]:
+def few(sentences: list[Said], noun: str = "remark") -> list[Said]:
+    """The first MOST sentences, and how many more there are."""
     more = len(sentences) - MOST
-    return sentences if more <= 0 else [*sentences[:MOST], f"And {counted(more, noun)} more: see the tables below."]
+    return (
+        sentences if more <= 0 else [*sentences[:MOST], ("", f"And {counted(more, noun)} more: see the tables below.")]
+    )
 
 
-def fast(summaries: Sequence[Summary]) -> Iterator[str]:
+def fast(summaries: Sequence[Summary]) -> Iterator[Said]:
     """How fast the runs are, the fastest first."""
     known = [one for one in summaries if one.step_s is not None]
     for one in sorted(known, key=lambda one: -_number(one.median("tokens_per_s"))):
         assert one.step_s is not None
-        speed = of_rate(one.median("tokens_per_s"), "tokens/s")
-        interval = (
-            ""
-            if math.isnan(one.step_s.low)
-            else f" (95 %: {of_seconds(one.step_s.low)} to {of_seconds(one.step_s.high)})"
-        )
+        speed = f"{of_number(one.median('tokens_per_s'))} tokens/s"
+        low, high = of_seconds(one.step_s.low), of_seconds(one.step_s.high)
+        interval = "" if math.isnan(one.step_s.low) else f" (95 %: {low} to {high})"
         use = f", {of_share(one.median('mfu'))} of the measured peak" if math.isfinite(one.median("mfu")) else ""
-        yield f"{one.name}: {speed} on {counted(one.run.num_ranks, 'rank')}; a step takes {of_seconds(one.step_s.value)}{interval}{use}."
+        step = f"a step takes {of_seconds(one.step_s.value)}{interval}"
+        yield one.name, f"{speed} on {counted(one.run.num_ranks, 'rank')}; {step}{use}."
     if lost := [one.name for one in summaries if one.step_s is None]:
-        yield f"No step was measured: {', '.join(lost)}."
+        yield "", f"No step was measured: {', '.join(lost)}."
 
 
 def _number(value: float) -> float:
     return value if math.isfinite(value) else -math.inf
 
 
-def limits(summaries: Sequence[Summary]) -> Iterator[str]:
+def limits(summaries: Sequence[Summary]) -> Iterator[Said]:
     """Which part of the step limits each run."""
     for one in summaries:
-        if slow := stragglers(one):
+        if slow := [rank for rank in stragglers(one) if rank.steady]:
             worst = max(slow, key=lambda rank: rank.waited_s)
-            yield f"{one.name}: rank {worst.rank} is slow, and the others wait for it."
+            yield one.name, f"rank {worst.rank} is slow, and the others wait for it."
         elif one.shares and one.compute_share >= COMPUTES:
-            yield f"{one.name}: computing, {of_share(one.compute_share)} of a step. Only faster or more devices help."
+            yield one.name, f"computing, {of_share(one.compute_share)} of a step. Only faster or more devices help."
         elif one.shares:
             part = max(NAMES, key=lambda name: one.shares[name])
             said = f"{NAMES[part]}, {of_share(one.shares[part])} of a step; computing has {of_share(one.compute_share)}"
-            yield f"{one.name}: {said}. {REMEDIES[part]}"
+            yield one.name, f"{said}. {REMEDIES[part]}"
         elif one.steps:
-            yield f"{one.name}: unknown, because the run has no ranks.csv (an older version wrote it, or it ended early)."
+            yield one.name, "unknown, because the run has no ranks.csv (an older version wrote it, or it ended early)."
 
 
-def odd(summaries: Sequence[Summary]) -> Iterator[str]:
+def odd(summaries: Sequence[Summary]) -> Iterator[Said]:
     """What a reader should look at, the gravest first."""
     for one in summaries:
         yield from _ending(one)
     for one in summaries:
-        yield from map(_slow_said(one), stragglers(one))
+        yield from ((one.name, _slow_said(slow)) for slow in stragglers(one))
     for one in summaries:
         yield from _events(one)
         if one.varies > UNEVEN:
-            yield f"{one.name}: steps vary: the slowest tenth takes {of_share(one.varies)} longer than the median, or more."
+            yield (
+                one.name,
+                f"steps vary: the slowest tenth takes {of_share(one.varies)} longer than the median, or more.",
+            )
         yield from _memory(one)
     yield from _trajectories(summaries)
 
 
-def _ending(one: Summary) -> Iterator[str]:
+def _ending(one: Summary) -> Iterator[Said]:
     state, steps = one.run.state, counted(one.steps, "step")
     if state is State.UNFINISHED:
-        yield f"{one.name} has not ended: it still trains, or was killed. Its {steps} so far are used."
+        yield one.name, f"has not ended: it still trains, or was killed. Its {steps} so far are used."
     elif state is State.STOPPED:
-        yield f"{one.name} was stopped after {steps}, which are used."
+        yield one.name, f"was stopped after {steps}, which are used."
     elif state is State.FAILED:
-        yield f"{one.name} failed after {steps}: {one.run.why}"
+        yield one.name, f"failed after {steps}: {one.run.why}"
 
 
-def _slow_said(one: Summary) -> Callable[[Straggler], str]:
-    def said(slow: Straggler) -> str:
-        than = "than its share of the plan's FLOPs" if slow.planned else "than the other ranks of its part"
-        where = f" on {slow.host}" if slow.host else ""
-        often = "" if math.isnan(slow.rows) else f" It is so in {of_share(slow.rows)} of the rows."
-        return (
-            f"{one.name}: rank {slow.rank}{where} computes {of_share(slow.slower)} longer {than}; the others wait "
-            f"{of_seconds(slow.waited_s)} a step longer than it.{often}"
-        )
-
-    return said
+def _slow_said(slow: Straggler) -> str:
+    than = "than its share of the plan's FLOPs" if slow.planned else "than the other ranks of its part"
+    where = f" on {slow.host}" if slow.host else ""
+    often = "" if slow.steady else f" It is so in {of_share(slow.rows)} of the rows: other programs may be the cause."
+    return (
+        f"rank {slow.rank}{where} computes {of_share(slow.slower)} longer {than}; the others wait "
+        f"{of_seconds(slow.waited_s)} a step longer than it.{often}"
+    )
 
 
-def _events(one: Summary) -> Iterator[str]:
+def _events(one: Summary) -> Iterator[Said]:
     """What the run has recorded of itself."""
     kinds = [str(event.get("kind")) for event in one.run.events]
     if number := len(one.curves.skipped):
-        yield f"{one.name}: the loss of {counted(number, 'step')} was not finite."
+        yield one.name, f"the loss of {counted(number, 'step')} was not finite."
     if number := kinds.count("resume"):
-        yield f"{one.name}: was resumed {counted(number, 'time')}; times of several machines may be mixed."
+        yield one.name, f"was resumed {counted(number, 'time')}; times of several machines may be mixed."
     if "slow_steps" in kinds:
         said = next(event for event in reversed(one.run.events) if event.get("kind") == "slow_steps")
-        yield f"{one.name}: {said.get('advice', 'steps have become slow')}"
+        yield one.name, f"{said.get('advice', 'steps have become slow')}"
     if one.median("mfu") > 1:
-        yield f"{one.name}: it is faster than the peak that was measured: other programs ran during that measurement."
+        yield one.name, "it is faster than the peak that was measured: other programs ran during that measurement."
 
 
-def _memory(one: Summary) -> Iterator[str]:
+def _memory(one: Summary) -> Iterator[Said]:
     found = one.memory_bytes
     if len(found) > 1 and max(found) > 1.25 * median(found):
         rank = found.index(max(found))
-        yield f"{one.name}: rank {rank} holds {of_share(max(found) / median(found) - 1)} more memory than the median rank."
+        yield (
+            one.name,
+            f"rank {rank} holds {of_share(max(found) / median(found) - 1)} more memory than the median rank.",
+        )
 
 
-def _trajectories(summaries: Sequence[Summary]) -> Iterator[str]:
+def _trajectories(summaries: Sequence[Summary]) -> Iterator[Said]:
     """Whether runs of one trajectory have the same losses."""
     groups: dict[str, list[Summary]] = {}
     for one in summaries:
@@ -254,10 +270,8 @@ def _trajectories(summaries: Sequence[Summary]) -> Iterator[str]:
         for other in others:
             apart = _apart(first, other)
             if apart > 0.01:
-                yield (
-                    f"{other.name} and {first.name} should have the same losses, and differ by up to {of_share(apart)} "
-                    "of the loss. Rounding grows at high learning rates; more than that is a fault."
-                )
+                said = f"should have the losses of {first.name}, and differs by up to {of_share(apart)} of the loss."
+                yield other.name, f"{said} Rounding grows at high learning rates; more than that is a fault."
 
 
 def _apart(one: Summary, other: Summary) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from codescent.base.visible import visible
-from codescent.report.content import Item, Picture, Report, Source, Table, Words
+from codescent.report.content import Item, Picture, Report, Said, Source, Table, Words
 
 MARK = "<!-- codescent report -->"
 SPECIAL = "\\`*_{}[]<>#|~$&"
@@ -22,12 +22,17 @@ def markdown(report: Report, figures: Mapping[str, str] | None = None) -> str:
     """
     lines = [MARK, "", f"# {plain(report.title)}", "", *map(plain, report.about)]
     for answer in report.answers:
-        lines += ["", f"**{plain(answer.question)}**", "", *(f"- {plain(said)}" for said in answer.sentences)]
+        lines += ["", f"**{plain(answer.question)}**", "", *map(_said, answer.sentences)]
     for section in report.sections:
         items = [line for item in section.items for line in _lines(item, figures or {})]
         if items:
             lines += ["", f"## {plain(section.title)}", *items]
     return "\n".join(lines).strip() + "\n"
+
+
+def _said(said: Said) -> str:
+    about, sentence = said
+    return f"- **{plain(about)}** {plain(sentence)}" if about else f"- {plain(sentence)}"
 
 
 def _lines(item: Item, figures: Mapping[str, str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""In: a report. Out: one HTML page that contains all it shows: no server, no network, and JavaScript only to sort and zoom.
+"""In: a report. Out: one HTML page that contains all it shows. JavaScript only sorts and zooms; no network.
 Does not decide what is said (sections.py does) and does not write a file. All text is escaped by the template."""
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def inline_svg(picture: Picture) -> Markup:
     label = escape(picture.title)
     root = re.search(r'viewBox="([^"]*)"', text)
     begin = f'<svg viewBox="{root[1] if root else ""}" role="img" aria-label="{label}">'
-    return Markup(begin + text[text.index(">") + 1 :].strip())  # noqa: S704: matplotlib has escaped its texts
+    return Markup(begin + text[text.index(">") + 1 :].strip())
 
 
 def _themed(colour: str) -> str:
@@ -153,4 +153,4 @@ def _boxes(walk: Walk, lanes: Lanes) -> Markup:
         f'width="{box.length_s * unit:.2f}" height="{ROW - 4}"><title>{escape(visible(box.what))}</title></rect>\n'
         for box in walk.boxes
     )
-    return Markup(back + boxes)  # noqa: S704: numbers, and text that is escaped here
+    return Markup(back + boxes)

@@ -99,9 +99,9 @@ def _losses(summaries: Sequence[Summary], over: str, title: str) -> Picture:
             x, y = drawn.x_of(summaries[i].curves, over), drawn.smooth(summaries[i].curves.columns["train_loss"])[0]
             at = drawn.thinned(y, GREY_POINTS)
             axes.plot(x[at] / scale, y[at], color=TEXT_GREY, alpha=0.35, lw=0.7, zorder=1)
-        axes.set_title("")
+        axes.set_title("", loc="left")
         axes.set_ylabel("loss (nats per token)", fontsize=9)
-        lines = [Line2D([], [], color=look.colour, ls=look.dashes, lw=look.width) for look in looks]
+        lines = [Line2D([], [], color=look.colour, ls=look.dashes, lw=min(look.width, 4.0)) for look in looks]
         axes.legend(lines, [literal(shortened(run.name)) for run in runs], fontsize=7.5, frameon=False)
         return figure
 

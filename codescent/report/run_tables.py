@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from codescent.base.amounts import of_bytes, of_rate, of_seconds, of_share
+from codescent.base.amounts import of_bytes, of_number, of_rate, of_seconds, of_share
 from codescent.base.counted import counted
 from codescent.cost.lengths import lengths
 from codescent.cost.simulate import Costs, simulate
@@ -85,7 +85,7 @@ def overview(known: Sequence[Summary]) -> Table:
             number(one.run.num_ranks, f"{one.run.num_ranks:,}"),
             number(one.steps, f"{one.steps:,}"),
             interval(one.step_s),
-            rate(one.median("tokens_per_s"), ""),
+            number(one.median("tokens_per_s"), of_number(one.median("tokens_per_s"))),
             rate(one.median("flops_per_s"), ""),
             share(one.median("mfu"), odd=one.median("mfu") > 1),
             share(one.compute_share),
@@ -146,7 +146,7 @@ def stragglers(known: Sequence[Summary]) -> Table | None:
         NAME,
         Column("rank"),
         Column("host"),
-        Column("slower by", "how much longer its passes take than expected"),
+        Column("slower by", "how much longer its passes take than expected, in the mean"),
         Column("its passes", "seconds of forward and backward in a step"),
         Column("others wait longer by", "seconds a step, median"),
         Column("in rows", "share of the rows of ranks.csv in which it is slow"),

@@ -42,7 +42,7 @@ def report(runs: Sequence[Run], study: Study | None = None) -> Report:
     title += f" and {len(known) - 3} more" if study is None and len(known) > 3 else ""
     answers = findings.answers(known) if known else []
     if study is not None:
-        answers = [Answer("What does the study say?", list(study.paragraphs)), *answers]
+        answers = [Answer("What does the study say?", [("", said) for said in study.paragraphs]), *answers]
         answers += list(study_tables.oddities(study))
     return Report(
         title,
@@ -102,9 +102,15 @@ def _stragglers(known: Sequence[Summary]) -> Iterator[Item]:
 def timelines(known: Sequence[Summary]) -> Iterator[Timeline | Words]:
     """One step of each run with several ranks, until there are MOST_BOXES; a sentence says which runs are left out."""
     left, out = MOST_BOXES, []
+    seen: dict[str, int] = {}
     for one in known:
-        timeline = _timeline(one)
+        timeline = _timeline(one) if len(known) == 1 or len(one.ranks) > 1 else None
         if timeline is None:
+            continue
+        plan = one.run.plan
+        key = repr((plan.mesh, plan.layout, plan.work, plan.model.sizes)) if plan is not None else ""
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] > 1:
             continue
         boxes = sum(len(walk.boxes) for walk in timeline.walks)
         if boxes > left:
@@ -112,6 +118,8 @@ def timelines(known: Sequence[Summary]) -> Iterator[Timeline | Words]:
             continue
         left -= boxes
         yield timeline
+    if repeats := sum(times - 1 for times in seen.values()):
+        yield Words([f"Of runs with one layout and model the first is shown: {counted(repeats, 'run')} left out."])
     if out:
         names = ", ".join(out[:5]) + (f" and {len(out) - 5} more" if len(out) > 5 else "")
         yield Words(

@@ -1,4 +1,4 @@
-"""In: an evaluated study. Out: its figures: time, speed-up, efficiency, FLOP/s, parts, overhead and memory over workers.
+"""In: an evaluated study. Out: its figures: time, speed-up, efficiency, FLOP/s, parts, overhead, memory.
 Does not evaluate anything. A point without a number is a gap with a mark, and the caption says why."""
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _over_workers(study: Study, quantity: Quantity) -> Picture:
 
 
 def _ideal(axes: Axes, study: Study, quantity: Quantity, workers: Sequence[int]) -> None:
-    """A dashed line of what perfect scaling would give, from the smallest baseline on; and the laws that were fitted."""
+    """A dashed line of what perfect scaling would give, and dotted ones of the laws that were fitted."""
     if quantity.ideal is None:
         return
     base = min((at for group in study.groups if (at := _baseline(group)) is not None), default=1)

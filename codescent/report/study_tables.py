@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from codescent.base.amounts import of_seconds, three_digits
 from codescent.base.counted import counted
 from codescent.report.content import NO_CELL, Answer, Cell, Column, Table
-from codescent.report.findings import MOST
+from codescent.report.findings import few
 from codescent.report.run_tables import interval, number, rate, share, size
 from codescent.report.style import PARTS
 from codescent.results import Interval
@@ -110,10 +110,8 @@ def oddities(study: Study) -> Iterator[Answer]:
     for group in study.groups:
         for point in group.points:
             if point.state is not PointState.DONE:
-                said.append(f"{point.name}: {point.state}{f', {point.why}' if point.why else ''}")
+                said.append((point.name, f"{point.state}{f': {point.why}' if point.why else ''}"))
             elif point.marks:
                 time = f" ({of_seconds(point.step_s.total.value)})" if point.step_s.total else ""
-                said.append(f"{point.name}{time}: {'; '.join(point.marks)}")
-    if len(said) > MOST:
-        said = [*said[:MOST], f"And {len(said) - MOST} more: see the table of the study."]
-    yield Answer("Which points are missing or marked?", said)
+                said.append((point.name, f"{'; '.join(point.marks)}{time}"))
+    yield Answer("Which points are missing or marked?", few(said, "point"))

@@ -1,4 +1,4 @@
-"""In: opened runs. Out: the numbers of each run that a report shows: speed, parts, memory, losses; its name in the report.
+"""In: opened runs. Out: the numbers of each run that a report shows, and its name there.
 Does not judge them (findings.py does) and does not write."""
 
 from __future__ import annotations

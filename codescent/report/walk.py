@@ -1,12 +1,12 @@
 """In: a run's plan, the measured seconds of its ranks. Out: one step as boxes of rank x time, computed or measured.
-Does not draw, and does not measure when an instruction began: the metrics have seconds of a step, not of instructions."""
+Does not draw, and does not know when an instruction began: a run folder has seconds of a step."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codescent.base.amounts import of_bytes, of_seconds
 from codescent.cost.bubble import SPLIT
@@ -72,33 +72,41 @@ def computed(plan: Plan, compute_s: float) -> Walk:
 def measured(plan: Plan, parts: Sequence[Parts]) -> Walk:
     """The step with the measured seconds of each rank, its instructions in the order of the plan.
 
-    A rank's passes are equally long. Waiting for communication is put where the plan has collectives for which a rank
-    waits; in a pipeline, at its end.
+    A rank's passes are equally long. Where the plan has collectives for which a rank waits between its passes, its
+    waiting is there, in proportion to their bytes. Else it is before the sums over all ranks: first until the last rank
+    has computed, then for communication.
 
     Args:
         plan: of the run.
         parts: of all ranks, in order.
     """
+    groups = plan.mesh.groups("pp")
+    between = _between(plan)
+    costs = [_measured_costs(plan.schedule, [parts[rank] for rank in ranks]) for ranks in groups]
+    walked = [simulate(plan.schedule, replace(given, step_s=0.0, reduce_s=0.0)) for given in costs]
+    last_s = max(simulation.makespan_s for simulation in walked)
     boxes: list[Box] = []
-    ends: list[float] = []
-    for ranks in plan.mesh.groups("pp"):
+    for ranks, given, simulation in zip(groups, costs, walked, strict=True):
         own = [parts[rank] for rank in ranks]
-        costs = _measured_costs(plan.schedule, own)
-        idle = [stage.idle_end_s for stage in simulate(plan.schedule, _without_step(costs)).stages]
-        waits = _waits(plan, own, idle)
-        simulation = simulate(plan.schedule, costs, waits=waits)
-        found = _boxes(simulation, plan, ranks, idle)
-        for rank, one in zip(ranks, own, strict=True):
-            end = max((box.start_s + box.length_s for box in found if box.rank == rank), default=0.0)
-            if one.other_s > 0:
-                found.append(Box(rank, OTHER, end, one.other_s, f"the rest of the step: {of_seconds(one.other_s)}"))
-            ends.append(end + one.other_s)
+        waits: Waits = {at: own[at[0]].communication_s * share for at, share in between.items()}
+        idle = [0.0] * len(ranks)
+        if not between:
+            computed_s = [simulation.makespan_s - stage.idle_end_s for stage in simulation.stages]
+            ends = [max(last_s, one.step_s - one.optimizer_s - one.other_s) for one in own]
+            idle = [last_s - at for at in computed_s]
+            waits = {at: ends[at[0]] - computed_s[at[0]] for at in _reduces(plan.schedule)}
+        found = _boxes(simulate(plan.schedule, given, waits=waits), plan, ranks, idle)
         boxes += found
+        for rank, one in zip(ranks, own, strict=True):
+            if one.other_s > 0:
+                end = max((box.start_s + box.length_s for box in found if box.rank == rank), default=0.0)
+                boxes.append(Box(rank, OTHER, end, one.other_s, f"rank {rank}: the rest, {_when(end, one.other_s)}"))
     source = (
         "Measured: the means of each rank's seconds in ranks.csv, in the order of its instruction list. When each "
         "instruction began was not measured."
     )
-    return Walk("measured", source, max(ends), range(plan.mesh.world_size), boxes)
+    end = max((box.start_s + box.length_s for box in boxes), default=0.0)
+    return Walk("measured", source, end, range(plan.mesh.world_size), boxes)
 
 
 def _scaled(costs: Costs, scale: float) -> Costs:
@@ -134,19 +142,22 @@ def _measured_costs(schedule: Schedule, parts: Sequence[Parts]) -> Costs:
     )
 
 
-def _without_step(costs: Costs) -> Costs:
-    return Costs(**{**vars(costs), "step_s": 0.0})
+def _reduces(schedule: Schedule) -> list[tuple[int, Instruction]]:
+    """The instruction of each stage in which all ranks meet."""
+    programs = enumerate(schedule.programs)
+    return [(stage, next(at for at in program if at.verb is Verb.REDUCE)) for stage, program in programs]
 
 
-def _waits(plan: Plan, parts: Sequence[Parts], idle: Sequence[float]) -> Waits:
-    """Where each stage waits. In a pipeline at its `reduce`, where all ranks meet; else as the plan's bytes say."""
-    waits: dict[tuple[int, Instruction], float] = {}
-    reduces = [next(at for at in program if at.verb is Verb.REDUCE) for program in plan.schedule.programs]
-    if plan.mesh.pp == 1 and (planned := lengths(plan).waits) and (whole := sum(planned.values())):
-        return {at: parts[0].communication_s * share / whole for at, share in planned.items()}
-    for stage, (one, reduce, idle_s) in enumerate(zip(parts, reduces, idle, strict=True)):
-        waits[stage, reduce] = one.communication_s + idle_s
-    return waits
+def _between(plan: Plan) -> Mapping[tuple[int, Instruction], float]:
+    """The share of the waiting at each instruction, by the bytes of the plan; empty if ranks only wait at the end.
+
+    Empty for a pipeline, too: there the waiting between passes is that for other stages.
+    """
+    waits = {} if plan.mesh.pp > 1 else lengths(plan).waits
+    whole = sum(waits.values())
+    if not any(share for (_, at), share in waits.items() if at.verb is not Verb.REDUCE):
+        return {}
+    return {at: share / whole for at, share in waits.items()}
 
 
 def _boxes(simulation: Simulation, plan: Plan, ranks: Sequence[int], idle: Sequence[float]) -> list[Box]:

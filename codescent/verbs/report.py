@@ -35,7 +35,8 @@ def main(arguments: Namespace) -> int:
     if out is None and not arguments.markdown:
         out = PAGE
     problems = list(refusals(out, arguments.figures, is_markdown=arguments.markdown))
-    runs, study = [], None
+    runs: list[Run] = []
+    study: Study | None = None
     try:
         runs, study = opened(arguments.runs)
     except UserError as error:
