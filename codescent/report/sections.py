@@ -37,7 +37,7 @@ HOW = (
 
 def report(runs: Sequence[Run], study: Study | None = None) -> Report:
     """The report about runs, or about a study and its runs. Raises UserError: a file of a run folder is damaged."""
-    known = summaries(runs)
+    known = summaries(runs, 1 if study is None else 2)
     title = study.name if study is not None else ", ".join(one.name for one in known[:3])
     title += f" and {len(known) - 3} more" if study is None and len(known) > 3 else ""
     answers = findings.answers(known) if known else []

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MARKERS = "osD^vPX"
 SUPER_LINEAR = "super-linear"
 """How a mark of such a point begins (study/result.py, Point.marks)."""
+COMPUTE = "_compute"
+"""How the names of figures about computation alone end."""
 MOST_BARS = 40
 """Bars of a figure; the caption names the number of those that are left out."""
 
@@ -65,7 +67,7 @@ def _quantities(study: Study) -> Iterator[Quantity]:
     def both(name: str, title: str, axis: str, of: Callable[[Point], Measured], **more: object) -> Iterator[Quantity]:
         yield Quantity(name, f"{title}, in all", axis, lambda point: of(point).total, **more)  # type: ignore[arg-type]
         yield Quantity(
-            f"{name}_compute",
+            name + COMPUTE,
             f"{title}, compute only",
             axis,
             lambda point: of(point).compute,
@@ -124,7 +126,7 @@ def _ideal(axes: Axes, study: Study, quantity: Quantity, workers: Sequence[int])
     """A dashed line of what perfect scaling would give, and dotted ones of the laws that were fitted."""
     if quantity.ideal is None:
         return
-    base = min((at for group in study.groups if (at := _baseline(group)) is not None), default=1)
+    base = min(_baselines(study), default=1)
     places = np.linspace(min(workers), max(workers), 50)
     ideal = [quantity.scale * quantity.ideal(float(one), float(base)) for one in places]
     axes.plot(places, ideal, color=TEXT_GREY, ls=(0, (4, 3)), lw=1.0, label="ideal")
@@ -141,9 +143,11 @@ def _drawn(fit: Fit) -> bool:
     return bool(fit.curve) and fit.law == "Amdahl"
 
 
-def _baseline(group: Group) -> int | None:
-    """The workers of the group's baseline."""
-    return next((point.workers for point in group.points if point.name == group.baseline), None)
+def _baselines(study: Study) -> list[int]:
+    """The workers of the points that speed-up refers to."""
+    names = {group.baseline for group in study.groups}
+    points = [point for group in study.groups for point in group.points if point.name in names]
+    return [point.workers for point in points if point.workers is not None]
 
 
 def _line(axes: Axes, group: Group, quantity: Quantity, number: int, groups: int) -> None:
@@ -167,12 +171,14 @@ def _line(axes: Axes, group: Group, quantity: Quantity, number: int, groups: int
                 [x], [0.03 + 0.045 * (number % 8)], "x", color=colour, ms=6, mew=1.6, clip_on=False, zorder=5,
                 transform=axes.get_xaxis_transform(),
             )  # fmt: skip
-        elif _super_linear(point) and quantity.ideal is not None:
+        elif _super_linear(point, quantity):
             axes.plot([x], [y], "*", color=colour, ms=13, mec=BLACK, mew=0.6, zorder=4)
 
 
-def _super_linear(point: Point) -> bool:
-    return any(mark.startswith(SUPER_LINEAR) for mark in point.marks)
+def _super_linear(point: Point, quantity: Quantity) -> bool:
+    """Whether a point is marked so, in a figure of speed-up or efficiency."""
+    wanted = f"computation {SUPER_LINEAR}" if quantity.name.endswith(COMPUTE) else SUPER_LINEAR
+    return quantity.ideal is not None and any(mark.startswith(wanted) for mark in point.marks)
 
 
 def _workers_axis(axes: Axes, workers: Sequence[int], unit: str) -> None:
@@ -198,7 +204,7 @@ def _caption(study: Study, quantity: Quantity) -> str:
         said.append(f"Against {'; '.join(list(bases)[:3])}{' and others' if len(bases) > 3 else ''}.")
         if quantity.name == "speed_up" and any(_drawn(fit) for group in study.groups for fit in group.fits):
             said.append("Dotted: Amdahl's law, fitted.")
-        if faster := [point.name for point in known if _super_linear(point)]:
+        if faster := [point.name for point in known if _super_linear(point, quantity)]:
             said.append(f"Stars: super-linear ({', '.join(faster)}).")
     if missing := [point for point in points if quantity.of(point) is None]:
         reasons = [f"{point.name}: {_why(point)}" for point in missing]

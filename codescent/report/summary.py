@@ -135,11 +135,10 @@ class Summary:
         return values[np.isfinite(values)]
 
 
-def summaries(runs: Sequence[Run]) -> list[Summary]:
-    """A summary of each run. Runs of one name get as much of their paths as tells them apart."""
+def summaries(runs: Sequence[Run], depth: int = 1) -> list[Summary]:
+    """A summary of each run. Runs of one name get as much of their paths as tells them apart, at least `depth` names."""
     paths = [Path(run.folder.path).resolve() for run in runs]
-    names = [run.name for run in runs]
-    depth = 1
+    names = [run.name if depth == 1 else "/".join(path.parts[-depth:]) for path, run in zip(paths, runs)]
     while doubled := {name for name, times in Counter(names).items() if times > 1}:
         depth += 1
         names = ["/".join(path.parts[-depth:]) if name in doubled else name for path, name in zip(paths, names)]

@@ -179,6 +179,20 @@ def _report(verb: argparse.ArgumentParser) -> None:
     add("--format", choices=("svg", "png"), default="svg", help="format of these files (default svg)")
 
 
+def _study(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    add("file", type=_path, metavar="FILE", help="study file, name of a shipped one, or the folder of a study: read it")
+    add("--folder", type=_path, metavar="DIR", help="folder of the study (default study-runs/NAME)")
+    words = "another baseline, such as ranks=1; may be given several times"
+    add("--baseline", action="append", default=[], metavar="AXIS=VALUE", help=words)
+    what = verb.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="print the command of each run that is to do, and run none")
+    what.add_argument("--collect", type=_path, nargs="+", metavar="RUN", help="take finished runs of other machines")
+    what.add_argument("--table", type=_path, metavar="FILE.csv", help="evaluate a table that others measured")
+    retry_help = "also run points again that have failed or had too little memory"
+    what.add_argument("--retry", choices=("failed",), help=retry_help)
+
+
 def _export(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("run", type=_path, metavar="RUN", help="run folder")
@@ -213,6 +227,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("evaluate", "score a trained model, or a file of answers to questions", _evaluate),
     ("plot", "draw loss, learning rate, gradient norm and speed of runs", _plot),
     ("report", "write what runs or a study say into one page: speed, limits, slow ranks, figures", _report),
+    ("study", "measure one config at many points, and say how it scales", _study),
     ("export", "write a trained model as a Hugging Face folder", _export),
     ("import", "create a run from a Hugging Face folder", _import),
 )

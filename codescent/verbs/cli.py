@@ -26,6 +26,7 @@ VERBS: Mapping[str, str] = {
     "sample": "sample.main",
     "evaluate": "evaluate.main",
     "plot": "plot.main",
+    "study": "study.main",
     "report": "report.main",
     "export": "exchange.export_main",
     "import": "exchange.import_main",

@@ -21,7 +21,8 @@ from codescent.report.run_figures import step_picture
 from codescent.report.sections import file_name, report
 from codescent.report.style import no_matplotlib, picture_bytes
 from codescent.results import Run, State, open_runs
-from codescent.study.result import Study
+from codescent.study import Study, open_study
+from codescent.study.folder import DEFINITION
 from codescent.verbs.learning_rate import FILES
 from codescent.verbs.picture import may_replace, no_file
 
@@ -61,7 +62,14 @@ def main(arguments: Namespace) -> int:
 
 def opened(paths: Sequence[Path]) -> tuple[list[Run], Study | None]:
     """The runs of folders, or a study with its runs. Raises UserError with the problems of all folders."""
-    return open_runs(path for path in paths if not path.name.endswith(FILES)), None  # `runs/*` has such files, too
+    paths = [path for path in paths if not path.name.endswith(FILES)]  # `runs/*` has such files, too
+    studies = [path for path in paths if (path / DEFINITION).is_file()]
+    if not studies:
+        return open_runs(paths), None
+    if len(paths) > 1:
+        raise UserError(f"{studies[0]}: is the folder of a study; give a report one study, or runs")
+    study = open_study(studies[0])
+    return open_runs(run for group in study.groups for point in group.points for run in point.runs), study
 
 
 def refusals(out: Path | None, figures: Path | None, *, is_markdown: bool) -> Iterator[str]:

@@ -1,0 +1,79 @@
+"""In: the folder of a study. Out: the study, evaluated from its run folders; its repeats.
+Does not run anything and does not compute statistics (evaluate.py does)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from codescent.base.errors import UserError
+from codescent.results import Run, State, differing
+from codescent.study.evaluate import Taken, evaluated
+from codescent.study.folder import Attempt, StudyFolder
+from codescent.study.points import growing
+from codescent.study.repeat import Repeat, repeat_of
+from codescent.study.result import PointState, Study
+
+OF_THE_MODEL = ("model.", "lora.", "data.tokenizer")
+"""Beginnings of keys that make another model."""
+
+MACHINE = ("codescent", "torch", "python", "system", "processor", "cores", "memory_bytes", "device", "device_name")
+"""Facts of environment.json that say on what a study was run."""
+
+
+def open_study(path: Path | str) -> Study:
+    """Evaluate the study in a folder.
+
+    Raises UserError: it is no folder of a study, a run folder is damaged, or its runs are of different models.
+    """
+    return evaluate_folder(StudyFolder.open(path))[0]
+
+
+def evaluate_folder(
+    folder: StudyFolder, baseline: Mapping[str, Any] | None = None
+) -> tuple[Study, list[tuple[Taken, list[Attempt]]]]:
+    """Evaluate a study, with another baseline if one is given. Returns also each point with its attempts."""
+    definition = folder.definition
+    found = []
+    for spec in definition.specs:
+        attempts = folder.attempts(spec)
+        state, why = folder.state(spec, attempts)
+        done = [attempt for attempt in attempts if attempt.state is PointState.DONE] if state is PointState.DONE else []
+        repeats = [_repeat(attempt, definition.warmup) for attempt in done]
+        workers = growing(definition.kind, spec.axes, spec.ranks)
+        found.append((Taken(spec.axes, workers, state, why, repeats, definition.repeats), attempts))
+    runs = [attempt.run for _, attempts in found for attempt in attempts if attempt.run and _is_done(attempt)]
+    refuse_other_models(runs, {key for spec in definition.specs for key in spec.overrides}, definition.name)
+    machine = {name: runs[0].environment[name] for name in MACHINE if name in runs[0].environment} if runs else {}
+    given = definition.baseline if baseline is None else baseline
+    taken = [one for one, _ in found]
+    return evaluated(definition.name, definition.kind, given, taken, machine, str(folder.path)), found
+
+
+def refuse_other_models(runs: Sequence[Run], varied: set[str], name: str) -> None:
+    """Raise UserError if runs are of models that differ in a key which no axis varies."""
+    found = {
+        key: values for key, values in differing(runs).items() if key.startswith(OF_THE_MODEL) and key not in varied
+    }
+    if found:
+        listed = "; ".join(
+            f"{key} = {' and '.join(map(str, dict.fromkeys(map(str, values))))}" for key, values in found.items()
+        )
+        raise UserError(
+            f"{name}: its runs are of different models, which differ in {listed}; compare equal models only"
+        )
+
+
+def _is_done(attempt: Attempt) -> bool:
+    return attempt.state is PointState.DONE
+
+
+def _repeat(attempt: Attempt, warmup: int) -> Repeat:
+    """What a done repeat measured; of a run that has not ended, with a note."""
+    assert attempt.run is not None
+    repeat = repeat_of(attempt.run, attempt.number, warmup, attempt.record)
+    if attempt.run.state is not State.DONE:
+        notes = (*repeat.notes, f"repeat {attempt.number}: its run has not ended ({attempt.run.state})")
+        return Repeat(**{**vars(repeat), "notes": notes})
+    return repeat
