@@ -184,19 +184,29 @@ def _number(value: float) -> float:
 
 
 def limits(summaries: Sequence[Summary]) -> Iterator[Said]:
-    """Which part of the step limits each run."""
+    """Which part of the step limits each run, and once what helps."""
+    told: set[str] = set()
     for one in summaries:
         if slow := [rank for rank in stragglers(one) if rank.steady]:
             worst = max(slow, key=lambda rank: rank.waited_s)
             yield one.name, f"rank {worst.rank} is slow, and the others wait for it."
         elif one.shares and one.compute_share >= COMPUTES:
-            yield one.name, f"computing, {of_share(one.compute_share)} of a step. Only faster or more devices help."
+            helps = _once("Only faster or more devices help.", told)
+            yield one.name, f"computing, {of_share(one.compute_share)} of a step.{helps}"
         elif one.shares:
             part = max(NAMES, key=lambda name: one.shares[name])
             said = f"{NAMES[part]}, {of_share(one.shares[part])} of a step; computing has {of_share(one.compute_share)}"
-            yield one.name, f"{said}. {REMEDIES[part]}"
+            yield one.name, f"{said}.{_once(REMEDIES[part], told)}"
         elif one.steps:
             yield one.name, "unknown, because the run has no ranks.csv (an older version wrote it, or it ended early)."
+
+
+def _once(sentence: str, told: set[str]) -> str:
+    """The sentence after a blank, the first time."""
+    if sentence in told:
+        return ""
+    told.add(sentence)
+    return f" {sentence}"
 
 
 def odd(summaries: Sequence[Summary]) -> Iterator[Said]:
@@ -206,6 +216,7 @@ def odd(summaries: Sequence[Summary]) -> Iterator[Said]:
     for one in summaries:
         yield from ((one.name, _slow_said(slow)) for slow in stragglers(one))
     for one in summaries:
+        yield from _crowded(one)
         yield from _events(one)
         if one.varies > UNEVEN:
             yield (
@@ -234,6 +245,19 @@ def _slow_said(slow: Straggler) -> str:
         f"rank {slow.rank}{where} computes {of_share(slow.slower)} longer {than}; the others wait "
         f"{of_seconds(slow.waited_s)} a step longer than it.{often}"
     )
+
+
+def _crowded(one: Summary) -> Iterator[Said]:
+    """Whether ranks on CPUs share cores: their times are then those of a crowded machine."""
+    facts = one.run.environment
+    cores, threads = facts.get("cores"), facts.get("num_threads")
+    if facts.get("device") != "cpu" or not isinstance(cores, int) or not isinstance(threads, int):
+        return
+    hosts = [host_of(one, rank) for rank in range(one.run.num_ranks)]
+    most = max(map(hosts.count, hosts), default=1)
+    if most * threads > cores:
+        each = "" if threads == 1 else f" of {counted(threads, 'thread')}"
+        yield one.name, f"{counted(most, 'rank')}{each} share {counted(cores, 'core')}, so its times say little."
 
 
 def _events(one: Summary) -> Iterator[Said]:

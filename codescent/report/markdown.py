@@ -32,7 +32,7 @@ def markdown(report: Report, figures: Mapping[str, str] | None = None) -> str:
 
 def _said(said: Said) -> str:
     about, sentence = said
-    return f"- **{plain(about)}** {plain(sentence)}" if about else f"- {plain(sentence)}"
+    return f"- **{plain(about)}:** {plain(sentence)}" if about else f"- {plain(sentence)}"
 
 
 def _lines(item: Item, figures: Mapping[str, str]) -> Iterator[str]:

@@ -81,6 +81,8 @@ def _losses(summaries: Sequence[Summary], over: str, title: str) -> Picture:
     """Training losses (lines) and validation losses (dots) of the runs."""
     some = chosen(summaries)
     caption = "Lines: training loss, a mean of neighbouring rows. Dots: validation loss."
+    if over != "time":
+        caption += " Of runs with the same losses the earlier is a broader line."
     if len(some) < len(summaries):
         caption += f" Coloured: the lowest and the highest of {len(summaries)} runs; the others are grey."
 

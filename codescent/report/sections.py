@@ -23,7 +23,8 @@ MOST_CONFIGS = 3
 
 HOW = (
     "Speeds are medians over the steps after the warm-up: the first 10 steps, or the first fifth of a short run. "
-    "Intervals are 95 %, by the bootstrap.",
+    "Intervals are 95 %, of the steps of one run: another run of the same config may lie outside. `codescent study` "
+    "repeats runs, and `codescent compare` says whether two differ.",
     "The parts of a step (forward, backward, communication, bubble, optimizer, data, other) are means over the rows of "
     "ranks.csv after the warm-up, and sum to the step. Computing means forward and backward.",
     "Bubble is the waiting that remains when the instruction lists of the Plan are walked at the measured seconds and "

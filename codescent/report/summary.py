@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from codescent.cost.memory import StateBytes, state_bytes, wire_bytes
 from codescent.report.metrics import Curves, of_run
-from codescent.results import PARTS, Interval, Parts, Run, bootstrap, parts_of_ranks
+from codescent.results import PARTS, Interval, Parts, Run, median_of_many, parts_of_ranks
 
 Values = npt.NDArray[np.float64]
 
@@ -52,7 +52,7 @@ class Summary:
     def step_s(self) -> Interval | None:
         """Seconds of a step, with the 95 % interval of the median; None: no step."""
         times = self._known("step_s")
-        return bootstrap(times) if len(times) else None
+        return median_of_many(times) if len(times) else None
 
     @cached_property
     def varies(self) -> float:
@@ -136,7 +136,10 @@ class Summary:
 
 
 def summaries(runs: Sequence[Run], depth: int = 1) -> list[Summary]:
-    """A summary of each run. Runs of one name get as much of their paths as tells them apart, at least `depth` names."""
+    """A summary of each run. Runs of one name get as much of their paths as tells them apart.
+
+    depth: the least number of names of a path.
+    """
     paths = [Path(run.folder.path).resolve() for run in runs]
     names = [run.name if depth == 1 else "/".join(path.parts[-depth:]) for path, run in zip(paths, runs)]
     while doubled := {name for name, times in Counter(names).items() if times > 1}:
