@@ -148,20 +148,29 @@ def _rows_slow(summary: Summary, rank: int, plan: Plan) -> float:
 
 
 def answers(summaries: Sequence[Summary]) -> list[Answer]:
-    """What a reader wants to know first."""
+    """What a reader wants to know of runs first."""
     return [
         Answer("How fast is it?", few(list(fast(summaries)), "run")),
         Answer("What limits it?", few(list(limits(summaries)), "run")),
-        Answer("What is odd?", few(list(odd(summaries)), "remark") or [("", "Nothing that this report looks for.")]),
+        Answer("What is odd?", few(list(odd(summaries))) or [("", "Nothing that this report looks for.")]),
     ]
 
 
 def few(sentences: list[Said], noun: str = "remark") -> list[Said]:
-    """The first MOST sentences, and how many more there are."""
+    """The first MOST sentences, and how many more there are. What is said of several is said once."""
+    about: dict[str, list[str]] = {}
+    for name, sentence in sentences:
+        about.setdefault(sentence, []).append(name)
+    sentences = [(_listed(names), sentence) for sentence, names in about.items()]
     more = len(sentences) - MOST
     return (
         sentences if more <= 0 else [*sentences[:MOST], ("", f"And {counted(more, noun)} more: see the tables below.")]
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first three names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def fast(summaries: Sequence[Summary]) -> Iterator[Said]:

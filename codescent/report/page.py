@@ -18,12 +18,14 @@ from codescent import __version__
 from codescent.base.amounts import of_seconds
 from codescent.base.visible import visible
 from codescent.report.content import Column, Item, Picture, Report, Section, Source, Table, Timeline, Words
-from codescent.report.run_figures import kind_colour
+from codescent.report.run_figures import kind_colour, kind_name
 from codescent.report.style import no_matplotlib, picture_bytes
 from codescent.report.walk import Walk
 
 MARK = "codescent report"
 """Stands in every file of this command, which replaces only such files."""
+MOST_OPEN = 4
+"""Timelines of a page that are open; the reader opens the others."""
 ROW = 20
 """Height of a rank in a timeline, in pixels."""
 VARIABLES = {
@@ -83,6 +85,7 @@ def page(report: Report) -> str:
         lanes_of=_lanes,
         boxes=_boxes,
         seconds=of_seconds,
+        most_open=MOST_OPEN,
     )
 
 
@@ -137,7 +140,7 @@ def _lanes(timeline: Timeline) -> Lanes:
     scale, unit = (1e3, "ms") if end < 1 else (1.0, "s")
     ticks = [(25.0 * n, f"{end * scale * n / 4:.3g} {unit}") for n in range(4)]
     kinds = dict.fromkeys(box.kind for walk in timeline.walks for box in walk.boxes)
-    return Lanes(end, scale, unit, ticks, [(kind, kind.replace("_", " ")) for kind in kinds])
+    return Lanes(end, scale, unit, ticks, [(kind, kind_name(kind)) for kind in kinds])
 
 
 def _boxes(walk: Walk, lanes: Lanes) -> Markup:

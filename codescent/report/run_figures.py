@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codescent.plan import Verb
 from codescent.report.content import Picture, Timeline
 from codescent.report.study_figures import MOST_BARS, bars_figure, shortened, stacked
 from codescent.report.style import (
@@ -168,6 +169,11 @@ def kind_colour(kind: str) -> str:
     return COLOURS.get(kind, COLLECTIVE if kind == COMMUNICATION else PARTS["other_s"][1])  # type: ignore[call-overload,no-any-return]
 
 
+def kind_name(kind: str) -> str:
+    """The name of a box of a walk, as a part of a step is called."""
+    return {Verb.LOAD: "data", Verb.STEP: "optimizer"}.get(kind, kind.replace("_", " "))  # type: ignore[call-overload,no-any-return]
+
+
 def _draw_walk(axes: Axes, walk: Walk, scale: float) -> None:
     plain(axes)
     axes.grid(visible=False, axis="y")
@@ -191,5 +197,5 @@ def _walk_legend(walks: Sequence[Walk]) -> list[object]:
     from matplotlib.patches import Patch
 
     kinds = dict.fromkeys(box.kind for walk in walks for box in walk.boxes)
-    patches: list[object] = [Patch(color=kind_colour(kind), label=kind.replace("_", " ")) for kind in kinds]
+    patches: list[object] = [Patch(color=kind_colour(kind), label=kind_name(kind)) for kind in kinds]
     return [*patches, Patch(facecolor=WAITING, edgecolor=LINE_GREY, label="waiting for other ranks")]

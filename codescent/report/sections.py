@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from codescent.base.counted import counted
 from codescent.report import findings, run_figures, run_tables, study_figures, study_tables
-from codescent.report.content import Answer, Item, Report, Section, Source, Timeline, Words
+from codescent.report.content import Item, Report, Section, Source, Timeline, Words
 from codescent.report.summary import Summary, summaries
 from codescent.report.walk import Walk, computed, measured
 from codescent.results import Run
@@ -41,10 +41,7 @@ def report(runs: Sequence[Run], study: Study | None = None) -> Report:
     known = summaries(runs, 1 if study is None else 2)
     title = study.name if study is not None else ", ".join(one.name for one in known[:3])
     title += f" and {len(known) - 3} more" if study is None and len(known) > 3 else ""
-    answers = findings.answers(known) if known else []
-    if study is not None:
-        answers = [Answer("What does the study say?", [("", said) for said in study.paragraphs]), *answers]
-        answers += list(study_tables.oddities(study))
+    answers = findings.answers(known) if study is None else study_tables.answers(study, known)
     return Report(
         title,
         list(_about(known, study)),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MARKERS = "osD^vPX"
 SUPER_LINEAR = "super-linear"
 """How a mark of such a point begins (study/result.py, Point.marks)."""
+MOST_LINEAR = 16
+"""A horizontal axis is logarithmic if the most workers are more than so many times the fewest."""
 COMPUTE = "_compute"
 """How the names of figures about computation alone end."""
 MOST_BARS = 40
@@ -111,10 +113,14 @@ def _over_workers(study: Study, quantity: Quantity) -> Picture:
         workers = sorted({point.workers for group in study.groups for point in group.points if point.workers})
         _ideal(axes, study, quantity, workers)
         for number, group in enumerate(study.groups):
-            _line(axes, group, quantity, number, len(study.groups))
+            _line(axes, group, quantity, number)
         _workers_axis(axes, workers, study.unit)
         axes.set_ylabel(quantity.axis, fontsize=9)
-        axes.set_ylim(bottom=0)
+        if quantity.name.startswith("speed_up") and axes.get_xscale() == "log":
+            axes.set_yscale("log", base=2)
+            axes.yaxis.set_major_formatter("{x:g}")
+        else:
+            axes.set_ylim(bottom=0)
         if len(axes.get_legend_handles_labels()[0]) > 1 or study.groups[0].label:
             axes.legend(fontsize=8, frameon=False)
         return figure
@@ -150,11 +156,11 @@ def _baselines(study: Study) -> list[int]:
     return [point.workers for point in points if point.workers is not None]
 
 
-def _line(axes: Axes, group: Group, quantity: Quantity, number: int, groups: int) -> None:
+def _line(axes: Axes, group: Group, quantity: Quantity, number: int) -> None:
     """The points of a group, joined; a gap where one is missing."""
     colour = PALETTE[number % len(PALETTE)]
     points = [point for point in group.points if point.workers is not None]
-    at = [float(point.workers or 0) * 2 ** (0.04 * (number - (groups - 1) / 2)) for point in points]
+    at = [float(point.workers or 0) for point in points]
     found = [quantity.of(point) for point in points]
     value = np.array([np.nan if one is None else one.value for one in found]) * quantity.scale
     low = np.array([np.nan if one is None else one.value - one.low for one in found]) * quantity.scale
@@ -166,7 +172,7 @@ def _line(axes: Axes, group: Group, quantity: Quantity, number: int, groups: int
         elinewidth=1.0, marker=MARKERS[number % len(MARKERS)], ms=4.5, label=label, zorder=3,
     )  # fmt: skip
     for x, y, point in zip(at, value, points, strict=True):
-        if not np.isfinite(y):
+        if not np.isfinite(y):  # beside each other, so that several groups that miss a point are seen
             axes.plot(
                 [x], [0.03 + 0.045 * (number % 8)], "x", color=colour, ms=6, mew=1.6, clip_on=False, zorder=5,
                 transform=axes.get_xaxis_transform(),
@@ -182,13 +188,14 @@ def _super_linear(point: Point, quantity: Quantity) -> bool:
 
 
 def _workers_axis(axes: Axes, workers: Sequence[int], unit: str) -> None:
-    """A logarithmic axis with a tick for each number of workers that was tried."""
+    """An axis with a tick for each number of workers that was tried; logarithmic if they are far apart."""
     from matplotlib.ticker import NullLocator
 
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_minor_locator(NullLocator())
+    if max(workers) > MOST_LINEAR * min(workers):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlim(min(workers) / 1.15, max(workers) * 1.15)
     axes.set_xticks(workers, [f"{number:,}" for number in workers])
-    axes.set_xlim(min(workers) / 1.15, max(workers) * 1.15)
     axes.set_xlabel(unit, fontsize=9)
 
 
@@ -197,7 +204,7 @@ def _caption(study: Study, quantity: Quantity) -> str:
     points = [point for group in study.groups for point in group.points]
     known = [point for point in points if quantity.of(point) is not None]
     said = []
-    if any(np.isfinite(found.low) for point in known if (found := quantity.of(point)) is not None):
+    if any(found.low < found.high for point in known if (found := quantity.of(point)) is not None):
         said.append("Bars: 95 % interval.")
     if quantity.ideal is not None:
         bases = dict.fromkeys(group.baseline for group in study.groups)
@@ -217,7 +224,7 @@ def _why(point: Point) -> str:
     """Why a point has no number, in a few words."""
     if point.state is PointState.DONE:
         return "not measured"
-    return f"{point.state} ({point.why.rstrip('.')})" if point.why else str(point.state)
+    return f"{point.state} ({point.why.partition(';')[0].rstrip('.')})" if point.why else str(point.state)
 
 
 def _over_points(study: Study, quantity: Quantity) -> Picture:

@@ -4,14 +4,15 @@ Does not evaluate it (the room study/ does) and does not draw (study_figures.py 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from codescent.base.amounts import of_seconds, three_digits
+from codescent.base.amounts import of_number, three_digits
 from codescent.base.counted import counted
-from codescent.report.content import NO_CELL, Answer, Cell, Column, Table
-from codescent.report.findings import few
+from codescent.report.content import NO_CELL, Answer, Cell, Column, Said, Table, Words
+from codescent.report.findings import few, odd
 from codescent.report.run_tables import interval, number, rate, share, size
 from codescent.report.style import PARTS
+from codescent.report.summary import Summary
 from codescent.results import Interval
 from codescent.study.result import Kind, Measured, Point, PointState, Study
 
@@ -88,30 +89,56 @@ def _share(found: Measured) -> Cell:
     return NO_CELL if found.total is None else share(found.total.value)
 
 
-def fits(study: Study) -> Iterator[Table]:
-    """A row for each law that was fitted to each group."""
+def fits(study: Study) -> Iterator[Table | Words]:
+    """A row for each law that was fitted to each group; then why others were not."""
     columns = [Column("points"), Column("law"), Column("parameters", "with 95 % interval"), Column("what it says")]
-    rows = []
+    rows: list[list[Cell]] = []
+    without: dict[str, list[str]] = {}
     for group in study.groups:
         for fit in group.fits:
-            given = "; ".join(f"{name} {_parameter(found)}" for name, found in fit.parameters.items())
-            rows.append([Cell(group.label or study.name), Cell(fit.law), Cell(given), Cell(fit.said)])
+            label = group.label or study.name
+            if fit.parameters:
+                given = "; ".join(f"{name} {_parameter(found)}" for name, found in fit.parameters.items())
+                rows.append([Cell(label), Cell(fit.law), Cell(given), Cell(fit.said)])
+            else:
+                without.setdefault(f"{fit.law}: {fit.said}", []).append(label)
     if rows:
         yield Table(columns, rows, "Laws of scaling, fitted to the speed-up.")
+    if without:
+        yield Words([f"Not fitted, {said} ({', '.join(labels)})." for said, labels in without.items()], listed=True)
 
 
 def _parameter(found: Interval) -> str:
     return f"{found.value:.3g} ({found.low:.3g} to {found.high:.3g})"
 
 
-def oddities(study: Study) -> Iterator[Answer]:
+def answers(study: Study, known: Sequence[Summary]) -> list[Answer]:
+    """What a reader wants to know of a study first."""
+    return [
+        Answer("What does the study say?", [("", said) for said in study.paragraphs]),
+        Answer("Which points are the fastest?", list(_fastest(study))),
+        Answer("Which points are missing or marked?", few(list(_marked(study)), "point")),
+        Answer("What is odd in its runs?", few(list(odd(known))) if known else []),
+    ]
+
+
+def _fastest(study: Study) -> Iterator[Said]:
+    """The three fastest points; and the baselines."""
+    points = [point for group in study.groups for point in group.points if point.tokens_per_s is not None]
+    points.sort(key=lambda point: -point.tokens_per_s.value if point.tokens_per_s else 0.0)
+    for point in points[:3]:
+        assert point.tokens_per_s is not None
+        times = (
+            "" if point.speed_up.total is None else f", {three_digits(point.speed_up.total.value)} times its baseline"
+        )
+        yield point.name, f"{of_number(point.tokens_per_s.value)} tokens/s{times}."
+
+
+def _marked(study: Study) -> Iterator[Said]:
     """Points that are missing or marked."""
-    said = []
     for group in study.groups:
         for point in group.points:
             if point.state is not PointState.DONE:
-                said.append((point.name, f"{point.state}{f': {point.why}' if point.why else ''}"))
-            elif point.marks:
-                time = f" ({of_seconds(point.step_s.total.value)})" if point.step_s.total else ""
-                said.append((point.name, f"{'; '.join(point.marks)}{time}"))
-    yield Answer("Which points are missing or marked?", few(said, "point"))
+                yield point.name, f"{point.state}{f': {point.why}' if point.why else ''}"
+            else:
+                yield from ((point.name, mark) for mark in point.marks)
