@@ -3,6 +3,7 @@ Does not train: the seconds and losses are computed here."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -45,7 +46,9 @@ def make_run(
     Every step has a row in metrics.csv, every `every` steps one of each rank in ranks.csv.
     """
     plan = plan_of(ranks, *words)
-    folder = RunFolder.create(path, f'[run]\nname = "{path.name}"\n[parallel]\nranks = {ranks}\n{keys}', plan.to_json())
+    folder = RunFolder.create(
+        path, f"[run]\nname = {json.dumps(path.name)}\n[parallel]\nranks = {ranks}\n{keys}", plan.to_json()
+    )
     folder.write_environment(
         {
             **MACHINE,

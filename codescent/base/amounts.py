@@ -37,8 +37,8 @@ def of_rate(number: float | None, unit: str) -> str:
         return NOTHING
     for size, prefix in _PREFIXES:
         if abs(number) >= size:
-            return f"{three_digits(number / size)} {prefix}{unit}"
-    return f"{three_digits(number)} {unit}"
+            return f"{three_digits(number / size)} {prefix}{unit}".rstrip()
+    return f"{three_digits(number)} {unit}".rstrip()
 
 
 def of_share(number: float | None) -> str:

@@ -56,6 +56,7 @@ for (const figure of document.querySelectorAll(".timeline")) {
       const mark = document.createElement("span");
       mark.textContent = `${Number((n * each).toPrecision(6))} ${unit}`;
       mark.style.left = `${((n * each) / whole - from) / width * 100}%`;
+      mark.classList.toggle("last", parseFloat(mark.style.left) > 93);
       marks.push(mark);
     }
     ticks.replaceChildren(...marks);

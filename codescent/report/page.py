@@ -121,6 +121,7 @@ def inline_svg(picture: Picture) -> Markup:
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
     text = re.sub(r"#[0-9a-f]{6}(?=[;\"])", lambda found: _themed(found[0]), text)
     text = re.sub(r"(\d\.\d\d)\d+", r"\1", re.sub(r"\s*\n\s*", "\n", text))
     label = escape(picture.title)

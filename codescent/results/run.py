@@ -140,7 +140,10 @@ def open_runs(paths: Iterable[Path | str]) -> list[Run]:
     """Read several run folders, each once. Raises UserError with the problems of all of them."""
     runs: list[Run] = []
     problems: list[str] = []
-    for path in dict.fromkeys(Path(path).resolve() for path in paths):
+    given: dict[Path, Path | str] = {}
+    for path in paths:
+        given.setdefault(Path(path).resolve(), path)
+    for path in given.values():  # as the user has named them
         try:
             runs.append(open_run(path))
         except UserError as error:
