@@ -9,13 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from forker import Forker
 from runs import make_project
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from codescent.base.errors import UserError
 from codescent.base.stopwatch import Stopwatch, waiting
 from codescent.record import ranks
 from codescent.record.ranks import COLUMNS, PARTS
+from codescent.strategies.collectives import count_fully_shard_waits
+from codescent.strategies.fully_shard import units
 from codescent.train.ranks import RankTimes
 
 LAYOUTS = [
@@ -55,6 +60,31 @@ def test_the_parts_of_a_step_sum_to_it_on_every_rank(
     (last,) = [row for row in rows if row["step"] == 5 and row["rank"] == 0]
     assert last["step_s"] == run.read_metrics()[-1]["step_s"]
     assert [one["device"] for one in run.read_environment()["ranks"]] == ["cpu"] * number
+
+
+def test_waits_of_fully_shard_are_waiting(tmp_path: Path) -> None:
+    """On CUDA fully_shard waits on its own streams. Here its units are the same, with gloo and one rank."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+        fully_shard(module[0], mesh=DeviceMesh("cpu", [0]))
+        fully_shard(module, mesh=DeviceMesh("cpu", [0]))
+        for unit in units(module):
+            count_fully_shard_waits(unit)
+        watch = Stopwatch(torch.device("cpu"), "waits")
+        watch.start("forward")
+        loss = module(torch.ones(2, 4)).sum()
+        waits = [part for part, _ in watch.laps].count("waits")
+        assert waits == 2, "each unit waits for its weights"
+        watch.lap("forward")
+        watch.part = "backward"
+        loss.backward()
+        watch.lap("backward")
+        # Both units wait for the reduction of their gradients, and at the end for all that is under way.
+        assert [part for part, _ in watch.laps].count("waits") >= waits + 4
+        assert set(watch.read()) == {"forward", "backward", "waits"}
+    finally:
+        dist.destroy_process_group()
 
 
 def test_waiting_inside_a_verb_is_waiting() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from codescent.base.stopwatch import waiting
 
@@ -19,23 +20,23 @@ start_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist
 assert_async: Any = torch._assert_async
 
 
-def _blocking(collective: Callable[..., Any]) -> Callable[..., None]:
-    """A collective that returns when it is done."""
+def _waited(function: Callable[..., Any]) -> Callable[..., None]:
+    """A function that returns when its collective is done. Its time counts as waiting."""
 
     def wait_for(*arguments: Any, **options: Any) -> None:
         if torch.compiler.is_compiling():
-            collective(*arguments, **options)
+            function(*arguments, **options)
             return
         with waiting():
-            collective(*arguments, **options)
+            function(*arguments, **options)
 
     return wait_for
 
 
-all_gather_into = _blocking(start_all_gather)
-reduce_scatter_into = _blocking(start_reduce_scatter)
-all_reduce = _blocking(dist.all_reduce)
-all_to_all = _blocking(dist.all_to_all_single)
+all_gather_into = _waited(start_all_gather)
+reduce_scatter_into = _waited(start_reduce_scatter)
+all_reduce = _waited(dist.all_reduce)
+all_to_all = _waited(dist.all_to_all_single)
 
 
 class Awaited(dist.Work):
@@ -49,6 +50,21 @@ class Awaited(dist.Work):
         """Wait until the collective is done."""
         with waiting():
             return bool(self.work.wait(*timeout))
+
+
+FULLY_SHARD_WAITS = ("wait_for_unshard", "post_backward", "finalize_backward")
+"""Methods of a unit of fully_shard in which the computation waits for collectives on fully_shard's CUDA streams. They
+also copy into and out of the memory of its messages."""
+
+
+def count_fully_shard_waits(unit: FSDPModule) -> None:
+    """Count what a unit of fully_shard waits for on CUDA as waiting. torch has no public hook around these waits."""
+    state: Any = unit._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.11 has one group at most
+    for group in [state._fsdp_param_group] if groups is None else groups:
+        if group is not None:  # None: a unit without parameters
+            for name in FULLY_SHARD_WAITS:
+                setattr(group, name, _waited(getattr(group, name)))
 
 
 def at_end_of_backward(scheduled: Container[int], act: Callable[[int], None]) -> int:

@@ -16,8 +16,9 @@ from torch.distributed.tensor import DTensor
 
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.plan import WIDE, Memory
+from codescent.strategies.collectives import count_fully_shard_waits
 from codescent.strategies.ddp import replicas
-from codescent.strategies.fully_shard import own_parameters, set_last_backward, shard_units_
+from codescent.strategies.fully_shard import own_parameters, set_last_backward, shard_units_, units
 from codescent.strategies.overlap import AsyncAllGather, AsyncReduceScatter, GradientsInFlight, local_gradient
 from codescent.strategies.strategy import Held, ThisRank
 
@@ -50,7 +51,10 @@ def shard_(module: nn.Module, this_rank: ThisRank, *, wire_dtype: str) -> None:
         offload_policy=_offload(this_rank, mesh.device_type),
     )
     _prefetch(module, blocks)
-    if not _has_streams():
+    if _has_streams():
+        for unit in units(module):
+            count_fully_shard_waits(unit)
+    else:
         _overlap(module, blocks, this_rank, wire_dtype)
 
 
