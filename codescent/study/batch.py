@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from codescent.study.result import Group, Point
+from codescent.study.result import Group, Kind, Point, Study
 
 KEPT = 0.8
 """The efficiency to keep."""
@@ -47,41 +47,43 @@ def line_of_parts(point: Point) -> Line | None:
 
 
 def line_of_batches(points: Sequence[Point]) -> Line | None:
-    """A line through points that differ only in their batch; None: fewer than two batches."""
+    """A line through points that differ only in their batch; None: one batch, or the time does not grow with it."""
     known = [(point.tokens, point.step_s.total.value) for point in points if point.tokens and point.step_s.total]
     tokens, seconds = ([pair[index] for pair in known] for index in (0, 1))
     if len(set(tokens)) < 2:
         return None
     slope, fixed = np.polyfit(tokens, seconds, 1)
-    return Line(max(0.0, float(fixed)), max(0.0, float(slope)))
+    return Line(max(0.0, float(fixed)), float(slope)) if slope > 0 else None  # disturbed times may fall with the batch
 
 
-def said_of(group: Group, groups: Sequence[Group], baseline: Point, point: Point, unit: str) -> str:
+def said_of(study: Study, group: Group, baseline: Point, point: Point) -> str:
     """Which batch would keep the efficiency at a point, in a sentence; or why it cannot be said.
 
     Args:
+        study: of the point; groups that differ only in their batch are used.
         group: of the point.
-        groups: all groups of the study; those with the same baseline number of workers and other batches are used.
         baseline: of the group.
         point: with an efficiency below KEPT.
-        unit: "ranks" or "threads".
     """
+    unit = study.unit
     where = f"Which batch would keep {KEPT:.0%} at {point.workers} {unit} cannot be said"
     if any(point.mesh.get(axis, 1) > 1 for axis in NOT_PER_SAMPLE):
         return f"{where}: what this layout sends grows with the batch."
     if not (point.tokens and point.workers and baseline.workers):
         return f"{where}: the tokens of a step are not known."
     growth = point.workers / baseline.workers
-    alike = [one for one in groups if _but_batch(one.points[0]) == _but_batch(group.points[0])]
+    alike = [one for one in study.groups if _but_batch(one.points[0]) == _but_batch(group.points[0])]
     small = line_of_batches([one for of in alike for one in of.points if one.workers == baseline.workers])
     large = line_of_batches([one for of in alike for one in of.points if one.workers == point.workers])
     how = "by the times of all batches here"
     if small is None or large is None:
         if unit == "threads":
-            return f"{where}: that needs the times of several batches."
+            return f"{where}: that needs times of several batches, which grow with the batch."
         small, large, how = line_of_parts(baseline), line_of_parts(point), "by computation and communication here"
     if small is None or large is None:
         return f"{where}: the parts of a step are not known."
+    if study.kind is Kind.WEAK:  # the baseline has 1 / growth of the batch: p small(B / p) = p fixed_s + per_token_s B
+        small = small._replace(fixed_s=growth * small.fixed_s)
     tokens = batch_that_keeps(small, large, growth)
     if math.isinf(tokens):
         most = small.per_token_s / (growth * large.per_token_s)

@@ -20,13 +20,7 @@ from codescent.study.laws import AMDAHL, GUSTAFSON, UNIVERSAL, fitted
 from codescent.study.points import growing, is_of, name_of
 from codescent.study.repeat import OVERSUBSCRIBED, Repeat
 from codescent.study.result import Fit, Group, Kind, Measured, Point, PointState, Study
-from codescent.study.words import paragraphs
-
-SPREAD = 0.05
-"""A point whose repeats spread more than this is marked: (largest - smallest) / median."""
-
-BUSY = 0.1
-"""A point is marked if other programs used more than this share of the cores."""
+from codescent.study.words import BUSY, SPREAD, SPREADS, SUPER_LINEAR, paragraphs
 
 
 @dataclass(frozen=True)
@@ -141,8 +135,8 @@ def _point(kind: Kind, one: Taken, base: Taken) -> Point:
     grown = one.workers / base.workers if one.workers and base.workers else None
     speed_up = Measured(_speed_up(one, base, "step_s"), _speed_up(one, base, "compute_s"))
     efficiency = Measured(*(_scaled(found, grown) for found in (speed_up.total, speed_up.compute)))
-    marks = _marks(one)
-    for what, found in (("super-linear", efficiency.total), ("computation super-linear", efficiency.compute)):
+    marks = [*_marks(one), *_other_threads(kind, one, base)]
+    for what, found in ((SUPER_LINEAR, efficiency.total), (f"computation {SUPER_LINEAR}", efficiency.compute)):
         if found is not None and not is_base and _exceeds_one(found):
             marks.append(what)
     return replace(
@@ -228,12 +222,21 @@ def _marks(one: Taken) -> list[str]:
     repeats, seconds = one.repeats, _values(one.repeats, "step_s")
     marks = list(dict.fromkeys(note for repeat in repeats for note in repeat.notes))
     if (wide := spread(seconds)) > SPREAD:
-        marks.append(f"spreads {wide:.0%}")
+        marks.append(f"{SPREADS} {wide:.0%}")
     if (busy := max(_values(repeats, "others"), default=0.0)) > BUSY:
         marks.append(f"other programs used up to {busy:.0%} of the cores")
     if len(repeats) < one.wanted:
         marks.append(f"{len(repeats)} of {one.wanted} repeats")
     return marks
+
+
+def _other_threads(kind: Kind, one: Taken, base: Taken) -> list[str]:
+    """That ranks of a point had another number of threads than those of the baseline: the comparison is unfair."""
+    mine, of_base = (sorted(set(_values(taken.repeats, "threads"))) for taken in (one, base))
+    if kind is Kind.THREADS or not (mine and of_base) or mine == of_base:
+        return []
+    counts = [" or ".join(f"{number:.0f}" for number in numbers) for numbers in (mine, of_base)]
+    return [f"threads of a rank: {counts[0]}, of the baseline: {counts[1]}; train.num_threads sets them"]
 
 
 def _marked_steps(points: Sequence[Point]) -> list[Point]:
@@ -245,7 +248,7 @@ def _marked_steps(points: Sequence[Point]) -> list[Point]:
         gain, ideal = gain_of(small, large)
         sure = all(one.step_s.total is None or math.isnan(one.step_s.total.low) for one in (small, large))
         if ideal > 1 and gain > ideal * (1.0 if sure else 1.0 + SPREAD):
-            mark = f"faster than ideal from {small.name}: {gain:.2f} times, with {ideal:.3g} times the workers"
+            mark = f"faster than ideal: {gain:.2f} times as fast as {small.workers}, with {ideal:.3g} times as many"
             found[index] = replace(large, marks=[*large.marks, mark])
     return found
 

@@ -4,6 +4,7 @@ Does not make points of axes (points.py does) and does not know what a config re
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -147,7 +148,7 @@ def _problems(study: StudyFile, baseline: Mapping[str, Any]) -> Iterator[tuple[t
             f"baseline: not given; name the point to which speed-up refers, such as baseline = {{ {first} = 1 }}",
         )
     for name in baseline:
-        if name not in names:
+        if names and name not in names:
             yield ("study", "baseline"), f"baseline: {name} is no axis of this study; its axes are {_listed(names)}"
 
 
@@ -211,11 +212,15 @@ def _parsed(text: str) -> Scalar:
 
 
 def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with the tables of sections dissolved, and with short names of keys where there are such."""
+    """A table with the tables of sections dissolved, and with short names of keys where there are such.
+
+    A table of tables is an axis of choices, whatever its name.
+    """
     short = {key: name for name, key in SHORT.items()}
     found: dict[str, Any] = {}
     for name, value in table.items():
-        if name in SECTIONS and isinstance(value, dict):
+        has_tables = isinstance(value, dict) and any(isinstance(inner, dict) for inner in value.values())
+        if name in SECTIONS and isinstance(value, dict) and not has_tables:
             found |= {f"{name}.{key}": inner for key, inner in value.items()}
         elif isinstance(value, dict):
             found[name] = {choice: _full(keys) if isinstance(keys, dict) else keys for choice, keys in value.items()}
@@ -243,6 +248,9 @@ def _wrong(detail: Any) -> tuple[tuple[str, ...], str]:
         known = list(StudyKeys.model_fields) if len(path) > 1 else ["study", "set", "axes", "points"]
         near = difflib.get_close_matches(name, known, n=1)
         return path, f"{where}: unknown; {f'did you mean {near[0]}?' if near else f'known are {_listed(known)}'}"
+    if path[0] == "axes":
+        wanted = "must be a list of values, or a table of choices, each a table of keys"
+        return path[:2], f"axis {name}: {wanted}"
     if name == "kind":
         return path[:2], f"{where}: given {detail['input']!r}; must be {' or '.join(Kind)}"
     return path[:2], f"{where}: given {detail['input']!r}; {detail['msg'][:1].lower()}{detail['msg'][1:]}"
@@ -255,9 +263,10 @@ def _at(file: Path, lines: Mapping[tuple[str, ...], int], path: tuple[str, ...])
 
 
 def _config(file: Path, given: str) -> str:
-    """The base config as a path from the working directory; a name without a file is that of a shipped config."""
-    found = file.parent / given
-    return given if not found.exists() and Path(given).stem in shipped() else str(found)
+    """The base config as a path from the working directory, or the name of a shipped config."""
+    found, own = Path(os.path.normpath(file.parent / given)), shipped().get(Path(given).stem)
+    is_own = own is not None and (found.resolve() == own.resolve() or not found.exists())
+    return Path(given).stem if is_own else str(found)
 
 
 def _listed(names: Any) -> str:

@@ -25,6 +25,8 @@ from codescent.study.result import Kind, PointState
 DEFINITION = "study.json"
 FORMAT = 1
 LOCK = ".lock"
+REFUSED_CODE = 2
+"""Exit code of a run that is refused before its first step, such as one for a device that is not there."""
 
 NO_MEMORY = re.compile(
     r"out ?of ?memory|DefaultCPUAllocator|(cannot|can't|could not|unable to) allocate memory|lack of memory",
@@ -89,7 +91,8 @@ class Attempt:
 
     Attributes:
         number: from 1.
-        state: DONE, FAILED, OUT_OF_MEMORY; TO_DO: its run has not ended, and is taken again.
+        state: DONE, FAILED, OUT_OF_MEMORY; REFUSED: by the machine, before its first step; TO_DO: its run has not
+            ended, and is taken again.
         why: it failed.
         run: its folder; None: there is none.
         record: what was noted about it.
@@ -183,7 +186,7 @@ class StudyFolder:
         """The state of a point, and why it is one of FAILED, OUT_OF_MEMORY and REFUSED."""
         if spec.name in self.definition.refused:
             return PointState.REFUSED, self.definition.refused[spec.name]
-        for state in (PointState.DONE, PointState.OUT_OF_MEMORY, PointState.FAILED):
+        for state in (PointState.DONE, PointState.OUT_OF_MEMORY, PointState.FAILED, PointState.REFUSED):
             found = [attempt for attempt in attempts if attempt.state is state]
             if found:
                 return state, found[-1].why
@@ -213,6 +216,8 @@ class StudyFolder:
         why = "; ".join(dict.fromkeys(filter(None, [record.get("why", ""), run.why if run else ""])))
         if run and (run.state is State.DONE or "collected" in record):
             return Attempt(number, PointState.DONE, "", run, record)
+        if record.get("code") == REFUSED_CODE and run is None:
+            return Attempt(number, PointState.REFUSED, why, run, record)
         if record.get("code") or (run and run.state is State.FAILED):
             state = PointState.OUT_OF_MEMORY if NO_MEMORY.search(why) else PointState.FAILED
             return Attempt(number, state, why, run, record)
@@ -229,7 +234,8 @@ class StudyFolder:
             for key in sorted(was.keys() | spec.overrides.keys()):
                 if was.get(key) != spec.overrides.get(key):
                     changed[key] = f"{key}: was {was.get(key)}, is {spec.overrides.get(key)}"
-        if Path(self.definition.config).name != Path(definition.config).name:
+        has_runs = any(attempt.run for spec in self.definition.specs for attempt in self.attempts(spec))
+        if has_runs and Path(self.definition.config).stem != Path(definition.config).stem:
             changed["config"] = f"config: was {self.definition.config}, is {definition.config}"
         if changed:
             raise UserError(

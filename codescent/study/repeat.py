@@ -29,6 +29,7 @@ class Repeat:
         load: load of the machine before and after the run, per core.
         others: share of the machine's cores that other programs used meanwhile.
         wall_s: seconds of the whole run with its start.
+        threads: of a rank, where they are those that compute: on a CPU.
         mesh: degree of each axis of its mesh; empty: unknown.
         notes: what a reader must know, such as "oversubscribed: ...".
         run: its folder.
@@ -45,6 +46,7 @@ class Repeat:
     load: tuple[float, float] | None = None
     others: float | None = None
     wall_s: float | None = None
+    threads: int | None = None
     mesh: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     run: str = ""
@@ -86,6 +88,7 @@ def repeat_of(run: Run, number: int, warmup: int, record: Mapping[str, Any]) -> 
         load=(record["load_before"], record["load_after"]) if "load_before" in record else None,
         others=record.get("others"),
         wall_s=record.get("wall_s"),
+        threads=run.environment.get("num_threads") if run.environment.get("device") == "cpu" else None,
         mesh={axis: plan.mesh.degree(axis) for axis in AXES} if plan else {},
         notes=tuple(_notes(run)),
         run=str(run.folder.path),

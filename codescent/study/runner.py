@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import statistics
 import sys
 import time
@@ -19,6 +20,9 @@ from codescent.results import Ended, train_run
 from codescent.study.folder import StudyFolder
 from codescent.study.points import Spec
 from codescent.study.result import PointState
+
+STOPPED = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+"""Exit codes of a run that was asked to stop."""
 
 STAT = Path("/proc/stat")
 
@@ -63,7 +67,7 @@ def turns_of(folder: StudyFolder, *, retry: bool = False) -> list[Turn]:
         if spec.name in definition.refused or spec.nodes > 1:
             continue
         attempts = folder.attempts(spec)
-        failed = [attempt for attempt in attempts if attempt.state in (PointState.FAILED, PointState.OUT_OF_MEMORY)]
+        failed = [one for one in attempts if one.state not in (PointState.DONE, PointState.TO_DO)]
         if failed and not retry:
             continue
         for attempt in attempts:
@@ -84,7 +88,7 @@ def turns_of(folder: StudyFolder, *, retry: bool = False) -> list[Turn]:
 def run_turns(folder: StudyFolder, progress: Progress) -> Iterator[tuple[int, Turn, Ended | None]]:
     """Do the turns in order. Yields each turn twice: before its run, with None, and after it, with how it ended.
 
-    A point that fails is left out of later rounds.
+    A point that fails is left out of later rounds. Raises KeyboardInterrupt: a run was asked to stop.
     """
     failed: set[str] = set()
     for index, turn in enumerate(progress.turns):
@@ -108,6 +112,8 @@ def _run(folder: StudyFolder, turn: Turn) -> Ended:
     """Run a repeat and note how it ended. If this process is stopped, nothing is noted: the repeat is taken again."""
     kills, meter = memory_kills(), Meter()
     ended = train_run(folder.definition.config, command_words(folder, turn.spec, turn.number))
+    if ended.code in STOPPED:  # by a signal for all, which this process may not have got
+        raise KeyboardInterrupt
     record: dict[str, Any] = {"code": ended.code, "why": ended.why, **meter.end()}
     if ended.code == -9:  # without a launcher nobody has looked why
         record["why"] += evidence(kills)

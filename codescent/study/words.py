@@ -7,13 +7,27 @@ import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
+from codescent.base.counted import counted
 from codescent.results import PARTS
 from codescent.study.batch import KEPT, said_of
+from codescent.study.file import NODES
 from codescent.study.repeat import OVERSUBSCRIBED
 from codescent.study.result import Group, Kind, Point, PointState, Study
 
 ALMOST_LINEAR = 0.95
 """Efficiency from which scaling is called almost linear."""
+
+SUPER_LINEAR = "super-linear"
+"""The mark of a point whose efficiency is clearly above 1."""
+
+SPREADS = "spreads"
+"""How the mark of a point begins whose repeats spread more than SPREAD."""
+
+SPREAD = 0.05
+"""(largest - smallest) / median of the repeats of a point."""
+
+BUSY = 0.1
+"""A point is marked if other programs used more than this share of the cores."""
 
 NO_GAIN = 1.05
 """More workers gain nothing if they are not this many times as fast."""
@@ -32,8 +46,8 @@ PART_WORDS: Mapping[str, str] = {
 def paragraphs(study: Study) -> list[str]:
     """What a study says: one paragraph for each group; for Kind.GRID one for each axis."""
     if study.kind is Kind.GRID:
-        return list(_grid(study))
-    return [text for group in study.groups if (text := " ".join(_group(study, group)))]
+        return [*_grid(study), *_trust(study)]
+    return [*(text for group in study.groups if (text := " ".join(_group(study, group)))), *_trust(study)]
 
 
 def _group(study: Study, group: Group) -> Iterator[str]:
@@ -46,17 +60,31 @@ def _group(study: Study, group: Group) -> Iterator[str]:
     more = [point for point in points if (point.workers or 0) > (baseline.workers or 0)]
     if not more:
         if group.points and group.baseline not in [point.name for point in group.points]:
-            yield from (f"{_named(group)}{_speed(point, group)}" for point in points)
+            yield from (f"{_named(group)}{_speed(point, group, study.unit)}" for point in points)
         return
     fair = [point for point in more if not _is_oversubscribed(point)]
     last = (fair or more)[-1]
-    yield f"{_named(group)}{_speed(last, group)} {_judged(last, study.unit)}"
-    yield from _best(more, study.unit)
+    yield f"{_named(group)}{_speed(last, group, study.unit)} {_judged(last, study.unit)}"
+    own = [point for point in group.points if point.name == group.baseline]
+    yield from _best([*own, *more], study.unit)
     yield from _lost(baseline, last, study.unit)
     yield from _marked(group, study.unit)
     efficiency = last.efficiency.total
     if efficiency is not None and efficiency.value < KEPT:
-        yield said_of(group, study.groups, baseline, last, study.unit)
+        yield said_of(study, group, baseline, last)
+
+
+def _trust(study: Study) -> Iterator[str]:
+    """Whether the times can be trusted."""
+    points = [point for group in study.groups for point in group.points if point.repeats > 1]
+    wide = [point for point in points if any(mark.startswith(SPREADS) for mark in point.marks)]
+    if wide:
+        busy = max((point.others or 0.0 for point in wide), default=0.0)
+        why = f"; other programs used up to {busy:.0%} of the cores" if busy > BUSY else ""
+        yield (
+            f"{len(wide)} of {counted(len(points), 'point')} spread by more than {SPREAD:.0%}{why}. Differences within "
+            "the spread show nothing: repeat the study on an idle machine."
+        )
 
 
 def _named(group: Group) -> str:
@@ -68,12 +96,26 @@ def _baseline(study: Study, group: Group) -> Point | None:
     return next((point for point in points if point.name == group.baseline), None)
 
 
-def _speed(point: Point, group: Group) -> str:
+def short_name(point: Point, group: Group, unit: str) -> str:
+    """The name of a point within its group: its workers; and its machines, if the group has several."""
+    alike = [one for one in group.points if one.workers == point.workers]
+    if point.workers is None or len(alike) > 1:
+        return point.name
+    machines = {str(one.axes.get(NODES, 1)) for one in group.points}
+    on = f" on {counted(int(point.axes.get(NODES, 1)), 'node')}" if machines != {"1"} else ""
+    return f"{counted(point.workers, unit.removesuffix('s'))}{on}"
+
+
+def _speed(point: Point, group: Group, unit: str) -> str:
     """The speed-up of a point in a sentence."""
     assert point.speed_up.total is not None
-    efficiency = point.efficiency.total
+    gain, efficiency = point.speed_up.total.value, point.efficiency.total
     of = f", an efficiency of {efficiency.value:.0%}" if efficiency is not None else ""
-    return f"{point.name} is {point.speed_up.total.value:.2f} times as fast as {group.baseline}{of}."
+    base = next((one for one in group.points if one.name == group.baseline), None)
+    than = short_name(base, group, unit) if base else f"the baseline ({group.baseline})"
+    verb = "is" if point.workers == 1 else "are"
+    fast = f"{verb} {gain:.2f} times as fast as" if gain >= 0.9 else f"{verb} slower, {gain:.2f} times as fast as"
+    return f"{short_name(point, group, unit)} {fast} {than}{of}."
 
 
 def _judged(point: Point, unit: str) -> str:
@@ -81,7 +123,7 @@ def _judged(point: Point, unit: str) -> str:
     efficiency = point.efficiency.total
     if efficiency is None or point.workers is None:
         return ""
-    if efficiency.value > 1:
+    if SUPER_LINEAR in point.marks:
         return "That is more than linear: look for a cause, such as a cache, before trusting it."
     if efficiency.value >= ALMOST_LINEAR:
         return "That is almost linear."
@@ -97,7 +139,8 @@ def _best(more: Sequence[Point], unit: str) -> Iterator[str]:
         gain = large.speed_up.total.value / small.speed_up.total.value
         if gain < NO_GAIN:
             why = " (more threads than cores)" if _is_oversubscribed(large) else ""
-            yield f"Beyond {small.workers} {unit} there is no gain: {large.workers} are {gain:.2f} times as fast{why}."
+            beyond = f"{small.workers} {unit if small.workers != 1 else unit.removesuffix('s')}"
+            yield f"Beyond {beyond} there is no gain: {large.workers} are {gain:.2f} times as fast{why}."
             return
 
 
@@ -121,7 +164,7 @@ def _lost(baseline: Point, point: Point, unit: str) -> Iterator[str]:
         yield "No part of a step costs more than at the baseline."
         return
     listed = ", ".join(f"{PART_WORDS[name]} {share:.0%}" for share, name in largest)
-    yield f"Of the time of all {point.workers} {unit}, beyond what the baseline needs: {listed}."
+    yield f"Of the time of all {point.workers} {unit}, this is lost: {listed}."
     name = largest[0][1]
     parts = [_share(one, name) for one in (baseline, point)]
     verb = "grew" if parts[1] > parts[0] else "went"
@@ -148,10 +191,8 @@ def _marked(group: Group, unit: str) -> Iterator[str]:
     for point in group.points:
         for mark in point.marks:
             if mark.startswith("faster than ideal"):
-                yield (
-                    f"Inconsistent: {point.name} is {mark}. Both times cannot be of the same conditions: measure "
-                    "them again, in turns."
-                )
+                name = short_name(point, group, unit)
+                yield f"Inconsistent: {name}: {mark}. Either time is not of the same conditions: measure both again."
 
 
 def _is_oversubscribed(point: Point) -> bool:
@@ -170,9 +211,15 @@ def _grid(study: Study) -> Iterator[str]:
         for value in dict.fromkeys(str(point.axes[axis]) for point in points):
             if value != str(usual):
                 yield from _effect(points, axis, str(usual), value)
-    if fastest := max(points, key=lambda point: point.speed_up.total.value if point.speed_up.total else 0.0):
-        assert fastest.speed_up.total is not None
-        yield f"Fastest: {fastest.name}, {fastest.speed_up.total.value:.2f} times as fast as {baseline.name}."
+    others = [point for point in points if point is not baseline]
+    fastest = max(others, key=lambda point: point.speed_up.total.value if point.speed_up.total else 0.0, default=None)
+    if fastest is None or fastest.speed_up.total is None:
+        return
+    gain = fastest.speed_up.total
+    if gain.value <= 1 or gain.low <= 1:
+        yield f"No point is shown to be faster than {baseline.name}."
+    else:
+        yield f"Fastest: {fastest.name}, {gain.value:.2f} times as fast as {baseline.name}."
 
 
 def _effect(points: Sequence[Point], axis: str, usual: str, value: str) -> Iterator[str]:
@@ -187,15 +234,15 @@ def _effect(points: Sequence[Point], axis: str, usual: str, value: str) -> Itera
         return
     ratios = [seconds(after) / seconds(before) for before, after in pairs]
     middle = statistics.median(ratios)
-    said = f"{abs(middle - 1):.1%} {'more' if middle > 1 else 'less'} time"
-    between = (
-        f" (from {min(ratios) - 1:+.1%} to {max(ratios) - 1:+.1%} in {len(pairs)} pairs)" if len(pairs) > 1 else ""
-    )
-    noisy = any(
-        one.step_s.total is not None and other.step_s.total is not None and _overlap(one, other) for one, other in pairs
-    )
-    shown = " In some pairs the intervals overlap: no difference is shown there." if noisy else ""
-    yield f"{axis.rpartition('.')[2]} {value} instead of {usual}: {said} per step{between}.{_moved(pairs)}{shown}"
+    ends = f" ({min(ratios) - 1:+.1%} to {max(ratios) - 1:+.1%} in {len(pairs)} pairs)" if len(pairs) > 1 else ""
+    change = f"{abs(middle - 1):.1%} {'more' if middle > 1 else 'less'} time{ends}"
+    unclear = sum(_overlap(one, other) for one, other in pairs)
+    if unclear == len(pairs):
+        said = f"no difference is shown, the intervals overlap; the medians say {change}."
+    else:
+        some = f" In {unclear} of them the intervals overlap." if unclear else ""
+        said = f"{change}.{some}{_moved(pairs)}"
+    yield f"{axis.rpartition('.')[2]} {value} instead of {usual}: {said}"
 
 
 def _moved(pairs: Sequence[tuple[Point, Point]]) -> str:

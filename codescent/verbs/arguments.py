@@ -183,8 +183,8 @@ def _study(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("file", type=_path, metavar="FILE", help="study file, name of a shipped one, or the folder of a study: read it")
     add("--folder", type=_path, metavar="DIR", help="folder of the study (default study-runs/NAME)")
-    words = "another baseline, such as ranks=1; may be given several times"
-    add("--baseline", action="append", default=[], metavar="AXIS=VALUE", help=words)
+    words = "another baseline: values of axes, such as ranks=1"
+    add("--baseline", nargs="+", default=[], metavar="AXIS=VALUE", help=words)
     what = verb.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="print the command of each run that is to do, and run none")
     what.add_argument("--collect", type=_path, nargs="+", metavar="RUN", help="take finished runs of other machines")

@@ -52,7 +52,8 @@ def main(arguments: Namespace) -> int:
         return 0
     specs = specs_of(study)
     definition = Definition.of(study, specs, refusals(study, specs))
-    check_baseline(definition)
+    for given in filter(None, (definition.baseline, baseline)):
+        check_baseline(replace(definition, baseline=given))
     folder = StudyFolder.create(arguments.folder or Path(FOLDER) / study.study.name, definition)
     if arguments.list:
         _list(folder)
@@ -84,7 +85,7 @@ def _run(folder: StudyFolder, study: StudyFile, *, retry: bool) -> StudyFolder:
                     status.update(escape(f"{index + 1} of {total}: {turn.spec.name}, repeat {turn.number}"))
                 elif ended is not None:
                     done += 1
-                    console.print(_line(folder, progress, index, turn, ended), markup=False, soft_wrap=True)
+                    console.print(visible(_line(folder, progress, index, turn, ended)), markup=False, soft_wrap=True)
                     console.file.flush()
     except (KeyboardInterrupt, SystemExit):
         warn(f"stopped after {done} of {counted(total, 'run')}; the same command goes on, and repeats the last run")
@@ -111,10 +112,9 @@ def _about(progress: Progress, done: int) -> str:
 def _list(folder: StudyFolder) -> None:
     """Print the command of every repeat that is to do."""
     nodes = False
-    for spec, lines, why in commands(folder):
-        print(f"# {visible(spec.name)}: {visible(why) if why else counted(len(lines), 'repeat')}")
-        say(lines)
-        nodes = nodes or (spec.nodes > 1 and bool(lines))
+    for spec, line, why in commands(folder):
+        say([f"# {spec.name}{f': {why}' if why else ''}", *([line] if line else [])])
+        nodes = nodes or (spec.nodes > 1 and bool(line))
     if nodes:
         warn("HOST is the first machine. Every machine runs the command; the study's folder is on a shared disk.")
     warn(f"Runs on a disk that is not shared: codescent study FILE --collect FOLDER... Folder: {folder.path}")

@@ -12,9 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from codescent.base.counted import counted
+from codescent.base.visible import visible
 from codescent.results import Interval
-from codescent.study.result import Group, Kind, Measured, Point, PointState, Study
-from codescent.study.words import states_said
+from codescent.study.result import Kind, Measured, Point, PointState, Study
+from codescent.study.words import short_name, states_said
 
 UNITS = ((60.0, "min", 120.0), (1.0, "s", 1.0), (1e-3, "ms", 1e-3), (1e-6, "µs", 0.0))
 """Seconds of a unit of time, its name, and the seconds from which it is used."""
@@ -38,7 +39,10 @@ def show(study: Study, source: str) -> None:
     repeats = sorted({point.repeats for point in _points(study) if point.repeats})
     if repeats:
         of = str(repeats[0]) if len(repeats) == 1 else f"{repeats[0]} to {repeats[-1]}"
-        _line(console, f"medians of {of} repeats, with intervals of 95 %; every repeat is in {source}")
+        several = f"medians of {of} repeats, with intervals of 95 %"
+        said = several if of != "1" else "one value for each point, no intervals"
+        _line(console, said)
+        _line(console, f"every value is in {source}")
         for title, columns in _tables(study):
             _table(console, study, title, columns)
     _fits(console, study)
@@ -76,12 +80,12 @@ def _tables(study: Study) -> list[tuple[str, list[Column]]]:
     if any(point.flops_per_s.total for point in points):
         tables.append(
             (
-                "rate, of all ranks",
+                "rate of all",
                 [
                     ("GFLOP/s", lambda point: _giga(point.flops_per_s.total)),
                     ("MFU", lambda point: _percent(point.mfu.value if point.mfu else None)),
                     ("tokens/s", lambda point: f"{point.tokens_per_s.value:,.0f}" if point.tokens_per_s else ""),
-                    ("MiB of a rank", lambda point: f"{point.memory_bytes / 2**20:,.0f}" if point.memory_bytes else ""),
+                    ("MiB", lambda point: f"{point.memory_bytes / 2**20:,.0f}" if point.memory_bytes else ""),
                     ("load/core", lambda point: f"{point.load:.2f}" if point.load is not None else ""),
                 ],
             )
@@ -89,7 +93,7 @@ def _tables(study: Study) -> list[tuple[str, list[Column]]]:
     if any(point.step_s.compute for point in points):
         tables.append(
             (
-                "computation alone: forward and backward passes",
+                "computation",
                 [
                     ("median", lambda point: _seconds(Measured(point.step_s.compute))),
                     ("95 % interval", lambda point: _ends(point.step_s.compute)),
@@ -101,38 +105,43 @@ def _tables(study: Study) -> list[tuple[str, list[Column]]]:
         )
     if any(point.parts_s for point in points):
         parts = ("forward_s", "backward_s"), ("communication_s",), ("bubble_s",), ("data_s",)
-        names = ("compute", "exposed comm", "bubble", "data")
+        names = ("compute", "comm", "bubble", "data")
         columns: list[Column] = [(name, _part(part)) for name, part in zip(names, parts, strict=True)]
         columns += [("optimizer", _part(("optimizer_s",))), ("other", _part(("other_s",)))]
-        tables.append(("shares of a step; overhead is all but computation", [*columns, ("overhead", _overhead)]))
+        tables.append(("of a step", [*columns, ("overhead", _overhead)]))
     return tables
 
 
 def _table(console: Console, study: Study, title: str, columns: Sequence[Column]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left")
-    table.title_style = "bold"
-    table.add_column("point", overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(title, overflow="fold")
     for heading, _ in columns:
-        table.add_column(heading, justify="right", overflow="fold")
+        table.add_column(heading, justify="right", no_wrap=True)
     for group in study.groups:
+        if group.label:
+            table.add_row(Text(visible(group.label), style="bold"))
         for point in group.points:
+            name = visible(short_name(point, group, study.unit))
             if point.step_s.total is None:
-                table.add_row(Text(point.name), str(point.state), *[""] * (len(columns) - 1))
+                table.add_row(Text(name), str(point.state), *[""] * (len(columns) - 1))
             else:
-                marked = " *" if point.marks else ""
-                table.add_row(Text(f"{point.name}{marked}"), *(value(point) for _, value in columns))
+                table.add_row(Text(f"{name}{' *' * bool(point.marks)}"), *(value(point) for _, value in columns))
         table.add_section()
+    console.print()
     console.print(table)
 
 
 def _fits(console: Console, study: Study) -> None:
+    """The laws. What is the same for several groups is said once."""
+    said: dict[str, list[str]] = {}
     for group in study.groups:
         for fit in group.fits:
-            _line(console, f"{_of(group)}{fit.law}: {fit.said}")
-
-
-def _of(group: Group) -> str:
-    return f"{group.label}: " if group.label else ""
+            said.setdefault(f"{fit.law}: {fit.said}", []).append(group.label)
+    if said:
+        console.print()
+    for text, labels in said.items():
+        everywhere = len(labels) == len(study.groups)
+        _line(console, text if everywhere else f"{', '.join(labels)}: {text}")
 
 
 def _remarks(console: Console, study: Study) -> None:
@@ -167,7 +176,7 @@ def _machine(study: Study) -> str:
 
 
 def _line(console: Console, text: str) -> None:
-    console.print(Text(text), soft_wrap=not console.is_terminal)
+    console.print(Text(visible(text)), soft_wrap=not console.is_terminal)
 
 
 def _unit(seconds: float) -> tuple[float, str]:
