@@ -11,11 +11,12 @@ import numpy as np
 
 from codescent.plan import Verb
 from codescent.report.content import Picture, Timeline
-from codescent.report.study_figures import MOST_BARS, bars_figure, shortened, stacked
+from codescent.report.study_figures import MOST_BARS, bars_figure, bytes_axis, shortened, stacked
 from codescent.report.style import (
     COLLECTIVE,
     COLOURS,
     LINE_GREY,
+    MEMORY,
     PALETTE,
     PARTS,
     PICTURE_IN,
@@ -50,6 +51,8 @@ def pictures(summaries: Sequence[Summary], *, parts: bool = True) -> Iterator[Pi
         trained = [one for one in summaries if len(one.run.columns["step"])]
         yield _losses(trained, "tokens", "Loss over tokens")
         yield _losses(trained, "time", "Loss over training time")
+    if split := [one for one in summaries if one.memory]:
+        yield _memory_parts(split)
     if any(one.memory_bytes for one in summaries):
         yield _memory([one for one in summaries if one.memory_bytes])
 
@@ -111,6 +114,16 @@ def _losses(summaries: Sequence[Summary], over: str, title: str) -> Picture:
     return Picture(f"loss_{over}", title, caption, draw)
 
 
+def _memory_parts(split: Sequence[Summary]) -> Picture:
+    rows = {
+        f"{shortened(one.name, 26)} rank {rank}": {name: float(row[name] or 0) for name in MEMORY}
+        for one in split
+        for rank, row in one.memory.items()
+    }
+    caption = "Memory of each rank by part, when most was counted. The rest: libraries, kernels and what was freed."
+    return stacked("memory_parts", "Memory by part", caption, rows, MEMORY, bytes_axis)
+
+
 def _memory(summaries: Sequence[Summary]) -> Picture:
     shown = summaries[:MOST_BARS]
     caption = (
@@ -124,14 +137,14 @@ def _memory(summaries: Sequence[Summary]) -> Picture:
 
         figure, axes = bars_figure([one.name for one in shown], Figure)
         largest = max(max(one.memory_bytes) for one in shown)
-        scale, unit = (2**-30, "GiB") if largest >= 2**30 else (2**-20, "MiB")
+        scale, unit = bytes_axis(largest)
         for row, one in enumerate(shown):
             if one.state_bytes is not None:
                 axes.barh([row], [one.state_bytes.device_bytes * scale], color=PALETTE[5], height=0.5)
             peaks = [number * scale for number in one.memory_bytes]
             axes.plot(peaks, [row] * len(peaks), "o", color=PALETTE[0], ms=4, alpha=0.8)
         axes.set_xlim(left=0)
-        axes.set_xlabel(f"{unit} of a rank", fontsize=9)
+        axes.set_xlabel(unit, fontsize=9)
         return figure
 
     return Picture("memory_of_ranks", "Memory of each rank", caption, draw)

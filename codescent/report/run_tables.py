@@ -14,7 +14,7 @@ from codescent.cost.simulate import Costs, simulate
 from codescent.plan import Plan
 from codescent.report import findings
 from codescent.report.content import NO_CELL, Cell, Column, Table, Words
-from codescent.report.style import PARTS
+from codescent.report.style import MEMORY, PARTS
 from codescent.report.summary import Summary
 from codescent.results import Interval, State, differing
 from codescent.study.result import Study
@@ -220,30 +220,46 @@ def planned_bubble(plan: Plan) -> float:
 
 
 def memory(known: Sequence[Summary]) -> Iterator[Table]:
-    """Memory of each run: what the Plan declares, and what was measured."""
+    """Memory of the fullest rank of each run: what the Plan declares, and what was measured."""
     columns = [
         NAME,
-        Column("weights", "Plan"),
-        Column("gradients", "Plan"),
-        Column("optimizer", "Plan"),
-        Column("measured peak, fullest rank", "CPU: resident set of the process; CUDA: allocated by torch"),
-        Column("measured peak, emptiest rank"),
+        Column("peak", "CPU: resident set of the process; CUDA: allocated by torch"),
+        Column("rank", "the fullest"),
+        Column("peak rose at", "step and instruction"),
+        *(Column(name, MEMORY_MEANING.get(name, "")) for name, _ in MEMORY.values()),
+        *(Column(f"{name}, planned", "Plan: of the fullest rank") for name in ("weights", "gradients", "optimizer")),
+        Column("peak, emptiest rank"),
     ]
-    rows = [
-        [
-            Cell(one.name),
-            *(
-                size(getattr(one.state_bytes, name, None))
-                for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes")
-            ),
-            size(max(one.memory_bytes, default=None)),
-            size(min(one.memory_bytes, default=None)),
-        ]
-        for one in known
-        if one.state_bytes or one.memory_bytes
-    ]
+    rows = [_memory_row(one) for one in known if one.state_bytes or one.memory_bytes]
     if rows:
         yield Table(columns, rows)
+
+
+MEMORY_MEANING = {
+    "weights": "measured, when most was counted",
+    "activations": "what autograd keeps for backward",
+    "buckets and gathered units": "of gradients and of weights on their way between ranks",
+    "the rest": "the peak less all parts: libraries, kernels, what was freed",
+}
+
+
+def _memory_row(one: Summary) -> list[Cell]:
+    peaks = one.memory_bytes
+    rank = max(one.memory, key=lambda rank: one.memory[rank]["peak_bytes"] or 0) if one.memory else None
+    row = {} if rank is None else one.memory[rank]
+    where = f"step {row['peak_step']}, {row['peak_at']}" if row else ""
+    if rank is None and peaks:
+        rank = peaks.index(max(peaks))
+    planned = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
+    return [
+        Cell(one.name),
+        size(row.get("peak_bytes", max(peaks, default=None))),
+        number(rank, f"{rank}"),
+        Cell(where) if where else NO_CELL,
+        *(size(row.get(name)) for name in MEMORY),
+        *(size(getattr(one.state_bytes, name, None)) for name in planned),
+        size(min(peaks, default=None)),
+    ]
 
 
 def machine(environment: Mapping[str, Any]) -> str:

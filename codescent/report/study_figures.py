@@ -260,23 +260,41 @@ def _parts(points: Sequence[Point]) -> Picture:
     return stacked("parts", "Where the time of a step goes", caption, {point.name: point.parts_s for point in known})
 
 
-def stacked(name: str, title: str, caption: str, rows: Mapping[str, Mapping[str, float]]) -> Picture:
-    """Bars of the seconds of each part, one for each name; at most MOST_BARS."""
+def seconds_axis(longest: float) -> tuple[float, str]:
+    """The scale and the label of an axis of seconds of a step."""
+    return (1e3, "milliseconds of a step") if longest < 1 else (1.0, "seconds of a step")
+
+
+def bytes_axis(longest: float) -> tuple[float, str]:
+    """The scale and the label of an axis of bytes of a rank."""
+    return (2.0**-30, "GiB of a rank") if longest >= 2**30 else (2.0**-20, "MiB of a rank")
+
+
+def stacked(
+    name: str,
+    title: str,
+    caption: str,
+    rows: Mapping[str, Mapping[str, float]],
+    parts: Mapping[str, tuple[str, str]] = PARTS,
+    axis: Callable[[float], tuple[float, str]] = seconds_axis,
+) -> Picture:
+    """Bars of parts, one for each name; at most MOST_BARS. `parts`: their names and colours."""
     shown = dict(list(rows.items())[:MOST_BARS])
 
     def draw() -> Figure:
         from matplotlib.figure import Figure
 
         figure, axes = bars_figure(list(shown), Figure)
-        longest = max((sum(parts.values()) for parts in shown.values()), default=1.0)
-        scale, unit = (1e3, "milliseconds") if longest < 1 else (1.0, "seconds")
+        scale, unit = axis(
+            max((sum(row[part] for part in parts if part in row) for row in shown.values()), default=1.0)
+        )
         left = np.zeros(len(shown))
-        for part, (label, colour) in PARTS.items():
-            widths = np.array([max(0.0, parts.get(part, 0.0)) * scale for parts in shown.values()])
+        for part, (label, colour) in parts.items():
+            widths = np.array([max(0.0, row.get(part, 0.0)) * scale for row in shown.values()])
             if widths.any():
                 axes.barh(range(len(shown)), widths, left=left, color=colour, height=0.72, label=label)
                 left += widths
-        axes.set_xlabel(f"{unit} of a step", fontsize=9)
+        axes.set_xlabel(unit, fontsize=9)
         figure.legend(loc="outside upper left", ncols=4, fontsize=8, frameon=False, handlelength=1.0)
         return figure
 

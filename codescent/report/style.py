@@ -54,6 +54,17 @@ PARTS: dict[str, tuple[str, str]] = {
 """The name and the colour of each part of a step (results.PARTS), from the bottom of a bar to its top."""
 
 
+MEMORY: dict[str, tuple[str, str]] = {
+    "weights_bytes": ("weights", BLUE),
+    "gradients_bytes": ("gradients", GREEN),
+    "optimizer_bytes": ("optimizer", BLACK),
+    "activations_bytes": ("activations", ORANGE),
+    "buffers_bytes": ("buckets and gathered units", VERMILION),
+    "rest_bytes": ("the rest", "#C8C8C8"),
+}
+"""The name and the colour of each part of a rank's memory (memory.csv), from the left of a bar."""
+
+
 def no_matplotlib(otherwise: str = "") -> str:
     """Why no picture can be drawn here, and what mends that; "" if one can.
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from codescent.cost.memory import StateBytes, state_bytes, wire_bytes
+from codescent.record.memory import MemoryRow
 from codescent.report.metrics import Curves, of_run
 from codescent.results import PARTS, Interval, Parts, Run, median_of_many, parts_of_ranks
 
@@ -90,6 +91,12 @@ class Summary:
         known = self._known("peak_memory_bytes", all_steps=True)
         found = [last[rank] for rank in sorted(last) if rank < self.run.num_ranks]
         return found or ([float(known.max())] if len(known) else [])
+
+    @cached_property
+    def memory(self) -> Mapping[int, MemoryRow]:
+        """The last row of memory.csv of each rank: its memory by part; empty: an older version wrote the run."""
+        rows = self.run.folder.last_memory()
+        return {rank: rows[rank] for rank in sorted(rows) if rank < self.run.num_ranks}
 
     @cached_property
     def train_loss(self) -> float:
