@@ -15,6 +15,7 @@ from codescent.config.load import load
 from codescent.plan import Plan
 from codescent.record import RunFolder
 from codescent.record.ranks import write
+from codescent.record.rows import json_line
 
 STEP_S = 0.1
 MACHINE = {
@@ -64,8 +65,7 @@ def make_run(
         for step, loss in enumerate(falling, start=1):
             row = metrics(step, loss, tokens)
             csv.write(",".join("" if value is None else repr(value) for value in row.values()) + "\n")
-            pairs = (f'"{name}": {"null" if value is None else repr(value)}' for name, value in row.items())
-            jsonl.write("{" + ", ".join(pairs) + "}\n")
+            jsonl.write(json_line(row))
     for step in range(every, steps + 1, every):
         write(path, [of_rank(step, every, rank, (slower or {}).get(rank, 1.0)) for rank in range(ranks)])
     for kind, fields in events:

@@ -36,11 +36,11 @@ MOST = 12
 """Sentences of an answer; the number of the others is said."""
 
 REMEDIES = {
-    "communication_s": "Larger micro-batches, more samples per step or another layout send less per token.",
-    "bubble_s": "More micro-batches per step, chunks (parallel.virtual_stages) or another schedule shorten it.",
-    "data_s": "Reading ahead does not keep up: the data's disk or its preparation is too slow.",
-    "optimizer_s": "A larger batch per step spreads the update over more samples.",
-    "other_s": "It is outside of the parts that are measured.",
+    "communication_s": "larger micro-batches, more samples per step, or a layout that sends less",
+    "bubble_s": "more micro-batches per step, chunks (parallel.virtual_stages), or another schedule",
+    "data_s": "a faster disk, or data that need less preparation: reading ahead does not keep up",
+    "optimizer_s": "a larger batch per step, which spreads the update over more samples",
+    "other_s": "a profile says what it is: it is outside of the parts that are measured",
 }
 NAMES = {
     "communication_s": "waiting for communication",
@@ -193,29 +193,24 @@ def _number(value: float) -> float:
 
 
 def limits(summaries: Sequence[Summary]) -> Iterator[Said]:
-    """Which part of the step limits each run, and once what helps."""
-    told: set[str] = set()
+    """Which part of the step limits each run, and then what helps."""
+    found: dict[str, str] = {}
     for one in summaries:
         if slow := [rank for rank in stragglers(one) if rank.steady]:
             worst = max(slow, key=lambda rank: rank.waited_s)
             yield one.name, f"rank {worst.rank} is slow, and the others wait for it."
         elif one.shares and one.compute_share >= COMPUTES:
-            helps = _once("Only faster or more devices help.", told)
-            yield one.name, f"computing, {of_share(one.compute_share)} of a step.{helps}"
+            found["computing"] = "only faster or more devices help"
+            yield one.name, f"computing, {of_share(one.compute_share)} of a step."
         elif one.shares:
             part = max(NAMES, key=lambda name: one.shares[name])
-            said = f"{NAMES[part]}, {of_share(one.shares[part])} of a step; computing has {of_share(one.compute_share)}"
-            yield one.name, f"{said}.{_once(REMEDIES[part], told)}"
+            found[NAMES[part]] = REMEDIES[part]
+            share, computing = of_share(one.shares[part]), of_share(one.compute_share)
+            yield one.name, f"{NAMES[part]}, {share} of a step; computing has {computing}."
         elif one.steps:
             yield one.name, "unknown, because the run has no ranks.csv (an older version wrote it, or it ended early)."
-
-
-def _once(sentence: str, told: set[str]) -> str:
-    """The sentence after a blank, the first time."""
-    if sentence in told:
-        return ""
-    told.add(sentence)
-    return f" {sentence}"
+    for name, remedy in found.items():
+        yield "", f"Against {name}: {remedy}."
 
 
 def odd(summaries: Sequence[Summary]) -> Iterator[Said]:

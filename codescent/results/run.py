@@ -106,7 +106,7 @@ class Run:
         for row in self.folder.iter_metrics():
             for name, values in columns.items():
                 value = row[name]
-                values.append(math.nan if value is None else value if abs(value) < LARGEST else math.inf)
+                values.append(math.nan if value is None else math.inf if abs(value) > LARGEST else value)
         return {name: np.frombuffer(values) if values else np.empty(0) for name, values in columns.items()}
 
     def after(self, warmup: int, column: str) -> Values:
