@@ -8,7 +8,8 @@ from argparse import Namespace
 from collections.abc import Iterator
 
 from codescent import tasks
-from codescent.base.counted import counted, in_bytes, plural
+from codescent.base.amounts import of_bytes
+from codescent.base.counted import counted, plural
 from codescent.base.errors import UserError
 from codescent.base.output import warn
 from codescent.cost.lengths import FLOPS_PER_BYTE
@@ -161,11 +162,11 @@ def _traffic(plan: Plan) -> Iterator[str]:
         whats = list(dict.fromkeys(record.what for record in records))
         what = f" ({'; '.join(whats)})" if len(whats) <= MOST_PURPOSES else ""
         most = "at most " if len({number for number in sent if number}) > 1 else ""
-        yield f"{_counts(by_stage)} {collective} {between}{what}: {most}{in_bytes(max(sent))}{_hidden(records)}"
+        yield f"{_counts(by_stage)} {collective} {between}{what}: {most}{of_bytes(max(sent))}{_hidden(records)}"
     if any(record.axis for record in plan.traffic):
-        yield f"{'each rank sends' if plan.mesh.pp == 1 else 'the busiest rank sends'} {in_bytes(wire_bytes(plan))}"
+        yield f"{'each rank sends' if plan.mesh.pp == 1 else 'the busiest rank sends'} {of_bytes(wire_bytes(plan))}"
     if not all(record.axis for record in plan.traffic):
-        yield f"each rank copies {in_bytes(inside_bytes(plan))} between its own memories"
+        yield f"each rank copies {of_bytes(inside_bytes(plan))} between its own memories"
 
 
 def _memory(plan: Plan) -> Iterator[tuple[str, list[str]]]:
@@ -173,14 +174,14 @@ def _memory(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     state, tensor = state_bytes(plan), plan.trained[0]
     fullest = " of the fullest stage" if plan.mesh.pp > 1 else ""
     yield "memory per rank", [f"activations not counted{fullest and f'; ranks{fullest}'}"]
-    yield "  weights", [in_bytes(state.weights_bytes) + _where(plan.tensors[0].weights_in)]
-    yield "  gradients", [in_bytes(state.gradients_bytes) + _where(tensor.gradients_in)]
-    yield "  optimizer", [in_bytes(state.optimizer_bytes) + _where(tensor.optimizer_in)]
+    yield "  weights", [of_bytes(state.weights_bytes) + _where(plan.tensors[0].weights_in)]
+    yield "  gradients", [of_bytes(state.gradients_bytes) + _where(tensor.gradients_in)]
+    yield "  optimizer", [of_bytes(state.optimizer_bytes) + _where(tensor.optimizer_in)]
     if state.host_bytes:
-        device, host = in_bytes(state.device_bytes), in_bytes(state.host_bytes)
+        device, host = of_bytes(state.device_bytes), of_bytes(state.host_bytes)
         yield "  together", [f"{device} on the device, {host} in the host's memory"]
     else:
-        yield "  together", [in_bytes(state.total_bytes)]
+        yield "  together", [of_bytes(state.total_bytes)]
 
 
 def _where(memory: Memory) -> str:
