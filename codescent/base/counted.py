@@ -1,5 +1,5 @@
-"""In: a number and a noun, or a number of bytes. Out: both as text, with the noun in the singular or the plural.
-Does not round counts."""
+"""In: a number and a noun. Out: both as text, with the noun in the singular or the plural.
+Does not round numbers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,3 @@ def plural(number: float, noun: str) -> str:
     if number == 1:
         return noun
     return noun + ("es" if noun.endswith("tch") else "s")
-
-
-def in_bytes(number: float) -> str:
-    """Such as "1.39 GiB", "712.05 MiB", "96 bytes"."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(number) >= size:
-            return f"{number / size:,.2f} {unit}"
-    return f"{number:,.0f} bytes"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from codescent.base.counted import in_bytes
+from codescent.base.amounts import of_bytes
 from codescent.base.errors import UserError
 from codescent.base.nearest import divisors
 from codescent.base.refusal import Change, in_words
@@ -74,11 +74,11 @@ class Less:
 def held_in_words(plan: Plan, short: Shortage) -> str:
     """The split of a rank, beside what the plan declares for it."""
     state = state_of_rank(plan, short.rank)
-    parts = [f"{name} {in_bytes(short.split[part])}" for part, name in NAMES.items()]
+    parts = [f"{name} {of_bytes(short.split[part])}" for part, name in NAMES.items()]
     declared = [(name, getattr(state, part)) for part, name in NAMES.items() if hasattr(state, part)]
     return (
-        f"it held {in_bytes(short.held_bytes)}: {', '.join(parts)}, the rest {in_bytes(short.rest_bytes)}; the plan "
-        f"declares {', '.join(f'{name} {in_bytes(size)}' for name, size in declared)}"
+        f"it held {of_bytes(short.held_bytes)}: {', '.join(parts)}, the rest {of_bytes(short.rest_bytes)}; the plan "
+        f"declares {', '.join(f'{name} {of_bytes(size)}' for name, size in declared)}"
     )
 
 
@@ -99,7 +99,7 @@ def advice(config: Config, plan: Plan, vocab_size: int | None, short: Shortage) 
 
 def _in_words(one: Less) -> str:
     losses = "the losses stay the same" if one.same_losses else "the losses change: a new run"
-    return f"{in_words([one.change])} (about {in_bytes(one.needed_bytes)}; {losses})"
+    return f"{in_words([one.change])} (about {of_bytes(one.needed_bytes)}; {losses})"
 
 
 def less_memory(config: Config, plan: Plan, vocab_size: int | None, short: Shortage) -> list[Less]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 BEFORE, BETWEEN = -1, -2
 """Places outside of a step's instruction list, where the peak may rise: before the first step, and after a step."""
 WHERE = {BEFORE: "before the first step", BETWEEN: "between steps"}
+MOST_COUNTS, ENDS = 1000, 2
+"""In a longer instruction list only every n-th instruction is counted, and the last two: reduce and step."""
 NONE = -1.0
 """A number that this device does not have."""
 
@@ -119,6 +121,8 @@ class MemoryWatch:
         self.executor, self.device = executor, executor.device
         self.sharded = _gathered_names(executor.plan)
         self.kept_apart = {tensor.parameter.name for tensor in executor.plan.trained if tensor.master_dtype}
+        self.length = len(executor.program)
+        self.stride = -(-self.length // MOST_COUNTS)
         self.saved = SavedStorages()
         self.split: Split = dict.fromkeys(PARTS, 0)
         self.most: Split = dict(self.split)
@@ -145,7 +149,7 @@ class MemoryWatch:
     def after(self, index: int) -> None:
         """Called after each instruction, with its index in the list of this stage."""
         self._look(index)
-        if not self.counted:
+        if not self.counted and (index % self.stride == 0 or index >= self.length - ENDS):
             self._count(index)
         self.saved.touched.clear()
         self.running = self.running[0], index + 1

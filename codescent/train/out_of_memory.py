@@ -10,8 +10,8 @@ from types import TracebackType
 
 import torch
 
+from codescent.base.amounts import of_bytes
 from codescent.base.command import resume_command
-from codescent.base.counted import in_bytes
 from codescent.base.errors import RunFailed, UserError
 from codescent.build.less_memory import Shortage, advice, held_in_words
 from codescent.record import RunFolder
@@ -78,7 +78,7 @@ class Explained:
         self.watch = None
         _clear(error)
         run, place = self.run, self.run.world.place
-        wanted = "" if asked is None else f": {in_bytes(asked)} more were asked for"
+        wanted = "" if asked is None else f": {of_bytes(asked)} more were asked for"
         said = f"{run.path}: rank {place.rank} of {place.world_size} ran out of memory {self.where}{wanted}"
         try:
             more, change = advice(run.config, run.plan, run.dataset.vocab_size, short)
