@@ -75,7 +75,7 @@ def evaluated(
 def check_baseline(definition: Definition) -> None:
     """Raise UserError if no point of a study, or several of a group, are its baseline: before anything runs."""
     kind = definition.kind
-    points = [Taken(one.axes, growing(kind, one.axes, one.ranks), PointState.TO_DO) for one in definition.specs]
+    points = [Taken(one.axes, growing(kind, one.axes), PointState.TO_DO) for one in definition.specs]
     _with_baselines(definition.name, kind, definition.baseline, points)
 
 
@@ -137,7 +137,7 @@ def _point(kind: Kind, one: Taken, base: Taken) -> Point:
     efficiency = Measured(*(_scaled(found, grown) for found in (speed_up.total, speed_up.compute)))
     marks = [*_marks(one), *_other_threads(kind, one, base)]
     for what, found in ((SUPER_LINEAR, efficiency.total), (f"computation {SUPER_LINEAR}", efficiency.compute)):
-        if found is not None and not is_base and _exceeds_one(found):
+        if found is not None and grown is not None and grown > 1 and _exceeds_one(found):
             marks.append(what)
     return replace(
         point,

@@ -29,7 +29,8 @@ REFUSED_CODE = 2
 """Exit code of a run that is refused before its first step, such as one for a device that is not there."""
 
 NO_MEMORY = re.compile(
-    r"out ?of ?memory|DefaultCPUAllocator|(cannot|can't|could not|unable to) allocate memory|lack of memory",
+    r"(?<!perhaps the machine ran )out ?of ?memory|DefaultCPUAllocator|lack of memory"
+    r"|(cannot|can't|could not|unable to) allocate memory",
     re.IGNORECASE,
 )
 """Words of torch, of the kernel and of the launcher about a run that had too little memory."""

@@ -41,7 +41,7 @@ def evaluate_folder(
         state, why = folder.state(spec, attempts)
         done = [attempt for attempt in attempts if attempt.state is PointState.DONE] if state is PointState.DONE else []
         repeats = [_repeat(attempt, definition.warmup) for attempt in done]
-        workers = growing(definition.kind, spec.axes, spec.ranks)
+        workers = growing(definition.kind, spec.axes)
         found.append((Taken(spec.axes, workers, state, why, repeats, definition.repeats), attempts))
     runs = [attempt.run for _, attempts in found for attempt in attempts if attempt.run and _is_done(attempt)]
     refuse_other_models(runs, {key for spec in definition.specs for key in spec.overrides}, definition.name)

@@ -149,7 +149,7 @@ def _words(values: Mapping[str, Scalar]) -> Sequence[str]:
     return Spec("", "", {}, values, 1).words
 
 
-def growing(kind: Kind, axes: Mapping[str, Any], ranks: int | None = None) -> int | None:
-    """The number of workers of a point; None: nothing grows in its study."""
-    found = axes.get(WORKERS.get(kind, "ranks"), ranks)
-    return int(found) if str(found).isdecimal() else None
+def growing(kind: Kind, axes: Mapping[str, Any]) -> int | None:
+    """The number of workers of a point; None: its study has no axis of them."""
+    found = axes.get(WORKERS.get(kind, "ranks"))
+    return int(found) if found is not None and str(found).isdecimal() else None

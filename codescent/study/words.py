@@ -11,6 +11,7 @@ from codescent.base.counted import counted
 from codescent.results import PARTS
 from codescent.study.batch import KEPT, said_of
 from codescent.study.file import NODES
+from codescent.study.points import shown
 from codescent.study.repeat import OVERSUBSCRIBED
 from codescent.study.result import Group, Kind, Point, PointState, Study
 
@@ -97,9 +98,14 @@ def _baseline(study: Study, group: Group) -> Point | None:
 
 
 def short_name(point: Point, group: Group, unit: str) -> str:
-    """The name of a point within its group: its workers; and its machines, if the group has several."""
+    """The name of a point within its group: its workers; and its machines, if the group has several.
+
+    Points without workers are named by their values alone.
+    """
+    if point.workers is None:
+        return ", ".join(map(shown, point.axes.values()))
     alike = [one for one in group.points if one.workers == point.workers]
-    if point.workers is None or len(alike) > 1:
+    if len(alike) > 1:
         return point.name
     machines = {str(one.axes.get(NODES, 1)) for one in group.points}
     on = f" on {counted(int(point.axes.get(NODES, 1)), 'node')}" if machines != {"1"} else ""

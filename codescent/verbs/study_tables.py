@@ -42,6 +42,8 @@ def show(study: Study, source: str) -> None:
         several = f"medians of {of} repeats, with intervals of 95 %"
         said = several if of != "1" else "one value for each point, no intervals"
         _line(console, said)
+        if study.kind is Kind.GRID:
+            _line(console, f"a point is: {', '.join(name.rpartition('.')[2] for name in _points(study)[0].axes)}")
         _line(console, f"every value is in {source}")
         for title, columns in _tables(study):
             _table(console, study, title, columns)
