@@ -7,6 +7,7 @@ import dataclasses
 import os
 import resource
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +23,7 @@ from codescent.data import verified
 from codescent.data.text import dataset
 from codescent.operators.linear import Linear
 from codescent.strategies import shards
-from codescent.train import loop, machine, range_test, world
+from codescent.train import loop, machine, profile, range_test, world
 from codescent.train.execute import Executor
 from codescent.train.loop import train
 
@@ -131,6 +132,11 @@ def flip(*names: str) -> None:
     Executor.step = step  # type: ignore[method-assign]
 
 
+def flip_at_step(step: str, *names: str) -> None:
+    """As `flip`, in another step."""
+    at_step(int(step), "_step", lambda executor: flip_bits(executor, names))
+
+
 def flip_at_start(*names: str) -> None:
     """As `flip`, before the first step."""
     whole_init = Executor.__init__
@@ -206,6 +212,27 @@ def asked_to_stop(step: str = "10") -> None:
     at_step(int(step), "_reduce", lambda executor: os.kill(os.getpid(), signal.SIGTERM))
 
 
+def other_clock() -> None:
+    """The last rank is on another machine, as far as clocks go."""
+    profile.clock_of = lambda: "another machine"
+
+
+def slow(share: str) -> None:
+    """Forward and backward passes take longer, by a share of their time."""
+    for method in ("_forward", "_backward"):
+        setattr(Executor, method, slowed(getattr(Executor, method), float(share)))
+
+
+def slowed(whole: Callable[..., Any], share: float) -> Callable[..., Any]:
+    def patched(*arguments: Any) -> Any:
+        begin = time.perf_counter()
+        result = whole(*arguments)
+        time.sleep(share * (time.perf_counter() - begin))
+        return result
+
+    return patched
+
+
 def killed(step: str) -> None:
     """SIGKILL in a step."""
     at_step(int(step), "_reduce", lambda executor: os.kill(os.getpid(), signal.SIGKILL))
@@ -243,12 +270,15 @@ FAULTS: dict[str, Callable[..., None]] = {
         infinite_state,
         asked_to_stop,
         killed,
+        slow,
+        other_clock,
         validation_without_a_number,
         earlier_fingerprint,
         reads_no_file_whole,
         flip,
         not_finite,
         flip_at_start,
+        flip_at_step,
         reductions_of_fully_shard,
         other_value,
         other_code,

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import math
 
-from codescent.base.counted import in_bytes
-
 NOTHING = "–"
 """What stands for a number that is not known."""
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -16,7 +14,10 @@ def of_bytes(number: float | None) -> str:
     """Such as "1.50 GiB", "12 bytes"."""
     if number is None or not math.isfinite(number):
         return NOTHING
-    return in_bytes(number)
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(number) >= size:
+            return f"{number / size:,.2f} {unit}"
+    return f"{number:,.0f} bytes"
 
 
 def of_seconds(number: float | None) -> str:

@@ -26,7 +26,7 @@ from codescent.report.style import (
     plain,
 )
 from codescent.report.summary import Summary
-from codescent.report.walk import COMMUNICATION, Walk
+from codescent.report.walk import COMMUNICATION, WAITS, Walk
 from codescent.results import PARTS as PART_NAMES
 
 if TYPE_CHECKING:
@@ -179,12 +179,14 @@ def step_picture(timeline: Timeline, name: str) -> Picture:
 
 def kind_colour(kind: str) -> str:
     """The colour of a box of a walk."""
+    if kind == WAITS:
+        return PARTS["bubble_s"][1]
     return COLOURS.get(kind, COLLECTIVE if kind == COMMUNICATION else PARTS["other_s"][1])  # type: ignore[call-overload,no-any-return]
 
 
 def kind_name(kind: str) -> str:
     """The name of a box of a walk, as a part of a step is called."""
-    return {Verb.LOAD: "data", Verb.STEP: "optimizer"}.get(kind, kind.replace("_", " "))  # type: ignore[call-overload,no-any-return]
+    return {Verb.LOAD: "data", Verb.STEP: "optimizer", WAITS: "waiting, recorded"}.get(kind, kind.replace("_", " "))
 
 
 def _draw_walk(axes: Axes, walk: Walk, scale: float) -> None:

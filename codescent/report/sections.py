@@ -10,6 +10,7 @@ from codescent.base.counted import counted
 from codescent.report import findings, run_figures, run_tables, study_figures, study_tables
 from codescent.report.content import Item, Report, Section, Source, Timeline, Words
 from codescent.report.summary import Summary, summaries
+from codescent.report.traced import traced
 from codescent.report.walk import Walk, computed, measured
 from codescent.results import Run
 from codescent.study.result import Study
@@ -131,11 +132,12 @@ def _timeline(one: Summary) -> Timeline | None:
     if plan is None or len(ranks) != plan.mesh.world_size:
         return None
     compute_s = sum(rank.compute_s for rank in ranks) / len(ranks)
-    walks = [_first(measured(plan, ranks))]
+    recorded, why = traced(one.run.folder.path, plan)
+    walks = [_first(recorded or measured(plan, ranks))]
     if plan.mesh.pp > 1 and compute_s > 0:
         walks.insert(0, computed(plan, compute_s))
     ending = f" The first {MOST_RANKS} of {len(ranks)} ranks are shown." if len(ranks) > MOST_RANKS else ""
-    return Timeline(one.name, walks, ending.strip())
+    return Timeline(one.name, walks, f"{why}{ending}".strip())
 
 
 def _first(walk: Walk) -> Walk:

@@ -15,7 +15,7 @@ from codescent.cost.simulate import Costs, Seconds, Simulation, Waits, simulate
 from codescent.plan import Instruction, Plan, Schedule, Traffic, Verb
 from codescent.results import Parts
 
-COMMUNICATION, OTHER = "communication", "other"
+COMMUNICATION, OTHER, WAITS = "communication", "other", "waits"
 """Kinds of boxes beside those of `Verb`."""
 
 
@@ -100,7 +100,7 @@ def measured(plan: Plan, parts: Sequence[Parts]) -> Walk:
         for rank, one in zip(ranks, own, strict=True):
             if one.other_s > 0:
                 end = max((box.start_s + box.length_s for box in found if box.rank == rank), default=0.0)
-                boxes.append(Box(rank, OTHER, end, one.other_s, f"rank {rank}: the rest, {_when(end, one.other_s)}"))
+                boxes.append(Box(rank, OTHER, end, one.other_s, f"rank {rank}: the rest, {when(end, one.other_s)}"))
     source = (
         "Measured: the means of each rank's seconds in ranks.csv, in the order of its instruction list. When each "
         "instruction began was not measured."
@@ -163,25 +163,31 @@ def _between(plan: Plan) -> Mapping[tuple[int, Instruction], float]:
 def _boxes(simulation: Simulation, plan: Plan, ranks: Sequence[int], idle: Sequence[float]) -> list[Box]:
     """A box for each instruction that takes time, and one for each wait for communication."""
     boxes: list[Box] = []
-    sent = _sent(plan)
+    sent = sends(plan)
     for span in simulation.timeline:
         at, rank = span.instruction, ranks[span.stage]
         computing_s = span.end_s - span.start_s - span.waits_s
         waits_s = span.waits_s - (idle[span.stage] if at.verb is Verb.REDUCE else 0.0)
-        bytes_said = _said(sent.get((span.stage, at), []), plan)
+        bytes_said = sent.get((span.stage, at), "")
         name = str(at).replace("_", " ")
         if computing_s > 1e-9:
-            what = f"rank {rank}: {name}, {_when(span.start_s, computing_s)}{bytes_said}"
+            what = f"rank {rank}: {name}, {when(span.start_s, computing_s)}{bytes_said}"
             boxes.append(Box(rank, at.verb, span.start_s, computing_s, what, at.microbatch))
         if waits_s > 1e-9:
             begin = span.end_s - waits_s
-            what = f"rank {rank}: waits for communication after {name}, {_when(begin, waits_s)}{bytes_said}"
+            what = f"rank {rank}: waits for communication after {name}, {when(begin, waits_s)}{bytes_said}"
             boxes.append(Box(rank, COMMUNICATION, begin, waits_s, what))
     return boxes
 
 
-def _when(start_s: float, length_s: float) -> str:
+def when(start_s: float, length_s: float) -> str:
+    """Begin, end and length of a box, in words."""
     return f"{of_seconds(start_s)} to {of_seconds(start_s + length_s)} ({of_seconds(length_s)})"
+
+
+def sends(plan: Plan) -> Mapping[tuple[int, Instruction], str]:
+    """What each instruction of a stage sends, in words with the bytes of one rank. Others are absent."""
+    return {at: _said(records, plan) for at, records in _sent(plan).items()}
 
 
 def _sent(plan: Plan) -> Mapping[tuple[int, Instruction], list[tuple[Traffic, float]]]:

@@ -179,13 +179,13 @@ class BucketedGradients:
         if self.alone:
             self.complete[index] = gradient
             return
-        import torch.distributed as dist  # noqa: PLC0415 - keeps torch out of planning
+        from codescent.strategies.collectives import start_all_reduce  # noqa: PLC0415 - keeps torch out of planning
 
         view = self.views[index]
         self.complete[index] = view if gradient is view else view.copy_(gradient)
         self.missing[self.bucket_of[index]] -= 1
         while self.next_bucket < len(self.buckets) and self.missing[self.next_bucket] == 0:
-            self.works.append(dist.all_reduce(self.buffers[self.next_bucket], group=self.group, async_op=True))
+            self.works.append(start_all_reduce(self.buffers[self.next_bucket], group=self.group))
             self.next_bucket += 1
 
     def before_backward(self, *, last: bool, chunk: int = 0) -> None:

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from codescent.base.stopwatch import waiting
-from codescent.strategies.collectives import Awaited, start_all_gather, start_reduce_scatter
+from codescent.strategies.collectives import start_all_gather, start_all_reduce, start_reduce_scatter
 
 
 class AsyncAllGather:
@@ -37,7 +36,7 @@ class AsyncAllGather:
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
         """Start the all-gather."""
-        return Awaited(start_all_gather(output_tensor, input_tensor, group=group, async_op=True))
+        return start_all_gather(output_tensor, input_tensor, group=group)
 
 
 @dataclass
@@ -78,9 +77,8 @@ class GradientsInFlight:
             self._finish(self.reductions.popleft())
         if self.replicas is not None:
             for reduction in self.reductions:
-                with waiting():
-                    reduction.reduce_scatter.wait()
-                reduction.all_reduce = dist.all_reduce(reduction.wire, group=self.replicas, async_op=True)
+                reduction.reduce_scatter.wait()
+                reduction.all_reduce = start_all_reduce(reduction.wire, group=self.replicas)
 
     def finish(self) -> None:
         """Wait for every reduction."""
@@ -89,8 +87,7 @@ class GradientsInFlight:
 
     def _finish(self, reduction: Reduction) -> None:
         """Add a finished reduction to `sums` and clear `.grad`: the next backward must not add to this buffer."""
-        with waiting():
-            (reduction.all_reduce or reduction.reduce_scatter).wait()
+        (reduction.all_reduce or reduction.reduce_scatter).wait()
         if reduction.shard is not reduction.wire:
             reduction.shard.copy_(reduction.wire)
         for parameter in reduction.parameters:
@@ -134,7 +131,7 @@ class AsyncReduceScatter:
         """Start the reduce-scatter, and the next collective of the units before this one."""
         same = output_tensor.dtype == input_tensor.dtype
         wire = output_tensor if same else torch.empty_like(output_tensor, dtype=input_tensor.dtype)
-        work = start_reduce_scatter(wire, input_tensor, op=dist.ReduceOp.SUM, group=group, async_op=True)
+        work = start_reduce_scatter(wire, input_tensor, op=dist.ReduceOp.SUM, group=group)
         self.in_flight.advance()
         self.in_flight.reductions.append(Reduction(self.parameters, output_tensor, wire, input_tensor, work))
         if self.last and self.in_flight.replicas is not None:

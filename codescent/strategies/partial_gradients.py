@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from codescent.strategies.collectives import all_reduce, broadcast
 from codescent.strategies.strategy import Gradients, Held
 
 
@@ -40,7 +41,7 @@ class PartialGradients:
             part.copy_(summed.view_as(part))
 
     def _exchange(self, gradients: torch.Tensor) -> None:
-        dist.all_reduce(gradients, group=self.group)
+        all_reduce(gradients, group=self.group)
 
     def collect(self) -> Sequence[torch.Tensor]:
         """See Gradients."""
@@ -67,4 +68,4 @@ class CopiedGradients(PartialGradients):
     """Wrap gradients: those of `before.collect()` at `indices` become those of the group's first rank."""
 
     def _exchange(self, gradients: torch.Tensor) -> None:
-        dist.broadcast(gradients, group=self.group, group_src=0)
+        broadcast(gradients, group=self.group, group_src=0)

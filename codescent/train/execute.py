@@ -6,12 +6,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 
+from codescent.base.range_names import NEXT_BATCH, WAITING
+from codescent.base.ranges import Recording, named
 from codescent.base.stopwatch import Stopwatch
 from codescent.base.torch_dtypes import TORCH_DTYPE
 from codescent.data.loader import Batch, Loader, Portion
@@ -23,6 +25,9 @@ from codescent.train.memory import MemoryWatch
 from codescent.train.messages import Message
 from codescent.train.optimize import Optimizer
 from codescent.train.world import World
+
+PROFILER = "profiler"
+"""What a profile costs between instructions. It is in no metrics column but other_s."""
 
 WAIT_COLUMN = "exposed_comm_s"
 """Metrics column charged with waiting for other ranks, in whichever verb: for messages and for collectives."""
@@ -162,17 +167,21 @@ class Executor:
         self.number, self.rate = number, rate
         self.loss_sum.zero_()
         self.watch.start(COLUMN[Verb.LOAD])
-        self.portion = self.loader.next()
+        with named(NEXT_BATCH):
+            self.portion = self.loader.next()
         self.watch.lap(COLUMN[Verb.LOAD])
         if self.pipelined:
             self.messages.begin(self.program, self.plan.work.microbatch_size)
         for done, instruction in enumerate(self.program, start=1):
             self.world.at(number + done / (len(self.program) + 1))
-            if self._wait(instruction):
-                self.watch.lap(WAIT_COLUMN)
-            self.watch.part = COLUMN[instruction.verb]
-            self.arms[instruction.verb](instruction)
-            self.watch.lap(self.watch.part)
+            self.watch.part = column = COLUMN[instruction.verb]
+            with named(instruction):
+                if Recording.on:
+                    self.watch.lap(PROFILER)
+                self._wait(instruction)
+                with named(WAITING) if column == WAIT_COLUMN else nullcontext():
+                    self.arms[instruction.verb](instruction)
+                    self.watch.lap(column)
             self.memory.after(done - 1)
         self.world.at(number + 1)
         loss, stops = self.sums.tolist()
@@ -232,19 +241,20 @@ class Executor:
         chunk = self.chunks[instruction.chunk]
         return chunk, chunk.in_flight[instruction.microbatch]
 
-    def _wait(self, instruction: Instruction) -> bool:
-        """Wait for the message that a computation reads. Returns False if the instruction reads no message."""
+    def _wait(self, instruction: Instruction) -> None:
+        """Wait for the message that a computation reads, if it reads one."""
         if not self.pipelined or instruction.verb not in (Verb.FORWARD, Verb.BACKWARD, Verb.BACKWARD_INPUT):
-            return False
+            return
         _, one = self._operands(instruction)
         if one.message is None:
-            return False
-        received, one.message = one.message.wait(), None
+            return
+        with named(WAITING):
+            received, one.message = one.message.wait(), None
+            self.watch.lap(WAIT_COLUMN)
         if instruction.verb is Verb.FORWARD:
             one.inputs = received
         else:
             one.output_gradient = received
-        return True
 
     def _load(self, instruction: Instruction) -> None:
         assert instruction.microbatch is not None

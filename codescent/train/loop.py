@@ -25,6 +25,7 @@ from codescent.train.machine import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
 from codescent.train.optimize import learning_rate
 from codescent.train.out_of_memory import Explained
+from codescent.train.profile import Profiler
 from codescent.train.ranks import RankTimes
 from codescent.train.report import Report
 from codescent.train.stop import StopRequest
@@ -84,9 +85,10 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
                     Explained(run) as explained,
                     closing(assemble(config, plan, world, dataset, run.first_step, stop)) as trainer,
                     Report(run, loggers, notes) as report,
+                    Profiler(run, report) as profiler,
                 ):
                     explained.watch = trainer.executor.memory
-                    outcome = _Steps(run, trainer, report, stop).take()
+                    outcome = _Steps(run, trainer, report, stop, profiler).take()
             world.at(ENDED)
             return outcome
 
@@ -119,8 +121,8 @@ def _write_new_places(run: OpenRun) -> list[str]:
 class _Steps:
     """The remaining steps of a run."""
 
-    def __init__(self, run: OpenRun, trainer: Trainer, report: Report, stop: StopRequest) -> None:
-        self.run, self.trainer, self.report, self.stop = run, trainer, report, stop
+    def __init__(self, run: OpenRun, trainer: Trainer, report: Report, stop: StopRequest, profiler: Profiler) -> None:
+        self.run, self.trainer, self.report, self.stop, self.profiler = run, trainer, report, stop, profiler
         self.config, self.plan = run.config, run.plan
         self.copies = replicated_tensors(run.plan, run.world.place.rank, trainer.parts, trainer.optimizer)
         self.threads = Watch(run.plan, run.world, run.machine["threads"])
@@ -143,7 +145,9 @@ class _Steps:
             self.last = step
         while step < self.last:
             step += 1
-            if self._step(step) and step < self.last:
+            stops = self._step(step)
+            self.profiler.stepped(step)
+            if stops and step < self.last:
                 received = together(UserError, self.stop.received)
                 self.report.stopped(step, received)
                 return Outcome(self.run.path, step, next(filter(None, received))["exit_code"])
@@ -157,7 +161,8 @@ class _Steps:
         num_steps = self.config.train.num_steps
         rate = learning_rate(self.config.optimizer, num_steps, self.plan.mesh.dp, step - 1)
         begin = time.perf_counter()
-        result = self.trainer.executor.step(step - 1, rate)
+        with self.profiler.step(step):
+            result = self.trainer.executor.step(step - 1, rate)
         seconds = time.perf_counter() - begin
         if not result.stop:
             self.report.slow(step, self.threads.look(seconds))

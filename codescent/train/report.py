@@ -311,6 +311,11 @@ class Report:
             self._event("slow_steps", step=step, advice=advice)
             self.display.say(f"step {step}: {advice}; to continue: {resume_command(self.run.path)}")
 
+    def profiled(self, sentence: str, **fields: Any) -> None:
+        """Report that a window of the profile has ended, and what is written."""
+        self._event("profile", **fields)
+        self.display.say(sentence)
+
     def not_saved(self, step: int, why: str) -> None:
         """Report that a checkpoint was due but is not written."""
         self._event("not_saved", step=step, reason=why)

@@ -183,11 +183,14 @@ def _plot(verb: argparse.ArgumentParser) -> None:
 
 def _report(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add("runs", type=_path, nargs="+", metavar="RUN", help="run folders, or the folder of a study")
+    add("runs", type=_path, nargs="*", metavar="RUN", help="run folders, or the folder of a study")
     add("--out", type=_path, metavar="FILE", help="page to write (default: report.html); with --markdown a .md file")
     add("--markdown", action="store_true", help="print Markdown instead of a page, or write it to --out")
     add("--figures", type=_path, metavar="FOLDER", help="also write each figure into a file of this folder")
-    add("--format", choices=("svg", "png"), default="svg", help="format of these files (default svg)")
+    add("--format", choices=("svg", "png"), help="format of these files (default svg)")
+    add = verb.add_argument_group("instead of a page: print what a profile says").add_argument
+    add("--profile", type=_path, metavar="RUN", help="run folder, of a run with profile.active")
+    add("--window", type=_positive, metavar="N", help="which window, with profile.repeat (default 1)")
 
 
 def _study(verb: argparse.ArgumentParser) -> None:

@@ -31,7 +31,15 @@ PAGE = Path("report.html")
 
 
 def main(arguments: Namespace) -> int:
-    """Write the report, and say where it is."""
+    """Write the report, and say where it is; or print what a profile says."""
+    if arguments.profile is not None:
+        return _profile(arguments)
+    if not arguments.runs:
+        raise UserError("give run folders, the folder of a study, or --profile RUN")
+    if arguments.window is not None:
+        raise UserError("--window: has no effect without --profile")
+    if arguments.format is not None and arguments.figures is None:
+        raise UserError("--format: has no effect without --figures")
     out: Path | None = arguments.out
     if out is None and not arguments.markdown:
         out = PAGE
@@ -48,7 +56,9 @@ def main(arguments: Namespace) -> int:
         if run.state is State.UNFINISHED:
             warn(f"{run.folder.path}: has not ended; its steps so far are used")
     found = report(runs, study)
-    links = write_figures(found, arguments.figures, arguments.format, out) if arguments.figures is not None else {}
+    links = (
+        write_figures(found, arguments.figures, arguments.format or "svg", out) if arguments.figures is not None else {}
+    )
     text = markdown(found, links) if arguments.markdown else page(found)
     if out is None:
         print(text, end="")
@@ -58,6 +68,22 @@ def main(arguments: Namespace) -> int:
         warn(f"{out}: has no figures: {missing}")
     say([f"{out}: {counted(len(runs), 'run')}" + (f" of the study {study.name}" if study is not None else "")])
     return 0
+
+
+def _profile(arguments: Namespace) -> int:
+    """Print what a profile says. Raises UserError: words of the other way are given, too."""
+    given = {
+        "RUN": arguments.runs,
+        "--out": arguments.out,
+        "--figures": arguments.figures,
+        "--format": arguments.format,
+    }
+    given["--markdown"] = arguments.markdown
+    if found := [name for name, value in given.items() if value]:
+        raise UserError(f"--profile: prints what one profile says, without {' and '.join(found)}")
+    from codescent.verbs.report_profile import main as print_profile
+
+    return print_profile(arguments)
 
 
 def opened(paths: Sequence[Path]) -> tuple[list[Run], Study | None]:
