@@ -18,7 +18,7 @@ from codescent import __version__
 from codescent.base.amounts import of_seconds
 from codescent.base.visible import visible
 from codescent.report.content import Column, Item, Picture, Report, Section, Source, Table, Timeline, Words
-from codescent.report.run_figures import kind_colour, kind_name
+from codescent.report.run_figures import IDLE, kind_colour, legend
 from codescent.report.style import no_matplotlib, picture_bytes
 from codescent.report.walk import Walk
 
@@ -140,8 +140,8 @@ def _lanes(timeline: Timeline) -> Lanes:
     end = max(walk.step_s for walk in timeline.walks)
     scale, unit = (1e3, "ms") if end < 1 else (1.0, "s")
     ticks = [(25.0 * n, f"{end * scale * n / 4:.3g} {unit}") for n in range(4)]
-    kinds = dict.fromkeys(box.kind for walk in timeline.walks for box in walk.boxes)
-    return Lanes(end, scale, unit, ticks, [(kind, kind_name(kind)) for kind in kinds])
+    kinds = [*legend(timeline.walks).items(), (IDLE, "waiting")]
+    return Lanes(end, scale, unit, ticks, [(kind, name) for name, kind in kinds])
 
 
 def _boxes(walk: Walk, lanes: Lanes) -> Markup:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codescent.plan import Verb
+from codescent.plan import RECEIVES, SENDS, Verb
 from codescent.report.content import Picture, Timeline
 from codescent.report.study_figures import MOST_BARS, bars_figure, bytes_axis, shortened, stacked
 from codescent.report.style import (
@@ -37,6 +37,8 @@ MOST_CURVES = 8
 """Runs with a colour and a name in a figure of losses. Of more, some have one, and the others are grey."""
 GREY_POINTS = 40
 """Points of a grey curve."""
+IDLE = "idle"
+"""Name of the time of a rank in which a picture of a step has no box."""
 MOST_NUMBERED = 400
 """Boxes of a picture of a step that have numbers."""
 
@@ -185,8 +187,19 @@ def kind_colour(kind: str) -> str:
 
 
 def kind_name(kind: str) -> str:
-    """The name of a box of a walk, as a part of a step is called."""
-    return {Verb.LOAD: "data", Verb.STEP: "optimizer", WAITS: "waiting, recorded"}.get(kind, kind.replace("_", " "))
+    """The name of a box of a walk; a part of a step is called as in other figures."""
+    names = {Verb.LOAD: "data", Verb.STEP: "optimizer", WAITS: "waiting for other ranks"}
+    names |= dict.fromkeys((*SENDS, *RECEIVES), "message")
+    return {str(name): said for name, said in names.items()}.get(kind, kind.replace("_", " "))
+
+
+def legend(walks: Sequence[Walk]) -> dict[str, str]:
+    """For each name of the boxes of walks a kind that has it, in the order of a step."""
+    kinds = dict.fromkeys(box.kind for walk in walks for box in walk.boxes)
+    found: dict[str, str] = {}
+    for kind in kinds:
+        found.setdefault(kind_name(kind), kind)
+    return found
 
 
 def _draw_walk(axes: Axes, walk: Walk, scale: float) -> None:
@@ -211,6 +224,5 @@ def _draw_walk(axes: Axes, walk: Walk, scale: float) -> None:
 def _walk_legend(walks: Sequence[Walk]) -> list[object]:
     from matplotlib.patches import Patch
 
-    kinds = dict.fromkeys(box.kind for walk in walks for box in walk.boxes)
-    patches: list[object] = [Patch(color=kind_colour(kind), label=kind_name(kind)) for kind in kinds]
-    return [*patches, Patch(facecolor=WAITING, edgecolor=LINE_GREY, label="waiting for other ranks")]
+    patches: list[object] = [Patch(color=kind_colour(kind), label=name) for name, kind in legend(walks).items()]
+    return [*patches, Patch(facecolor=WAITING, edgecolor=LINE_GREY, label=IDLE)]
