@@ -62,29 +62,35 @@ def ring_all_reduce(
     following, preceding = (rank + 1) % ranks, (rank - 1) % ranks
     chunks = values.view(-1).tensor_split(ranks)
     room = torch.empty_like(chunks[0])  # the first chunk is the largest
+    sending: list[dist.Work] = []
     for phase in (REDUCE_SCATTER, ALL_GATHER):
         first = rank if phase == REDUCE_SCATTER else following  # the chunk that this rank has whole
         for step in range(ranks - 1):
             sent, received = (first - step) % ranks, (first - step - 1) % ranks
-            if phase == REDUCE_SCATTER:
-                summand = room[: chunks[received].numel()]
-                exchange(chunks[sent], summand, group)
-                chunks[received].add_(summand)
-            else:
-                exchange(chunks[sent], chunks[received], group)
+            adds = phase == REDUCE_SCATTER
+            target = room[: chunks[received].numel()] if adds else chunks[received]
+            *sends, receive = exchange(chunks[sent], target, group)
+            receive.wait()
+            sending += sends  # a sum that replaces a chunk has come from it, so that chunk has left by then
+            if adds:
+                chunks[received].add_(target)
             if after is not None:
                 after(Exchange(phase, step + 1, sent, following, received, preceding))
+    for work in sending:
+        work.wait()
 
 
-def exchange(sent: Tensor, received: Tensor, group: dist.ProcessGroup) -> None:
-    """Send `sent` to the next rank of the ring and fill `received` from the one before. Collective."""
+def exchange(sent: Tensor, received: Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
+    """Begin to send `sent` to the next rank of the ring, and to fill `received` from the one before. Collective.
+
+    Returns the handles. Wait for all of them; the last one is that of `received`.
+    """
     rank, ranks = group.rank(), group.size()
     # In one batch: NCCL would wait for ever if every rank first sent, or first received.
-    works = dist.batch_isend_irecv(
+    works: list[dist.Work] = dist.batch_isend_irecv(
         [
             dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % ranks),
             dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % ranks),
         ]
     )
-    for work in works:
-        work.wait()
+    return works
