@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -221,6 +222,19 @@ def validation_without_a_number() -> None:
     loop.validation_loss = patched
 
 
+def little_memory(more: str) -> None:
+    """From the first step on, the process may take so many MiB of address space more than it has."""
+    step = Executor.step
+
+    def limited(executor: Executor, number: int, rate: float) -> Any:
+        if number == 0:
+            has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (has + (int(more) << 20), resource.RLIM_INFINITY))
+        return step(executor, number, rate)
+
+    Executor.step = limited  # type: ignore[method-assign]
+
+
 FAULTS: dict[str, Callable[..., None]] = {
     fault.__name__: fault
     for fault in (
@@ -238,6 +252,7 @@ FAULTS: dict[str, Callable[..., None]] = {
         reductions_of_fully_shard,
         other_value,
         other_code,
+        little_memory,
     )
 }
 """Faults that `run` plants in the last rank before it begins; words after the name are arguments."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from codescent.plan import DTYPE_BYTES, Collective, Layout, Mesh, Plan, TensorPlan, Traffic, Verb
-from codescent.strategies.strategy import Candidate, Gradients, Strategy, ThisRank
+from codescent.strategies.strategy import Candidate, Gradients, Held, Strategy, ThisRank
 
 if TYPE_CHECKING:
     import torch
@@ -213,6 +213,11 @@ class BucketedGradients:
         self.sums.clear()
         self.missing = [len(bucket) for bucket in self.buckets]
         self.next_bucket = 0
+
+    def held(self) -> Held:
+        """See Gradients. Buckets are gradients: their second copy, or the only one."""
+        apart = [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
+        return Held([*self.buffers, *self.sums.values(), *self.complete.values(), *apart])
 
     def close(self) -> None:
         """See Gradients. Drops the process group, because its threads would crash at the end of the process."""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -18,11 +19,19 @@ from codescent.strategies.collectives import Awaited, start_all_gather, start_re
 
 
 class AsyncAllGather:
-    """fully_shard's all-gather, always asynchronous: fully_shard waits for its handle before it reads weights."""
+    """fully_shard's all-gather, always asynchronous: fully_shard waits for its handle before it reads weights.
+
+    `gathers`: where to note the memory for gathered weights. fully_shard copies them into the weights, and frees it.
+    """
+
+    def __init__(self, gathers: WeakSet[torch.Tensor]) -> None:
+        self.gathers = gathers
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for the gathered weights."""
-        return torch.empty(size, dtype=dtype, device=device)
+        memory = torch.empty(size, dtype=dtype, device=device)
+        self.gathers.add(memory)
+        return memory
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
@@ -61,6 +70,7 @@ class GradientsInFlight:
         self.replicas, self.wire_dtype = replicas, wire_dtype
         self.reductions: deque[Reduction] = deque()
         self.sums: dict[nn.Parameter, torch.Tensor] = {}
+        self.gathers: WeakSet[torch.Tensor] = WeakSet()
 
     def advance(self) -> None:
         """Finish the reductions that are in their last collective. Start the all-reduce of the others."""

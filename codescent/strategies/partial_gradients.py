@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from codescent.strategies.strategy import Gradients
+from codescent.strategies.strategy import Gradients, Held
 
 
 class PartialGradients:
@@ -50,6 +50,12 @@ class PartialGradients:
         """See Gradients."""
         self.collected = ()
         self.before.release()
+
+    def held(self) -> Held:
+        """See Gradients."""
+        found = self.before.held()
+        found.gradients += self.collected
+        return found
 
     def close(self) -> None:
         """See Gradients."""

@@ -19,6 +19,7 @@ from codescent.models.part import Part
 from codescent.operators.linear import Deferred
 from codescent.plan import AXES, DTYPE_BYTES, RECEIVES, SCALARS, SENDS, Instruction, Plan, Verb
 from codescent.strategies import Gradients
+from codescent.train.memory import MemoryWatch
 from codescent.train.messages import Message
 from codescent.train.optimize import Optimizer
 from codescent.train.world import World
@@ -89,6 +90,12 @@ class InFlight:
     input_gradient: torch.Tensor | None = None
     deferred: tuple[list[tuple[torch.Tensor, torch.Tensor]], Deferred] | None = None
 
+    def tensors(self) -> Iterator[torch.Tensor | None]:
+        """The tensors, to count their memory."""
+        yield from (self.inputs, self.outputs, self.output_gradient, self.input_gradient)
+        yield None if self.message is None else self.message.memory
+        yield from (gradient for _, gradient in (self.deferred or ((), ()))[0])
+
 
 class Chunk:
     """A chunk of the model on this rank.
@@ -144,9 +151,14 @@ class Executor:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self.sums = torch.zeros(SCALARS, dtype=torch.float64)
         self.grad_norm = 0.0
+        self.memory = MemoryWatch(self)
 
     def step(self, number: int, rate: float) -> StepResult:
         """Execute step `number` (from 0) with learning rate `rate`."""
+        with self.memory.step(number):
+            return self._step_of(number, rate)
+
+    def _step_of(self, number: int, rate: float) -> StepResult:
         self.number, self.rate = number, rate
         self.loss_sum.zero_()
         self.watch.start(COLUMN[Verb.LOAD])
@@ -161,6 +173,7 @@ class Executor:
             self.watch.part = COLUMN[instruction.verb]
             self.arms[instruction.verb](instruction)
             self.watch.lap(self.watch.part)
+            self.memory.after(done - 1)
         self.world.at(number + 1)
         loss, stops = self.sums.tolist()
         return StepResult(loss / self.portion.losses, self.grad_norm, stops > 0, self.watch.read())

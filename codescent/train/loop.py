@@ -24,6 +24,7 @@ from codescent.train.loggers import Logger, load
 from codescent.train.machine import peak_memory_bytes
 from codescent.train.open import OpenRun, connect, open_data, open_resumed, open_run
 from codescent.train.optimize import learning_rate
+from codescent.train.out_of_memory import Explained
 from codescent.train.ranks import RankTimes
 from codescent.train.report import Report
 from codescent.train.stop import StopRequest
@@ -80,9 +81,11 @@ def train(config: Config, place: Rank, *, resume: bool, notes: Sequence[str] = (
             outcome = _nothing_to_do(run) if resume else None
             if outcome is None:
                 with (
+                    Explained(run) as explained,
                     closing(assemble(config, plan, world, dataset, run.first_step, stop)) as trainer,
                     Report(run, loggers, notes) as report,
                 ):
+                    explained.watch = trainer.executor.memory
                     outcome = _Steps(run, trainer, report, stop).take()
             world.at(ENDED)
             return outcome
@@ -168,7 +171,8 @@ class _Steps:
         self.report.step(step, rate, result, parts, seconds, val_loss, last=step == self.last)
         self.times.add(seconds, parts)
         if result.stop or _is_due(step, self.config.log.every, self.last):
-            self.report.ranks(self.times.gather(step, peak_memory_bytes(self.run.world.device)))
+            memory = self.trainer.executor.memory.numbers()
+            self.report.ranks(*self.times.gather(step, peak_memory_bytes(self.run.world.device), memory))
         if self.skipped and (result.stop or step == self.last or self.skipped == SKIPS_ALLOWED):
             why = f"loss or gradients are not finite, skipped steps in a row: {self.skipped}"
             raise self.report.failed(step, why, ruined_step=step - self.skipped)

@@ -4,7 +4,7 @@ Does not decide when a tensor is sent (the list does), and does not compute."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +115,12 @@ class Messages:
             for work, _ in sent:
                 work.wait()
         self.forget()
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """The memory of unfinished sends and of receives that nobody reads yet."""
+        for sent in self.sent.values():
+            yield from (memory for _, memory in sent)
+        yield from (message.memory for message in self.posted.values())
 
     def forget(self) -> None:
         """Drop the references to all sends and receives, finished or not."""

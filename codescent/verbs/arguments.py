@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from codescent import __version__
 from codescent.base.home import expanded, unknown_home
+from codescent.base.sizes import size_bytes
 from codescent.base.visible import visible
 
 CONFIG_HELP = "a TOML file, or the name of a shipped config, such as default or gpt2_124m (list: docs/config.md)"
@@ -114,6 +115,16 @@ def _prove(verb: argparse.ArgumentParser) -> None:
     add("--resume", action="store_true", help="also resume a checkpoint of each layout in the next layout")
 
 
+def _collectives(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    ranks_help = "number of ranks to start (default: one for each CUDA device of several, else 4)"
+    add("--ranks", type=_positive, metavar="N", help=ranks_help)
+    add("--size", type=size_bytes, metavar="SIZE", help="of the tensor of the timed all-reduces (default 16MiB)")
+    add("--timeout", type=_positive, default=30, metavar="SECONDS", help="a longer call counts as hanging (default 30)")
+    explain_help = "show instead what each rank holds after each step of our all-reduce, on 2 to 8 ranks"
+    add("--explain", action="store_true", help=explain_help)
+
+
 def _config(verb: argparse.ArgumentParser) -> None:
     _config_arguments(verb, optional=True)
     verb.add_argument("--keys", action="store_true", help="list every key, its default and its meaning")
@@ -212,6 +223,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("train", "train a model", _train),
     ("plan", "print memory, traffic and FLOPs of a run, without running it", _plan),
     ("prove", "train with every layout and compare losses and gradient norms with one process", _prove),
+    ("collectives", "show which collectives each backend of torch offers, and what an all-reduce does", _collectives),
     ("config", "print every value of a config and its origin", _config),
     ("data", "prepare a corpus as token shards, or generate synthetic tensors", _data),
     ("sample", "generate text with a trained model", _sample),

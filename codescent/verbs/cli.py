@@ -21,6 +21,7 @@ VERBS: Mapping[str, str] = {
     "train": "train.main",
     "plan": "plan.main",
     "prove": "prove.main",
+    "collectives": "collectives.main",
     "config": "config.main",
     "data": "data.main",
     "sample": "sample.main",

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 
 from codescent import tasks
+from codescent.base.amounts import of_bytes
 from codescent.base.counted import counted, plural
 from codescent.base.errors import UserError
 from codescent.base.output import warn
@@ -66,6 +67,7 @@ def _plan_rows(plan: Plan, steps: str) -> list[tuple[str, list[str]]]:
     source = f" (and {work.streams[0]} of the source)" if work.streams else ""
     applied = "positions" if work.streams else "tokens"
     pairs = "channels x pairs of positions" if work.streams else "layers x channels x sequence x tokens"
+    again = f"{flops.recomputed_flops:.4g} more are recomputed, as in hfu"
     frozen = ", 4 x frozen parameters" if len(plan.trained) < len(plan.tensors) else ""
     return [
         ("task", [tasks.task_line(plan)]),
@@ -106,6 +108,7 @@ def _plan_rows(plan: Plan, steps: str) -> list[tuple[str, list[str]]]:
                 f"{flops.total_flops:.4g} by 6 N + attention, as in metrics and MFU",
                 f"{flops.dense_flops:.4g} by 6 N: 6 x parameters in products x {applied}{frozen}",
                 f"attention: 12 x {pairs}",
+                *([again] if flops.recomputed_flops else []),
             ],
         ),
     ]
@@ -159,11 +162,11 @@ def _traffic(plan: Plan) -> Iterator[str]:
         whats = list(dict.fromkeys(record.what for record in records))
         what = f" ({'; '.join(whats)})" if len(whats) <= MOST_PURPOSES else ""
         most = "at most " if len({number for number in sent if number}) > 1 else ""
-        yield f"{_counts(by_stage)} {collective} {between}{what}: {most}{_bytes(max(sent))}{_hidden(records)}"
+        yield f"{_counts(by_stage)} {collective} {between}{what}: {most}{of_bytes(max(sent))}{_hidden(records)}"
     if any(record.axis for record in plan.traffic):
-        yield f"{'each rank sends' if plan.mesh.pp == 1 else 'the busiest rank sends'} {_bytes(wire_bytes(plan))}"
+        yield f"{'each rank sends' if plan.mesh.pp == 1 else 'the busiest rank sends'} {of_bytes(wire_bytes(plan))}"
     if not all(record.axis for record in plan.traffic):
-        yield f"each rank copies {_bytes(inside_bytes(plan))} between its own memories"
+        yield f"each rank copies {of_bytes(inside_bytes(plan))} between its own memories"
 
 
 def _memory(plan: Plan) -> Iterator[tuple[str, list[str]]]:
@@ -171,14 +174,14 @@ def _memory(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     state, tensor = state_bytes(plan), plan.trained[0]
     fullest = " of the fullest stage" if plan.mesh.pp > 1 else ""
     yield "memory per rank", [f"activations not counted{fullest and f'; ranks{fullest}'}"]
-    yield "  weights", [_bytes(state.weights_bytes) + _where(plan.tensors[0].weights_in)]
-    yield "  gradients", [_bytes(state.gradients_bytes) + _where(tensor.gradients_in)]
-    yield "  optimizer", [_bytes(state.optimizer_bytes) + _where(tensor.optimizer_in)]
+    yield "  weights", [of_bytes(state.weights_bytes) + _where(plan.tensors[0].weights_in)]
+    yield "  gradients", [of_bytes(state.gradients_bytes) + _where(tensor.gradients_in)]
+    yield "  optimizer", [of_bytes(state.optimizer_bytes) + _where(tensor.optimizer_in)]
     if state.host_bytes:
-        device, host = _bytes(state.device_bytes), _bytes(state.host_bytes)
+        device, host = of_bytes(state.device_bytes), of_bytes(state.host_bytes)
         yield "  together", [f"{device} on the device, {host} in the host's memory"]
     else:
-        yield "  together", [_bytes(state.total_bytes)]
+        yield "  together", [of_bytes(state.total_bytes)]
 
 
 def _where(memory: Memory) -> str:
@@ -233,10 +236,3 @@ def _precision(plan: Plan) -> list[str]:
     return (
         [weights, f"{tensor.master_dtype} master weights, {state}"] if tensor.master_dtype else [f"{weights}, {state}"]
     )
-
-
-def _bytes(number: float) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if number >= size:
-            return f"{number / size:,.2f} {unit}"
-    return f"{number:,.0f} bytes"

@@ -1,0 +1,83 @@
+"""In: columns with outcomes, timings. Out: the lines that show them, in 80 columns where there are three backends.
+Does not print and does not probe. It knows of no backend what it offers."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from codescent.base.counted import counted
+from codescent.collectives.survey import DEVICES, Column
+from codescent.collectives.task import BF16, FP32, YES, name_of
+from codescent.collectives.timing import BACKEND, OURS
+
+WIDTH = 80
+ABSENT = "-"
+
+
+def table(shown: Sequence[Column], calls: Sequence[str]) -> Iterator[str]:
+    """Two lines of headings, then a line for each call."""
+    backends = [column.backend if number % len(DEVICES) == 0 else "" for number, column in enumerate(shown)]
+    rows = [["", *backends], ["", *(DEVICES[column.device] for column in shown)]]
+    rows += [[call, *(_cell(column, call) for column in shown)] for call in calls]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _cell(column: Column, call: str) -> str:
+    if column.absent:
+        return ABSENT
+    state = column.outcomes[name_of(call, FP32)].state
+    return f"{FP32} only" if state == YES and not column.offers(call, BF16) else state
+
+
+def notes(shown: Sequence[Column], ranks: int, devices: int) -> Iterator[str]:
+    """What the cells mean: columns that could not be tried, and why calls do not work.
+
+    Args:
+        shown: the columns.
+        ranks: of each column.
+        devices: CUDA devices of this machine.
+    """
+    yield "yes: called by all ranks in fp32 and bf16, and every result is right"
+    absent: dict[tuple[str, str], list[str]] = {}
+    for column in shown:
+        if column.absent:
+            absent.setdefault((column.backend, column.absent), []).append(DEVICES[column.device])
+    for (backend, why), names in absent.items():
+        where = backend if len(names) == len(DEVICES) else f"{backend} on {' and '.join(names)}"
+        yield f"{ABSENT}    {where}: {why}"
+    if 0 < devices < ranks:
+        yield f"GPU: {counted(ranks, 'rank')} share {counted(devices, 'CUDA device')}, which some backends refuse"
+    for why, names in _reasons(shown).items():
+        yield from textwrap.wrap(f"{'; '.join(names)}: {why}", WIDTH, subsequent_indent="     ")
+
+
+def _reasons(shown: Sequence[Column]) -> dict[str, list[str]]:
+    """By reason, the calls of each column that do not work for it."""
+    reasons: dict[str, list[str]] = {}
+    for column in shown:
+        calls: dict[str, list[str]] = {}
+        for name, outcome in column.outcomes.items():
+            if outcome.state != YES:
+                call, _, dtype = name.rpartition(" ")
+                said = f"{outcome.state}: {outcome.why}"
+                calls.setdefault(said, []).append(call if dtype == FP32 else f"{call} in {dtype}")
+        for said, names in calls.items():
+            reasons.setdefault(said, []).append(f"{column.name}: {', '.join(names)}")
+    return reasons
+
+
+def timing(where: str, size: str, ranks: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """How long both all-reduces take, and whether their results agree. `ranks`: of each, what `timing.measure` says."""
+    seconds = ranks[0]["seconds"]  # of the slowest rank: the same on all
+    ours_ms, backends_ms = (1e3 * statistics.median(seconds[name]) for name in (OURS, BACKEND))
+    yield f"all-reduce of {size} in fp32 on {where}, median of {counted(len(seconds[OURS]), 'round')} in turns:"
+    yield f"  ours {ours_ms:.3g} ms, the backend's {backends_ms:.3g} ms: {ours_ms / backends_ms:.2f} times as long"
+    bits = "the same bits" if all(one["same_bits"][OURS] for one in ranks) else "DIFFERENT BITS"
+    difference = max(one["difference"] for one in ranks)
+    rounding = "bit for bit" if difference == 0 else f"to {difference:.1e} of the largest sum"
+    yield f"  ours gives {bits} on every rank; its sums are the backend's {rounding}"
