@@ -202,6 +202,25 @@ def test_a_weak_study_grows_the_batch(project: Path, started: list[str]) -> None
     assert two.serial_share == pytest.approx(2 - gain), "Gustafson: speed-up = serial + (1 - serial) x 2"
 
 
+def test_repeats_that_failed_and_other_machines_are_marked(project: Path, started: list[str]) -> None:
+    write(project, "ranks = [1, 2]", repeats=2)
+    assert called(project, "study", "study.toml").returncode == 0
+    folder = project / "study-runs" / "tiny" / "ranks-2"
+    facts = json.loads((folder / "1" / "environment.json").read_text())
+    (folder / "1" / "environment.json").write_text(json.dumps({**facts, "processor": "another", "num_threads": 7}))
+    (folder / "2" / "events.jsonl").write_text(
+        '{"kind": "start"}\n{"kind": "error", "problems": ["the disk is full"]}\n'
+    )
+    again = called(project, "study", "study-runs/tiny")
+    assert again.returncode == 1
+    point = study_of(project).groups[0].points[1]
+    assert (point.state, point.repeats) == (PointState.DONE, 1)
+    assert f"other machine: processor another, not {facts['processor']}" in point.marks
+    assert "threads of a rank: 7, of the baseline: 1; train.num_threads sets them" in point.marks
+    assert "a repeat failed: the disk is full" in point.marks
+    assert "1 of 2 repeats" in point.marks
+
+
 def test_points_that_their_data_refuses_are_listed(project: Path, started: list[str]) -> None:
     write(project, "batch = [8, 100000]\nranks = [1]", repeats=1)
     done = called(project, "study", "study.toml")

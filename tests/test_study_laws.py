@@ -27,6 +27,7 @@ def test_amdahls_serial_share_is_found(share: float, speed: float) -> None:
     speeds = [[speed / (share + (1 - share) / p)] for p in WORKERS]
     fit = fitted(AMDAHL, WORKERS, speeds, per=speed)
     assert near(fit.parameters["serial share"].value, share)
+    assert list(fit.curve) == list(range(1, 17)), "every number between the measured ones"
     assert near(fit.curve[16], 1 / (share + (1 - share) / 16))
     assert math.isnan(fit.parameters["serial share"].low), "one repeat allows no interval"
 

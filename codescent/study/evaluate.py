@@ -29,6 +29,7 @@ class Taken:
 
     Attributes:
         wanted: number of repeats that the study wants; 0: as many as there are.
+        failed: why repeats have failed, although others are done.
     """
 
     axes: Mapping[str, Any]
@@ -37,6 +38,7 @@ class Taken:
     why: str = ""
     repeats: Sequence[Repeat] = ()
     wanted: int = 0
+    failed: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -225,6 +227,7 @@ def _marks(one: Taken) -> list[str]:
         marks.append(f"{SPREADS} {wide:.0%}")
     if (busy := max(_values(repeats, "others"), default=0.0)) > BUSY:
         marks.append(f"other programs used up to {busy:.0%} of the cores")
+    marks += [f"a repeat failed: {why}" for why in dict.fromkeys(one.failed)]
     if len(repeats) < one.wanted:
         marks.append(f"{len(repeats)} of {one.wanted} repeats")
     return marks

@@ -19,6 +19,10 @@ from codescent.study.result import Fit
 Values = npt.NDArray[np.float64]
 
 
+CURVE = 64
+"""Numbers of workers, at most, at which a curve is given between the measured ones."""
+
+
 @dataclass(frozen=True)
 class Law:
     """A law: `terms` of the number of workers p, whose weighted sum is `measured`.
@@ -129,10 +133,12 @@ def fitted(law: Law, workers: Sequence[int], speeds: Sequence[Sequence[float]], 
         ends = np.quantile(resampled[name], ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
         low, high = (math.nan, math.nan) if single else (float(ends[0]), float(ends[1]))
         found[name] = Interval(float(value[0]), low, high)
-    law_x = law.throughput(p, law.terms(p) @ coefficients[0])
-    worst = float(np.max(np.abs(law_x / whole[0] - 1)))
-    curve = {int(number): float(x / per) for number, x in zip(p, law_x, strict=True)}
-    return Fit(law.name, found, f"{law.said(found)}; within {worst:.1%} of the points", dict(sorted(curve.items())))
+    worst = float(np.max(np.abs(law.throughput(p, law.terms(p) @ coefficients[0]) / whole[0] - 1)))
+    between = np.unique(np.round(np.geomspace(p.min(), p.max(), CURVE)))
+    drawn = np.union1d(between, p)
+    curve = law.throughput(drawn, law.terms(drawn) @ coefficients[0]) / per
+    points = {int(number): float(speed_up) for number, speed_up in zip(drawn, curve, strict=True)}
+    return Fit(law.name, found, f"{law.said(found)}; within {worst:.1%} of the points", points)
 
 
 def _resampled(speeds: Sequence[Sequence[float]]) -> Values:

@@ -4,6 +4,7 @@ Does not run anything and does not compute statistics (evaluate.py does)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,12 @@ from codescent.study.result import PointState, Study
 OF_THE_MODEL = ("model.", "lora.", "data.tokenizer")
 """Beginnings of keys that make another model."""
 
-MACHINE = ("codescent", "torch", "python", "system", "processor", "cores", "memory_bytes", "device", "device_name")
+FAILED = (PointState.FAILED, PointState.OUT_OF_MEMORY)
+
+DECIDE = ("device", "processor", "cores", "torch")
+"""Facts in which the machines of one comparison must agree."""
+
+MACHINE = ("codescent", "torch", "python", "system", "processor", "cores", "memory_bytes", "device")
 """Facts of environment.json that say on what a study was run."""
 
 
@@ -34,18 +40,22 @@ def evaluate_folder(
     folder: StudyFolder, baseline: Mapping[str, Any] | None = None
 ) -> tuple[Study, list[tuple[Taken, list[Attempt]]]]:
     """Evaluate a study, with another baseline if one is given. Returns also each point with its attempts."""
-    definition = folder.definition
-    found = []
+    definition, found = folder.definition, []
+    machine: dict[str, Any] = {}
+    runs: list[Run] = []
     for spec in definition.specs:
         attempts = folder.attempts(spec)
         state, why = folder.state(spec, attempts)
         done = [attempt for attempt in attempts if attempt.state is PointState.DONE] if state is PointState.DONE else []
-        repeats = [_repeat(attempt, definition.warmup) for attempt in done]
+        for attempt in done:
+            assert attempt.run is not None
+            runs.append(attempt.run)
+            machine = machine or {name: attempt.run.environment.get(name) for name in MACHINE}
+        repeats = [_repeat(attempt, definition.warmup, machine) for attempt in done]
+        failed = [attempt.why for attempt in attempts if repeats and attempt.state in FAILED]
         workers = growing(definition.kind, spec.axes)
-        found.append((Taken(spec.axes, workers, state, why, repeats, definition.repeats), attempts))
-    runs = [attempt.run for _, attempts in found for attempt in attempts if attempt.run and _is_done(attempt)]
+        found.append((Taken(spec.axes, workers, state, why, repeats, definition.repeats, failed), attempts))
     refuse_other_models(runs, {key for spec in definition.specs for key in spec.overrides}, definition.name)
-    machine = {name: runs[0].environment[name] for name in MACHINE if name in runs[0].environment} if runs else {}
     given = definition.baseline if baseline is None else baseline
     taken = [one for one, _ in found]
     return evaluated(definition.name, definition.kind, given, taken, machine, str(folder.path)), found
@@ -65,15 +75,15 @@ def refuse_other_models(runs: Sequence[Run], varied: set[str], name: str) -> Non
         )
 
 
-def _is_done(attempt: Attempt) -> bool:
-    return attempt.state is PointState.DONE
-
-
-def _repeat(attempt: Attempt, warmup: int) -> Repeat:
-    """What a done repeat measured; of a run that has not ended, with a note."""
+def _repeat(attempt: Attempt, warmup: int, machine: Mapping[str, Any]) -> Repeat:
+    """What a done repeat measured; with a note if its run has not ended, or was on another machine than the first."""
     assert attempt.run is not None
-    repeat = repeat_of(attempt.run, attempt.number, warmup, attempt.record)
+    repeat, notes = repeat_of(attempt.run, attempt.number, warmup, attempt.record), []
     if attempt.run.state is not State.DONE:
-        notes = (*repeat.notes, f"repeat {attempt.number}: its run has not ended ({attempt.run.state})")
-        return Repeat(**{**vars(repeat), "notes": notes})
-    return repeat
+        notes.append(f"repeat {attempt.number}: its run has not ended ({attempt.run.state})")
+    facts = attempt.run.environment
+    differ = [name for name in DECIDE if facts.get(name) != machine[name]]
+    if differ:
+        said = ", ".join(f"{name} {facts.get(name)}, not {machine[name]}" for name in differ)
+        notes.append(f"other machine: {said}")
+    return replace(repeat, notes=(*repeat.notes, *notes))

@@ -138,8 +138,8 @@ def _finish(folder: StudyFolder, baseline: Mapping[str, Any]) -> int:
     file = folder.path / STUDY_CSV
     write_table(file, folder.definition.axes, rows)
     show(study, str(file))
-    states = {point.state for group in study.groups for point in group.points}
-    return int(bool(states & {PointState.FAILED, PointState.OUT_OF_MEMORY}))
+    failed = (PointState.FAILED, PointState.OUT_OF_MEMORY)
+    return int(any(attempt.state in failed for _, attempts in points for attempt in attempts))
 
 
 def _baseline(words: Sequence[str]) -> dict[str, Any]:

@@ -172,9 +172,8 @@ def _points(study: Study) -> list[Point]:
 def _machine(study: Study) -> str:
     """The machine in a line."""
     known = study.machine
-    device = known.get("device_name") or known.get("processor") or known.get("device", "")
-    cores = f", {counted(int(known['cores']), 'core')}" if "cores" in known else ""
-    return f"{known.get('device', '')} ({device}{cores}), torch {known.get('torch', '?')}"
+    cores = f", {counted(int(known['cores']), 'core')}" if known.get("cores") else ""
+    return f"{known.get('device')} ({known.get('processor')}{cores}), torch {known.get('torch')}"
 
 
 def _line(console: Console, text: str) -> None:
