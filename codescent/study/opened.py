@@ -42,18 +42,19 @@ def evaluate_folder(
     """Evaluate a study, with another baseline if one is given. Returns also each point with its attempts."""
     definition, found = folder.definition, []
     machine: dict[str, Any] = {}
+    runs: list[Run] = []
     for spec in definition.specs:
         attempts = folder.attempts(spec)
         state, why = folder.state(spec, attempts)
         done = [attempt for attempt in attempts if attempt.state is PointState.DONE] if state is PointState.DONE else []
         for attempt in done:
             assert attempt.run is not None
+            runs.append(attempt.run)
             machine = machine or {name: attempt.run.environment.get(name) for name in MACHINE}
         repeats = [_repeat(attempt, definition.warmup, machine) for attempt in done]
         failed = [attempt.why for attempt in attempts if repeats and attempt.state in FAILED]
         workers = growing(definition.kind, spec.axes)
         found.append((Taken(spec.axes, workers, state, why, repeats, definition.repeats, failed), attempts))
-    runs = [attempt.run for _, attempts in found for attempt in attempts if attempt.run and _is_done(attempt)]
     refuse_other_models(runs, {key for spec in definition.specs for key in spec.overrides}, definition.name)
     given = definition.baseline if baseline is None else baseline
     taken = [one for one, _ in found]
@@ -72,10 +73,6 @@ def refuse_other_models(runs: Sequence[Run], varied: set[str], name: str) -> Non
         raise UserError(
             f"{name}: its runs are of different models, which differ in {listed}; compare equal models only"
         )
-
-
-def _is_done(attempt: Attempt) -> bool:
-    return attempt.state is PointState.DONE
 
 
 def _repeat(attempt: Attempt, warmup: int, machine: Mapping[str, Any]) -> Repeat:

@@ -183,8 +183,14 @@ def _plot(verb: argparse.ArgumentParser) -> None:
 
 def _report(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add("--profile", type=_path, required=True, metavar="RUN", help="run folder, of a run with profile.active")
-    add("--window", type=_positive, default=1, metavar="N", help="which window, with profile.repeat (default 1)")
+    add("runs", type=_path, nargs="*", metavar="RUN", help="run folders, or the folder of a study")
+    add("--out", type=_path, metavar="FILE", help="page to write (default: report.html); with --markdown a .md file")
+    add("--markdown", action="store_true", help="print Markdown instead of a page, or write it to --out")
+    add("--figures", type=_path, metavar="FOLDER", help="also write each figure into a file of this folder")
+    add("--format", choices=("svg", "png"), help="format of these files (default svg)")
+    add = verb.add_argument_group("instead of a page: print what a profile says").add_argument
+    add("--profile", type=_path, metavar="RUN", help="run folder, of a run with profile.active")
+    add("--window", type=_positive, metavar="N", help="which window, with profile.repeat (default 1)")
 
 
 def _compare(verb: argparse.ArgumentParser) -> None:
@@ -244,7 +250,7 @@ VERBS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = 
     ("sample", "generate text with a trained model", _sample),
     ("evaluate", "score a trained model, or a file of answers to questions", _evaluate),
     ("plot", "draw loss, learning rate, gradient norm and speed of runs", _plot),
-    ("report", "read the profile of a run: what costs time, and who is slow", _report),
+    ("report", "write what runs or a study say into one page: speed, limits, slow ranks, figures", _report),
     ("compare", "say what differs between runs: step time by part, losses, memory, config, machine", _compare),
     ("study", "measure one config at many points, and say how it scales", _study),
     ("export", "write a trained model as a Hugging Face folder", _export),

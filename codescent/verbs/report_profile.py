@@ -17,6 +17,6 @@ def main(arguments: Namespace) -> int:
     """Print the report. Raises UserError: the run has no profile, or its files are damaged."""
     folder = RunFolder.open(arguments.profile)
     console = Console(highlight=False)
-    for one in tables(profile_report(folder.path, saved_plan(folder), arguments.window)):
+    for one in tables(profile_report(folder.path, saved_plan(folder), arguments.window or 1)):
         console.print(one)
     return 0
